@@ -1,0 +1,37 @@
+# Two commands do everything on a fresh machine: `make run` and `make test`.
+# Each creates .venv and installs what it needs, at the versions of constraints.txt.
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+INSTALLED := $(VENV)/.installed
+TINY := tiny/deepseek_v3
+
+.PHONY: run test test-full lint clean
+
+run: $(INSTALLED)
+	@test -d $(TINY) || $(BIN)/trueline make-tiny deepseek_v3 $(TINY)
+	@$(BIN)/trueline inspect $(TINY)
+	@$(BIN)/trueline score $(TINY) --prompt "true to the line"
+
+lint: $(INSTALLED)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/pytest -n 2 -m "not slow"
+
+test-full: lint
+	HYPOTHESIS_PROFILE=full $(BIN)/pytest -n 2
+
+clean:
+	rm -rf $(VENV) tiny .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+$(INSTALLED): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+		{ echo "Trueline needs Python 3.11 or newer; set PYTHON=/path/to/python3.11" >&2; exit 3; }
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable '.[dev]'
+	@touch $@

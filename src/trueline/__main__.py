@@ -1,0 +1,3 @@
+from trueline.cli import main
+
+main()

@@ -1,0 +1,40 @@
+"""The command line. One file a verb; none of them imports torch before it has work for it."""
+
+from __future__ import annotations
+
+import sys
+
+from cyclopts import App, CycloptsError
+
+from trueline import __version__
+from trueline.cli.inspect import inspect_model
+from trueline.cli.make_tiny import make_tiny
+from trueline.cli.score import score
+from trueline.errors import TruelineError
+
+app = App(
+    name="trueline",
+    help="Inference for latent, linear and sparse attention models, with proof that the numbers "
+    "are right.",
+    version=__version__,
+    help_epilogue="Exit codes: 0 fine, 1 a check failed, 2 wrong input, 130 interrupted.",
+)
+app.command(inspect_model, name="inspect")
+app.command(score, name="score")
+app.command(make_tiny, name="make-tiny")
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run one command; what a user did wrong ends as one line on stderr."""
+    try:
+        code = app(arguments, exit_on_error=False, result_action="return_value")
+    except CycloptsError:
+        code = 2
+    except TruelineError as error:
+        print(f"trueline: {error}", file=sys.stderr)
+        code = error.exit_code
+    except KeyboardInterrupt:
+        code = 130
+    except BrokenPipeError:
+        code = 0
+    sys.exit(code if isinstance(code, int) else 0)

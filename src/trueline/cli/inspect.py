@@ -1,0 +1,215 @@
+"""`trueline inspect`: every fact that decides a model's numbers, and where it comes from."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from cyclopts import Parameter
+
+from trueline.cli.output import human_bytes, human_count, progress_bar
+from trueline.describe import describe, layer_ranges
+from trueline.errors import UsageError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.table import Table
+
+
+def inspect_model(
+    model: Path,
+    /,
+    *,
+    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+    read_weights: Annotated[bool, Parameter(negative=())] = False,
+    fact: tuple[str, ...] = (),
+) -> int:
+    """Show every resolved fact of a model with its source, its sizes, and its checkpoint's ledger.
+
+    Works on a config.json alone. Ends with exit code 1 if the checkpoint does not match it.
+
+    Parameters
+    ----------
+    model
+        A model directory, or a config.json.
+    as_json
+        Print one JSON object instead of tables.
+    read_weights
+        Also read every weight once, looking for NaN and Inf.
+    fact
+        Override a fact that published sources contradict each other on, as NAME=VALUE
+        (known: latent_norm_eps). May be given several times.
+    """
+    overrides = dict(map(_parse_fact, fact))
+    report = describe(model, overrides)
+    if read_weights:
+        report["weights_read"] = _read_weights(model, overrides)
+    if as_json:
+        print(json.dumps(report, indent=1, ensure_ascii=False))
+    else:
+        _print_report(report)
+    checkpoint = report["checkpoint"] or {}
+    bad = checkpoint.get("balanced") is False or report.get("weights_read", {}).get("not_finite")
+    return 1 if bad else 0
+
+
+def _parse_fact(text: str) -> tuple[str, float]:
+    name, _, value = text.partition("=")
+    try:
+        number = float(value)
+    except ValueError:
+        number = math.nan
+    if not name or not math.isfinite(number):
+        raise UsageError(
+            f"--fact {text}: accepted: NAME=VALUE with a number, as latent_norm_eps=1e-5"
+        )
+    return name, number
+
+
+def _read_weights(model: Path, overrides: dict[str, float]) -> dict[str, Any]:
+    import torch
+
+    from trueline.models import read_model
+    from trueline.weights.checkpoint import open_checkpoint
+    from trueline.weights.load import stream_weights
+
+    checkpoint = open_checkpoint(model)
+    if checkpoint is None:
+        raise UsageError(f"{model}: --read-weights needs a directory with *.safetensors files")
+    count = 0
+    bad: list[str] = []
+    with progress_bar("reading weights") as progress:
+        for _, piece, numbers in stream_weights(checkpoint, read_model(model, overrides), progress):
+            count += numbers.numel()
+            if not bool(torch.isfinite(numbers).all()) and piece.source not in bad:
+                bad.append(piece.source)
+    return {"numbers": count, "not_finite": bad}
+
+
+# -- tables ----------------------------------------------------------------------------
+
+
+def _print_report(report: dict[str, Any]) -> None:
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    console.print(f"[bold]{report['family']}[/]  {report['config']}")
+    if not report["runnable"]:
+        console.print(f"[yellow]{report['not_runnable']}[/]")
+    if report["refused_inputs"]:
+        console.print(f"refused inputs: {', '.join(report['refused_inputs'])}")
+    table = _table("fact", "value", "from")
+    _add_facts(table, "model", report["facts"])
+    for part in ("mixer", "feed_forward"):
+        for node, layers, source in _distinct(report["layer_kinds"], part):
+            where = f"layer{'s' if len(layers) > 1 else ''} {layer_ranges(layers)}"
+            _add_node(table, node, f"{where}: {node['kind']}", source)
+    storage = report["storage"]
+    _add_facts(table, f"stored as {storage['kind']}", storage["facts"])
+    console.print(table)
+    _print_sizes(console, report)
+    _print_checkpoint(console, report)
+
+
+def _distinct(
+    kinds: list[dict[str, Any]], part: str
+) -> list[tuple[dict[str, Any], list[int], str | None]]:
+    """Each different mixer (or feed-forward) once, with all its layers."""
+    found: list[tuple[dict[str, Any], list[int], str | None]] = []
+    for kind in kinds:
+        same = next((layers for node, layers, _ in found if node == kind[part]), None)
+        if same is None:
+            source = kind["feed_forward_source"] if part == "feed_forward" else None
+            found.append((kind[part], list(kind["layers"]), source))
+        else:
+            same.extend(kind["layers"])
+    return [(node, sorted(layers), source) for node, layers, source in found]
+
+
+def _table(*columns: str) -> Table:
+    from rich import box
+    from rich.table import Table
+
+    return Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
+
+
+def _add_node(table: Table, node: dict[str, Any], title: str, source: str | None = None) -> None:
+    _add_facts(table, title, node["facts"], source)
+    for inner in node.values():
+        if isinstance(inner, dict) and "facts" in inner:
+            _add_node(table, inner, f"  its {inner['kind']}")
+
+
+def _add_facts(
+    table: Table, title: str, facts: list[dict[str, Any]], source: str | None = None
+) -> None:
+    table.add_section()
+    table.add_row(f"[bold]{title}[/]", "", f"[cyan]{source}[/]" if source else "")
+    for fact in facts:
+        origin = fact["source"]
+        if fact["from"] != "key":
+            origin = f"[cyan]{fact['from']}:[/] {origin}"
+        table.add_row(f"  {fact['name']}", _show(fact["value"]), origin)
+
+
+def _show(value: Any) -> str:
+    if isinstance(value, float):
+        return f"{value:.7g}"
+    if isinstance(value, list):
+        return ", ".join(map(_show, value)) or "none"
+    return "none" if value is None else str(value)
+
+
+def _print_sizes(console: Console, report: dict[str, Any]) -> None:
+    counts = report["parameters"]
+    if counts is None:
+        console.print("sizes: not counted, the family is not runnable yet")
+        return
+    table = _table("size", "")
+    table.add_row("parameters", f"{counts['total']:,} ({human_count(counts['total'])})")
+    table.add_row(
+        "  multiplied for one token", f"{counts['active']:,} ({human_count(counts['active'])})"
+    )
+    for cost in report["cache"]:
+        where = f"{cost['kind']}, {cost['layers']} layers"
+        table.add_row(f"cache per token ({where})", human_bytes(cost["bytes_per_token"]))
+        table.add_row(
+            f"state per sequence ({where})", human_bytes(cost["state_bytes_per_sequence"])
+        )
+    console.print(table)
+
+
+def _print_checkpoint(console: Console, report: dict[str, Any]) -> None:
+    checkpoint = report["checkpoint"]
+    if checkpoint is None:
+        console.print("checkpoint: no weight files here; the facts come from the config alone")
+        return
+    table = _table("checkpoint", "tensors", "size")
+    for dtype, stored in checkpoint["dtypes"].items():
+        table.add_row(f"stored {dtype}", str(stored["tensors"]), human_bytes(stored["bytes"]))
+    table.add_row("in all", str(checkpoint["tensors"]), human_bytes(checkpoint["bytes"]))
+    if "refused" in checkpoint:
+        console.print(table)
+        console.print(f"[yellow]cannot be loaded:[/] {checkpoint['refused']}")
+        return
+    table.add_section()
+    table.add_row("used exactly once", str(checkpoint["used"]), "")
+    for reason, unused in checkpoint["unused_by_choice"].items():
+        table.add_row(f"unused, {reason}", str(unused["tensors"]), human_bytes(unused["bytes"]))
+    for what in ("missing", "unexpected", "wrong"):
+        table.add_row(what, str(len(checkpoint[what])), "")
+    console.print(table)
+    for note in checkpoint["notes"]:
+        console.print(f"note: {note}", markup=False)
+    for what in ("missing", "unexpected", "wrong"):
+        for line in checkpoint[what][:8]:
+            console.print(f"{what}: {line}", markup=False, style="red")
+    if read := report.get("weights_read"):
+        bad = read["not_finite"]
+        found = f"NaN or Inf in {', '.join(bad[:4])}" if bad else "all finite"
+        console.print(f"read {read['numbers']:,} weights: {found}")
+    console.print(
+        "[green]ledger balanced[/]" if checkpoint["balanced"] else "[red]ledger not balanced[/]"
+    )

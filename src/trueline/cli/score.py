@@ -1,0 +1,128 @@
+"""`trueline score`: what the reference says of a text, token by token."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from trueline.errors import UsageError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def score(
+    model: Path,
+    /,
+    *,
+    prompt: str | None = None,
+    tokens: str | None = None,
+    dtype: Literal["float64", "float32", "bfloat16"] = "float64",
+    form: Literal["expanded", "absorbed"] = "expanded",
+    start_position: int = 0,
+    top: int = 3,
+    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+) -> None:
+    """Print the exact logprob of every token of a prompt, computed by the reference.
+
+    The reference is slow and plain on purpose: the whole sequence at once, no cache, its own
+    reading of config.json and of the weights. It is what faster paths are measured against.
+
+    Parameters
+    ----------
+    model
+        A model directory.
+    prompt
+        Text to score; needs a tokenizer.json.
+    tokens
+        Token ids to score instead of text, as 1,2,3.
+    dtype
+        Precision of the whole computation (rope tables stay float32, as in training).
+    form
+        Latent attention with expanded keys and values, or absorbed into the latent.
+    start_position
+        Position of the first token.
+    top
+        How many of the likeliest tokens to list at each position.
+    as_json
+        Print one JSON object.
+    """
+    import torch
+
+    from trueline import reference
+
+    if not model.is_dir():
+        raise UsageError(f"{model}: no such model directory")
+    if (prompt is None) == (tokens is None):
+        raise UsageError("give one of --prompt and --tokens")
+    if start_position < 0 or top < 0:
+        raise UsageError("--start-position and --top take numbers from 0 up")
+    oracle = reference.load(model, getattr(torch, dtype))
+    ids, texts = _token_ids(model, prompt, tokens, oracle.config.vocab_size)
+    positions = torch.arange(start_position, start_position + len(ids))
+    with torch.no_grad():
+        logprobs = oracle.logprobs(torch.tensor(ids), positions, form=form)
+    rows = [_row(i, ids, texts, logprobs, start_position, top) for i in range(len(ids))]
+    total = sum(row["logprob"] for row in rows[1:])
+    if as_json:
+        head = {"model": str(model), "dtype": dtype, "form": form, "logprob": total}
+        print(json.dumps(head | {"tokens": rows}, indent=1, ensure_ascii=False))
+    else:
+        _print_rows(rows, total)
+
+
+def _token_ids(
+    model: Path, prompt: str | None, tokens: str | None, vocab_size: int
+) -> tuple[list[int], list[str]]:
+    if tokens is not None:
+        try:
+            ids = [int(part) for part in tokens.split(",")]
+        except ValueError:
+            raise UsageError(f"--tokens {tokens}: accepted: token ids as 1,2,3") from None
+        texts = [""] * len(ids)
+    else:
+        from trueline.text.tokenizer import load_tokenizer
+
+        encoding = load_tokenizer(model).encode(prompt or "", add_special_tokens=False)
+        ids, texts = encoding.ids, encoding.tokens
+    bad = [i for i in ids if not 0 <= i < vocab_size]
+    if bad or not ids:
+        found = f"token id {bad[0]}" if bad else "an empty prompt"
+        raise UsageError(f"{found}: accepted: at least one token, ids from 0 to {vocab_size - 1}")
+    return ids, texts
+
+
+def _row(
+    i: int, ids: list[int], texts: list[str], logprobs: Tensor, start: int, top: int
+) -> dict[str, Any]:
+    """Token i, its logprob and rank given the tokens before it, and what was likely instead."""
+    row: dict[str, Any] = {"position": start + i, "id": ids[i], "text": texts[i]}
+    if i == 0:  # nothing comes before the first token
+        return row | {"logprob": None, "rank": None, "top": []}
+    given = logprobs[i - 1]
+    chosen = given[ids[i]]
+    best = given.topk(min(top, len(given)))
+    return row | {
+        "logprob": float(chosen),
+        "rank": 1 + int((given > chosen).sum()),
+        "top": [[int(t), float(v)] for t, v in zip(best.indices, best.values, strict=True)],
+    }
+
+
+def _print_rows(rows: list[dict[str, Any]], total: float) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table("position", "id", "token", "logprob", "rank", "likeliest", box=box.SIMPLE_HEAD)
+    for row in rows:
+        likeliest = "  ".join(f"{token}:{value:.4f}" for token, value in row["top"])
+        logprob = "" if row["logprob"] is None else f"{row['logprob']:.7f}"
+        cells = (row["position"], row["id"], row["text"], logprob, row["rank"] or "", likeliest)
+        table.add_row(*(str(cell) for cell in cells))
+    console = Console(highlight=False, markup=False)
+    console.print(table)
+    console.print(f"sum over {len(rows) - 1} tokens: {total:.7f}")

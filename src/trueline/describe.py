@@ -1,0 +1,152 @@
+"""Everything `inspect` says about a model, as plain JSON-able data. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from trueline.errors import CheckpointError
+from trueline.models import config_file, read_model
+from trueline.models.sizes import cache_costs, count_parameters
+from trueline.spec.model import LayerSpec, ModelSpec
+from trueline.spec.source import Span, Spec
+from trueline.weights.checkpoint import Checkpoint, open_checkpoint
+from trueline.weights.ledger import balance, stored_dtypes
+
+KIND_NAMES = {
+    "MLASpec": "latent attention (MLA)",
+    "CompressedSpec": "compressed attention",
+    "DenseSpec": "dense MLP",
+    "MoESpec": "mixture of experts",
+    "RopeSpec": "rope",
+    "YarnSpec": "yarn",
+    "RouterSpec": "router",
+    "BlockFp8": "block fp8",
+    "UnsupportedStorage": "not loadable yet",
+}
+
+
+def describe(model: str | Path, facts: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    spec = read_model(model, facts)
+    file = config_file(model)
+    counts = None if spec.not_runnable else count_parameters(spec)
+    return {
+        "model": str(model),
+        "config": str(file),
+        "family": spec.family,
+        "runnable": spec.not_runnable is None,
+        "not_runnable": spec.not_runnable,
+        "refused_inputs": list(spec.refused_inputs),
+        "facts": _facts(spec),
+        "layer_kinds": layer_kinds(spec),
+        "storage": _node(spec.storage) if spec.storage else {"kind": "plain float", "facts": []},
+        "parameters": counts and {"total": counts.total, "active": counts.active},
+        "cache": [
+            {
+                "kind": cost.kind,
+                "layers": cost.layers,
+                "bytes_per_token": cost.bytes_per_token,
+                "state_bytes_per_sequence": cost.state_bytes_per_sequence,
+            }
+            for cost in cache_costs(spec)
+        ],
+        "checkpoint": _checkpoint(file.parent if Path(model).is_dir() else None, spec),
+    }
+
+
+def layer_kinds(spec: ModelSpec) -> list[dict[str, Any]]:
+    """Layers with equal facts are one kind, in order of first appearance."""
+    kinds: list[tuple[LayerSpec, list[int]]] = []
+    for layer in spec.layers:
+        for first, members in kinds:
+            if (first.mixer, first.feed_forward) == (layer.mixer, layer.feed_forward):
+                members.append(layer.index)
+                break
+        else:
+            kinds.append((layer, [layer.index]))
+    return [
+        {
+            "layers": members,
+            "mixer": _node(first.mixer),
+            "feed_forward": _node(first.feed_forward),
+            "feed_forward_source": source.text
+            if (source := first.sources.get("feed_forward"))
+            else None,
+        }
+        for first, members in kinds
+    ]
+
+
+def _node(spec: Spec) -> dict[str, Any]:
+    """A spec's own facts, and the specs inside it under their field names."""
+    inner = {
+        item.name: _node(value)
+        for item in fields(spec)
+        if isinstance(value := getattr(spec, item.name), Spec)
+    }
+    kind = type(spec).__name__
+    return {"kind": KIND_NAMES.get(kind, kind), "facts": _facts(spec), **inner}
+
+
+def _facts(spec: Spec) -> list[dict[str, Any]]:
+    return [
+        {"name": name, "value": _plain(value), "from": source.kind, "source": source.text}
+        for name, value, source in spec.facts()
+    ]
+
+
+def _plain(value: Any) -> Any:
+    if isinstance(value, Span):
+        return value.total if value.count == value.total else str(value)
+    return list(value) if isinstance(value, tuple) else value
+
+
+def _checkpoint(directory: Path | None, spec: ModelSpec) -> dict[str, Any] | None:
+    checkpoint = open_checkpoint(directory) if directory else None
+    if checkpoint is None:
+        return None
+    stored = checkpoint.tensors.values()
+    summary: dict[str, Any] = {
+        "files": [file.name for file in checkpoint.files],
+        "tensors": len(stored),
+        "bytes": sum(tensor.nbytes for tensor in stored),
+        "dtypes": {
+            dtype: {"tensors": count, "bytes": size}
+            for dtype, (count, size) in stored_dtypes(stored).items()
+        },
+    }
+    if spec.not_runnable:
+        return summary | {"refused": spec.not_runnable}
+    return summary | _ledger(checkpoint, spec)
+
+
+def _ledger(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Any]:
+    try:
+        ledger = balance(checkpoint, spec)
+    except CheckpointError as error:
+        return {"refused": str(error)}
+    return {
+        "used": sum(1 + (use.scale is not None) for use in ledger.uses),
+        "missing": ledger.missing,
+        "unexpected": ledger.unexpected,
+        "wrong": ledger.wrong,
+        "unused_by_choice": {
+            reason: {"tensors": len(tensors), "bytes": sum(t.nbytes for t in tensors)}
+            for reason, tensors in ledger.unused.items()
+        },
+        "notes": ledger.notes,
+        "balanced": ledger.balanced,
+    }
+
+
+def layer_ranges(layers: Iterable[int]) -> str:
+    """[0, 1, 2, 5] -> '0-2, 5'."""
+    runs: list[list[int]] = []
+    for layer in layers:
+        if runs and layer == runs[-1][1] + 1:
+            runs[-1][1] = layer
+        else:
+            runs.append([layer, layer])
+    return ", ".join(str(a) if a == b else f"{a}-{b}" for a, b in runs)

@@ -1,0 +1,32 @@
+"""What a user hears when something is wrong: cause, evidence, way out."""
+
+from collections.abc import Iterable
+from difflib import get_close_matches
+
+
+class TruelineError(Exception):
+    """Every error a user can cause. `exit_code` follows the CLI's convention."""
+
+    exit_code = 2
+
+
+class ConfigError(TruelineError):
+    """A config.json that we cannot resolve completely."""
+
+
+class CheckpointError(TruelineError):
+    """Weight files that are damaged, incomplete, or not what the config says."""
+
+
+class UsageError(TruelineError):
+    """A wrong argument from a caller or a command line."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    found = get_close_matches(name, sorted(known), n=1, cutoff=0.7)
+    return found[0] if found else None
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    close = nearest(name, known)
+    return f"; the nearest known name is '{close}'" if close and close != name else ""

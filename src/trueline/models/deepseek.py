@@ -1,0 +1,285 @@
+"""DeepSeek's decoder (latent attention, dense layers first, then experts) and its families.
+
+A `Line` says only what a family has of its own: how it routes, whether its rope may be halves,
+whether it lists its layer types.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from trueline.models.parts import (
+    check_architectures,
+    finish,
+    read_dtype,
+    read_override,
+    read_rope,
+    read_storage,
+    read_token_ids,
+)
+from trueline.spec.feedforward import DenseSpec, FeedForwardSpec, MoESpec, RouterSpec
+from trueline.spec.fields import Fields
+from trueline.spec.mixer import MLASpec
+from trueline.spec.model import LayerSpec, ModelSpec
+from trueline.spec.source import Fact, Source, Span, default, formula
+
+MAX_LAYERS = 1024
+MAX_EXPERTS = 4096
+
+# q_a_layernorm and kv_a_layernorm: transformers builds them without an eps, so 1e-6, while
+# serving engines pass rms_norm_eps. Where the two differ we follow transformers.
+LATENT_NORM_EPS = default(1e-6, "transformers' value, whatever rms_norm_eps says")
+
+MOE_KEYS = (
+    "moe_intermediate_size",
+    "moe_layer_freq",
+    "n_group",
+    "n_shared_experts",
+    "norm_topk_prob",
+    "num_experts_per_tok",
+    "routed_scaling_factor",
+    "scoring_func",
+    "topk_group",
+    "topk_method",
+    "first_k_dense_replace",
+)
+
+
+@dataclass(frozen=True)
+class Line:
+    model_type: str
+    architectures: tuple[str, ...]
+    read_router: Callable[[Fields, int, str], RouterSpec]
+    rope_may_be_halves: bool = True
+    lists_layer_types: bool = False
+
+
+def read_decoder(line: Line, fields: Fields, overrides: dict[str, Any]) -> ModelSpec:
+    """The whole model from one JSON object; the caller finishes `fields`."""
+    check_architectures(fields, line.architectures)
+    num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
+    max_position = fields.integer("max_position_embeddings")
+    mixer = read_mla(line, fields, max_position, overrides)
+    is_moe = read_layer_kinds(line, fields, num_layers.value)
+    dense = DenseSpec.of(width=_span(fields.integer("intermediate_size")))
+    moe = read_moe(line, fields) if any(is_moe.value) else None
+    if moe is None:
+        fields.ignore(*MOE_KEYS)
+
+    def feed_forward(layer: int) -> FeedForwardSpec:
+        return moe if moe is not None and is_moe.value[layer] else dense
+
+    layers = tuple(
+        LayerSpec(
+            index=layer,
+            mixer=mixer,
+            feed_forward=feed_forward(layer),
+            sources={"feed_forward": is_moe.source},
+        )
+        for layer in range(num_layers.value)
+    )
+    return ModelSpec.of(
+        family=Fact(line.model_type, Source("key", f"{fields.prefix}model_type")),
+        hidden_size=fields.integer("hidden_size"),
+        vocab=_span(fields.integer("vocab_size")),
+        norm_eps=fields.number("rms_norm_eps", maximum=0.1),
+        max_position=max_position,
+        tied_embeddings=fields.boolean(
+            "tie_word_embeddings", default=default(False, "untied in every release")
+        ),
+        dtype=read_dtype(fields),
+        mtp_layers=fields.integer(
+            "num_nextn_predict_layers",
+            minimum=0,
+            maximum=MAX_LAYERS,
+            aliases=("num_mtp_layers",),
+            default=default(0, "no draft layers"),
+        ),
+        eos_token_ids=read_token_ids(fields, "eos_token_id"),
+        layers=layers,
+        storage=read_storage(fields),
+    )
+
+
+def read_mla(
+    line: Line, fields: Fields, max_position: Fact[int], overrides: dict[str, Any]
+) -> MLASpec:
+    heads = fields.integer("num_attention_heads", maximum=65536)
+    rope_dim = fields.integer("qk_rope_head_dim", minimum=2)
+    if rope_dim.value % 2:
+        fields.refuse("qk_rope_head_dim", "an even number: rotation acts on pairs of channels")
+    nope_dim = fields.integer("qk_nope_head_dim")
+    fields.must_equal("qk_head_dim", nope_dim.value + rope_dim.value, "nope + rope head dims")
+    fields.must_equal(
+        "num_key_value_heads", heads.value, "one latent serves as many heads as there are"
+    )
+    return MLASpec.of(
+        heads=_span(heads),
+        q_lora_rank=fields.integer_or_null("q_lora_rank"),
+        kv_lora_rank=fields.integer("kv_lora_rank"),
+        qk_nope_head_dim=nope_dim,
+        qk_rope_head_dim=rope_dim,
+        v_head_dim=fields.integer("v_head_dim"),
+        latent_norm_eps=read_override(overrides, "latent_norm_eps", LATENT_NORM_EPS, 0.1),
+        rope=read_rope(
+            fields,
+            dim=replace_source(rope_dim, "all of qk_rope_head_dim"),
+            pairing=_pairing(line, fields),
+            max_position=max_position,
+        ),
+    )
+
+
+def _pairing(line: Line, fields: Fields) -> Fact[str]:
+    published = default("pairs", f"{line.model_type} rotates neighbouring channels")
+    if not line.rope_may_be_halves:
+        fields.must_equal("rope_interleave", True, "this family always rotates pairs")
+        return published
+    if not fields.has("rope_interleave"):
+        return published
+    interleave = fields.boolean("rope_interleave")
+    return Fact("pairs" if interleave.value else "halves", interleave.source)
+
+
+def read_layer_kinds(line: Line, fields: Fields, num_layers: int) -> Fact[tuple[bool, ...]]:
+    """For each layer: is it MoE?"""
+    if fields.integer_or_null("n_routed_experts").value is None:
+        fields.ignore("mlp_layer_types")
+        return formula((False,) * num_layers, "n_routed_experts is null: every layer is dense")
+    if line.lists_layer_types and fields.has("mlp_layer_types"):
+        fields.ignore("first_k_dense_replace", "moe_layer_freq")
+        kinds = fields.list_of(
+            "mlp_layer_types",
+            lambda kind: kind in ("dense", "sparse"),
+            '"dense" or "sparse" for each layer',
+            length=num_layers,
+        )
+        return Fact(tuple(kind == "sparse" for kind in kinds.value), kinds.source)
+    first = _first_moe_layer(line, fields, num_layers)
+    every = fields.integer(
+        "moe_layer_freq", maximum=MAX_LAYERS, default=default(1, "1 in every release")
+    )
+    return formula(
+        tuple(layer >= first.value and layer % every.value == 0 for layer in range(num_layers)),
+        f"MoE where layer >= {first.value} ({first.source.text}) and layer % {every.value} "
+        "(moe_layer_freq) == 0",
+    )
+
+
+def _first_moe_layer(line: Line, fields: Fields, num_layers: int) -> Fact[int]:
+    key = "first_k_dense_replace"
+    if line.lists_layer_types and not fields.has(key):
+        return default(1, f"{line.model_type}: the first layer is dense")
+    return fields.integer(key, minimum=0, maximum=num_layers)
+
+
+def read_moe(line: Line, fields: Fields) -> MoESpec:
+    experts = fields.integer("n_routed_experts", maximum=MAX_EXPERTS)
+    width = fields.integer("moe_intermediate_size")
+    shared = fields.integer_or_null("n_shared_experts", minimum=0)
+    return MoESpec.of(
+        experts=_span(experts),
+        expert_width=width,
+        shared_width=formula(
+            Span.whole(width.value * shared.value) if shared.value else None,
+            "moe_intermediate_size × n_shared_experts",
+        ),
+        router=line.read_router(fields, experts.value, line.model_type),
+    )
+
+
+def read_softmax_router(fields: Fields, num_experts: int, family: str) -> RouterSpec:
+    """DeepSeek-V2: softmax scores, never renormalised; greedy, or limited to the best groups."""
+    method = fields.choice("topk_method", ("greedy", "group_limited_greedy"))
+    fields.must_equal(
+        "norm_topk_prob",
+        False,
+        "published implementations of this family contradict each other on true",
+    )
+    if method.value == "greedy":
+        fields.ignore("n_group", "topk_group")
+        groups = top_groups = formula(1, "greedy: groups are not used")
+    else:
+        groups, top_groups = _read_groups(fields, num_experts, smallest=1)
+    return RouterSpec.of(
+        scoring=fields.choice(
+            "scoring_func", ("softmax",), default=default("softmax", f"{family}: no other")
+        ),
+        correction_bias=formula(False, f"{family} has none"),
+        num_groups=groups,
+        top_groups=top_groups,
+        group_score=formula("max" if groups.value > 1 else None, "group_limited_greedy: max"),
+        top_k=_read_top_k(fields, num_experts, groups, top_groups),
+        renormalise=formula(False, f"{family} never does"),
+        scaling_factor=fields.number("routed_scaling_factor"),
+    )
+
+
+def read_sigmoid_router(fields: Fields, num_experts: int, family: str) -> RouterSpec:
+    """DeepSeek-V3: sigmoid scores, a correction bias for choosing, groups by their best two."""
+    scoring = fields.choice(
+        "scoring_func", ("sigmoid",), default=default("sigmoid", f"{family}: no other")
+    )
+    method = fields.choice(
+        "topk_method", ("noaux_tc",), default=default("noaux_tc", f"{family}: no other")
+    )
+    groups, top_groups = _read_groups(fields, num_experts, smallest=2)
+    return RouterSpec.of(
+        scoring=scoring,
+        correction_bias=Fact(True, method.source),
+        num_groups=groups,
+        top_groups=top_groups,
+        group_score=formula(
+            "top2_sum" if groups.value > 1 else None, "noaux_tc: sum of the two best biased scores"
+        ),
+        top_k=_read_top_k(fields, num_experts, groups, top_groups),
+        renormalise=fields.boolean("norm_topk_prob"),
+        scaling_factor=fields.number("routed_scaling_factor"),
+    )
+
+
+def _read_groups(fields: Fields, num_experts: int, smallest: int) -> tuple[Fact[int], Fact[int]]:
+    groups = fields.integer("n_group", maximum=num_experts)
+    if num_experts % groups.value or num_experts // groups.value < smallest:
+        fields.refuse(
+            "n_group",
+            f"a divisor of n_routed_experts = {num_experts} that leaves groups of >= {smallest}",
+        )
+    return groups, fields.integer("topk_group", maximum=groups.value)
+
+
+def _read_top_k(
+    fields: Fields, num_experts: int, groups: Fact[int], top_groups: Fact[int]
+) -> Fact[int]:
+    reachable = num_experts // groups.value * top_groups.value
+    return fields.integer("num_experts_per_tok", maximum=reachable)
+
+
+def _span(total: Fact[int]) -> Fact[Span]:
+    return Fact(Span.whole(total.value), total.source)
+
+
+def replace_source(fact: Fact[int], text: str) -> Fact[int]:
+    return replace(fact, source=Source("formula", text))
+
+
+DEEPSEEK_V2 = Line(
+    "deepseek_v2", ("DeepseekV2ForCausalLM",), read_softmax_router, rope_may_be_halves=False
+)
+DEEPSEEK_V3 = Line("deepseek_v3", ("DeepseekV3ForCausalLM",), read_sigmoid_router)
+KIMI_K2 = Line("kimi_k2", ("DeepseekV3ForCausalLM", "KimiK2ForCausalLM"), read_sigmoid_router)
+GLM4_MOE_LITE = Line(
+    "glm4_moe_lite", ("Glm4MoeLiteForCausalLM",), read_sigmoid_router, lists_layer_types=True
+)
+
+
+def reader(line: Line) -> Callable[[Fields, dict[str, Any]], ModelSpec]:
+    def read(fields: Fields, overrides: dict[str, Any]) -> ModelSpec:
+        fields.ignore("model_type")
+        spec = read_decoder(line, fields, overrides)
+        finish(fields)
+        return spec
+
+    return read

@@ -1,0 +1,198 @@
+"""Readers for the parts that families share: rope in all its spellings, dtype, stored format."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from trueline.errors import ConfigError
+from trueline.models.harmless import HARMLESS, INERT_AT
+from trueline.spec.fields import Fields
+from trueline.spec.model import DTYPE_BYTES, BlockFp8, Storage, UnsupportedStorage
+from trueline.spec.rope import RopeSpec, YarnSpec
+from trueline.spec.source import Fact, Source, default
+
+ROPE_KEYS = "the keys of rope types default and yarn"
+
+
+def read_rope(
+    fields: Fields, *, dim: Fact[int], pairing: Fact[str], max_position: Fact[int]
+) -> RopeSpec:
+    """From `rope_scaling` or `rope_parameters`, and `rope_theta` wherever it stands."""
+    whole = "latent attention rotates all of qk_rope_head_dim"
+    fields.must_equal("partial_rotary_factor", 1.0, whole)
+    section = _rope_section(fields)
+    if section is None:
+        base = _rope_base(fields, None)
+        return RopeSpec.of(
+            dim=dim, pairing=pairing, base=base, yarn=None, yarn_scales_magnitude=True
+        )
+    section.must_equal("partial_rotary_factor", 1.0, whole)
+    base = _rope_base(fields, section)
+    yarn = read_yarn(section, max_position)
+    section.finish({})
+    return RopeSpec.of(dim=dim, pairing=pairing, base=base, yarn=yarn, yarn_scales_magnitude=True)
+
+
+def _rope_section(fields: Fields) -> Fields | None:
+    new = fields.section("rope_parameters", accepts=ROPE_KEYS)
+    old = fields.section("rope_scaling", accepts=ROPE_KEYS)
+    if new and old and new.raw != old.raw:
+        fields.refuse("rope_scaling", "the same as 'rope_parameters', or only one of the two")
+    return new or old
+
+
+def _rope_base(fields: Fields, section: Fields | None) -> Fact[float]:
+    """One base, even if the file states it twice."""
+    inside = section.number("rope_theta", above=1.0) if section and _holds_theta(section) else None
+    if inside is None:
+        return fields.number("rope_theta", above=1.0)
+    if fields.has("rope_theta"):
+        fields.must_equal("rope_theta", section.raw["rope_theta"] if section else None, "one base")
+    return inside
+
+
+def _holds_theta(section: Fields) -> bool:
+    return "rope_theta" in section.raw
+
+
+def read_yarn(section: Fields, max_position: Fact[int]) -> YarnSpec | None:
+    """YaRN's parameters, or None for the default type; any other type is refused."""
+    kind = section.choice("rope_type", ("default", "yarn"), aliases=("type",))
+    if kind.value == "default":
+        return None
+    paper = "YaRN's own default"
+    original = default(
+        max_position.value, "max_position_embeddings, as transformers takes it when absent"
+    )
+    spec = YarnSpec.of(
+        factor=section.number("factor", minimum=1.0, maximum=1e6),
+        original_max_position=section.integer("original_max_position_embeddings", default=original),
+        beta_fast=section.number("beta_fast", default=default(32.0, paper)),
+        beta_slow=section.number("beta_slow", default=default(1.0, paper)),
+        truncate=section.boolean("truncate", default=default(True, paper)),
+        mscale=section.number("mscale", minimum=0.0, default=default(0.0, "unused")),
+        mscale_all_dim=section.number(
+            "mscale_all_dim", minimum=0.0, default=default(0.0, "no mscale²")
+        ),
+        attention_factor=_attention_factor(section),
+        apply_yarn_scaling=section.boolean(
+            "apply_yarn_scaling", default=default(True, "mscale² applies")
+        ),
+    )
+    if spec.beta_fast < spec.beta_slow:
+        section.refuse("beta_fast", f"a number from beta_slow = {spec.beta_slow:g} up")
+    return spec
+
+
+def _attention_factor(section: Fields) -> Fact[Any]:
+    if section.has("attention_factor"):
+        return section.number("attention_factor")
+    return default(None, "follows from mscale and mscale_all_dim")
+
+
+def read_dtype(fields: Fields) -> Fact[str]:
+    return fields.choice(
+        "dtype",
+        DTYPE_BYTES,
+        aliases=("torch_dtype",),
+        default=default("float32", "transformers' default"),
+    )
+
+
+def read_token_ids(fields: Fields, key: str) -> Fact[tuple[int, ...]]:
+    """One id, a list of ids, or null."""
+    if not fields.has(key):
+        return default((), "no end token in the config")
+
+    def is_id(value: Any) -> bool:
+        return type(value) is int and value >= 0
+
+    if isinstance(fields.raw[key], list):
+        return fields.list_of(key, is_id, "token ids", length=None)
+    one = fields.integer(key, minimum=0)
+    return Fact((one.value,), one.source)
+
+
+def read_storage(fields: Fields) -> Storage:
+    """How the checkpoint is stored; formats we cannot load yet are named, not guessed."""
+    section = fields.section("quantization_config", accepts="the keys of block fp8")
+    if section is None:
+        return None
+    method = section.raw.get("quant_method")
+    if method != "fp8":
+        fmt = section.raw.get("format")
+        name = f"{method} ({fmt})" if fmt else str(method)
+        return UnsupportedStorage(
+            name=name,
+            why="only plain float and block fp8 (quant_method fp8) checkpoints can be loaded yet",
+            sources={"name": Source("key", f"{section.prefix}quant_method")},
+        )
+    section.ignore("quant_method")
+    section.choice("fmt", ("e4m3",), default=default("e4m3", "block fp8 has no other"))
+    section.choice(
+        "activation_scheme", ("dynamic",), default=default("dynamic", "block fp8 has no other")
+    )
+    section.must_equal("dequantize", False, "weights are dequantised on load anyway")
+    block = section.list_of(
+        "weight_block_size", lambda v: type(v) is int and 0 < v <= 65536, "block sizes", length=2
+    )
+    scale_fmt = section.choice(
+        "scale_fmt", ("float32", "ue8m0"), default=default("float32", "plain scales")
+    )
+    ignored = _ignored_modules(section)
+    section.finish({})
+    return BlockFp8.of(
+        block=block,
+        power_of_two_scales=Fact(scale_fmt.value == "ue8m0", scale_fmt.source),
+        ignored_modules=ignored,
+    )
+
+
+def _ignored_modules(section: Fields) -> Fact[tuple[str, ...]]:
+    spellings = ("modules_to_not_convert", "ignored_layers", "ignore")
+    present = [key for key in spellings if section.has(key)]
+    if not present:
+        return default((), "nothing is exempt by name")
+    if len(present) > 1:
+        section.refuse(present[1], f"only one of {', '.join(spellings)}")
+    return section.list_of(
+        present[0], _is_module_name, "module names, or 're:' and a regular expression", length=None
+    )
+
+
+def _is_module_name(value: Any) -> bool:
+    if not isinstance(value, str) or not value:
+        return False
+    try:
+        re.compile(value.removeprefix("re:"))
+    except re.error:
+        return not value.startswith("re:")
+    return True
+
+
+def finish(fields: Fields) -> None:
+    """Refuse what nobody read, after the keys that may have one value only."""
+    for key, (value, why) in INERT_AT.items():
+        fields.must_equal(key, value, why)
+    fields.finish(HARMLESS)
+
+
+def check_architectures(fields: Fields, accepted: tuple[str, ...]) -> None:
+    if not fields.has("architectures"):
+        return
+    names = fields.raw["architectures"]
+    if not isinstance(names, list) or len(names) != 1 or names[0] not in accepted:
+        fields.refuse("architectures", " or ".join(f'["{name}"]' for name in accepted))
+
+
+def read_override(
+    overrides: dict[str, Any], name: str, fallback: Fact[float], limit: float
+) -> Fact[float]:
+    """A documented fact that the user may state instead: `facts={"latent_norm_eps": 1e-5}`."""
+    if name not in overrides:
+        return fallback
+    value = overrides.pop(name)
+    if type(value) not in (int, float) or not 0 < value <= limit:
+        raise ConfigError(f"fact '{name}': found {value!r}; accepted: a number in (0, {limit:g}]")
+    return Fact(float(value), Source("override", f"facts={{'{name}': …}}"))

@@ -1,0 +1,16 @@
+"""Each family as an executable definition, sharing no code with the engine it checks."""
+
+from pathlib import Path
+
+import torch
+
+from trueline.reference.config import read_config
+from trueline.reference.model import Reference
+from trueline.reference.weights import load_weights
+
+__all__ = ["Reference", "load", "read_config"]
+
+
+def load(model_dir: str | Path, dtype: torch.dtype = torch.float64) -> Reference:
+    config = read_config(model_dir)
+    return Reference(config, load_weights(model_dir, config, dtype))

@@ -1,0 +1,108 @@
+"""Checkpoint files -> plain tensors under published names, without the engine's loader."""
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+import torch
+from safetensors import safe_open
+from torch import Tensor
+
+from trueline.errors import CheckpointError
+from trueline.reference.config import Config
+
+SCALE = "_scale_inv"  # the name says inverse, the value is not: W = fp8 * scale
+
+# A tensor outside this list would silently have no effect, so it is refused.
+KNOWN = re.compile(
+    r"(model\.embed_tokens|model\.norm|lm_head"
+    r"|model\.layers\.\d+\.((input|post_attention)_layernorm"
+    r"|self_attn\.(q_proj|q_a_proj|q_a_layernorm|q_b_proj|o_proj)"
+    r"|self_attn\.(kv_a_proj_with_mqa|kv_a_layernorm|kv_b_proj)"
+    r"|mlp\.((shared_experts|experts\.\d+)\.)?(gate|up|down)_proj"
+    r"|mlp\.gate))\.weight|model\.layers\.\d+\.mlp\.gate\.e_score_correction_bias"
+)
+
+
+def load_weights(model_dir: str | Path, config: Config, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Every tensor of the model, unquantised, experts one by one."""
+    stored = read_tensors(Path(model_dir), config)
+    weights: dict[str, Tensor] = {}
+    for name, tensor in stored.items():
+        if tensor.dtype == torch.float8_e4m3fn:
+            if config.fp8_block is None or name + SCALE not in stored:
+                raise CheckpointError(f"{name}: float8 without block size or {name + SCALE}")
+            tensor = dequantise(tensor, stored[name + SCALE], config.fp8_block)
+        elif name.endswith(SCALE) and name.removesuffix(SCALE) in stored:
+            continue
+        # the correction bias decides near-ties: it never goes below float32
+        floor = torch.float32 if name.endswith("e_score_correction_bias") else dtype
+        weights.update(unfuse(name, tensor.to(torch.promote_types(dtype, floor))))
+    if unknown := sorted(name for name in weights if not KNOWN.fullmatch(name)):
+        raise CheckpointError(f"tensors the reference does not use: {', '.join(unknown[:8])}")
+    if config.tie_word_embeddings:
+        embedding = weights["model.embed_tokens.weight"]
+        if not torch.equal(weights.setdefault("lm_head.weight", embedding), embedding):
+            raise CheckpointError("lm_head.weight differs from the embedding it is tied to")
+    return weights
+
+
+def read_tensors(model_dir: Path, config: Config) -> dict[str, Tensor]:
+    index = model_dir / "model.safetensors.index.json"
+    if index.exists():
+        files = sorted(
+            {model_dir / f for f in json.loads(index.read_text())["weight_map"].values()}
+        )
+    else:
+        files = sorted(model_dir.glob("*.safetensors"))
+    tensors: dict[str, Tensor] = {}
+    for file in files:
+        with safe_open(file, framework="pt") as handle:
+            for stored_name in list(handle.keys()):
+                name = canonical_name(stored_name)
+                if is_foreign(name, config):
+                    continue
+                if name in tensors:
+                    raise CheckpointError(f"{name} is stored twice, the second time in {file.name}")
+                tensors[name] = handle.get_tensor(stored_name)
+    return tensors
+
+
+def canonical_name(name: str) -> str:
+    """K2.5 puts the text model under a prefix: published, in memory, and as transformers saves."""
+    name = re.sub(r"^model\.language_model\.", "model.", name)
+    name = re.sub(r"^language_model\.", "", name)
+    return re.sub(r"^model\.blocks\.", "model.layers.", name)
+
+
+def is_foreign(name: str, config: Config) -> bool:
+    """Vision parts, MTP layers (after the last decoder layer), tables that old files carry."""
+    if re.match(r"(model\.)?(vision_tower|mm_projector)\.|.*rotary_emb\.inv_freq$", name):
+        return True
+    layer = re.match(r"model\.layers\.(\d+)\.", name)
+    return layer is not None and int(layer[1]) >= config.num_hidden_layers
+
+
+def dequantise(weight: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:
+    """W[o, i] = fp8[o, i] * scale[o // rows, i // columns] in float32; edge blocks are cut off."""
+    (rows, columns), (out, inner) = block, weight.shape
+    if scale.shape != (-(-out // rows), -(-inner // columns)):
+        raise CheckpointError(f"scales {tuple(scale.shape)} for {tuple(weight.shape)} by {block}")
+    full = scale.float().repeat_interleave(rows, 0).repeat_interleave(columns, 1)
+    return weight.float() * full[:out, :inner]
+
+
+def unfuse(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """`experts.gate_up_proj` [E, 2I, D] (gate rows first), `experts.down_proj` [E, D, I]."""
+    stem, _, last = name.rpartition(".")
+    if not stem.endswith(".experts"):
+        yield name, tensor
+        return
+    for expert, matrix in enumerate(tensor):
+        if last == "gate_up_proj":
+            gate, up = matrix.chunk(2)
+            yield f"{stem}.{expert}.gate_proj.weight", gate
+            yield f"{stem}.{expert}.up_proj.weight", up
+        else:
+            yield f"{stem}.{expert}.{last}.weight", matrix

@@ -1,0 +1,63 @@
+"""A whole model: its layers, its vocabulary, and how its checkpoint is stored."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from trueline.spec.feedforward import FeedForwardSpec
+from trueline.spec.mixer import MixerSpec
+from trueline.spec.source import Span, Spec
+
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockFp8(Spec):
+    """float8_e4m3fn weights with one scale per block: W = weight × weight_scale_inv."""
+
+    block: tuple[int, int]
+    power_of_two_scales: bool
+    ignored_modules: tuple[str, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class UnsupportedStorage(Spec):
+    """A stored format that `inspect` can name and the loader refuses by that name."""
+
+    name: str
+    why: str
+
+
+Storage = BlockFp8 | UnsupportedStorage | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class LayerSpec(Spec):
+    index: int
+    mixer: MixerSpec
+    feed_forward: FeedForwardSpec
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelSpec(Spec):
+    family: str
+    hidden_size: int
+    vocab: Span
+    norm_eps: float
+    """Of the norms before mixer and feed-forward, and of the final norm."""
+    max_position: int
+    tied_embeddings: bool
+    dtype: str
+    mtp_layers: int
+    """Draft layers the checkpoint may hold after the last layer; unused so far."""
+    eos_token_ids: tuple[int, ...]
+    layers: tuple[LayerSpec, ...]
+    storage: Storage = None
+    refused_inputs: tuple[str, ...] = ()
+    """Inputs the checkpoint could take and this engine refuses by name."""
+    not_runnable: str | None = None
+    """Why the engine cannot run it yet; None when it can."""
+
+    @property
+    def num_layers(self) -> int:
+        return len(self.layers)

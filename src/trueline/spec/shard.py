@@ -1,0 +1,91 @@
+"""What one tensor-parallel rank holds, as a spec of its own. Layers never see the world size.
+
+Divided: heads, routed experts, the widths of dense and shared MLPs. A count that does not divide
+is an error. Replicated: everything per token (latent projections, norms, router, cache rows), and
+the vocabulary where it does not divide (the result is the same, only memory is spent).
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from trueline.errors import UsageError
+from trueline.spec.feedforward import DenseSpec, FeedForwardSpec, MoESpec
+from trueline.spec.mixer import MixerSpec
+from trueline.spec.model import ModelSpec
+from trueline.spec.source import Span
+
+
+def local_spec(spec: ModelSpec, rank: int, size: int) -> ModelSpec:
+    """The part of `spec` that rank `rank` of `size` computes."""
+    if not 0 <= rank < size:
+        raise UsageError(f"rank {rank} of {size}: ranks run from 0 to size - 1")
+
+    def part(span: Span, what: str) -> Span:
+        if span.total % size:
+            raise UsageError(
+                f"{what} = {span.total} cannot be divided by tensor parallel size {size}; "
+                f"accepted: a divisor of {span.total}"
+            )
+        each = span.total // size
+        return Span(rank * each, (rank + 1) * each, span.total)
+
+    def mixer(whole: MixerSpec) -> MixerSpec:
+        return replace(whole, heads=part(whole.heads, "the number of attention heads"))
+
+    def feed_forward(whole: FeedForwardSpec) -> FeedForwardSpec:
+        if isinstance(whole, DenseSpec):
+            return replace(whole, width=part(whole.width, "the width of the dense MLP"))
+        shared = whole.shared_width
+        return replace(
+            whole,
+            experts=part(whole.experts, "the number of routed experts"),
+            shared_width=part(shared, "the width of the shared experts") if shared else None,
+        )
+
+    divides = spec.vocab.total % size == 0
+    return _map_layers(
+        replace(spec, vocab=part(spec.vocab, "the vocabulary") if divides else spec.vocab),
+        {id(layer.mixer): mixer(layer.mixer) for layer in spec.layers},
+        {id(layer.feed_forward): feed_forward(layer.feed_forward) for layer in spec.layers},
+    )
+
+
+def whole_spec(spec: ModelSpec) -> ModelSpec:
+    """Undo `local_spec`: what the checkpoint holds."""
+
+    def feed_forward(local: FeedForwardSpec) -> FeedForwardSpec:
+        if isinstance(local, MoESpec):
+            shared = local.shared_width
+            return replace(
+                local,
+                experts=Span.whole(local.experts.total),
+                shared_width=Span.whole(shared.total) if shared else None,
+            )
+        return replace(local, width=Span.whole(local.width.total))
+
+    def mixer(local: MixerSpec) -> MixerSpec:
+        return replace(local, heads=Span.whole(local.heads.total))
+
+    return _map_layers(
+        replace(spec, vocab=Span.whole(spec.vocab.total)),
+        {id(layer.mixer): mixer(layer.mixer) for layer in spec.layers},
+        {id(layer.feed_forward): feed_forward(layer.feed_forward) for layer in spec.layers},
+    )
+
+
+def _map_layers(
+    spec: ModelSpec, mixers: dict[int, MixerSpec], feed_forwards: dict[int, FeedForwardSpec]
+) -> ModelSpec:
+    """Layers of one kind go on sharing one object."""
+    return replace(
+        spec,
+        layers=tuple(
+            replace(
+                layer,
+                mixer=mixers[id(layer.mixer)],
+                feed_forward=feed_forwards[id(layer.feed_forward)],
+            )
+            for layer in spec.layers
+        ),
+    )

@@ -1,0 +1,166 @@
+"""Configurations for tiny models: published keys, dims unequal and prime-ish so that a swapped or
+guessed dimension cannot go unnoticed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from trueline.errors import UsageError, did_you_mean
+from trueline.spec.model import BlockFp8
+from trueline.tiny.tokenizer import SPECIALS
+
+_COMMON: dict[str, Any] = {
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": SPECIALS["<|begin|>"],
+    "eos_token_id": SPECIALS["<|end|>"],
+    "first_k_dense_replace": 1,
+    "hidden_act": "silu",
+    "hidden_size": 78,
+    "initializer_range": 0.02,
+    "intermediate_size": 83,
+    "kv_lora_rank": 37,
+    "max_position_embeddings": 8192,
+    "moe_intermediate_size": 23,
+    "moe_layer_freq": 1,
+    "n_routed_experts": 12,
+    "n_shared_experts": 1,
+    "num_attention_heads": 6,
+    "num_experts_per_tok": 3,
+    "num_hidden_layers": 4,
+    "num_key_value_heads": 6,
+    "qk_nope_head_dim": 13,
+    "qk_rope_head_dim": 10,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "routed_scaling_factor": 2.5,
+    "tie_word_embeddings": False,
+    "torch_dtype": "float32",
+    "use_cache": True,
+    "v_head_dim": 11,
+    "vocab_size": 311,
+}
+_YARN = {
+    "type": "yarn",
+    "factor": 40,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 0.9,
+    "mscale_all_dim": 0.7,
+    "original_max_position_embeddings": 128,
+}
+_NOAUX = {"scoring_func": "sigmoid", "topk_method": "noaux_tc", "norm_topk_prob": True}
+_V2 = {
+    "architectures": ["DeepseekV2ForCausalLM"],
+    "model_type": "deepseek_v2",
+    "norm_topk_prob": False,
+    "n_shared_experts": 2,
+    # transformers' complex rotation of this family wants even strides
+    "kv_lora_rank": 38,
+    "qk_nope_head_dim": 14,
+    "scoring_func": "softmax",
+}
+_V3 = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "num_nextn_predict_layers": 0,
+    **_NOAUX,
+}
+_K2 = {
+    **_V3,
+    "model_type": "kimi_k2",
+    "q_lora_rank": 29,
+    "n_group": 1,
+    "topk_group": 1,
+    "routed_scaling_factor": 2.827,
+    "rope_theta": 50000.0,
+    "rope_scaling": {**_YARN, "beta_fast": 1, "mscale": 1.0, "mscale_all_dim": 1.0},
+}
+
+FAMILIES: Mapping[str, Mapping[str, Any]] = {
+    "deepseek_v2": _COMMON
+    | _V2
+    | {
+        "q_lora_rank": 29,
+        "topk_method": "group_limited_greedy",
+        "n_group": 4,
+        "topk_group": 2,
+        "rope_scaling": _YARN,
+    },
+    "deepseek_v2_lite": _COMMON
+    | _V2
+    | {
+        "q_lora_rank": None,
+        "topk_method": "greedy",
+        "n_group": 1,
+        "topk_group": 1,
+        "routed_scaling_factor": 1.0,
+        "rope_scaling": {**_YARN, "mscale": 0.707, "mscale_all_dim": 0.707},
+    },
+    "deepseek_v3": _COMMON
+    | _V3
+    | {"q_lora_rank": 29, "n_group": 4, "topk_group": 2, "rope_scaling": _YARN},
+    "kimi_k2": _COMMON | _K2,
+    "kimi_k25": {
+        "architectures": ["KimiK25ForConditionalGeneration"],
+        "model_type": "kimi_k25",
+        "media_placeholder_token_id": 0,
+        "text_config": _COMMON | _K2,
+        "tie_word_embeddings": False,
+        "vision_config": {},
+    },
+    "glm4_moe_lite": _COMMON
+    | _NOAUX
+    | {
+        "architectures": ["Glm4MoeLiteForCausalLM"],
+        "model_type": "glm4_moe_lite",
+        "q_lora_rank": 29,
+        "qk_nope_head_dim": 11,
+        "v_head_dim": 17,
+        "n_group": 1,
+        "topk_group": 1,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 1000000.0,
+        "rope_scaling": None,
+        "routed_scaling_factor": 1.8,
+    },
+}
+
+
+def family_config(family: str) -> dict[str, Any]:
+    if family not in FAMILIES:
+        hint = did_you_mean(family, FAMILIES)
+        raise UsageError(f"family '{family}': accepted: {', '.join(FAMILIES)}{hint}")
+    config: dict[str, Any] = json.loads(json.dumps(FAMILIES[family]))  # a deep copy
+    return config
+
+
+def change_config(
+    config: dict[str, Any],
+    keys: Mapping[str, Any],
+    *,
+    yarn: bool | None = None,
+    fp8: BlockFp8 | None = None,
+) -> None:
+    """Set keys of the text model; put YaRN in or take it out; declare block fp8."""
+    text = config.get("text_config", config)
+    text.update(keys)
+    if "num_attention_heads" in keys and "num_key_value_heads" in text:
+        text["num_key_value_heads"] = keys["num_attention_heads"]
+    if "torch_dtype" in keys:
+        text.pop("dtype", None)
+    if yarn is not None:
+        rope = text.pop("rope_parameters", None) or {}
+        text.setdefault("rope_theta", rope.get("rope_theta", _COMMON["rope_theta"]))
+        text["rope_scaling"] = _YARN if yarn else None
+    if fp8 is not None:
+        config["quantization_config"] = {
+            "activation_scheme": "dynamic",
+            "fmt": "e4m3",
+            "quant_method": "fp8",
+            "weight_block_size": list(fp8.block),
+            **({"scale_fmt": "ue8m0"} if fp8.power_of_two_scales else {}),
+            **({"modules_to_not_convert": list(m)} if (m := fp8.ignored_modules) else {}),
+        }

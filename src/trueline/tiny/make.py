@@ -1,0 +1,182 @@
+"""Draw random weights for a config and write them as a published checkpoint.
+
+Every tensor is drawn from its own generator, seeded by (seed, name): the same numbers whatever
+else is in the model. Nothing is at a neutral value: norms are not ones, correction biases are
+large enough to change choices, routers spread their choices.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from trueline.errors import UsageError
+from trueline.models import read_model
+from trueline.models.parameters import Kind, parameters
+from trueline.spec.mixer import MLASpec
+from trueline.spec.model import BlockFp8, ModelSpec
+from trueline.tiny.tokenizer import write_tokenizer
+from trueline.weights.checkpoint import INDEX_NAME
+from trueline.weights.ledger import SCALE_SUFFIX, is_ignored
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+PREFIX = {"kimi_k25": "language_model."}
+FP8_MAX = 448.0
+
+
+@dataclass(frozen=True)
+class TinyOptions:
+    seed: int = 0
+    dtype: str = "float32"
+    """float32, bfloat16 or float16; matrices may be stored as fp8 by quantization_config."""
+    fused_experts: bool = False
+    max_shard_bytes: int = 2 << 30
+
+
+def make_checkpoint(
+    directory: Path,
+    config: Mapping[str, Any],
+    options: TinyOptions,
+    progress: Callable[[int, int], None] | None = None,
+) -> ModelSpec:
+    """Write config.json, weights and tokenizer into `directory`, which must be new or empty."""
+    if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
+        raise UsageError(f"{directory}: exists and is not empty; accepted: a new directory")
+    directory.mkdir(parents=True, exist_ok=True)
+    text = config.get("text_config", config)
+    file = directory / "config.json"
+    file.write_text(json.dumps(config, indent=1) + "\n")
+    try:
+        spec = read_model(file)
+        write_tokenizer(directory, spec.vocab.total, text.get("bos_token_id"), spec.eos_token_ids)
+        _write_shards(directory, _tensors(spec, options), options.max_shard_bytes, progress)
+    except BaseException:
+        for made in directory.iterdir():
+            made.unlink()
+        directory.rmdir()
+        raise
+    return spec
+
+
+def _tensors(spec: ModelSpec, options: TinyOptions) -> Iterator[tuple[str, Tensor, int, int]]:
+    """(stored name, tensor, parameters so far, parameters in all)."""
+    table = list(parameters(spec))
+    total = sum(parameter.count for parameter in table)
+    done = 0
+    prefix = PREFIX.get(spec.family, "")
+    for parameter in table:
+        fuse = options.fused_experts and parameter.fused is not None
+        values = []
+        for piece in parameter.pieces:
+            value = draw(piece.source, piece.shape, parameter.kind, options.seed)
+            _shrink_latents(value, piece.source, spec)
+            done += value.numel()
+            if fuse:
+                values.append(value)
+                continue
+            fp8 = parameter.may_be_fp8 and isinstance(spec.storage, BlockFp8)
+            for suffix, tensor in _stored(prefix + piece.source, value, spec, options, fp8):
+                yield prefix + piece.source + suffix, tensor, done, total
+        if fuse and parameter.fused is not None:
+            fused = torch.empty(parameter.shape)
+            for piece, value in zip(parameter.pieces, values, strict=True):
+                fused[piece.put] = value
+            yield prefix + parameter.fused.source, fused.to(DTYPES[options.dtype]), done, total
+
+
+def _stored(
+    name: str, value: Tensor, spec: ModelSpec, options: TinyOptions, fp8: bool
+) -> Iterator[tuple[str, Tensor]]:
+    if name.endswith("e_score_correction_bias"):
+        yield "", value
+    elif fp8 and isinstance(spec.storage, BlockFp8) and not is_ignored(spec.storage, name):
+        weight, scale = quantise(value, spec.storage)
+        yield "", weight
+        yield SCALE_SUFFIX, scale
+    else:
+        yield "", value.to(DTYPES[options.dtype])
+
+
+def draw(name: str, shape: tuple[int, ...], kind: Kind, seed: int) -> Tensor:
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
+    if kind == "norm":
+        return 0.5 + torch.rand(shape, generator=generator)
+    if kind == "correction_bias":
+        return 0.4 * torch.rand(shape, generator=generator) - 0.2
+    numbers = torch.randn(shape, generator=generator)
+    if name == "model.embed_tokens.weight":
+        return numbers
+    gain = {"router": 1.5, "embedding": 1.5}.get(kind, 1.0)
+    return numbers * (gain / math.sqrt(shape[-1]))
+
+
+def _shrink_latents(value: Tensor, name: str, spec: ModelSpec) -> None:
+    """Latents so small that the eps of their norms shows."""
+    mixer = spec.layers[0].mixer
+    if name.endswith(".q_a_proj.weight"):
+        value *= 0.1
+    elif name.endswith(".kv_a_proj_with_mqa.weight") and isinstance(mixer, MLASpec):
+        value[: mixer.kv_lora_rank] *= 0.1
+
+
+def quantise(value: Tensor, storage: BlockFp8) -> tuple[Tensor, Tensor]:
+    """Block fp8, as published: scale = amax / 448 of each block, or the next power of two."""
+    rows, columns = storage.block
+    height, width = value.shape
+    padded = torch.nn.functional.pad(value, (0, -width % columns, 0, -height % rows))
+    tall, wide = padded.shape[0] // rows, padded.shape[1] // columns
+    blocks = padded.reshape(tall, rows, wide, columns)
+    scale = (blocks.abs().amax(dim=(1, 3)) / FP8_MAX).clamp_min(2.0**-100)
+    if storage.power_of_two_scales:
+        scale = torch.exp2(torch.ceil(torch.log2(scale)))
+    quantised = (blocks / scale[:, None, :, None]).to(torch.float8_e4m3fn)
+    return quantised.reshape(padded.shape)[:height, :width].contiguous(), scale
+
+
+def _write_shards(
+    directory: Path,
+    tensors: Iterator[tuple[str, Tensor, int, int]],
+    max_bytes: int,
+    progress: Callable[[int, int], None] | None,
+) -> None:
+    shards: list[tuple[Path, list[str]]] = []
+    shard: dict[str, Tensor] = {}
+
+    def flush() -> None:
+        file = directory / f"shard-{len(shards)}.safetensors"
+        save_file(shard, file, metadata={"format": "pt"})
+        file.chmod(0o644)  # the library makes it private
+        shards.append((file, list(shard)))
+        shard.clear()
+
+    size = total_size = 0
+    for name, tensor, done, total in tensors:
+        if shard and size + tensor.nbytes > max_bytes:
+            flush()
+            size = 0
+        shard[name] = tensor.contiguous()
+        size += tensor.nbytes
+        total_size += tensor.nbytes
+        if progress:
+            progress(done, total)
+    flush()
+    if len(shards) == 1:
+        shards[0][0].rename(directory / "model.safetensors")
+        return
+    weight_map = {}
+    for i, (file, names) in enumerate(shards, 1):
+        final = f"model-{i:05d}-of-{len(shards):05d}.safetensors"
+        file.rename(directory / final)
+        weight_map.update(dict.fromkeys(names, final))
+    index = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
+    (directory / INDEX_NAME).write_text(json.dumps(index, indent=1) + "\n")

@@ -1,0 +1,215 @@
+"""Tiny models and prompts that make a wrong fact visible: unequal dims, far positions, experts
+in groups, every spelling of rope somewhere."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from trueline.models.parameters import parameters
+from trueline.spec.model import BlockFp8, ModelSpec
+from trueline.tiny.configs import change_config, family_config
+from trueline.tiny.make import TinyOptions, make_checkpoint
+
+
+@dataclass(frozen=True)
+class Case:
+    family: str
+    keys: Mapping[str, Any] = field(default_factory=dict)
+    """Keys to set in the family's tiny config; None takes a key out."""
+    rope: Mapping[str, Any] = field(default_factory=dict)
+    """Keys to set in its rope_scaling."""
+    yarn: bool | None = None
+    fp8: BlockFp8 | None = None
+    dtype: str = "float32"
+    mtp: bool = False
+    """Store an MTP layer too."""
+    seed: int = 0
+    start: int = 0
+    """Position of the first token."""
+    stride: int = 1
+    """Distance between positions. Rotation is relative: only far apart do small errors in
+    frequencies become large angles."""
+    length: int = 48
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A case made: what a check works on."""
+
+    name: str
+    model: Path
+    tokens: Tensor
+    positions: Tensor
+    oracle: Tensor | None = None
+    """float64 logprobs of an implementation that shares no code with ours."""
+
+
+_V4_FLAT_ONLY = ("compress_ratios", "num_hash_layers", "rope_scaling")
+# Rope as transformers saves it, with YaRN inside.
+_ROPE_PARAMETERS = {
+    "rope_scaling": None,
+    "rope_theta": None,
+    "rope_parameters": {
+        "rope_type": "yarn",
+        "rope_theta": 3000.0,
+        "factor": 7.0,
+        "beta_fast": 2.0,
+        "beta_slow": 0.5,
+        "mscale": 0.8,
+        "mscale_all_dim": 1.3,
+        "original_max_position_embeddings": 96,
+    },
+}
+FP8_32 = BlockFp8(block=(32, 32), power_of_two_scales=False, ignored_modules=())
+FP8_EXEMPT = BlockFp8(
+    block=(32, 32),
+    power_of_two_scales=True,
+    # layer 0 is dense: its gate_proj is quantised, though a name in this list is part of its name
+    ignored_modules=("model.layers.0.mlp.gate", "model.layers.0.self_attn.kv_b_proj", "lm_head"),
+)
+
+V4 = {
+    "model_type": "deepseek_v4",
+    "compress_ratios": [0, 4, 128, 0],
+    "compress_rope_theta": 160000.0,
+    "eos_token_id": 1,
+    "hc_eps": 1e-6,
+    "hc_mult": 4,
+    "hc_sinkhorn_iters": 20,
+    "head_dim": 96,
+    "hidden_size": 64,
+    "index_head_dim": 32,
+    "index_n_heads": 16,
+    "index_topk": 8,
+    "max_position_embeddings": 1048576,
+    "moe_intermediate_size": 20,
+    "n_routed_experts": 6,
+    "n_shared_experts": 1,
+    "num_attention_heads": 4,
+    "num_experts_per_tok": 2,
+    "num_hash_layers": 1,
+    "num_hidden_layers": 3,
+    "num_nextn_predict_layers": 1,
+    "o_groups": 2,
+    "o_lora_rank": 8,
+    "q_lora_rank": 24,
+    "qk_rope_head_dim": 24,
+    "rms_norm_eps": 1e-6,
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 16,
+        "beta_fast": 32,
+        "beta_slow": 1,
+        "original_max_position_embeddings": 65536,
+    },
+    "rope_theta": 10000.0,
+    "routed_scaling_factor": 1.5,
+    "scoring_func": "sqrtsoftplus",
+    "sliding_window": 128,
+    "swiglu_limit": 10.0,
+    "tie_word_embeddings": False,
+    "vocab_size": 311,
+}
+# The same model, as transformers saves it.
+V4_NESTED = {key: value for key, value in V4.items() if key not in _V4_FLAT_ONLY} | {
+    "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128},
+    "layer_types": [
+        "sliding_attention",
+        "compressed_sparse_attention",
+        "heavily_compressed_attention",
+    ],
+    "mlp_layer_types": ["hash_moe", "moe", "moe"],
+    "partial_rotary_factor": 0.25,
+    "rope_parameters": {
+        "main": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
+        "compress": {
+            "rope_type": "yarn",
+            "rope_theta": 160000.0,
+            "partial_rotary_factor": 0.25,
+            "factor": 16,
+            "beta_fast": 32,
+            "beta_slow": 1,
+            "original_max_position_embeddings": 65536,
+            "attention_factor": 1.0,
+        },
+    },
+}
+CONFIG_ONLY: Mapping[str, Mapping[str, Any]] = {"v4": V4, "v4-nested": V4_NESTED}
+"""Families that `inspect` resolves and nobody can run yet."""
+
+CASES: Mapping[str, Case] = {
+    "v2": Case("deepseek_v2", start=5000, stride=131),
+    "v2-lite": Case("deepseek_v2_lite", yarn=False),
+    "v3": Case("deepseek_v3", start=4321, stride=173),
+    "v3-near": Case("deepseek_v3"),
+    "v3-rope-parameters": Case("deepseek_v3", keys=_ROPE_PARAMETERS, start=300),
+    "v3-mixed-spelling": Case(
+        "deepseek_v3",
+        keys={
+            "rope_scaling": None,
+            "rope_theta": 500.0,
+            "rope_parameters": {"type": "yarn", "factor": 3.0, "mscale_all_dim": 0.6},
+        },
+    ),
+    "v3-halves": Case("deepseek_v3", keys={"rope_interleave": False}),
+    "v3-attention-factor": Case("deepseek_v3", rope={"attention_factor": 1.2}),
+    "v3-no-yarn-scaling": Case("deepseek_v3", rope={"apply_yarn_scaling": False}),
+    "v3-no-truncate": Case("deepseek_v3", rope={"truncate": False}),
+    "v3-mtp": Case("deepseek_v3", keys={"num_nextn_predict_layers": 1}, mtp=True),
+    "k2": Case("kimi_k2", start=900, stride=97),
+    "k25": Case("kimi_k25"),
+    "glm": Case("glm4_moe_lite", start=2000),
+    "tied": Case("deepseek_v2", keys={"tie_word_embeddings": True}),
+    "bf16": Case("deepseek_v3", dtype="bfloat16"),
+    "fp8": Case("deepseek_v3", fp8=FP8_32),
+    "fp8-exempt": Case("deepseek_v3", fp8=FP8_EXEMPT),
+}
+
+
+def make_subject(name: str, directory: Path) -> Subject:
+    """Write the case's model into `directory`, and draw its prompt."""
+    if name in CONFIG_ONLY:
+        directory.mkdir(parents=True)
+        (directory / "config.json").write_text(json.dumps(CONFIG_ONLY[name]))
+        nothing = torch.empty(0, dtype=torch.long)
+        return Subject(name, directory, nothing, nothing)
+    case = CASES[name]
+    config = family_config(case.family)
+    change_config(config, {**case.keys, "torch_dtype": case.dtype}, yarn=case.yarn, fp8=case.fp8)
+    for key in [key for key, value in case.keys.items() if value is None]:
+        del config[key]
+    if case.rope:
+        config["rope_scaling"].update(case.rope)
+    spec = make_checkpoint(directory, config, TinyOptions(seed=case.seed, dtype=case.dtype))
+    if case.mtp:
+        _add_mtp_layer(directory, spec)
+    generator = torch.Generator().manual_seed(case.seed)
+    tokens = torch.randint(spec.vocab.total, (case.length,), generator=generator)
+    positions = case.start + case.stride * torch.arange(case.length)
+    return Subject(name, directory, tokens, positions)
+
+
+def _add_mtp_layer(directory: Path, spec: ModelSpec) -> None:
+    """Names and shapes of a draft layer, as published after the last layer."""
+    last = replace(spec.layers[-1], index=spec.num_layers)
+    D, vocab, at = spec.hidden_size, spec.vocab.total, f"model.layers.{last.index}"
+    shapes: dict[str, tuple[int, ...]] = {
+        f"{at}.enorm.weight": (D,),
+        f"{at}.hnorm.weight": (D,),
+        f"{at}.eh_proj.weight": (D, 2 * D),
+        f"{at}.shared_head.norm.weight": (D,),
+        f"{at}.shared_head.head.weight": (vocab, D),
+        f"{at}.embed_tokens.weight": (vocab, D),
+    }
+    for parameter in parameters(replace(spec, layers=(last,))):
+        shapes |= {p.source: p.shape for p in parameter.pieces if p.source.startswith(f"{at}.")}
+    tensors = {name: torch.full(shape, float("nan")) for name, shape in shapes.items()}
+    save_file(tensors, directory / "mtp.safetensors")

@@ -1,0 +1,229 @@
+"""The checks, by name. Each takes a subject and raises CheckFailed with the evidence."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trueline import reference
+from trueline.errors import CheckpointError, ConfigError
+from trueline.models import FAMILIES, config_file, read_model
+from trueline.reference import config as second_opinion
+from trueline.reference.weights import load_weights as load_reference_weights
+from trueline.spec.feedforward import MoESpec
+from trueline.spec.fields import Fields, read_json
+from trueline.spec.mixer import MLASpec
+from trueline.spec.model import LayerSpec, ModelSpec
+from trueline.spec.rope import RopeSpec
+from trueline.verify.cases import Subject
+from trueline.verify.failed import CheckFailed
+from trueline.verify.routing import routing
+from trueline.weights.checkpoint import open_checkpoint
+from trueline.weights.ledger import balance
+from trueline.weights.load import load_weights
+
+ORACLE_GATE = 2e-5
+"""Largest difference in logprob to an oracle in float64, at any position."""
+FORMS_GATE = 1e-12
+"""Largest relative difference of a row between the two forms of latent attention."""
+
+
+def float32_inv_freq(rope: RopeSpec) -> Tensor:
+    """The frequencies as a float32 consumer must lift them."""
+    exponents, ramp = (torch.tensor(v, dtype=torch.float32) for v in (rope.exponents, rope.ramp))
+    frequencies: Tensor = rope.inv_freq(exponents, ramp)
+    return frequencies
+
+
+def one_spec(subject: Subject) -> None:
+    """Every fact of the spec equals what the reference reads in config.json for itself."""
+    spec = read_model(subject.model)
+    pairs = _v4_facts(spec, subject) if spec.family == "deepseek_v4" else _facts(spec, subject)
+    wrong = [
+        f"{name}: spec {_brief(ours)}, reference {_brief(theirs)}"
+        for name, ours, theirs in pairs
+        if not _same(ours, theirs)
+    ]
+    if wrong:
+        raise CheckFailed(f"one-spec: {len(wrong)} facts differ: {'; '.join(wrong[:4])}")
+
+
+def _facts(spec: ModelSpec, subject: Subject) -> Iterator[tuple[str, Any, Any]]:
+    config = second_opinion.read_config(subject.model)
+    yield "layers", spec.num_layers, config.num_hidden_layers
+    yield "hidden_size", spec.hidden_size, config.hidden_size
+    yield "vocab", spec.vocab.total, config.vocab_size
+    yield "norm_eps", spec.norm_eps, config.rms_norm_eps
+    yield "tied_embeddings", spec.tied_embeddings, config.tie_word_embeddings
+    for layer in spec.layers:
+        yield from _layer_facts(layer, config)
+
+
+def _layer_facts(layer: LayerSpec, config: second_opinion.Config) -> Iterator[tuple[str, Any, Any]]:
+    at = f"layer {layer.index} "
+    mla = layer.mixer
+    assert isinstance(mla, MLASpec)
+    yield at + "heads", mla.heads.total, config.num_attention_heads
+    for name in (
+        "q_lora_rank",
+        "kv_lora_rank",
+        "qk_nope_head_dim",
+        "qk_rope_head_dim",
+        "v_head_dim",
+        "latent_norm_eps",
+    ):
+        yield at + name, getattr(mla, name), getattr(config, name)
+    yield at + "softmax_scale", mla.softmax_scale, second_opinion.softmax_scale(config)
+    yield at + "rope.pairing", mla.rope.pairing == "pairs", config.rope_pairs
+    yield at + "cos_sin_scale", mla.rope.cos_sin_scale, second_opinion.cos_sin_scale(config)
+    theirs = second_opinion.inverse_frequencies(config)
+    yield at + "rope.inv_freq", float32_inv_freq(mla.rope), theirs
+    moe = layer.feed_forward
+    is_moe = isinstance(moe, MoESpec)
+    yield at + "is MoE", is_moe, second_opinion.layer_is_moe(config, layer.index)
+    if isinstance(moe, MoESpec):
+        router = moe.router
+        yield at + "experts", moe.experts.total, config.n_routed_experts
+        shared = moe.shared_width.total if moe.shared_width else 0
+        yield at + "shared_width", shared, config.n_shared_experts * moe.expert_width
+        yield at + "scoring", router.scoring, config.scoring_func
+        yield at + "groups", router.num_groups, config.n_group
+        yield at + "top_groups", router.top_groups, config.topk_group
+        yield at + "top_k", router.top_k, config.num_experts_per_tok
+        yield at + "renormalise", router.renormalise, config.norm_topk_prob
+        yield at + "scaling_factor", router.scaling_factor, config.routed_scaling_factor
+        sigmoid = config.scoring_func == "sigmoid"
+        yield at + "correction_bias", router.correction_bias, sigmoid
+        expected = None if config.n_group == 1 else "top2_sum" if sigmoid else "max"
+        yield at + "group_score", router.group_score, expected
+
+
+def _v4_facts(spec: ModelSpec, subject: Subject) -> Iterator[tuple[str, Any, Any]]:
+    raw = read_json(config_file(subject.model))
+    for layer in spec.layers:
+        inv_freq, cos_sin_scale, softmax_scale = second_opinion.v4_layer_rope(raw, layer.index)
+        at = f"layer {layer.index} "
+        rope = layer.mixer.rope
+        yield at + "rope.inv_freq", float32_inv_freq(rope), inv_freq
+        yield at + "cos_sin_scale", rope.cos_sin_scale, cos_sin_scale
+        yield at + "softmax_scale", layer.mixer.softmax_scale, softmax_scale
+
+
+def _same(ours: Any, theirs: Any) -> bool:
+    if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
+        return torch.equal(ours, theirs)
+    if isinstance(ours, float) and isinstance(theirs, (float, int)):
+        return abs(ours - theirs) <= 1e-15 * abs(theirs)
+    return bool(ours == theirs)
+
+
+def _brief(value: Any) -> str:
+    if isinstance(value, Tensor):
+        return f"[{len(value)}] {[float(f'{x:.6g}') for x in value[:4].tolist()]}…"
+    return repr(value)
+
+
+def oracle(subject: Subject) -> None:
+    """The reference in float64 equals an independent implementation, at every position."""
+    if subject.oracle is None:
+        raise CheckFailed("oracle: the subject carries no oracle to compare with")
+    with torch.no_grad():
+        ours = reference.load(subject.model).logprobs(subject.tokens, subject.positions)
+    off = (ours - subject.oracle).abs().amax(dim=-1)
+    worst = int(off.argmax())
+    if not bool(off.max() <= ORACLE_GATE):  # also when NaN
+        raise CheckFailed(
+            f"oracle: position {int(subject.positions[worst])}: logprobs differ by "
+            f"{float(off[worst]):.3g}, accepted {ORACLE_GATE:g}"
+        )
+
+
+def absorbed_equals_expanded(subject: Subject) -> None:
+    model = reference.load(subject.model)
+    with torch.no_grad():
+        expanded, absorbed = (
+            model.logits(subject.tokens, subject.positions, form=form)
+            for form in ("expanded", "absorbed")
+        )
+    off = (expanded - absorbed).norm(dim=-1) / expanded.norm(dim=-1)
+    if not bool(off.max() <= FORMS_GATE):
+        raise CheckFailed(
+            f"absorbed = expanded: position {int(subject.positions[int(off.argmax())])} differs "
+            f"by {float(off.max()):.3g} relative, accepted {FORMS_GATE:g}"
+        )
+
+
+def ledger(subject: Subject) -> None:
+    """Every tensor is used once, every parameter filled once, with the values that the
+    reference's own loader finds."""
+    spec = read_model(subject.model)
+    dtype: torch.dtype = getattr(torch, spec.dtype)
+    try:
+        ours = load_weights(subject.model, spec, dtype=dtype)
+    except CheckpointError as error:
+        raise CheckFailed(f"ledger: {error}") from error
+    config = second_opinion.read_config(subject.model)
+    theirs = load_reference_weights(subject.model, config, dtype)
+    if spec.tied_embeddings:
+        theirs.pop("lm_head.weight", None)
+    unequal = [
+        name
+        for name, value in _unstacked(ours)
+        if name not in theirs or not torch.equal(value.float(), theirs.pop(name).float())
+    ]
+    if unequal or theirs:
+        raise CheckFailed(
+            f"ledger: {len(unequal)} weights differ from the reference's reading"
+            f" (first: {unequal[:1]}), {len(theirs)} were not loaded (first: {list(theirs)[:1]})"
+        )
+
+
+def _unstacked(values: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
+    """Stacked experts one by one, under published names."""
+    for name, value in values.items():
+        stem, _, last = name.rpartition(".experts.")
+        if last == "gate_up_proj":
+            for expert, matrix in enumerate(value):
+                gate, up = matrix.chunk(2)
+                yield f"{stem}.experts.{expert}.gate_proj.weight", gate
+                yield f"{stem}.experts.{expert}.up_proj.weight", up
+        elif last == "down_proj":
+            for expert, matrix in enumerate(value):
+                yield f"{stem}.experts.{expert}.down_proj.weight", matrix
+        else:
+            yield name, value
+
+
+def strict(subject: Subject) -> None:
+    """What nobody reads is refused by name: a config key, a stored tensor; so is a gap."""
+    file = config_file(subject.model)
+    raw = read_json(file) | {"index_topk_freq": 2}
+    try:
+        FAMILIES[raw["model_type"]](Fields(raw, file), {})
+    except ConfigError as error:
+        if "index_topk_freq" not in str(error):
+            raise CheckFailed(f"strict: an unread key got another error: {error}") from error
+    else:
+        raise CheckFailed("strict: a config key that nobody reads was accepted")
+    checkpoint = open_checkpoint(subject.model)
+    if checkpoint is None:
+        raise CheckFailed(f"strict: {subject.model} holds no weights")
+    first, *rest = checkpoint.tensors.values()
+    extra = {"model.layers.0.mlp.surprise.weight": first, **checkpoint.tensors}
+    for what, tensors in (("extra", extra), ("missing", {t.name: t for t in rest})):
+        if balance(replace(checkpoint, tensors=tensors), read_model(subject.model)).balanced:
+            raise CheckFailed(f"strict: a checkpoint with one tensor {what} was accepted")
+
+
+CHECKS: Mapping[str, Callable[[Subject], None]] = {
+    "one-spec": one_spec,
+    "oracle": oracle,
+    "absorbed = expanded": absorbed_equals_expanded,
+    "ledger": ledger,
+    "strict": strict,
+    "routing": routing,
+}

@@ -1,0 +1,15 @@
+"""The table of seeded faults: known mistakes, put into the running package one at a time, and the
+check that must go red for each.
+
+A check that no fault can turn red is worthless; a fault that no check catches is a hole. Every
+issue adds its rows.
+"""
+
+from trueline.verify.seed import Fault
+from trueline.verify.seed.reference import REFERENCE_FAULTS
+from trueline.verify.seed.spec import SPEC_FAULTS
+from trueline.verify.seed.weights import WEIGHT_FAULTS
+
+__all__ = ["FAULTS", "Fault"]
+
+FAULTS: list[Fault] = [*REFERENCE_FAULTS, *SPEC_FAULTS, *WEIGHT_FAULTS]

@@ -1,0 +1,44 @@
+"""What a seeded fault is; the modules beside this one hold the faults, by what they break."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+from trueline.spec.source import Fact
+
+Make = Callable[..., Any]
+"""From the original attribute to its broken replacement; or such a replacement."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    id: str
+    what: str
+    check: str
+    case: str
+    owner: Any
+    attribute: str
+    broken: Make
+
+    @contextmanager
+    def seeded(self) -> Iterator[None]:
+        """The package as it would be with this mistake in it."""
+        original = vars(self.owner)[self.attribute]
+        setattr(self.owner, self.attribute, self.broken(original))
+        try:
+            yield
+        finally:
+            setattr(self.owner, self.attribute, original)
+
+
+class Rewriting:
+    """A spec class, but some facts come out wrong."""
+
+    def __init__(self, spec: Any, **wrong: Fact[Any]) -> None:
+        self._spec, self._wrong = spec, wrong
+
+    def of(self, **facts: Any) -> Any:
+        return self._spec.of(**facts | self._wrong)

@@ -1,0 +1,82 @@
+"""Fixtures every test may use. One torch thread per worker: two workers share two cores."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, settings
+
+from trueline.spec.model import BlockFp8
+from trueline.tiny.configs import change_config, family_config
+from trueline.tiny.make import TinyOptions, make_checkpoint
+
+torch.set_num_threads(1)
+
+settings.register_profile(
+    "default",
+    max_examples=60,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile(
+    "full", max_examples=1500, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+)
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
+
+TinyMaker = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyMaker:
+    """tiny(family, seed=…, dtype=…, fp8=…, yarn=…, keys={…}) -> model directory, made once."""
+    made: dict[str, Path] = {}
+
+    def make(
+        family: str,
+        *,
+        keys: Mapping[str, Any] | None = None,
+        yarn: bool | None = None,
+        fp8: BlockFp8 | None = None,
+        dtype: str = "float32",
+        **options: Any,
+    ) -> Path:
+        identity = repr((family, sorted((keys or {}).items()), yarn, fp8, dtype, options))
+        if identity not in made:
+            config = family_config(family)
+            change_config(config, {**(keys or {}), "torch_dtype": dtype}, yarn=yarn, fp8=fp8)
+            directory = tmp_path_factory.mktemp("tiny") / family
+            make_checkpoint(directory, config, TinyOptions(dtype=dtype, **options))
+            made[identity] = directory
+        return made[identity]
+
+    return make
+
+
+@pytest.fixture
+def write_config(tmp_path: Path) -> Callable[[Mapping[str, Any]], Path]:
+    def write(config: Mapping[str, Any]) -> Path:
+        file = tmp_path / "config.json"
+        file.write_text(json.dumps(config))
+        return file
+
+    return write
+
+
+@pytest.fixture(scope="session")
+def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Any]:
+    """Tiny models that transformers itself made, by case, each made once."""
+    import hf  # here, because importing transformers takes seconds
+
+    @cache
+    def make(case: hf.Case) -> hf.Checkpoint:
+        return hf.make(case, tmp_path_factory.mktemp("model") / str(case))
+
+    return make

@@ -1,0 +1,166 @@
+"""The house rules, read off the source: one owner per fact, dependencies downwards only."""
+
+from __future__ import annotations
+
+import ast
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import trueline
+
+ROOT = Path(trueline.__file__).parent
+FILES = sorted(ROOT.rglob("*.py"))
+TESTS = Path(__file__).parent
+
+# A room may import those before it. `reference` stands aside: see below.
+ROOMS = ("errors", "spec", "models", "weights", "tiny", "text", "verify", "describe", "cli")
+NO_TORCH = ("errors", "spec", "models", "describe")
+
+
+def room(file: Path) -> str:
+    return file.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imports(file: Path, *, everywhere: bool = True) -> Iterator[str]:
+    """Absolute names of what a file imports; without `everywhere`, only when it is imported."""
+    tree = ast.parse(file.read_text())
+    for node in ast.walk(tree) if everywhere else _outside_functions(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{file}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def _outside_functions(tree: ast.AST) -> Iterator[ast.AST]:
+    for node in ast.iter_child_nodes(tree):
+        typing_only = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
+        if not isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and not typing_only:
+            yield node
+            yield from _outside_functions(node)
+
+
+def names(file: Path) -> str:
+    return str(file.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("file", FILES, ids=names)
+def test_imports_point_downwards(file: Path) -> None:
+    here = room(file)
+    for name in imports(file):
+        first, _, rest = name.partition(".")
+        target = rest.split(".")[0]
+        if first != "trueline" or not target or target == "__version__":
+            continue
+        if here == "reference":  # the second opinion shares nothing with the first
+            assert target in ("errors", "reference"), f"{file} imports {name}"
+        elif target == "reference":
+            assert here in ("verify", "cli", "reference"), f"{file} imports {name}"
+        elif here not in ("__init__", "__main__"):
+            assert ROOMS.index(target) <= ROOMS.index(here), f"{file} imports {name}"
+
+
+@pytest.mark.parametrize("file", FILES, ids=names)
+def test_transformers_is_only_an_oracle(file: Path) -> None:
+    assert not any(name.split(".")[0] == "transformers" for name in imports(file))
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if room(f) in NO_TORCH], ids=names)
+def test_no_torch_where_facts_live(file: Path) -> None:
+    assert not any(name.split(".")[0] == "torch" for name in imports(file))
+
+
+@pytest.mark.parametrize("file", [f for f in FILES if room(f) == "cli"], ids=names)
+def test_commands_import_torch_late(file: Path) -> None:
+    slow = {"torch", "tokenizers", "safetensors"}
+    assert not any(name.split(".")[0] in slow for name in imports(file, everywhere=False))
+
+
+@pytest.mark.parametrize("file", FILES, ids=names)
+def test_scales_are_computed_in_spec_only(file: Path) -> None:
+    """No `x ** -0.5` of a dimension outside spec/, the reference, and the faults that break it."""
+    if room(file) in ("spec", "reference") or "seed" in file.parts:
+        return
+    for node in ast.walk(ast.parse(file.read_text())):
+        power = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)
+        assert not (power and ast.unparse(node.right) in ("-0.5", "-1 / 2")), f"{file}: a scale"
+
+
+CONFIG_KEYS = re.compile(
+    r"""["'](qk_nope_head_dim|kv_lora_rank|num_attention_heads|rope_theta|rope_scaling|"""
+    r"""mscale_all_dim|n_routed_experts|topk_group|routed_scaling_factor)["']"""
+)
+
+
+@pytest.mark.parametrize("file", FILES, ids=names)
+def test_config_keys_are_read_by_family_readers_only(file: Path) -> None:
+    """models/ reads them, reference/ reads them again; tiny/ and the verb above it write them."""
+    writers = ("tiny", "verify", "make_tiny.py")
+    if room(file) in ("models", "reference", *writers) or file.name in writers:
+        return
+    text = re.sub(r'""".*?"""', "", file.read_text(), flags=re.DOTALL)
+    assert not CONFIG_KEYS.search(text), f"{file} knows a config key"
+
+
+@pytest.mark.parametrize("file", FILES, ids=names)
+def test_environment_and_devices_are_asked_nowhere(file: Path) -> None:
+    """Until device.py exists; then there only."""
+    text = file.read_text()
+    assert "os.environ" not in text
+    assert "is_cuda" not in text
+    assert "cuda.is_available" not in text
+
+
+@pytest.mark.parametrize("file", FILES, ids=names)
+def test_no_model_dimension_is_written_down(file: Path) -> None:
+    numbers = (
+        node.value
+        for node in ast.walk(ast.parse(file.read_text()))
+        if isinstance(node, ast.Constant) and type(node.value) is int
+    )
+    assert not {576, 656, 192, 7168}.intersection(numbers)
+
+
+@pytest.mark.parametrize("file", FILES, ids=names)
+def test_files_stay_readable(file: Path) -> None:
+    lines = file.read_text().splitlines()
+    assert len(lines) <= 400
+    for node in ast.walk(ast.parse(file.read_text())):
+        if isinstance(node, ast.FunctionDef) and file.name != "make_tiny.py":  # a list of flags
+            assert node.end_lineno is not None
+            assert node.end_lineno - node.lineno < 60, f"{file}: {node.name} is too long"
+
+
+def test_rules_can_fail(tmp_path: Path) -> None:
+    """The readers above see what they are meant to see."""
+    file = tmp_path / "bad.py"
+    file.write_text("import torch\ndef f():\n    from transformers import x\nscale = d ** -0.5\n")
+    assert list(imports(file)) == ["torch", "transformers.x"]
+    assert list(imports(file, everywhere=False)) == ["torch"]
+    assert CONFIG_KEYS.search('config["kv_lora_rank"]')
+
+
+@pytest.mark.parametrize("arguments", [["--version"], ["--help"], ["inspect", "--help"]])
+def test_help_needs_no_torch(arguments: list[str]) -> None:
+    code = (
+        "import sys\nfrom trueline.cli import main\n"
+        f"try: main({arguments!r})\nexcept SystemExit: pass\n"
+        "assert 'torch' not in sys.modules, 'torch was imported'\n"
+        "assert 'transformers' not in sys.modules\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_inspect_needs_no_torch() -> None:
+    config = TESTS.parent / "bench" / "configs" / "v2lite"
+    code = (
+        "import sys\nsys.modules['torch'] = None  # importing it now raises\n"
+        "from trueline.cli import main\n"
+        f"main(['inspect', {str(config)!r}, '--json'])\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)

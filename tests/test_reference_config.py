@@ -1,0 +1,226 @@
+"""How `reference/` reads config.json: every spelling, the published figures, what it refuses."""
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4RotaryEmbedding
+
+import hf
+from hf import Case, Checkpoints
+from trueline.errors import ConfigError
+from trueline.reference import config as facts
+from trueline.reference.config import Config
+
+V2, V3 = Case("deepseek_v2"), Case("deepseek_v3")
+
+ONE_BETA = {"beta_fast": 1.0, "beta_slow": 1.0}
+YARNS: dict[str, dict[str, Any]] = {
+    "V2": {"rope_theta": 1e4, "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707},
+    "V3": {"rope_theta": 1e4, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0},
+    "K2 32": {"rope_theta": 5e4, "factor": 32, "mscale": 1.0, "mscale_all_dim": 1.0, **ONE_BETA},
+    "K2 64": {"rope_theta": 5e4, "factor": 64, "mscale": 1.0, "mscale_all_dim": 1.0},
+    "integers": {"rope_theta": 10000, "factor": 3, "mscale": 1, "mscale_all_dim": 2},
+    "no mscale": {"rope_theta": 1e4, "factor": 5.5},
+    "one mscale": {"rope_theta": 1e4, "factor": 5.5, "mscale": 0.7},
+    "attention_factor": {"rope_theta": 1e4, "factor": 8, "attention_factor": 0.9, "mscale": 2.0},
+    "not truncated": {"rope_theta": 1e4, "factor": 40, "truncate": False, "mscale_all_dim": 0.5},
+    "low is high": {"rope_theta": 1e4, "factor": 4, "beta_fast": 1e-9, "beta_slow": 1e-9},
+    "factor below 1": {"rope_theta": 1e4, "factor": 0.5, "mscale": 1.0, "mscale_all_dim": 1.0},
+}
+# FACTS: softmax scale; inverse frequencies 16, 20, 31
+PUBLISHED = {
+    "V2": (0.1147214, 5.5000e-3, 7.905694e-4, 3.333804e-6),
+    "V3": (0.1352338, 5.5000e-3, 7.905694e-4, 3.333804e-6),
+    "K2 32": (0.1308608, 4.472136e-3, 3.614047e-5, 8.764413e-7),
+    "K2 64": (0.1446796, 1.537297e-3, 1.807023e-5, 4.382206e-7),
+}
+
+
+@pytest.mark.parametrize("name", YARNS)
+def test_yarn_has_the_bits_of_transformers(name: str, tmp_path: Path) -> None:
+    rope = {"rope_type": "yarn", "original_max_position_embeddings": 4096, **YARNS[name]}
+    theirs = transformers.DeepseekV3Config(rope_parameters=rope, max_position_embeddings=163840)
+    theirs.save_pretrained(tmp_path)
+    config = facts.read_config(tmp_path)
+    inv_freq, attention_factor = ROPE_INIT_FUNCTIONS["yarn"](theirs)
+    assert torch.equal(facts.inverse_frequencies(config), inv_freq)
+    assert facts.cos_sin_scale(config) == attention_factor
+    if name in PUBLISHED:
+        measured = [facts.softmax_scale(config)]
+        measured += [facts.inverse_frequencies(config)[i].item() for i in (16, 20, 31)]
+        assert measured == pytest.approx(PUBLISHED[name], rel=1e-5)
+
+
+@pytest.mark.parametrize("case", hf.GRID, ids=str)
+def test_rope_and_scale_equal_the_built_model(case: Case, checkpoints: Checkpoints) -> None:
+    config = facts.read_config(checkpoints(case).path)
+    built = checkpoints(case).model.float().model
+    built = getattr(built, "language_model", built)
+    assert torch.equal(facts.inverse_frequencies(config), built.rotary_emb.inv_freq)
+    assert facts.cos_sin_scale(config) == built.rotary_emb.attention_scaling
+    assert facts.softmax_scale(config) == pytest.approx(built.layers[0].self_attn.scaling)
+    for layer, block in enumerate(built.layers):
+        assert facts.layer_is_moe(config, layer) == hasattr(block.mlp, "experts")
+
+
+def published(raw: dict[str, Any]) -> dict[str, Any]:
+    """The same config.json in the words of the model's authors."""
+    raw = {key: raw[key] for key in raw if key not in ("head_dim", "qk_head_dim")}
+    rope = raw.pop("rope_parameters")
+    v2 = raw["model_type"] == "deepseek_v2"
+    raw |= {"rope_theta": rope.pop("rope_theta"), "moe_layer_freq": 1}
+    raw |= {"scoring_func": "softmax" if v2 else "sigmoid"}
+    if v2:
+        raw |= {"n_group": raw["n_group"] or 1, "topk_group": raw["topk_group"] or 1}
+    else:
+        raw |= {"topk_method": "noaux_tc"}
+    kind = rope.pop("rope_type")
+    return raw | {"rope_scaling": {"type": kind, **rope} if kind == "yarn" else None}
+
+
+@pytest.mark.parametrize("case", hf.GRID, ids=str)
+def test_published_spelling_reads_the_same(
+    case: Case, checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    raw = json.loads((checkpoints(case).path / "config.json").read_text())
+    if case.family == "kimi_k25":
+        raw["text_config"] = published(raw["text_config"]) | {"model_type": "kimi_k2"}
+    else:
+        raw = published(raw)
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    expected = facts.read_config(checkpoints(case).path)
+    if case.family == "kimi_k25":
+        expected = replace(expected, family="kimi_k2")
+    assert facts.read_config(tmp_path) == facts.read_config(tmp_path / "config.json") == expected
+
+
+def write_config(path: Path, source: Path, **changes: Any) -> Config:
+    shutil.copy(source / "config.json", path / "config.json")
+    hf.edit_config(path, **changes)
+    return facts.read_config(path)
+
+
+def test_rope_switches(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    source = checkpoints(V3).path
+    full = facts.read_config(source)
+    off = write_config(tmp_path, source, rope_parameters=hf.YARN | {"apply_yarn_scaling": False})
+    assert facts.softmax_scale(off) == (off.qk_nope_head_dim + off.qk_rope_head_dim) ** -0.5
+    assert facts.cos_sin_scale(off) == facts.cos_sin_scale(full)
+    assert torch.equal(facts.inverse_frequencies(off), facts.inverse_frequencies(full))
+
+    bare = {"rope_type": "yarn", "factor": 7.0, "rope_theta": 300.0}
+    yarn = write_config(tmp_path, source, rope_parameters=bare).yarn
+    assert yarn is not None
+    assert (yarn.beta_fast, yarn.beta_slow, yarn.original_max_position_embeddings) == (32, 1, 168)
+
+    # the legacy dict replaces the new one, and brings its own base or takes the top-level one
+    legacy = {"type": "yarn", "factor": 3.0}
+    both = write_config(tmp_path, source, rope_scaling=legacy, rope_theta=77.0)
+    assert (both.rope_theta, both.yarn and both.yarn.factor) == (77.0, 3.0)
+    partial = hf.YARN | {"partial_rotary_factor": 0.5}
+    halved = write_config(tmp_path, source, rope_parameters=partial)
+    assert facts.inverse_frequencies(halved).shape == (hf.R // 2,)
+
+
+def test_tied_embeddings_of_kimi_k25(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    source = checkpoints(Case("kimi_k25")).path
+    text = json.loads((source / "config.json").read_text())["text_config"]
+    untied = {key: text[key] for key in text if key != "tie_word_embeddings"}
+
+    def tied(top: bool | None, nested: dict[str, Any]) -> bool:
+        config = write_config(tmp_path, source, tie_word_embeddings=top, text_config=nested)
+        return config.tie_word_embeddings
+
+    assert tied(True, text | {"tie_word_embeddings": False})
+    assert not tied(False, text | {"tie_word_embeddings": True})
+    assert tied(None, text | {"tie_word_embeddings": True})
+    assert not tied(None, untied)
+
+
+def test_which_layers_are_moe(checkpoints: Checkpoints, tmp_path: Path) -> None:
+    def moe(source: Path, **changes: Any) -> list[bool]:
+        config = write_config(tmp_path, source, **changes)
+        return [facts.layer_is_moe(config, layer) for layer in range(hf.LAYERS)]
+
+    source = checkpoints(V3).path
+    assert moe(source) == [False, True, True, True]
+    assert moe(source, first_k_dense_replace=2) == [False, False, True, True]
+    assert moe(source, first_k_dense_replace=0, moe_layer_freq=2) == [True, False, True, False]
+    glm = checkpoints(Case("glm4_moe_lite")).path
+    assert moe(glm, first_k_dense_replace=3) == [True, False, True, True]
+    assert moe(glm, mlp_layer_types=None) == [False, True, True, True]
+    assert moe(glm, mlp_layer_types=None, first_k_dense_replace=2) == [False, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"model_type": "llama"}, "llama"),
+        ({"kv_lora_rank": None}, "kv_lora_rank"),
+        ({"rope_parameters": {"rope_type": "linear", "rope_theta": 1.0}}, "linear"),
+        ({"rope_parameters": {"rope_type": "default"}}, "rope_theta"),
+        ({"hidden_act": "gelu"}, "hidden_act"),
+        ({"attention_bias": True}, "attention_bias"),
+        ({"scoring_func": "softmax"}, "scoring_func"),
+        ({"topk_method": "greedy"}, "topk_method"),
+        ({"quantization_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+def test_what_is_not_computed_is_refused(
+    change: dict[str, Any], named: str, checkpoints: Checkpoints, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError, match=named):
+        write_config(tmp_path, checkpoints(V3).path, **change)
+
+
+# DeepSeek-V4: only its rope facts live here
+
+V4_FLAT: dict[str, Any] = {
+    "model_type": "deepseek_v4",
+    "num_hidden_layers": 4,
+    "head_dim": 512,
+    "qk_rope_head_dim": 64,
+    "max_position_embeddings": 1048576,
+    "compress_ratios": [0, 4, 128, 0, 0],
+    "rope_theta": 10000.0,
+    "compress_rope_theta": 160000.0,
+    "rope_scaling": {
+        "type": "yarn",
+        "factor": 16,
+        "original_max_position_embeddings": 65536,
+        "beta_fast": 32,
+        "beta_slow": 1,
+    },
+}
+
+
+def v4_forms() -> Iterator[tuple[str, dict[str, Any]]]:
+    yield "flat", V4_FLAT
+    saved = json.loads(transformers.DeepseekV4Config(**V4_FLAT).to_json_string())
+    assert "compress_ratios" not in saved
+    assert set(saved["rope_parameters"]) == {"main", "compress"}
+    yield "nested", saved
+    yield "nested, no qk_rope_head_dim", {k: saved[k] for k in saved if k != "qk_rope_head_dim"}
+
+
+@pytest.mark.parametrize("form", ["flat", "nested", "nested, no qk_rope_head_dim"])
+def test_v4_rope_equals_transformers(form: str) -> None:
+    raw = dict(v4_forms())[form]
+    rotary = DeepseekV4RotaryEmbedding(transformers.DeepseekV4Config(**V4_FLAT))
+    for layer, kind in enumerate(["main", "compress", "compress", "main"]):
+        inv_freq, cos_sin_scale, softmax_scale = facts.v4_layer_rope(raw, layer)
+        assert torch.equal(inv_freq, getattr(rotary, f"{kind}_inv_freq"))
+        assert cos_sin_scale == getattr(rotary, f"{kind}_attention_scaling") == 1.0
+        assert softmax_scale == pytest.approx(0.0441942, rel=1e-6)
+    compressed = facts.v4_layer_rope(raw, 1)[0]
+    published_values = (2.265625e-3, 2.969778e-4, 5.680529e-7)
+    assert [compressed[i].item() for i in (16, 20, 31)] == pytest.approx(published_values, rel=1e-5)
