@@ -42,6 +42,21 @@ FLOAT64_GATE = 2e-5  # in logprob; transformers' norms and router stay float32 i
 T = 33
 TOKENS = torch.randint(VOCAB, (T,), generator=torch.Generator().manual_seed(1))
 
+ONE_BETA = {"beta_fast": 1.0, "beta_slow": 1.0}
+YARNS: dict[str, dict[str, Any]] = {
+    "V2": {"rope_theta": 1e4, "factor": 40, "mscale": 0.707, "mscale_all_dim": 0.707},
+    "V3": {"rope_theta": 1e4, "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0},
+    "K2 32": {"rope_theta": 5e4, "factor": 32, "mscale": 1.0, "mscale_all_dim": 1.0, **ONE_BETA},
+    "K2 64": {"rope_theta": 5e4, "factor": 64, "mscale": 1.0, "mscale_all_dim": 1.0},
+    "integers": {"rope_theta": 10000, "factor": 3, "mscale": 1, "mscale_all_dim": 2},
+    "no mscale": {"rope_theta": 1e4, "factor": 5.5},
+    "one mscale": {"rope_theta": 1e4, "factor": 5.5, "mscale": 0.7},
+    "attention_factor": {"rope_theta": 1e4, "factor": 8, "attention_factor": 0.9, "mscale": 2.0},
+    "not truncated": {"rope_theta": 1e4, "factor": 40, "truncate": False, "mscale_all_dim": 0.5},
+    "low is high": {"rope_theta": 1e4, "factor": 4, "beta_fast": 1e-9, "beta_slow": 1e-9},
+    "factor below 1": {"rope_theta": 1e4, "factor": 0.5, "mscale": 1.0, "mscale_all_dim": 1.0},
+}
+
 CLASSES = {
     "deepseek_v2": "DeepseekV2",
     "deepseek_v3": "DeepseekV3",
@@ -177,7 +192,7 @@ def text_config(case: Case) -> Any:
         "n_group": GROUPS if case.groups else 1,
         "topk_group": 2 if case.groups else 1,
         "routed_scaling_factor": 1.7,
-        "norm_topk_prob": True,  # V2 must ignore it
+        "norm_topk_prob": case.family != "deepseek_v2",
         "max_position_embeddings": 168,
         "rms_norm_eps": 1e-5,
         "tie_word_embeddings": case.tied,

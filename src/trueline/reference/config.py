@@ -113,7 +113,7 @@ def read_config(path: str | Path) -> Config:
         scoring_func="softmax" if v2 else "sigmoid",
         n_group=raw["n_group"] if grouped else 1,
         topk_group=raw["topk_group"] if grouped else 1,
-        norm_topk_prob=not v2 and raw["norm_topk_prob"],  # transformers' V2 ignores the key
+        norm_topk_prob=not v2 and raw["norm_topk_prob"],
         fp8_block=read_fp8_block(raw.get("quantization_config") or top.get("quantization_config")),
     )
 
@@ -125,6 +125,8 @@ def refuse_what_is_not_computed(raw: Raw, v2: bool) -> None:
         "mlp_bias": (False,),
         "scoring_func": ("softmax",) if v2 else ("sigmoid",),
         "topk_method": ("greedy", "group_limited_greedy") if v2 else ("noaux_tc",),
+        # transformers' V2 ignores true, the authors' code renormalises and then drops the scaling
+        "norm_topk_prob": (False,) if v2 else (True, False),
     }
     for key, values in accepted.items():
         if raw.get(key, values[0]) not in values:
