@@ -20,9 +20,9 @@ KIND_NAMES = {
     "CompressedSpec": "compressed attention",
     "DenseSpec": "dense MLP",
     "MoESpec": "mixture of experts",
-    "RopeSpec": "rope",
-    "YarnSpec": "yarn",
-    "RouterSpec": "router",
+    "RopeSpec": "rotary embedding",
+    "YarnSpec": "YaRN scaling",
+    "RouterSpec": "expert choice",
     "BlockFp8": "block fp8",
     "UnsupportedStorage": "not loadable yet",
 }

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
-from trueline.cli.output import human_bytes, human_count, progress_bar
+from trueline.cli.output import human_bytes, human_count, progress_bar, tables
 from trueline.describe import describe, layer_ranges
 from trueline.errors import UsageError
 
@@ -92,22 +92,20 @@ def _read_weights(model: Path, overrides: dict[str, float]) -> dict[str, Any]:
 
 
 def _print_report(report: dict[str, Any]) -> None:
-    from rich.console import Console
-
-    console = Console(highlight=False)
-    console.print(f"[bold]{report['family']}[/]  {report['config']}")
+    console = tables()
+    console.print(f"[bold]{report['family']}[/]  {report['config']}", soft_wrap=True)
     if not report["runnable"]:
         console.print(f"[yellow]{report['not_runnable']}[/]")
     if report["refused_inputs"]:
         console.print(f"refused inputs: {', '.join(report['refused_inputs'])}")
     table = _table("fact", "value", "from")
-    _add_facts(table, "model", report["facts"])
+    _add_facts(table, "model", report["family"], report["facts"])
     for part in ("mixer", "feed_forward"):
         for node, layers, source in _distinct(report["layer_kinds"], part):
             where = f"layer{'s' if len(layers) > 1 else ''} {layer_ranges(layers)}"
-            _add_node(table, node, f"{where}: {node['kind']}", source)
+            _add_node(table, node, where, source)
     storage = report["storage"]
-    _add_facts(table, f"stored as {storage['kind']}", storage["facts"])
+    _add_facts(table, "stored as", storage["kind"], storage["facts"])
     console.print(table)
     _print_sizes(console, report)
     _print_checkpoint(console, report)
@@ -135,23 +133,31 @@ def _table(*columns: str) -> Table:
     return Table(*columns, box=box.SIMPLE_HEAD, pad_edge=False)
 
 
-def _add_node(table: Table, node: dict[str, Any], title: str, source: str | None = None) -> None:
-    _add_facts(table, title, node["facts"], source)
-    for inner in node.values():
+def _add_node(
+    table: Table, node: dict[str, Any], title: str, source: str | None = None, indent: str = ""
+) -> None:
+    _add_facts(table, indent + title, node["kind"], node["facts"], source, indent)
+    for name, inner in node.items():
         if isinstance(inner, dict) and "facts" in inner:
-            _add_node(table, inner, f"  its {inner['kind']}")
+            _add_node(table, inner, name, indent=indent + "  ")
 
 
 def _add_facts(
-    table: Table, title: str, facts: list[dict[str, Any]], source: str | None = None
+    table: Table,
+    title: str,
+    kind: str,
+    facts: list[dict[str, Any]],
+    source: str | None = None,
+    indent: str = "",
 ) -> None:
     table.add_section()
-    table.add_row(f"[bold]{title}[/]", "", f"[cyan]{source}[/]" if source else "")
+    note = f" ([cyan]{source}[/])" if source else ""
+    table.add_row(f"[bold]{title}[/]", "", f"[bold]{kind}[/]{note}")
     for fact in facts:
         origin = fact["source"]
         if fact["from"] != "key":
             origin = f"[cyan]{fact['from']}:[/] {origin}"
-        table.add_row(f"  {fact['name']}", _show(fact["value"]), origin)
+        table.add_row(f"{indent}  {fact['name']}", _show(fact["value"]), origin)
 
 
 def _show(value: Any) -> str:
@@ -192,7 +198,7 @@ def _print_checkpoint(console: Console, report: dict[str, Any]) -> None:
     table.add_row("in all", str(checkpoint["tensors"]), human_bytes(checkpoint["bytes"]))
     if "refused" in checkpoint:
         console.print(table)
-        console.print(f"[yellow]cannot be loaded:[/] {checkpoint['refused']}")
+        console.print(f"[yellow]cannot be loaded:[/] {checkpoint['refused']}", soft_wrap=True)
         return
     table.add_section()
     table.add_row("used exactly once", str(checkpoint["used"]), "")
@@ -202,10 +208,10 @@ def _print_checkpoint(console: Console, report: dict[str, Any]) -> None:
         table.add_row(what, str(len(checkpoint[what])), "")
     console.print(table)
     for note in checkpoint["notes"]:
-        console.print(f"note: {note}", markup=False)
+        console.print(f"note: {note}", markup=False, soft_wrap=True)
     for what in ("missing", "unexpected", "wrong"):
         for line in checkpoint[what][:8]:
-            console.print(f"{what}: {line}", markup=False, style="red")
+            console.print(f"{what}: {line}", markup=False, style="red", soft_wrap=True)
     if read := report.get("weights_read"):
         bad = read["not_finite"]
         found = f"NaN or Inf in {', '.join(bad[:4])}" if bad else "all finite"

@@ -120,6 +120,8 @@ def make_tiny(
     if q_lora is not None:
         keys["q_lora_rank"] = q_lora or None
     fp8 = BlockFp8(block=(fp8_block, fp8_block), power_of_two_scales=ue8m0, ignored_modules=())
+    if stored == "fp8" and fused_experts:
+        raise UsageError("--fused-experts with fp8: block fp8 experts are stored one by one")
     keys["torch_dtype"] = plain
     change_config(made, keys, yarn=yarn, fp8=fp8 if stored == "fp8" else None)
     options = TinyOptions(seed, plain, fused_experts, shard_mb * 1_000_000)

@@ -6,6 +6,10 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 SECONDS_BETWEEN_LINES = 3.0
 UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
@@ -25,6 +29,16 @@ def human_count(count: float) -> str:
         if count >= limit:
             return f"{count / limit:.3g} {unit}"
     return f"{count:g}"
+
+
+def tables() -> Console:
+    """A console for tables: as wide as the terminal, and wide enough where there is none."""
+    from rich.console import Console
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = max(console.width, 140)
+    return console
 
 
 @contextmanager

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from trueline.cli.output import tables
 from trueline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -114,15 +115,15 @@ def _row(
 
 def _print_rows(rows: list[dict[str, Any]], total: float) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table("position", "id", "token", "logprob", "rank", "likeliest", box=box.SIMPLE_HEAD)
     for row in rows:
         likeliest = "  ".join(f"{token}:{value:.4f}" for token, value in row["top"])
         logprob = "" if row["logprob"] is None else f"{row['logprob']:.7f}"
         cells = (row["position"], row["id"], row["text"], logprob, row["rank"] or "", likeliest)
-        table.add_row(*(str(cell) for cell in cells))
-    console = Console(highlight=False, markup=False)
+        table.add_row(*(Text(str(cell)) for cell in cells))  # a token may look like markup
+    console = tables()
     console.print(table)
     console.print(f"sum over {len(rows) - 1} tokens: {total:.7f}")

@@ -210,7 +210,7 @@ def read_softmax_router(fields: Fields, num_experts: int, family: str) -> Router
         correction_bias=formula(False, f"{family} has none"),
         num_groups=groups,
         top_groups=top_groups,
-        group_score=formula("max" if groups.value > 1 else None, "group_limited_greedy: max"),
+        group_score=_group_score("max", groups, "group_limited_greedy: a group's best score"),
         top_k=_read_top_k(fields, num_experts, groups, top_groups),
         renormalise=formula(False, f"{family} never does"),
         scaling_factor=fields.number("routed_scaling_factor"),
@@ -231,13 +231,17 @@ def read_sigmoid_router(fields: Fields, num_experts: int, family: str) -> Router
         correction_bias=Fact(True, method.source),
         num_groups=groups,
         top_groups=top_groups,
-        group_score=formula(
-            "top2_sum" if groups.value > 1 else None, "noaux_tc: sum of the two best biased scores"
+        group_score=_group_score(
+            "top2_sum", groups, "noaux_tc: sum of a group's two best biased scores"
         ),
         top_k=_read_top_k(fields, num_experts, groups, top_groups),
         renormalise=fields.boolean("norm_topk_prob"),
         scaling_factor=fields.number("routed_scaling_factor"),
     )
+
+
+def _group_score(how: str, groups: Fact[int], why: str) -> Fact[str | None]:
+    return formula(how, why) if groups.value > 1 else formula(None, "one group")
 
 
 def _read_groups(fields: Fields, num_experts: int, smallest: int) -> tuple[Fact[int], Fact[int]]:

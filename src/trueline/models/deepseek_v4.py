@@ -16,11 +16,12 @@ from trueline.models.parts import (
     read_storage,
     read_token_ids,
     read_yarn,
+    unsupported,
 )
 from trueline.spec.feedforward import MoESpec, RouterSpec
 from trueline.spec.fields import Fields
 from trueline.spec.mixer import CompressedSpec
-from trueline.spec.model import LayerSpec, ModelSpec
+from trueline.spec.model import LayerSpec, ModelSpec, Storage
 from trueline.spec.rope import RopeSpec
 from trueline.spec.source import Fact, Source, Span, default, formula
 
@@ -50,7 +51,6 @@ def read(fields: Fields, overrides: dict[str, Any]) -> ModelSpec:
     for key in ("hc_mult", "hc_sinkhorn_iters"):
         fields.integer(key)
     fields.number("hc_eps")
-    fields.ignore("expert_dtype")
     spec = ModelSpec.of(
         family=Fact("deepseek_v4", Source("key", "model_type")),
         hidden_size=fields.integer("hidden_size"),
@@ -69,11 +69,22 @@ def read(fields: Fields, overrides: dict[str, Any]) -> ModelSpec:
             )
             for layer in range(num_layers)
         ),
-        storage=read_storage(fields),
+        storage=read_v4_storage(fields),
         not_runnable=NOT_RUNNABLE,
     )
     finish(fields)
     return spec
+
+
+def read_v4_storage(fields: Fields) -> Fact[Storage]:
+    """The published checkpoints hold their experts in fp4 beside block fp8."""
+    storage = read_storage(fields)
+    if not fields.has("expert_dtype"):
+        return storage
+    experts = fields.choice("expert_dtype", ("fp4", "fp8"))
+    if experts.value == "fp8":
+        return storage
+    return Fact(unsupported("fp4 experts", experts.source.text), experts.source)
 
 
 def read_ratios(fields: Fields, num_layers: int) -> Fact[tuple[int, ...]]:
@@ -127,7 +138,7 @@ def read_ropes(fields: Fields, max_position: Fact[int]) -> tuple[RopeSpec, RopeS
             main.must_equal("rope_theta", base.value, "the top-level rope_theta")
             main.must_equal("rope_type", "default", "window layers have no YaRN")
             main.finish({})
-    yarn = None
+    yarn = default(None, "neither rope_scaling nor rope_parameters")
     if yarn_section is not None:
         yarn_section.must_equal("partial_rotary_factor", share, "qk_rope_head_dim / head_dim")
         yarn_section.must_equal("rope_theta", compressed_base.value, "compress_rope_theta")
@@ -138,7 +149,9 @@ def read_ropes(fields: Fields, max_position: Fact[int]) -> tuple[RopeSpec, RopeS
     pairs = default("pairs", "deepseek_v4 rotates neighbouring channels")
     common = {"dim": dim, "pairing": pairs, "yarn_scales_magnitude": no_magnitude}
     return (
-        RopeSpec.of(**common, base=base, yarn=None),
+        RopeSpec.of(
+            **common, base=base, yarn=formula(None, "deepseek_v4: window layers have none")
+        ),
         RopeSpec.of(**common, base=compressed_base, yarn=yarn),
     )
 

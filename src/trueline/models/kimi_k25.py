@@ -64,6 +64,9 @@ def _with_outer_keys(spec: ModelSpec, fields: Fields) -> ModelSpec:
         sources = {**spec.sources, "tied_embeddings": tied.source}
         spec = replace(spec, tied_embeddings=tied.value, sources=sources)
     storage = read_storage(fields)
-    if storage is not None and spec.storage is not None and storage != spec.storage:
+    if storage.value is None:
+        return spec
+    if spec.storage is not None and storage.value != spec.storage:
         fields.refuse("quantization_config", "the same as text_config's, or only one of the two")
-    return replace(spec, storage=storage or spec.storage)
+    sources = {**spec.sources, "storage": storage.source}
+    return replace(spec, storage=storage.value, sources=sources)

@@ -23,14 +23,13 @@ def read_rope(
     fields.must_equal("partial_rotary_factor", 1.0, whole)
     section = _rope_section(fields)
     if section is None:
+        yarn = default(None, "neither rope_scaling nor rope_parameters")
         base = _rope_base(fields, None)
-        return RopeSpec.of(
-            dim=dim, pairing=pairing, base=base, yarn=None, yarn_scales_magnitude=True
-        )
-    section.must_equal("partial_rotary_factor", 1.0, whole)
-    base = _rope_base(fields, section)
-    yarn = read_yarn(section, max_position)
-    section.finish({})
+    else:
+        section.must_equal("partial_rotary_factor", 1.0, whole)
+        base = _rope_base(fields, section)
+        yarn = read_yarn(section, max_position)
+        section.finish({})
     return RopeSpec.of(dim=dim, pairing=pairing, base=base, yarn=yarn, yarn_scales_magnitude=True)
 
 
@@ -56,11 +55,11 @@ def _holds_theta(section: Fields) -> bool:
     return "rope_theta" in section.raw
 
 
-def read_yarn(section: Fields, max_position: Fact[int]) -> YarnSpec | None:
+def read_yarn(section: Fields, max_position: Fact[int]) -> Fact[Any]:
     """YaRN's parameters, or None for the default type; any other type is refused."""
     kind = section.choice("rope_type", ("default", "yarn"), aliases=("type",))
     if kind.value == "default":
-        return None
+        return Fact(None, kind.source)
     paper = "YaRN's own default"
     original = default(
         max_position.value, "max_position_embeddings, as transformers takes it when absent"
@@ -82,7 +81,7 @@ def read_yarn(section: Fields, max_position: Fact[int]) -> YarnSpec | None:
     )
     if spec.beta_fast < spec.beta_slow:
         section.refuse("beta_fast", f"a number from beta_slow = {spec.beta_slow:g} up")
-    return spec
+    return Fact(spec, kind.source)
 
 
 def _attention_factor(section: Fields) -> Fact[Any]:
@@ -114,21 +113,17 @@ def read_token_ids(fields: Fields, key: str) -> Fact[tuple[int, ...]]:
     return Fact((one.value,), one.source)
 
 
-def read_storage(fields: Fields) -> Storage:
+def read_storage(fields: Fields) -> Fact[Storage]:
     """How the checkpoint is stored; formats we cannot load yet are named, not guessed."""
     section = fields.section("quantization_config", accepts="the keys of block fp8")
     if section is None:
-        return None
-    method = section.raw.get("quant_method")
-    if method != "fp8":
+        return default(None, "no quantization_config: plain float")
+    source = Source("key", section.prefix.removesuffix("."))
+    method = section.name("quant_method")
+    if method.value != "fp8":
         fmt = section.raw.get("format")
-        name = f"{method} ({fmt})" if fmt else str(method)
-        return UnsupportedStorage(
-            name=name,
-            why="only plain float and block fp8 (quant_method fp8) checkpoints can be loaded yet",
-            sources={"name": Source("key", f"{section.prefix}quant_method")},
-        )
-    section.ignore("quant_method")
+        name = f"{method.value} ({fmt})" if fmt else method.value
+        return Fact(unsupported(name, method.source.text), source)
     section.choice("fmt", ("e4m3",), default=default("e4m3", "block fp8 has no other"))
     section.choice(
         "activation_scheme", ("dynamic",), default=default("dynamic", "block fp8 has no other")
@@ -142,10 +137,19 @@ def read_storage(fields: Fields) -> Storage:
     )
     ignored = _ignored_modules(section)
     section.finish({})
-    return BlockFp8.of(
+    storage = BlockFp8.of(
         block=block,
         power_of_two_scales=Fact(scale_fmt.value == "ue8m0", scale_fmt.source),
         ignored_modules=ignored,
+    )
+    return Fact(storage, source)
+
+
+def unsupported(name: str, key: str) -> UnsupportedStorage:
+    return UnsupportedStorage(
+        name=name,
+        why="only plain float and block fp8 (quant_method fp8) checkpoints can be loaded yet",
+        sources={"name": Source("key", key)},
     )
 
 

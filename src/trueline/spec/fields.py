@@ -130,6 +130,9 @@ class Fields:
 
         return self._read(key, check, " or ".join(f'"{n}"' for n in names), default, aliases, names)
 
+    def name(self, key: str) -> Fact[str]:
+        return self._read(key, lambda v: isinstance(v, str) and v != "", "a name", REQUIRED)
+
     def list_of(
         self, key: str, check_item: Callable[[Any], bool], accepted: str, *, length: int | None
     ) -> Fact[tuple[Any, ...]]:

@@ -75,7 +75,8 @@ class Spec:
     def facts(self) -> Iterator[tuple[str, Any, Source]]:
         """Every fact of this spec that is not itself a spec, with its source."""
         for item in fields(self):
-            if item.name in self.sources:
-                yield item.name, getattr(self, item.name), self.sources[item.name]
+            value = getattr(self, item.name)
+            if item.name in self.sources and not isinstance(value, Spec):
+                yield item.name, value, self.sources[item.name]
         for name, text in self.DERIVED.items():
             yield name, getattr(self, name), Source("formula", text)

@@ -69,7 +69,7 @@ def _yarn_without(**lost: Any) -> Make:
     def make(original: Make) -> Make:
         def broken(section: Any, max_position: Any) -> Any:
             yarn = original(section, max_position)
-            return None if yarn is None else replace(yarn, **lost)
+            return yarn if yarn.value is None else replace(yarn, value=replace(yarn.value, **lost))
 
         return broken
 

@@ -1,0 +1,254 @@
+"""The command line as a user meets it: what it prints, where, and with which exit code."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import published
+from trueline import __version__, reference
+from trueline.cli import main
+from trueline.cli.output import human_bytes, human_count, progress_bar
+
+Tiny = Callable[..., Path]
+WriteConfig = Callable[[dict[str, Any]], Path]
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    """run(arguments…) -> exit code, stdout, stderr."""
+
+    def call(*arguments: str | Path) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return int(caught.value.code or 0), out, err
+
+    return call
+
+
+# -- all verbs -------------------------------------------------------------------------
+
+
+def test_version_and_help(run: Run) -> None:
+    assert run("--version")[1].strip() == __version__
+    code, out, _ = run("--help")
+    assert code == 0
+    for verb in ("inspect", "score", "make-tiny"):
+        assert verb in out
+        assert run(verb, "--help")[0] == 0
+
+
+def test_module_is_the_command() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "trueline", "--version"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == __version__
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["nonsense"], ["inspect"], ["inspect", "x", "--colour"], ["make-tiny", "deepseek_v3"]],
+)
+def test_wrong_usage_is_exit_code_2(arguments: list[str], run: Run) -> None:
+    assert run(*arguments)[0] == 2
+
+
+def test_misspelt_verb_gets_a_hint(run: Run) -> None:
+    _, out, err = run("inspekt")
+    assert "inspect" in out + err
+
+
+# -- inspect ---------------------------------------------------------------------------
+
+
+def test_inspect_prints_facts_and_ledger(tiny: Tiny, run: Run) -> None:
+    code, out, err = run("inspect", tiny("deepseek_v3"))
+    assert code == 0
+    assert err == ""
+    for part in ("softmax_scale", "0.3301037", "ledger balanced", "layers 0-3", "layers 1-3"):
+        assert part in out
+    assert re.search(r"used exactly once +165", out)
+
+
+def test_inspect_json_has_every_fact_with_its_source(tiny: Tiny, run: Run) -> None:
+    model = tiny("deepseek_v3")
+    report = json.loads(run("inspect", model, "--json")[1])
+    assert report["family"] == "deepseek_v3"
+    assert report["runnable"] is True
+    dense, moe = report["layer_kinds"]
+    assert (dense["layers"], moe["layers"]) == ([0], [1, 2, 3])
+    facts = {fact["name"]: fact for fact in dense["mixer"]["facts"]}
+    assert facts["kv_lora_rank"] == {
+        "name": "kv_lora_rank",
+        "value": 37,
+        "from": "key",
+        "source": "kv_lora_rank",
+    }
+    assert facts["latent_norm_eps"]["from"] == "default"
+    assert facts["softmax_scale"]["from"] == "formula"
+    config = reference.read_config(model)
+    wanted = reference.config.softmax_scale(config)
+    assert facts["softmax_scale"]["value"] == pytest.approx(wanted, rel=1e-15)
+    assert report["cache"] == [
+        {"kind": "mla", "layers": 4, "bytes_per_token": 752, "state_bytes_per_sequence": 0}
+    ]
+    stored = load_file(model / "model.safetensors")
+    assert report["parameters"]["total"] == sum(value.numel() for value in stored.values())
+    checkpoint = report["checkpoint"]
+    assert checkpoint["balanced"] is True
+    assert checkpoint["used"] == checkpoint["tensors"] == len(stored)
+
+
+@pytest.mark.parametrize("name", published.ALL)
+def test_inspect_works_on_a_config_alone(name: str, run: Run, write_config: WriteConfig) -> None:
+    file = write_config(published.ALL[name])
+    code, out, _ = run("inspect", file)
+    assert code == 0
+    assert "facts come from the config alone" in out
+    report = json.loads(run("inspect", file, "--json")[1])
+    assert report["checkpoint"] is None
+    if name == "V4-Flash":
+        assert "not runnable yet" in out
+        assert report["runnable"] is False
+    if name == "K2.5":
+        assert "refused inputs: image, video" in out
+        assert "compressed-tensors (pack-quantized)" in out
+
+
+def test_inspect_shows_defaults_and_overrides(run: Run, write_config: WriteConfig) -> None:
+    file = write_config(published.GLM_4_7_FLASH)
+    _, out, _ = run("inspect", file, "--fact", "latent_norm_eps=1e-5")
+    assert re.search(r"latent_norm_eps +1e-05 +override", out)
+    assert run("inspect", file, "--fact", "latent_norm_eps")[0] == 2
+    code, _, err = run("inspect", file, "--fact", "latent_eps=1")
+    assert code == 2
+    assert "latent_norm_eps" in err
+
+
+def test_inspect_of_a_broken_checkpoint_is_exit_code_1(
+    tiny: Tiny, run: Run, tmp_path: Path
+) -> None:
+    copy = tmp_path / "broken"
+    shutil.copytree(tiny("deepseek_v3"), copy)
+    tensors = load_file(copy / "model.safetensors")
+    del tensors["model.norm.weight"]
+    save_file(tensors, copy / "model.safetensors")
+    code, out, _ = run("inspect", copy)
+    assert code == 1
+    assert "missing: model.norm.weight" in out
+    assert "ledger not balanced" in out
+
+
+def test_inspect_reads_weights_and_finds_nan(tiny: Tiny, run: Run, tmp_path: Path) -> None:
+    model = tiny("deepseek_v3")
+    code, out, _ = run("inspect", model, "--read-weights")
+    assert code == 0
+    assert "read 363,270 weights: all finite" in out
+    copy = tmp_path / "nan"
+    shutil.copytree(model, copy)
+    tensors = load_file(copy / "model.safetensors")
+    tensors["model.layers.2.mlp.experts.5.up_proj.weight"][1, 2] = float("nan")
+    save_file(tensors, copy / "model.safetensors")
+    code, out, _ = run("inspect", copy, "--read-weights")
+    assert code == 1
+    assert "NaN or Inf in model.layers.2.mlp.experts.5.up_proj.weight" in out
+
+
+def test_errors_are_one_line_on_stderr(run: Run, tmp_path: Path) -> None:
+    code, out, err = run("inspect", tmp_path)
+    assert (code, out) == (2, "")
+    assert err.startswith("trueline: ")
+    assert err.count("\n") == 1
+
+
+# -- score -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("form", ["expanded", "absorbed"])
+def test_score_prints_the_reference(tiny: Tiny, run: Run, form: str) -> None:
+    model = tiny("deepseek_v3")
+    ids = [7, 301, 12, 12, 88]
+    text = ",".join(map(str, ids))
+    flags = ["--form", form, "--start-position", "100", "--json"]
+    report = json.loads(run("score", model, "--tokens", text, *flags)[1])
+    positions = torch.arange(100, 105)
+    wanted = reference.load(model).logprobs(torch.tensor(ids), positions)
+    assert report["tokens"][0]["logprob"] is None
+    for i in range(1, 5):
+        row = report["tokens"][i]
+        assert row["position"] == 100 + i
+        assert row["logprob"] == pytest.approx(float(wanted[i - 1, ids[i]]), abs=1e-12)
+        assert row["rank"] == 1 + int((wanted[i - 1] > wanted[i - 1, ids[i]]).sum())
+        assert row["top"][0][1] == pytest.approx(float(wanted[i - 1].max()), abs=1e-12)
+    assert report["logprob"] == pytest.approx(sum(r["logprob"] for r in report["tokens"][1:]))
+
+
+def test_score_takes_text(tiny: Tiny, run: Run) -> None:
+    code, out, _ = run("score", tiny("kimi_k25"), "--prompt", "né")
+    assert code == 0
+    assert "sum over 2 tokens" in out  # n, and two bytes of é
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        ([], "one of --prompt and --tokens"),
+        (["--tokens", "1,x"], "token ids as 1,2,3"),
+        (["--tokens", "1,311"], "ids from 0 to 310"),
+        (["--prompt", ""], "at least one token"),
+    ],
+)
+def test_score_refuses(flags: list[str], part: str, tiny: Tiny, run: Run) -> None:
+    code, _, err = run("score", tiny("deepseek_v3"), *flags)
+    assert code == 2
+    assert part in err
+
+
+def test_score_without_tokenizer_or_model(tiny: Tiny, run: Run, tmp_path: Path) -> None:
+    copy = tmp_path / "copy"
+    shutil.copytree(tiny("deepseek_v3"), copy)
+    (copy / "tokenizer.json").unlink()
+    assert "token ids instead" in run("score", copy, "--prompt", "x")[2]
+    (copy / "tokenizer.json").write_text("{}")
+    assert "not a tokenizer" in run("score", copy, "--prompt", "x")[2]
+    assert "no such model directory" in run("score", tmp_path / "nothing", "--tokens", "1")[2]
+
+
+# -- numbers for people ----------------------------------------------------------------
+
+
+def test_human_numbers() -> None:
+    assert [human_bytes(n) for n in (0, 999, 1000, 31104, 671e9)] == [
+        "0 B",
+        "999 B",
+        "1 KB",
+        "31.1 KB",
+        "671 GB",
+    ]
+    assert [human_count(n) for n in (12, 363270, 15.7e9, 1.026e12)] == [
+        "12",
+        "363 K",
+        "15.7 B",
+        "1.03 T",
+    ]
+
+
+def test_long_work_shows_progress(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trueline.cli.output.SECONDS_BETWEEN_LINES", 0.0)
+    with progress_bar("reading weights") as progress:
+        progress(5_000_000, 20_000_000)
+    assert re.match(r"reading weights: 25 % \(5 MB of 20 MB, .*B/s\)", capsys.readouterr().err)
