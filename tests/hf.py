@@ -19,6 +19,8 @@ import transformers
 from safetensors.torch import save_file
 from torch import Tensor
 
+from oracle import logprobs_of
+
 transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
 transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
@@ -129,18 +131,9 @@ class Checkpoint:
     path: Path
     model: Any
 
-    @torch.no_grad()
     def logprobs(self, tokens: Tensor, positions: Tensor, dtype: torch.dtype) -> Tensor:
         """transformers' answer [T, vocab], in `dtype` (which must hold float32 weights)."""
-        output = self.model.to(dtype)(
-            input_ids=tokens[None],
-            position_ids=positions[None],
-            # without a mask, a jump in position_ids is taken for the start of another sequence
-            attention_mask=torch.ones_like(tokens[None]),
-            use_cache=False,
-        )
-        logits: Tensor = output.logits[0]
-        return logits.log_softmax(dim=-1)
+        return logprobs_of(self.model.to(dtype), tokens, positions)
 
 
 Checkpoints = Callable[[Case], Checkpoint]

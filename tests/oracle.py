@@ -6,6 +6,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
@@ -37,14 +38,19 @@ def transformers_logprobs(
         attn_implementation="sdpa",  # its eager softmax is float32 even in float64
         experts_implementation="eager",
     )
-    with torch.no_grad():
-        output = model(
-            input_ids=tokens[None],
-            position_ids=positions[None],
-            # without a mask, a jump in position_ids is taken for the start of another sequence
-            attention_mask=torch.ones_like(tokens[None]),
-            use_cache=False,
-        )
+    return logprobs_of(model, tokens, positions)
+
+
+@torch.no_grad()
+def logprobs_of(model: Any, tokens: Tensor, positions: Tensor) -> Tensor:
+    """[T, vocab], in the dtype that the transformers model has."""
+    output = model(
+        input_ids=tokens[None],
+        position_ids=positions[None],
+        # without a mask, a jump in position_ids is taken for the start of another sequence
+        attention_mask=torch.ones_like(tokens[None]),
+        use_cache=False,
+    )
     logits: Tensor = output.logits[0]
     return logits.log_softmax(dim=-1)
 

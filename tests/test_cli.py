@@ -226,6 +226,31 @@ def test_score_without_tokenizer_or_model(tiny: Tiny, run: Run, tmp_path: Path) 
     assert "no such model directory" in run("score", tmp_path / "nothing", "--tokens", "1")[2]
 
 
+def test_score_takes_the_same_overrides(tiny: Tiny, run: Run) -> None:
+    model = tiny("glm4_moe_lite")
+    flags = ["--tokens", "1,2,3", "--json"]
+    changed = json.loads(run("score", model, *flags, "--fact", "latent_norm_eps=1e-4")[1])
+    wanted = reference.load(model, latent_norm_eps=1e-4).logprobs(torch.tensor([1, 2, 3]))
+    assert changed["tokens"][2]["logprob"] == pytest.approx(float(wanted[1, 3]), abs=1e-12)
+    assert changed["logprob"] != json.loads(run("score", model, *flags)[1])["logprob"]
+
+
+def test_score_of_a_damaged_model(
+    tiny: Tiny, run: Run, tmp_path: Path, write_config: WriteConfig
+) -> None:
+    copy = tmp_path / "damaged"
+    shutil.copytree(tiny("deepseek_v3"), copy)
+    file = copy / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    code, _, err = run("score", copy, "--tokens", "1,2")
+    assert code == 2
+    assert "truncated" in err
+    v4 = write_config(published.V4_FLASH).parent
+    assert "not runnable yet" in run("score", v4, "--tokens", "1")[2]
+    (v4 / "config.json").write_text(json.dumps(published.V3))
+    assert "no *.safetensors" in run("score", v4, "--tokens", "1")[2]
+
+
 # -- numbers for people ----------------------------------------------------------------
 
 

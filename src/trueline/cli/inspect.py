@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from cyclopts import Parameter
 
+from trueline.cli.arguments import parse_facts
 from trueline.cli.output import human_bytes, human_count, progress_bar, tables
 from trueline.describe import describe, layer_ranges
 from trueline.errors import UsageError
@@ -42,7 +42,7 @@ def inspect_model(
         Override a fact that published sources contradict each other on, as NAME=VALUE
         (known: latent_norm_eps). May be given several times.
     """
-    overrides = dict(map(_parse_fact, fact))
+    overrides = parse_facts(fact)
     report = describe(model, overrides)
     if read_weights:
         report["weights_read"] = _read_weights(model, overrides)
@@ -53,19 +53,6 @@ def inspect_model(
     checkpoint = report["checkpoint"] or {}
     bad = checkpoint.get("balanced") is False or report.get("weights_read", {}).get("not_finite")
     return 1 if bad else 0
-
-
-def _parse_fact(text: str) -> tuple[str, float]:
-    name, _, value = text.partition("=")
-    try:
-        number = float(value)
-    except ValueError:
-        number = math.nan
-    if not name or not math.isfinite(number):
-        raise UsageError(
-            f"--fact {text}: accepted: NAME=VALUE with a number, as latent_norm_eps=1e-5"
-        )
-    return name, number
 
 
 def _read_weights(model: Path, overrides: dict[str, float]) -> dict[str, Any]:

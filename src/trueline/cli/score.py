@@ -8,8 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from trueline.cli.arguments import parse_facts
 from trueline.cli.output import tables
 from trueline.errors import UsageError
+from trueline.models import read_model
+from trueline.weights.checkpoint import open_checkpoint
+from trueline.weights.ledger import balance
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,6 +29,7 @@ def score(
     form: Literal["expanded", "absorbed"] = "expanded",
     start_position: int = 0,
     top: int = 3,
+    fact: tuple[str, ...] = (),
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> None:
     """Print the exact logprob of every token of a prompt, computed by the reference.
@@ -48,6 +53,9 @@ def score(
         Position of the first token.
     top
         How many of the likeliest tokens to list at each position.
+    fact
+        Override a fact that published sources contradict each other on, as NAME=VALUE
+        (known: latent_norm_eps).
     as_json
         Print one JSON object.
     """
@@ -61,7 +69,9 @@ def score(
         raise UsageError("give one of --prompt and --tokens")
     if start_position < 0 or top < 0:
         raise UsageError("--start-position and --top take numbers from 0 up")
-    oracle = reference.load(model, getattr(torch, dtype))
+    overrides = parse_facts(fact)
+    _require_sound(model, overrides)
+    oracle = reference.load(model, getattr(torch, dtype), **overrides)
     ids, texts = _token_ids(model, prompt, tokens, oracle.config.vocab_size)
     positions = torch.arange(start_position, start_position + len(ids))
     with torch.no_grad():
@@ -73,6 +83,17 @@ def score(
         print(json.dumps(head | {"tokens": rows}, indent=1, ensure_ascii=False))
     else:
         _print_rows(rows, total)
+
+
+def _require_sound(model: Path, overrides: dict[str, float]) -> None:
+    """Config and files in order, told in our own words: the reference takes them on trust."""
+    spec = read_model(model, overrides)
+    if spec.not_runnable:
+        raise UsageError(f"{model}: {spec.family}: {spec.not_runnable}")
+    checkpoint = open_checkpoint(model)
+    if checkpoint is None:
+        raise UsageError(f"{model}: no *.safetensors files to score with")
+    balance(checkpoint, spec).require_balanced(checkpoint)
 
 
 def _token_ids(

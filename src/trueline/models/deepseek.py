@@ -14,16 +14,19 @@ from trueline.models.parts import (
     check_architectures,
     finish,
     read_dtype,
+    read_layer_types,
     read_override,
     read_rope,
+    read_shared_width,
     read_storage,
     read_token_ids,
+    whole,
 )
 from trueline.spec.feedforward import DenseSpec, FeedForwardSpec, MoESpec, RouterSpec
 from trueline.spec.fields import Fields
 from trueline.spec.mixer import MLASpec
 from trueline.spec.model import LayerSpec, ModelSpec
-from trueline.spec.source import Fact, Source, Span, default, formula
+from trueline.spec.source import Fact, Source, default, formula
 
 MAX_LAYERS = 1024
 MAX_EXPERTS = 4096
@@ -63,7 +66,7 @@ def read_decoder(line: Line, fields: Fields, overrides: dict[str, Any]) -> Model
     max_position = fields.integer("max_position_embeddings")
     mixer = read_mla(line, fields, max_position, overrides)
     is_moe = read_layer_kinds(line, fields, num_layers.value)
-    dense = DenseSpec.of(width=_span(fields.integer("intermediate_size")))
+    dense = DenseSpec.of(width=whole(fields.integer("intermediate_size")))
     moe = read_moe(line, fields) if any(is_moe.value) else None
     if moe is None:
         fields.ignore(*MOE_KEYS)
@@ -83,7 +86,7 @@ def read_decoder(line: Line, fields: Fields, overrides: dict[str, Any]) -> Model
     return ModelSpec.of(
         family=Fact(line.model_type, Source("key", f"{fields.prefix}model_type")),
         hidden_size=fields.integer("hidden_size"),
-        vocab=_span(fields.integer("vocab_size")),
+        vocab=whole(fields.integer("vocab_size")),
         norm_eps=fields.number("rms_norm_eps", maximum=0.1),
         max_position=max_position,
         tied_embeddings=fields.boolean(
@@ -116,7 +119,7 @@ def read_mla(
         "num_key_value_heads", heads.value, "one latent serves as many heads as there are"
     )
     return MLASpec.of(
-        heads=_span(heads),
+        heads=whole(heads),
         q_lora_rank=fields.integer_or_null("q_lora_rank"),
         kv_lora_rank=fields.integer("kv_lora_rank"),
         qk_nope_head_dim=nope_dim,
@@ -150,12 +153,7 @@ def read_layer_kinds(line: Line, fields: Fields, num_layers: int) -> Fact[tuple[
         return formula((False,) * num_layers, "n_routed_experts is null: every layer is dense")
     if line.lists_layer_types and fields.has("mlp_layer_types"):
         fields.ignore("first_k_dense_replace", "moe_layer_freq")
-        kinds = fields.list_of(
-            "mlp_layer_types",
-            lambda kind: kind in ("dense", "sparse"),
-            '"dense" or "sparse" for each layer',
-            length=num_layers,
-        )
+        kinds = read_layer_types(fields, "mlp_layer_types", ("dense", "sparse"), num_layers)
         return Fact(tuple(kind == "sparse" for kind in kinds.value), kinds.source)
     first = _first_moe_layer(line, fields, num_layers)
     every = fields.integer(
@@ -178,14 +176,10 @@ def _first_moe_layer(line: Line, fields: Fields, num_layers: int) -> Fact[int]:
 def read_moe(line: Line, fields: Fields) -> MoESpec:
     experts = fields.integer("n_routed_experts", maximum=MAX_EXPERTS)
     width = fields.integer("moe_intermediate_size")
-    shared = fields.integer_or_null("n_shared_experts", minimum=0)
     return MoESpec.of(
-        experts=_span(experts),
+        experts=whole(experts),
         expert_width=width,
-        shared_width=formula(
-            Span.whole(width.value * shared.value) if shared.value else None,
-            "moe_intermediate_size × n_shared_experts",
-        ),
+        shared_width=read_shared_width(fields, width),
         router=line.read_router(fields, experts.value, line.model_type),
     )
 
@@ -259,10 +253,6 @@ def _read_top_k(
 ) -> Fact[int]:
     reachable = num_experts // groups.value * top_groups.value
     return fields.integer("num_experts_per_tok", maximum=reachable)
-
-
-def _span(total: Fact[int]) -> Fact[Span]:
-    return Fact(Span.whole(total.value), total.source)
 
 
 def replace_source(fact: Fact[int], text: str) -> Fact[int]:

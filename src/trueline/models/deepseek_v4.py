@@ -13,17 +13,20 @@ from trueline.models.parts import (
     check_architectures,
     finish,
     read_dtype,
+    read_layer_types,
+    read_shared_width,
     read_storage,
     read_token_ids,
     read_yarn,
     unsupported,
+    whole,
 )
 from trueline.spec.feedforward import MoESpec, RouterSpec
 from trueline.spec.fields import Fields
 from trueline.spec.mixer import CompressedSpec
 from trueline.spec.model import LayerSpec, ModelSpec, Storage
 from trueline.spec.rope import RopeSpec
-from trueline.spec.source import Fact, Source, Span, default, formula
+from trueline.spec.source import Fact, Source, default, formula
 
 NOT_RUNNABLE = (
     "not runnable yet: DeepSeek-V4's compressed attention and hyper-connections have no engine"
@@ -54,7 +57,7 @@ def read(fields: Fields, overrides: dict[str, Any]) -> ModelSpec:
     spec = ModelSpec.of(
         family=Fact("deepseek_v4", Source("key", "model_type")),
         hidden_size=fields.integer("hidden_size"),
-        vocab=_whole(fields.integer("vocab_size")),
+        vocab=whole(fields.integer("vocab_size")),
         norm_eps=fields.number("rms_norm_eps", maximum=0.1),
         max_position=max_position,
         tied_embeddings=fields.boolean("tie_word_embeddings"),
@@ -96,12 +99,7 @@ def read_ratios(fields: Fields, num_layers: int) -> Fact[tuple[int, ...]]:
                 rates.must_equal(name, ratio, "DeepSeek-V4's published rate")
         rates.finish({})
     if fields.has("layer_types"):
-        kinds = fields.list_of(
-            "layer_types",
-            lambda kind: isinstance(kind, str) and kind in LAYER_TYPES,
-            " or ".join(LAYER_TYPES),
-            length=num_layers,
-        )
+        kinds = read_layer_types(fields, "layer_types", LAYER_TYPES, num_layers)
         fields.ignore("compress_ratios")
         return Fact(tuple(LAYER_TYPES[kind] for kind in kinds.value), kinds.source)
     ratios = fields.list_of(
@@ -159,7 +157,7 @@ def read_ropes(fields: Fields, max_position: Fact[int]) -> tuple[RopeSpec, RopeS
 def read_mixer(fields: Fields, ratio: int, rope: RopeSpec, source: Source) -> CompressedSpec:
     fields.must_equal("num_key_value_heads", 1, "one key-value head serves all")
     return CompressedSpec.of(
-        heads=_whole(fields.integer("num_attention_heads")),
+        heads=whole(fields.integer("num_attention_heads")),
         head_dim=fields.integer("head_dim"),
         compress_ratio=Fact(ratio, source),
         sliding_window=fields.integer("sliding_window"),
@@ -175,12 +173,7 @@ def read_mixer(fields: Fields, ratio: int, rope: RopeSpec, source: Source) -> Co
 
 def read_hashed_layers(fields: Fields, num_layers: int) -> Fact[tuple[bool, ...]]:
     if fields.has("mlp_layer_types"):
-        kinds = fields.list_of(
-            "mlp_layer_types",
-            lambda kind: kind in ("hash_moe", "moe"),
-            '"hash_moe" or "moe" for each layer',
-            length=num_layers,
-        )
+        kinds = read_layer_types(fields, "mlp_layer_types", ("hash_moe", "moe"), num_layers)
         return Fact(tuple(kind == "hash_moe" for kind in kinds.value), kinds.source)
     first = fields.integer("num_hash_layers", minimum=0, maximum=num_layers)
     return Fact(tuple(layer < first.value for layer in range(num_layers)), first.source)
@@ -189,16 +182,12 @@ def read_hashed_layers(fields: Fields, num_layers: int) -> Fact[tuple[bool, ...]
 def read_moe(fields: Fields, hashed: bool, source: Source) -> MoESpec:
     experts = fields.integer("n_routed_experts", maximum=MAX_EXPERTS)
     width = fields.integer("moe_intermediate_size")
-    shared = fields.integer("n_shared_experts", minimum=0)
     fields.must_equal("topk_method", "noaux_tc", "here it means only: bias for selection")
     fields.must_equal("norm_topk_prob", True, "DeepSeek-V4 always renormalises")
     return MoESpec.of(
-        experts=_whole(experts),
+        experts=whole(experts),
         expert_width=width,
-        shared_width=formula(
-            Span.whole(width.value * shared.value) if shared.value else None,
-            "moe_intermediate_size × n_shared_experts",
-        ),
+        shared_width=read_shared_width(fields, width),
         swiglu_limit=fields.number("swiglu_limit"),
         router=RouterSpec.of(
             scoring=fields.choice("scoring_func", ("sqrtsoftplus",)),
@@ -212,7 +201,3 @@ def read_moe(fields: Fields, hashed: bool, source: Source) -> MoESpec:
             hashed=Fact(hashed, source),
         ),
     )
-
-
-def _whole(total: Fact[int]) -> Fact[Span]:
-    return Fact(Span.whole(total.value), total.source)

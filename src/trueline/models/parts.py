@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 from typing import Any
 
 from trueline.errors import ConfigError
@@ -10,7 +11,7 @@ from trueline.models.harmless import HARMLESS, INERT_AT
 from trueline.spec.fields import Fields
 from trueline.spec.model import DTYPE_BYTES, BlockFp8, Storage, UnsupportedStorage
 from trueline.spec.rope import RopeSpec, YarnSpec
-from trueline.spec.source import Fact, Source, default
+from trueline.spec.source import Fact, Source, Span, default, formula
 
 ROPE_KEYS = "the keys of rope types default and yarn"
 
@@ -88,6 +89,31 @@ def _attention_factor(section: Fields) -> Fact[Any]:
     if section.has("attention_factor"):
         return section.number("attention_factor")
     return default(None, "follows from mscale and mscale_all_dim")
+
+
+def whole(total: Fact[int]) -> Fact[Span]:
+    return Fact(Span.whole(total.value), total.source)
+
+
+def read_shared_width(fields: Fields, width: Fact[int]) -> Fact[Span | None]:
+    """The shared experts act as one MLP."""
+    count = fields.integer_or_null("n_shared_experts", minimum=0).value
+    return formula(
+        Span.whole(width.value * count) if count else None,
+        "moe_intermediate_size × n_shared_experts",
+    )
+
+
+def read_layer_types(
+    fields: Fields, key: str, accepted: Iterable[str], num_layers: int
+) -> Fact[tuple[str, ...]]:
+    names = tuple(accepted)
+    return fields.list_of(
+        key,
+        lambda kind: isinstance(kind, str) and kind in names,
+        " or ".join(names),
+        length=num_layers,
+    )
 
 
 def read_dtype(fields: Fields) -> Fact[str]:

@@ -81,7 +81,7 @@ AS_WRITTEN = (
 )
 
 
-def read_config(path: str | Path) -> Config:
+def read_config(path: str | Path, latent_norm_eps: float = LATENT_NORM_EPS) -> Config:
     """Read a model directory or a config.json."""
     path = Path(path)
     top = Raw(json.loads((path / "config.json" if path.is_dir() else path).read_text()))
@@ -102,7 +102,7 @@ def read_config(path: str | Path) -> Config:
     return Config(
         **{key: raw[key] for key in AS_WRITTEN},
         family=family,
-        latent_norm_eps=LATENT_NORM_EPS,
+        latent_norm_eps=latent_norm_eps,
         rope_theta=rope.get("rope_theta") or raw["rope_theta"],
         rope_pairs=v2 or raw.get("rope_interleave", True),
         yarn=read_yarn(rope, raw),
