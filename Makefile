@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TINY := tiny/deepseek_v3
 
-.PHONY: run test test-full lint clean
+.PHONY: run test test-full lint docs clean
 
 run: $(INSTALLED)
 	@test -d $(TINY) || $(BIN)/trueline make-tiny deepseek_v3 $(TINY)
@@ -24,6 +24,9 @@ test: lint
 
 test-full: lint
 	HYPOTHESIS_PROFILE=full $(BIN)/pytest -n 2
+
+docs: $(INSTALLED)
+	$(BIN)/python docs/generate.py
 
 clean:
 	rm -rf $(VENV) tiny .pytest_cache .mypy_cache .ruff_cache .hypothesis

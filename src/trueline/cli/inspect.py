@@ -49,7 +49,7 @@ def inspect_model(
     if as_json:
         print(json.dumps(report, indent=1, ensure_ascii=False))
     else:
-        _print_report(report)
+        print_report(tables(), report)
     checkpoint = report["checkpoint"] or {}
     bad = checkpoint.get("balanced") is False or report.get("weights_read", {}).get("not_finite")
     return 1 if bad else 0
@@ -78,8 +78,7 @@ def _read_weights(model: Path, overrides: dict[str, float]) -> dict[str, Any]:
 # -- tables ----------------------------------------------------------------------------
 
 
-def _print_report(report: dict[str, Any]) -> None:
-    console = tables()
+def print_report(console: Console, report: dict[str, Any]) -> None:
     console.print(f"[bold]{report['family']}[/]  {report['config']}", soft_wrap=True)
     if not report["runnable"]:
         console.print(f"[yellow]{report['not_runnable']}[/]")
