@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 import published
 from trueline import __version__, reference
 from trueline.cli import main
-from trueline.cli.output import human_bytes, human_count, progress_bar
+from trueline.progress import human_bytes, human_count, progress_bar
 
 Tiny = Callable[..., Path]
 WriteConfig = Callable[[dict[str, Any]], Path]
@@ -273,7 +273,7 @@ def test_human_numbers() -> None:
 def test_long_work_shows_progress(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("trueline.cli.output.SECONDS_BETWEEN_LINES", 0.0)
+    monkeypatch.setattr("trueline.progress.SECONDS_BETWEEN_LINES", 0.0)
     with progress_bar("reading weights") as progress:
         progress(5_000_000, 20_000_000)
     assert re.match(r"reading weights: 25 % \(5 MB of 20 MB, .*B/s\)", capsys.readouterr().err)

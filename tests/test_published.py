@@ -14,10 +14,10 @@ import torch
 import published
 from trueline.models import read_model
 from trueline.models.sizes import cache_costs, count_parameters
+from trueline.ops.rope import inv_freq as float32_inv_freq
 from trueline.reference import config as second_opinion
 from trueline.spec.feedforward import DenseSpec, MoESpec
 from trueline.spec.mixer import CompressedSpec, MLASpec
-from trueline.verify.checks import float32_inv_freq
 
 
 @dataclass(frozen=True)

@@ -16,9 +16,9 @@ from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 import hf
 from hf import Case, Checkpoints
 from trueline.models import read_model
+from trueline.ops.rope import inv_freq as float32_inv_freq
 from trueline.spec.mixer import MLASpec
 from trueline.spec.rope import RopeSpec, YarnSpec
-from trueline.verify.checks import float32_inv_freq
 
 
 @pytest.mark.parametrize("name", [name for name in hf.YARNS if name != "factor below 1"])

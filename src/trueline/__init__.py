@@ -1,3 +1,38 @@
 """Trueline: inference for latent, linear and sparse attention models, with proof."""
 
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from trueline.engine.params import SamplingParams
+    from trueline.llm import LLM, LLMEngine
+    from trueline.outputs import CompletionOutput, Logprob, RequestOutput
+
 __version__ = "0.1.0"
+
+# Looked up when first used, so that `trueline --version` imports no torch.
+_HOMES = {
+    "LLM": "trueline.llm",
+    "LLMEngine": "trueline.llm",
+    "SamplingParams": "trueline.engine.params",
+    "RequestOutput": "trueline.outputs",
+    "CompletionOutput": "trueline.outputs",
+    "Logprob": "trueline.outputs",
+}
+__all__ = [
+    "LLM",
+    "CompletionOutput",
+    "LLMEngine",
+    "Logprob",
+    "RequestOutput",
+    "SamplingParams",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(_HOMES[name]), name)
+    raise AttributeError(f"module 'trueline' has no attribute '{name}'")

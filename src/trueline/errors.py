@@ -22,6 +22,10 @@ class UsageError(TruelineError):
     """A wrong argument from a caller or a command line."""
 
 
+class RequestRejected(TruelineError):
+    """A request that could never finish here. The engine lives on."""
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     found = get_close_matches(name, sorted(known), n=1, cutoff=0.7)
     return found[0] if found else None

@@ -7,6 +7,8 @@ import sys
 from cyclopts import App, CycloptsError
 
 from trueline import __version__
+from trueline.cli.bench import bench
+from trueline.cli.generate import generate
 from trueline.cli.inspect import inspect_model
 from trueline.cli.make_tiny import make_tiny
 from trueline.cli.score import score
@@ -19,9 +21,11 @@ app = App(
     version=__version__,
     help_epilogue="Exit codes: 0 fine, 1 a check failed, 2 wrong input, 130 interrupted.",
 )
+app.command(generate, name="generate")
 app.command(inspect_model, name="inspect")
 app.command(score, name="score")
 app.command(make_tiny, name="make-tiny")
+app.command(bench)
 
 
 def main(arguments: list[str] | None = None) -> None:

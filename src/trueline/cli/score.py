@@ -106,10 +106,11 @@ def _token_ids(
             raise UsageError(f"--tokens {tokens}: accepted: token ids as 1,2,3") from None
         texts = [""] * len(ids)
     else:
-        from trueline.text.tokenizer import load_tokenizer
+        from trueline.text.tokenizer import Tokenizer
 
-        encoding = load_tokenizer(model).encode(prompt or "", add_special_tokens=False)
-        ids, texts = encoding.ids, encoding.tokens
+        tokenizer = Tokenizer.load(model)
+        ids = tokenizer.encode(prompt or "", add_special_tokens=False)
+        texts = [tokenizer.token_text(token) for token in ids]
     bad = [i for i in ids if not 0 <= i < vocab_size]
     if bad or not ids:
         found = f"token id {bad[0]}" if bad else "an empty prompt"

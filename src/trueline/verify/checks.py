@@ -12,16 +12,18 @@ from torch import Tensor
 from trueline import reference
 from trueline.errors import CheckpointError, ConfigError
 from trueline.models import FAMILIES, config_file, read_model
+from trueline.ops.rope import inv_freq
 from trueline.reference import config as second_opinion
 from trueline.reference.weights import load_weights as load_reference_weights
 from trueline.spec.feedforward import MoESpec
 from trueline.spec.fields import Fields, read_json
 from trueline.spec.mixer import MLASpec
 from trueline.spec.model import LayerSpec, ModelSpec
-from trueline.spec.rope import RopeSpec
 from trueline.verify.cases import Subject
 from trueline.verify.failed import CheckFailed
+from trueline.verify.ops import attention
 from trueline.verify.routing import routing
+from trueline.verify.schedules import ENGINE_CHECKS
 from trueline.weights.checkpoint import open_checkpoint
 from trueline.weights.ledger import balance
 from trueline.weights.load import load_weights
@@ -30,13 +32,6 @@ ORACLE_GATE = 2e-5
 """Largest difference in logprob to an oracle in float64, at any position."""
 FORMS_GATE = 1e-12
 """Largest relative difference of a row between the two forms of latent attention."""
-
-
-def float32_inv_freq(rope: RopeSpec) -> Tensor:
-    """The frequencies as a float32 consumer must lift them."""
-    exponents, ramp = (torch.tensor(v, dtype=torch.float32) for v in (rope.exponents, rope.ramp))
-    frequencies: Tensor = rope.inv_freq(exponents, ramp)
-    return frequencies
 
 
 def one_spec(subject: Subject) -> None:
@@ -81,7 +76,7 @@ def _layer_facts(layer: LayerSpec, config: second_opinion.Config) -> Iterator[tu
     yield at + "rope.pairing", mla.rope.pairing == "pairs", config.rope_pairs
     yield at + "cos_sin_scale", mla.rope.cos_sin_scale, second_opinion.cos_sin_scale(config)
     theirs = second_opinion.inverse_frequencies(config)
-    yield at + "rope.inv_freq", float32_inv_freq(mla.rope), theirs
+    yield at + "rope.inv_freq", inv_freq(mla.rope), theirs
     moe = layer.feed_forward
     is_moe = isinstance(moe, MoESpec)
     yield at + "is MoE", is_moe, second_opinion.layer_is_moe(config, layer.index)
@@ -105,10 +100,10 @@ def _layer_facts(layer: LayerSpec, config: second_opinion.Config) -> Iterator[tu
 def _v4_facts(spec: ModelSpec, subject: Subject) -> Iterator[tuple[str, Any, Any]]:
     raw = read_json(config_file(subject.model))
     for layer in spec.layers:
-        inv_freq, cos_sin_scale, softmax_scale = second_opinion.v4_layer_rope(raw, layer.index)
+        theirs, cos_sin_scale, softmax_scale = second_opinion.v4_layer_rope(raw, layer.index)
         at = f"layer {layer.index} "
         rope = layer.mixer.rope
-        yield at + "rope.inv_freq", float32_inv_freq(rope), inv_freq
+        yield at + "rope.inv_freq", inv_freq(rope), theirs
         yield at + "cos_sin_scale", rope.cos_sin_scale, cos_sin_scale
         yield at + "softmax_scale", layer.mixer.softmax_scale, softmax_scale
 
@@ -226,4 +221,6 @@ CHECKS: Mapping[str, Callable[[Subject], None]] = {
     "ledger": ledger,
     "strict": strict,
     "routing": routing,
+    "op = reference": attention,
+    **ENGINE_CHECKS,
 }

@@ -1,0 +1,1 @@
+"""What the engine remembers between steps."""

@@ -1,0 +1,218 @@
+"""`trueline bench`: how fast it is here, and beside whom."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import App, Parameter
+
+from trueline.cli.output import tables
+from trueline.errors import UsageError
+
+if TYPE_CHECKING:
+    from trueline.benchmark import Figures
+
+Json = Annotated[bool, Parameter(name="--json", negative=())]
+Dtype = Literal["float32", "bfloat16"]
+
+bench = App(name="bench", help="Measure speed: throughput, latency, or side by side with a peer.")
+
+
+@bench.command
+def throughput(
+    model: str,
+    /,
+    *,
+    batch: int = 32,
+    prompt_len: int = 128,
+    output_len: int = 64,
+    batch_invariant: Annotated[bool, Parameter(negative=())] = False,
+    repeats: int = 1,
+    as_json: Json = False,
+) -> None:
+    """Tokens per second of many requests at once.
+
+    Parameters
+    ----------
+    model
+        A model directory, or a config.json (then weights are drawn).
+    batch
+        Requests at once.
+    repeats
+        Take the best of this many runs.
+    """
+    from trueline.benchmark import Workload, measure
+
+    engine = _engine(model, batch_invariant=batch_invariant, max_num_seqs=max(batch, 1))
+    figures = measure(engine, Workload(batch, prompt_len, output_len), repeats)
+    _print([("trueline", figures)], as_json)
+
+
+@bench.command
+def latency(
+    model: str,
+    /,
+    *,
+    prompt_len: int = 128,
+    output_len: int = 64,
+    batch_invariant: Annotated[bool, Parameter(negative=())] = False,
+    repeats: int = 3,
+    as_json: Json = False,
+) -> None:
+    """Time to first token and tokens per second of one request alone.
+
+    Parameters
+    ----------
+    model
+        A model directory, or a config.json (then weights are drawn).
+    repeats
+        Take the best of this many runs.
+    """
+    from trueline.benchmark import Workload, measure
+
+    engine = _engine(model, batch_invariant=batch_invariant)
+    _print([("trueline", measure(engine, Workload(1, prompt_len, output_len), repeats))], as_json)
+
+
+@bench.command
+def compare(
+    config: Path,
+    /,
+    *,
+    peer: Literal["transformers"] = "transformers",
+    dtype: Dtype = "float32",
+    as_json: Json = False,
+) -> None:
+    """The standard CPU workloads, ours and a peer's on the same random checkpoint, one after the
+    other in processes of their own; and what batch invariance costs.
+
+    Parameters
+    ----------
+    config
+        A config.json, as bench/configs/mid/config.json.
+    peer
+        Needs the repository (bench/) and the peer installed.
+    """
+    from trueline.benchmark import STANDARD
+
+    script = Path(__file__).parents[3] / "bench" / f"peer_{peer}.py"
+    if not script.is_file():
+        raise UsageError(f"{script}: no such file; comparing needs the repository's bench/")
+    with tempfile.TemporaryDirectory() as scratch:
+        model = Path(scratch) / "model"
+        _say(f"making a random {dtype} checkpoint of {config}")
+        _call("-m", "trueline", "make-tiny", "config", str(model), "--config", str(config),
+              "--dtype", dtype)  # fmt: skip
+        works = json.dumps([[w.batch, w.prompt_len, w.output_len] for w in STANDARD.values()])
+        _say(f"measuring {peer}")
+        theirs = json.loads(_call(str(script), str(model), works))
+        _say("measuring trueline")
+        ours = json.loads(_call("-m", "trueline.cli.bench", str(model), works, "plain"))
+        _say("measuring trueline, batch-invariant")
+        steady = json.loads(_call("-m", "trueline.cli.bench", str(model), works, "invariant"))
+    report = comparison(list(STANDARD), ours, steady, theirs, peer)
+    print(json.dumps(report, indent=1)) if as_json else _print_comparison(report, peer)
+
+
+def comparison(names: list[str], ours: Any, steady: Any, theirs: Any, peer: str) -> dict[str, Any]:
+    rows = []
+    for name, a, s, b in zip(names, ours["results"], steady["results"], theirs["results"],
+                             strict=True):  # fmt: skip
+        rate = _prefill_rate if name.startswith("prefill") else _decode_rate
+        rows.append({
+            "workload": name,
+            "trueline": rate(a, a),
+            "batch_invariant": rate(s, a),
+            peer: rate(b, a),
+            "ratio": rate(a, a) / rate(b, a),
+        })  # fmt: skip
+    return {
+        "rows": rows,
+        "start_to_first_token_s": {"trueline": ours["ready_s"], peer: theirs["ready_s"]},
+        "peer_version": theirs["version"],
+    }
+
+
+def _decode_rate(times: dict[str, float], work: dict[str, float]) -> float:
+    steps = work["output_len"] - 1
+    return work["batch"] * steps / (times["total_s"] - times["first_token_s"])
+
+
+def _prefill_rate(times: dict[str, float], work: dict[str, float]) -> float:
+    return work["batch"] * work["prompt_len"] / times["first_token_s"]
+
+
+def _print_comparison(report: dict[str, Any], peer: str) -> None:
+    from rich import box
+    from rich.table import Table
+
+    table = Table("tokens/s", "trueline", "batch-invariant", peer, "ratio", box=box.SIMPLE_HEAD)
+    for row in report["rows"]:
+        cells = (f"{row[key]:.1f}" for key in ("trueline", "batch_invariant", peer))
+        table.add_row(row["workload"], *cells, f"{row['ratio']:.2f} ×")
+    console = tables()
+    console.print(table)
+    ready = report["start_to_first_token_s"]
+    console.print(
+        f"start to first token: trueline {ready['trueline']:.1f} s, {peer} {ready[peer]:.1f} s"
+    )
+
+
+def _engine(model: str, **options: Any) -> Any:
+    from trueline.llm import LLMEngine
+
+    path = Path(model)
+    if path.is_file() or (path.is_dir() and not any(path.glob("*.safetensors"))):
+        options["load_format"] = "dummy"
+        path = path.parent if path.is_file() else path
+    return LLMEngine(path, skip_tokenizer_init=True, enable_prefix_caching=False, **options)
+
+
+def _print(rows: list[tuple[str, Figures]], as_json: bool) -> None:
+    if as_json:
+        print(json.dumps({name: figures.as_json() for name, figures in rows}, indent=1))
+        return
+    for name, figures in rows:
+        print(
+            f"{name}: {figures.batch} requests of {figures.prompt_len} + {figures.output_len} "
+            f"tokens: first tokens after {figures.first_token_s:.3f} s "
+            f"({figures.prefill_tokens_per_s:.0f} tokens/s), then "
+            f"{figures.decode_tokens_per_s:.1f} tokens/s"
+        )
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _call(*arguments: str) -> str:
+    done = subprocess.run([sys.executable, *arguments], stdout=subprocess.PIPE, text=True)
+    if done.returncode:
+        raise UsageError(f"{' '.join(arguments[:3])} … failed; its words are above")
+    return done.stdout
+
+
+def _measure_here(model: str, works: str, mode: str) -> None:
+    """What `compare` runs in a process of its own: start-up counts too."""
+    start = time.perf_counter()
+    from trueline.benchmark import Workload, measure
+
+    engine = _engine(model, batch_invariant=mode == "invariant")
+    measure(engine, Workload(1, 16, 1))
+    ready = time.perf_counter() - start
+    results = []
+    for batch, prompt_len, output_len in json.loads(works):
+        figures = measure(engine, Workload(batch, prompt_len, output_len))
+        results.append(figures.as_json())
+        _say(json.dumps(results[-1]))
+    print(json.dumps({"ready_s": ready, "results": results}))
+
+
+if __name__ == "__main__":
+    _measure_here(*sys.argv[1:4])

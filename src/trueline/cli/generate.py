@@ -1,0 +1,179 @@
+"""`trueline generate`: continue texts with a model."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from trueline.errors import UsageError
+from trueline.progress import human_bytes
+
+if TYPE_CHECKING:
+    from trueline.llm import LLM
+    from trueline.outputs import RequestOutput
+
+
+def generate(
+    model: str,
+    /,
+    *,
+    prompt: tuple[str, ...] = (),
+    prompts_file: Path | None = None,
+    chat: Annotated[bool, Parameter(negative=())] = False,
+    max_tokens: int = 64,
+    temperature: float = 1.0,
+    top_p: float = 1.0,
+    top_k: int = 0,
+    min_p: float = 0.0,
+    seed: int | None = None,
+    n: int = 1,
+    stop: tuple[str, ...] = (),
+    ignore_eos: Annotated[bool, Parameter(negative=())] = False,
+    logprobs: int | None = None,
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+    max_model_len: int | None = None,
+    max_num_seqs: int = 64,
+    block_size: int | None = None,
+    batch_invariant: Annotated[bool, Parameter(negative=())] = False,
+    op: tuple[str, ...] = (),
+    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+    quiet: Annotated[bool, Parameter(negative=())] = False,
+) -> int:
+    """Continue one or more texts, and tell what ran: model, plan, memory, tokens per second.
+
+    Parameters
+    ----------
+    model
+        A model directory, or a hub id in the local cache.
+    prompt
+        Text to continue. May be given several times: all run together.
+    prompts_file
+        A file with one prompt per line.
+    chat
+        Each prompt is a user's message, put into the model's chat template.
+    temperature
+        0 takes the likeliest token every time.
+    seed
+        Makes the draws repeatable, whatever else runs.
+    n
+        How many continuations of each prompt.
+    stop
+        End a continuation at this text. May be given several times.
+    logprobs
+        With --json: list this many likeliest tokens at each position.
+    block_size
+        Positions in a cache block. Default: chosen by the plan.
+    batch_invariant
+        The same bits for a request, whoever shares its steps.
+    op
+        Choose an implementation, as linear=torch_mm. May be given several times.
+    as_json
+        Print one JSON object per prompt.
+    quiet
+        Do not print the account of what ran.
+    """
+    texts = _texts(prompt, prompts_file)
+    from trueline.engine.params import SamplingParams
+    from trueline.llm import LLM
+
+    params = SamplingParams(
+        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p,
+        seed=seed, n=n, stop=list(stop), ignore_eos=ignore_eos, logprobs=logprobs,
+    )  # fmt: skip
+    llm = LLM(
+        model,
+        dtype=dtype,
+        max_model_len=max_model_len,
+        max_num_seqs=max_num_seqs,
+        block_size=block_size or "auto",
+        batch_invariant=batch_invariant,
+        ops=dict(_parse_op(text) for text in op),
+    )
+    start = time.perf_counter()
+    if chat:
+        outputs = llm.chat([[{"role": "user", "content": text}] for text in texts], params)
+    else:
+        outputs = llm.generate(texts, params)
+    seconds = time.perf_counter() - start
+    for output in outputs:
+        print(json.dumps(_as_json(output), ensure_ascii=False) if as_json else _as_text(output))
+    if not quiet:
+        _print_account(llm, outputs, seconds)
+    failed = any(copy.finish_reason == "error" for out in outputs for copy in out.outputs)
+    return 1 if failed else 0
+
+
+def _texts(prompt: tuple[str, ...], file: Path | None) -> list[str]:
+    texts = list(prompt)
+    if file is not None:
+        try:
+            texts += [line for line in file.read_text().splitlines() if line]
+        except (OSError, UnicodeDecodeError) as error:
+            raise UsageError(f"--prompts-file {file}: not readable ({error})") from error
+    if not texts:
+        raise UsageError("give --prompt or --prompts-file")
+    return texts
+
+
+def _parse_op(text: str) -> tuple[str, str]:
+    name, _, implementation = text.partition("=")
+    if not name or not implementation:
+        raise UsageError(f"--op {text}: accepted: NAME=IMPLEMENTATION, as linear=torch_mm")
+    return name, implementation
+
+
+def _as_text(output: RequestOutput) -> str:
+    lines = [f"> {output.prompt}"]
+    for copy in output.outputs:
+        mark = f"[{copy.index}] " if len(output.outputs) > 1 else ""
+        lines.append(f"{mark}{copy.error or copy.text}")
+    return "\n".join(lines)
+
+
+def _as_json(output: RequestOutput) -> dict[str, Any]:
+    return {
+        "prompt": output.prompt,
+        "prompt_token_ids": output.prompt_token_ids,
+        "num_cached_tokens": output.num_cached_tokens,
+        "outputs": [
+            {
+                "index": copy.index,
+                "text": copy.text,
+                "token_ids": copy.token_ids,
+                "cumulative_logprob": copy.cumulative_logprob,
+                "finish_reason": copy.finish_reason,
+                "stop_reason": copy.stop_reason,
+                "error": copy.error,
+                "logprobs": copy.logprobs
+                and [
+                    {str(token): [one.logprob, one.rank] for token, one in (each or {}).items()}
+                    for each in copy.logprobs
+                ],
+            }
+            for copy in output.outputs
+        ],
+    }
+
+
+def _print_account(llm: LLM, outputs: list[RequestOutput], seconds: float) -> None:
+    engine = llm.llm_engine
+    tokens = sum(len(copy.token_ids) for out in outputs for copy in out.outputs)
+    prompt = sum(len(out.prompt_token_ids) for out in outputs)
+    startup = engine.startup_seconds
+    phases = ", ".join(f"{name} {value:.1f}" for name, value in startup.items())
+    lines = [
+        f"model        {engine.spec.family}, {engine.spec.num_layers} layers",
+        *engine.plan.lines(),
+        f"ready in     {sum(startup.values()):.1f} s ({phases})",
+        f"generated    {tokens} tokens after {prompt} prompt tokens in {seconds:.2f} s: "
+        f"{tokens / seconds:.1f} tokens/s",
+    ]
+    print("\n" + "\n".join(lines), file=sys.stderr)
+    if engine.plan.weight_bytes < 100_000_000:
+        size = human_bytes(engine.plan.weight_bytes)
+        print(f"({size} of weights: if they are random, so is the text)", file=sys.stderr)

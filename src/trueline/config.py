@@ -1,0 +1,55 @@
+"""What a user may choose. Frozen; decisions made from it are in the plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from trueline.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineConfig:
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    device: str = "auto"
+    seed: int = 0
+    max_model_len: int | None = None
+    max_num_seqs: int = 64
+    max_num_batched_tokens: int = 2048
+    block_size: int | Literal["auto"] = "auto"
+    enable_prefix_caching: bool = True
+    num_gpu_blocks_override: int | None = None
+    kv_cache_memory_bytes: int | None = None
+    gpu_memory_utilization: float = 0.5
+    batch_invariant: bool = False
+    overlap: bool = False
+    load_format: Literal["auto", "dummy"] = "auto"
+    tensor_parallel_size: int = 1
+    ops: Mapping[str, str] = field(default_factory=dict)
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    poison: bool = False
+    """Fill every cache byte that nobody owns with NaN: slow, for checks."""
+
+    def __post_init__(self) -> None:
+        if self.tensor_parallel_size != 1:
+            raise UsageError(
+                f"tensor_parallel_size = {self.tensor_parallel_size}: accepted so far: 1"
+            )
+        for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size",
+                     "num_gpu_blocks_override", "kv_cache_memory_bytes"):  # fmt: skip
+            value = getattr(self, name)
+            if value is None or (name == "block_size" and value == "auto"):
+                continue
+            if type(value) is not int or value < 1:
+                raise UsageError(f"{name} = {value!r}: accepted: a whole number from 1 up")
+        if not 0 < self.gpu_memory_utilization <= 1:
+            raise UsageError(
+                f"gpu_memory_utilization = {self.gpu_memory_utilization!r}: accepted: (0, 1]"
+            )
+        for name, accepted in (
+            ("dtype", ("auto", "float32", "bfloat16", "float16")),
+            ("load_format", ("auto", "dummy")),
+        ):
+            if getattr(self, name) not in accepted:
+                raise UsageError(f"{name} = {getattr(self, name)!r}: accepted: {accepted}")

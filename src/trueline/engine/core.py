@@ -1,0 +1,238 @@
+"""The engine's core: requests of token ids in, tokens out. It knows no text.
+
+A step is dispatched, then collected. With `overlap` the loop runs one step ahead: step n + 1 is
+scheduled and handed over while step n is still running. The same lines do both; only the lag
+differs.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+
+from trueline.cache.blocks import BlockPool
+from trueline.cache.prefix import hash_blocks, prefix_salt
+from trueline.config import EngineConfig
+from trueline.engine.batch import Batch, build_batch
+from trueline.engine.messages import CoreOutput, CoreRequest, TokenScore
+from trueline.engine.request import Request
+from trueline.engine.runner import Result, Runner
+from trueline.engine.scheduler import Row, Scheduler, SchedulerConfig, Step
+from trueline.errors import RequestRejected
+from trueline.plan import Plan
+
+
+@dataclass(slots=True)
+class Sequence:
+    """A request's tokens whose values are known, and the names of its full blocks. `key` names it
+    inside: a request_id may come again while steps of its first life are still in flight."""
+
+    key: str
+    request: CoreRequest
+    scheduled: Request
+    tokens: list[int]
+    salt: bytes
+    hashes: list[bytes] = field(default_factory=list)
+
+    @property
+    def num_generated(self) -> int:
+        return len(self.tokens) - len(self.request.prompt_token_ids)
+
+
+class EngineCore:
+    def __init__(
+        self, runner: Runner, plan: Plan, config: EngineConfig, fingerprint: str = ""
+    ) -> None:
+        self.runner, self.plan, self.config = runner, plan, config
+        self.fingerprint = fingerprint
+        size = plan.layout.block_size
+        self.pool = BlockPool(plan.num_blocks, size, config.enable_prefix_caching)
+        budget = max(config.max_num_batched_tokens, config.max_num_seqs)
+        self.scheduler = Scheduler(
+            SchedulerConfig(budget, config.max_num_seqs, plan.max_model_len), self.pool
+        )
+        self.sequences: dict[str, Sequence] = {}  # by key
+        self.keys: dict[str, str] = {}  # request_id -> key, of those alive
+        self.ended: list[str] = []  # keys, since the last dispatch
+        self.outbox: list[CoreOutput] = []
+        self.lag = 1 if config.overlap else 0
+        self.in_flight: deque[tuple[Step, Future[Result]]] = deque()
+        self.worker = ThreadPoolExecutor(1, thread_name_prefix="trueline-runner")
+
+    # -- requests ----------------------------------------------------------------------
+
+    def add(self, request: CoreRequest) -> None:
+        """Queue a request; RequestRejected if it can never run."""
+        name = request.request_id
+        if name in self.keys:
+            raise RequestRejected(f"request '{name}': this request_id is in use; choose another")
+        params = request.params
+        limit = self.plan.max_model_len - len(request.prompt_token_ids)
+        key = f"{name}#{self.scheduler.counters.num_added}"
+        scheduled = Request(
+            key,
+            len(request.prompt_token_ids),
+            params.max_tokens if params.max_tokens is not None else max(limit, 1),
+            request.priority,
+            # every position must be computed where its logprobs are wanted
+            read_prefix_cache=params.prompt_logprobs is None,
+        )
+        salt = prefix_salt(self.fingerprint, request.cache_salt)
+        sequence = Sequence(key, request, scheduled, list(request.prompt_token_ids), salt)
+        self._name_blocks(sequence)
+        try:
+            self.scheduler.add(scheduled)
+        except RequestRejected as error:
+            raise RequestRejected(str(error).replace(key, name)) from None
+        self.sequences[key] = sequence
+        self.keys[name] = key
+        self.runner.admit(key, request, self._seed(request, scheduled.arrival))
+
+    def abort(self, request_id: str) -> bool:
+        """End a request at once; whatever is in flight for it is dropped."""
+        key = self.keys.get(request_id)
+        if key is None:
+            return False
+        self.scheduler.abort(key)
+        self._forget(key)
+        self.outbox.append(CoreOutput(request_id=request_id, finish_reason="abort"))
+        return True
+
+    def has_unfinished(self) -> bool:
+        return bool(self.scheduler.has_unfinished() or self.outbox)
+
+    def close(self) -> None:
+        self.worker.shutdown(wait=True)
+
+    def _seed(self, request: CoreRequest, arrival: int) -> int:
+        """A request's own seed, or one drawn from the engine's and its arrival."""
+        if request.params.seed is not None:
+            return request.params.seed
+        name = f"{self.config.seed}/{arrival}".encode()
+        return int.from_bytes(hashlib.blake2b(name, digest_size=7).digest(), "little")
+
+    # -- the loop ----------------------------------------------------------------------
+
+    def step(self) -> list[CoreOutput]:
+        """Dispatch one step, and collect the one that is `lag` behind."""
+        dispatched = self._dispatch()
+        if self.in_flight and (len(self.in_flight) > self.lag or not dispatched):
+            self._collect(*self.in_flight.popleft())
+        news, self.outbox = self.outbox, []
+        return news
+
+    def _dispatch(self) -> bool:
+        step = self.scheduler.schedule()
+        if step is None:
+            return False
+        batch = self._batch(step)
+        if self.config.poison:
+            self._poison()
+        if self.lag:
+            self.in_flight.append((step, self.worker.submit(self.runner.execute, batch)))
+        else:
+            done: Future[Result] = Future()
+            done.set_result(self.runner.execute(batch))
+            self.in_flight.append((step, done))
+        return True
+
+    def _batch(self, step: Step) -> Batch:
+        rows = [self.sequences[row.request.request_id] for row in step.rows]
+        forget, self.ended = tuple(self.ended), []
+        return build_batch(
+            step,
+            {s.key: s.tokens for s in rows},
+            {
+                s.key: len(s.request.prompt_token_ids)
+                for s in rows
+                if s.request.params.prompt_logprobs is not None
+            },
+            self.plan.layout,
+            one_form=self.plan.batch_invariant,
+            forget=forget,
+        )
+
+    def _collect(self, step: Step, future: Future[Result]) -> None:
+        result = future.result()
+        outputs: dict[str, CoreOutput] = {}
+        finished: list[str] = []
+        for row in step.rows:
+            sequence = self.sequences.get(row.request.request_id)
+            if sequence is None:  # ended while this step ran: its results are dropped
+                continue
+            output = self._news(row, sequence, result)
+            outputs[sequence.key] = output
+            if output.finish_reason:
+                finished.append(sequence.key)
+        for key in self.scheduler.collected(step, finished):
+            outputs[key].finish_reason = "length"
+            finished.append(key)
+        for key in finished:
+            self._forget(key)
+        self.outbox += outputs.values()
+
+    def _news(self, row: Row, sequence: Sequence, result: Result) -> CoreOutput:
+        key, name = sequence.key, sequence.request.request_id
+        output = CoreOutput(
+            request_id=name,
+            num_cached_tokens=sequence.scheduled.num_cached_tokens,
+            prompt_scores=result.prompt_scores.get(key, []),
+        )
+        if not row.samples:
+            return output
+        if key in result.broken:
+            output.finish_reason = "error"
+            output.error = (
+                f"request '{name}': the model's logits at position {row.start + row.count - 1} are "
+                "NaN or infinite; no token was drawn from them"
+            )
+            return output
+        score = result.samples[key]
+        sequence.tokens.append(score.token_id)
+        self._name_blocks(sequence)
+        output.token_ids, output.scores = [score.token_id], [score]
+        self._check_stop(sequence, score, output)
+        return output
+
+    @staticmethod
+    def _check_stop(sequence: Sequence, score: TokenScore, output: CoreOutput) -> None:
+        params, token = sequence.request.params, score.token_id
+        if sequence.num_generated < params.min_tokens:
+            return
+        if token in (params.stop_token_ids or ()):
+            output.finish_reason, output.stop_reason = "stop", token
+        elif not params.ignore_eos and token in sequence.request.eos_token_ids:
+            output.finish_reason = "stop"
+
+    # -- housekeeping ------------------------------------------------------------------
+
+    def _name_blocks(self, sequence: Sequence) -> None:
+        if self.config.enable_prefix_caching:
+            size = self.plan.layout.block_size
+            sequence.hashes = hash_blocks(sequence.tokens, size, sequence.salt, sequence.hashes)
+            sequence.scheduled.block_hashes = sequence.hashes
+
+    def _forget(self, key: str) -> None:
+        sequence = self.sequences.pop(key)
+        del self.keys[sequence.request.request_id]
+        self.ended.append(key)
+
+    def _poison(self) -> None:
+        """NaN into every byte that no request owns: free blocks, the null block, unused tails."""
+        free = [
+            block
+            for block in range(1, self.plan.num_blocks)
+            if not self.pool.references(block) and self.pool.hash_of(block) is None
+        ]
+        self.runner.store.poison([0, *free])
+        self.runner.store.poison_cells(list(self._unwritten_cells()))
+
+    def _unwritten_cells(self) -> Iterator[int]:
+        layout = self.plan.layout
+        for sequence in self.sequences.values():
+            request = sequence.scheduled
+            held = len(request.block_ids) * layout.block_size
+            yield from layout.cells(request.block_ids, request.num_computed, held)

@@ -1,0 +1,395 @@
+"""Which tokens of which requests the next step computes. No torch, no clock, no token values.
+
+No phases: a request has tokens known and tokens computed, and a step hands out a token budget to
+close the gap. Chunked prefill, mixed steps, prefix hits and preemption fall out of that.
+
+**Order.** One total order decides who goes first, for the queue, the budget, blocks and
+preemption: `priority * priority_aging_steps + the step of arrival`, then arrival. It is given once
+and never changes, yet it is aging: a request overtakes those that are one priority level better
+but arrive `priority_aging_steps` steps later. So nobody is overtaken for ever, no queue is
+ever sorted again, and whoever is first can be held up by nobody.
+
+**Budget.** Every running request that needs one token gets it; the rest goes to the others in
+order, then to new ones. The queue is strict: what does not fit blocks those behind it.
+
+**Running ahead.** A row that reaches the last token promises the next one at once, so step n+1 can
+be scheduled before step n is collected. Steps execute in the order they were scheduled and must
+be collected in that order.
+
+**Blocks** are allocated chunk by chunk. A newcomer is admitted when the free blocks would let it
+and all running requests compute their known tokens and `block_size` more each (up to their limits):
+with less, somebody would soon be thrown out again. When nobody runs, its first chunk suffices.
+A running request that finds no blocks preempts the last in order; it waits if it is the last
+itself, or if a step in flight is about to give blocks back. A request in the queue preempts nobody.
+A preempted request starts again from what the prefix cache still has. Its blocks are free at
+once, since later steps execute later; those of an ended request after its last step is collected.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections import deque
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from trueline.cache.blocks import BlockPool
+from trueline.engine.request import Request, RequestState, WaitingQueue
+from trueline.errors import RequestRejected, UsageError
+
+
+class SchedulerError(RuntimeError):
+    """The scheduler was driven wrongly: a bug of the engine, never the user's fault."""
+
+
+@dataclass(frozen=True, slots=True)
+class SchedulerConfig:
+    max_num_batched_tokens: int
+    max_num_seqs: int
+    max_model_len: int
+    priority_aging_steps: int = 256
+
+    def __post_init__(self) -> None:
+        for name in ("max_num_seqs", "max_model_len", "priority_aging_steps"):
+            if getattr(self, name) < 1:
+                raise UsageError(f"{name}={getattr(self, name)}: it must be at least 1")
+        # else decodes could use up the budget and keep a prefill waiting for as long as they last
+        if self.max_num_batched_tokens < self.max_num_seqs:
+            raise UsageError(
+                f"max_num_batched_tokens={self.max_num_batched_tokens} is less than "
+                f"max_num_seqs={self.max_num_seqs}: a step has a token for every running request; "
+                "raise the first or lower the second"
+            )
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """Positions [start, start + count) of a request. Its `block_ids` belong to this row only
+    until the scheduler is called again: build the batch before that."""
+
+    request: Request
+    start: int
+    count: int
+    is_decode: bool
+    """It has history and its one token is the last known one: generating, or the tail of a
+    prompt. All else is prefill, whatever its length."""
+    samples: bool
+    """It reaches the request's last token, so its logits give the next one."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Step:
+    """Decode rows first, then prefill rows, each in scheduling order. This is the one place that
+    decides it; engine/batch.py checks it."""
+
+    rows: tuple[Row, ...]
+    num_decode_rows: int
+    num_tokens: int
+    preempted: tuple[str, ...]
+    """Requests that lost their blocks since the step before."""
+
+
+@dataclass(slots=True)
+class Counters:
+    """Since the start. Added = finished + aborted + waiting + running + preempted."""
+
+    num_steps: int = 0
+    num_added: int = 0
+    num_rejected: int = 0
+    num_finished: int = 0
+    num_aborted: int = 0
+    num_preemptions: int = 0
+    num_scheduled_tokens: int = 0
+    num_generated_tokens: int = 0
+
+
+class Scheduler:
+    def __init__(self, config: SchedulerConfig, pool: BlockPool) -> None:
+        self.config = config
+        self.pool = pool
+        self.counters = Counters()
+        self._live: dict[str, Request] = {}
+        self._waiting = WaitingQueue()
+        self._running: list[Request] = []  # sorted by order
+        self._in_flight: deque[Step] = deque()
+        self._draining: set[Request] = set()  # ended, with blocks that steps in flight may write
+        self._preempted: list[str] = []  # since the last step
+
+    @property
+    def num_waiting(self) -> int:
+        return len(self._waiting)
+
+    @property
+    def num_running(self) -> int:
+        return len(self._running)
+
+    def has_unfinished(self) -> bool:
+        """A request is alive, or a step is not collected."""
+        return bool(self._live or self._in_flight)
+
+    # Requests come and go
+
+    def add(self, request: Request) -> None:
+        """Queue a request, or raise RequestRejected where it could never finish."""
+        if request.state is not RequestState.NEW:
+            raise SchedulerError(f"request '{request.request_id}' was added before")
+        total = request.num_prompt_tokens + request.max_new_tokens
+        request.token_limit = min(total, self.config.max_model_len)
+        problem = self._why_impossible(request)
+        if problem:
+            self.counters.num_rejected += 1
+            raise RequestRejected(f"request '{request.request_id}': {problem}")
+        request.arrival = self.counters.num_added
+        aged = request.priority * self.config.priority_aging_steps + self.counters.num_steps
+        request.order = (aged, request.arrival)
+        self.counters.num_added += 1
+        self._live[request.request_id] = request
+        self._waiting.push(request)
+
+    def _why_impossible(self, request: Request) -> str | None:
+        prompt, limit = request.num_prompt_tokens, self.config.max_model_len
+        if request.request_id in self._live:
+            return "this request_id is in use; choose another"
+        if prompt < 1 or request.max_new_tokens < 1:
+            return (
+                f"{prompt} prompt tokens and max_new_tokens={request.max_new_tokens}; "
+                "both must be at least 1"
+            )
+        if prompt >= limit:
+            return (
+                f"the prompt has {prompt} tokens, max_model_len={limit} leaves room for "
+                f"{limit - 1} and one new token; shorten the prompt or raise max_model_len"
+            )
+        needed = self._blocks_for(request.token_limit - 1)
+        if needed > self.pool.num_usable:
+            return (
+                f"{prompt} prompt tokens and up to {request.token_limit - prompt} new ones need "
+                f"{needed} cache blocks of {self.pool.block_size}, the pool has "
+                f"{self.pool.num_usable}; lower max_new_tokens, shorten the prompt, or give the "
+                "cache more memory"
+            )
+        return None
+
+    def abort(self, request_id: str) -> bool:
+        """End a request in any state; False if it has ended already or was never here. What its
+        steps in flight still bring is to be dropped."""
+        request = self._live.get(request_id)
+        if request is None:
+            return False
+        self._end(request)
+        self.counters.num_aborted += 1
+        return True
+
+    def _end(self, request: Request) -> None:
+        del self._live[request.request_id]
+        state, request.state = request.state, RequestState.ENDED
+        if state is RequestState.RUNNING:
+            del self._running[bisect_left(self._running, request.order, key=_order)]
+        elif state is RequestState.WAITING:
+            self._waiting.forget()
+        if request.num_in_flight == 0:
+            self._give_back(request)
+        elif request.block_ids:
+            self._draining.add(request)
+
+    def _give_back(self, request: Request) -> None:
+        self._draining.discard(request)
+        self.pool.release(request.block_ids)
+        request.block_ids = []
+
+    # A step goes out
+
+    def schedule(self) -> Step | None:
+        """The next step; None if nothing can run before a step in flight is collected (or nothing
+        is there to run)."""
+        counts = self._share_budget()
+        if self._find_blocks(counts):
+            self._admit(counts)
+        if not counts:
+            return None
+        rows = [self._dispatch(request, count) for request, count in counts.items()]
+        decode = [row for row in rows if row.is_decode]
+        prefill = [row for row in rows if not row.is_decode]
+        num_tokens = sum(counts.values())
+        step = Step((*decode, *prefill), len(decode), num_tokens, tuple(self._preempted))
+        self._preempted.clear()
+        self._in_flight.append(step)
+        self.counters.num_steps += 1
+        self.counters.num_scheduled_tokens += num_tokens
+        return step
+
+    def _share_budget(self) -> dict[Request, int]:
+        """Tokens for each running request, in scheduling order."""
+        gaps = {request: gap for request in self._running if (gap := request.gap)}
+        counts = {request: 1 for request, gap in gaps.items() if gap == 1}
+        budget = self.config.max_num_batched_tokens - len(counts)
+        for request, gap in gaps.items():
+            if gap > 1 and budget:
+                counts[request] = min(gap, budget)
+                budget -= counts[request]
+        return counts
+
+    def _find_blocks(self, counts: dict[Request, int]) -> bool:
+        """Give each its blocks, in order; drop from `counts` who gets none. True if all of them got
+        theirs and nobody was preempted, that is, if a newcomer takes nothing from anybody."""
+        before = self.counters.num_preemptions
+        short = False
+        for request in list(self._running):
+            if request not in counts:
+                continue
+            missing = self._blocks_for(request.num_computed + counts[request])
+            missing -= len(request.block_ids)
+            if missing <= 0:
+                continue
+            # once one waits for blocks, nobody after it takes any
+            if short or not self._make_room(request, missing, counts):
+                short = True
+                del counts[request]
+            else:
+                request.block_ids += self.pool.allocate(missing)
+        return not short and self.counters.num_preemptions == before
+
+    def _make_room(self, request: Request, missing: int, counts: dict[Request, int]) -> bool:
+        while self.pool.num_free < missing:
+            last = self._running[-1]
+            if last is request or self._blocks_are_coming():
+                return False
+            self._preempt(last)
+            counts.pop(last, None)
+        return True
+
+    def _blocks_are_coming(self) -> bool:
+        """A step in flight gives blocks back when collected: waiting for it is cheaper than
+        computing somebody's whole past again."""
+        return bool(self._draining) or any(request.is_complete for request in self._running)
+
+    def _preempt(self, request: Request) -> None:
+        self._running.remove(request)
+        self._give_back(request)
+        request.num_computed = request.num_written = request.num_registered = 0
+        self.counters.num_preemptions += 1
+        self._preempted.append(request.request_id)
+        if request.num_in_flight:
+            request.state = RequestState.PREEMPTED
+        else:
+            self._waiting.push(request)
+
+    def _admit(self, counts: dict[Request, int]) -> None:
+        """Seat requests from the queue while budget, seats and blocks last."""
+        budget = self.config.max_num_batched_tokens - sum(counts.values())
+        seats = self.config.max_num_seqs - len(self._running)
+        if not budget or not seats or not len(self._waiting):
+            return
+        reserve = sum(self._blocks_ahead(request) for request in self._running)
+        while budget and seats and (request := self._waiting.first()):
+            hits = self._cached_prefix(request)
+            computed = len(hits) * self.pool.block_size
+            count = min(request.num_tokens - computed, budget)
+            fresh = self._blocks_for(computed + count) - len(hits)
+            soon = self._blocks_for(self._horizon(request)) - len(hits) + reserve
+            needed = soon if self._running else fresh
+            if needed > self.pool.num_free - self.pool.num_idle(hits):
+                return
+            self._seat(self._waiting.pop(), hits, fresh)
+            counts[request] = count
+            budget -= count
+            seats -= 1
+            reserve += self._blocks_ahead(request)
+
+    def _cached_prefix(self, request: Request) -> list[int]:
+        """Whole blocks, and never all tokens: without one to compute there are no logits. So the
+        first token computed starts a fresh block, and shared blocks are never written."""
+        if not request.read_prefix_cache:
+            return []
+        num_blocks = (request.num_tokens - 1) // self.pool.block_size
+        return self.pool.lookup(request.block_hashes[:num_blocks])
+
+    def _seat(self, request: Request, hits: list[int], num_fresh: int) -> None:
+        self.pool.share(hits)  # first, or allocating could evict them
+        request.block_ids = hits + self.pool.allocate(num_fresh)
+        request.num_registered = len(hits)
+        request.num_computed = request.num_written = len(hits) * self.pool.block_size
+        request.cache_generation = self.pool.generation
+        request.num_admissions += 1
+        # only the first time: a preempted request finds itself, which tells nothing about traffic
+        if request.num_admissions == 1:
+            request.num_cached_tokens = request.num_computed
+            if request.read_prefix_cache:
+                self.pool.count_query(request.num_tokens, request.num_computed)
+        request.state = RequestState.RUNNING
+        insort(self._running, request, key=_order)
+
+    def _dispatch(self, request: Request, count: int) -> Row:
+        start = request.num_computed
+        samples = start + count == request.num_tokens
+        request.num_computed += count
+        request.num_in_flight += 1
+        if samples:
+            request.num_tokens += 1
+            request.num_promised += 1
+        return Row(request, start, count, samples and count == 1 and start > 0, samples)
+
+    def _blocks_for(self, num_positions: int) -> int:
+        return -(-num_positions // self.pool.block_size)
+
+    def _horizon(self, request: Request) -> int:
+        """Positions it will write before long. The last token of all is never written."""
+        return min(request.num_tokens + self.pool.block_size, request.token_limit - 1)
+
+    def _blocks_ahead(self, request: Request) -> int:
+        return self._blocks_for(self._horizon(request)) - len(request.block_ids)
+
+    # Its results come back
+
+    def collected(self, step: Step, finished: Iterable[str] = ()) -> tuple[str, ...]:
+        """The results of the oldest step in flight are known, and the requests of `finished` end
+        with it (those that have ended already are passed over). Returns the ids that end because
+        they have all the tokens they may have. Extend `block_hashes` before the call."""
+        if not self._in_flight or self._in_flight[0] is not step:
+            raise SchedulerError("steps are collected once each, in the order of scheduling")
+        names = set(finished)
+        strangers = names.difference(row.request.request_id for row in step.rows)
+        if strangers:
+            raise SchedulerError(f"finished, but not in the step: {sorted(strangers)}")
+        self._in_flight.popleft()
+        full = []
+        for row in step.rows:
+            request = row.request
+            self._settle(row)
+            has_all = request.is_complete and not request.num_promised
+            if request.state is not RequestState.ENDED and (request.request_id in names or has_all):
+                self._end(request)
+                self.counters.num_finished += 1
+                if request.request_id not in names:
+                    full.append(request.request_id)
+            if request.num_in_flight == 0 and request.state is RequestState.PREEMPTED:
+                self._waiting.push(request)
+        return tuple(full)
+
+    def _settle(self, row: Row) -> None:
+        """The row is computed: its cache rows are written and its promise is kept."""
+        request = row.request
+        ended = request.state is RequestState.ENDED
+        request.num_in_flight -= 1
+        if row.samples:
+            request.num_promised -= 1
+            if ended:
+                request.num_tokens -= 1  # a token after the end is dropped
+            else:
+                self.counters.num_generated_tokens += 1
+        if request.block_ids:  # else it was preempted, and this row's blocks are gone
+            request.num_written = row.start + row.count
+            self._register(request)
+        if ended and request.num_in_flight == 0:
+            self._give_back(request)
+
+    def _register(self, request: Request) -> None:
+        if request.cache_generation != self.pool.generation:
+            return
+        full = min(request.num_written // self.pool.block_size, len(request.block_hashes))
+        for index in range(request.num_registered, full):
+            self.pool.register(request.block_ids[index], request.block_hashes[index])
+        request.num_registered = max(request.num_registered, full)
+
+
+def _order(request: Request) -> tuple[int, int]:
+    return request.order

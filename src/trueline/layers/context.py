@@ -1,0 +1,95 @@
+"""What every layer gets at construction, and what every forward gets of the step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trueline.ops.mla_decode import DecodeRows
+from trueline.ops.mla_prefill import PrefillRow
+from trueline.parallel.collective import Collective
+from trueline.plan import Plan
+
+
+class Ops:
+    """The chosen implementation of each op."""
+
+    def __init__(self, plan: Plan) -> None:
+        self.linear: ModuleType = plan.op("linear")
+        self.rms_norm: ModuleType = plan.op("rms_norm")
+        self.rope: ModuleType = plan.op("rope")
+        self.mla_decode: ModuleType = plan.op("mla_decode")
+        self.mla_prefill: ModuleType = plan.op("mla_prefill")
+        self.route: ModuleType = plan.op("route")
+        self.experts: ModuleType = plan.op("experts")
+
+
+@dataclass(frozen=True, slots=True)
+class Build:
+    plan: Plan
+    ops: Ops
+    collective: Collective
+
+
+class Weights:
+    """Loaded parameters, handed out once: whoever packs one frees the plain copy."""
+
+    def __init__(self, values: dict[str, Tensor]) -> None:
+        self._values = values
+
+    def take(self, name: str) -> Tensor:
+        return self._values.pop(name)
+
+    def has(self, name: str) -> bool:
+        return name in self._values
+
+    def left(self) -> list[str]:
+        return list(self._values)
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillSlice:
+    """Where a prefill row's tokens stand among the step's tokens."""
+
+    tokens: slice
+    row: PrefillRow
+
+
+@dataclass(frozen=True, slots=True)
+class StepInput:
+    """One step's tokens: decode rows first, one token each, then prefill rows. Each part carries
+    all it needs; nobody computes an offset."""
+
+    tokens: Tensor  # [n]
+    positions: Tensor  # [n]
+    cells: Tensor  # [n] where each token's cache row goes
+    decode: DecodeRows
+    prefill: tuple[PrefillSlice, ...]
+    prepared: Any  # what mla_decode made of `decode`
+
+    @property
+    def num_decode(self) -> int:
+        return len(self.decode.lengths)
+
+
+class HeadProduct:
+    """Per head: weight [heads, out, in], x [n, heads, in] -> [n, heads, out]."""
+
+    def __init__(self, weight: Tensor, build: Build) -> None:
+        self.weight = weight
+        self.linear = build.ops.linear
+        # A batched product's bits depend on where a row stands; one product per head does not.
+        steady = build.plan.batch_invariant
+        self.packed = [self.linear.pack(head) for head in weight] if steady else None
+
+    def run(self, x: Tensor) -> Tensor:
+        if self.packed is not None:
+            parts = [self.linear.run(x[:, h], packed) for h, packed in enumerate(self.packed)]
+            return torch.stack(parts, dim=1)
+        if len(x) <= 4:  # a handful of rows run faster with the weight on the left
+            return torch.bmm(self.weight, x.permute(1, 2, 0)).permute(2, 0, 1)
+        return torch.bmm(x.transpose(0, 1), self.weight.mT).transpose(0, 1)

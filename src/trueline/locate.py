@@ -1,0 +1,38 @@
+"""Where a model is: a directory, or a hub id that an earlier download left in the local cache.
+Nothing is ever fetched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trueline.errors import UsageError
+
+HUB_CACHE = Path.home() / ".cache" / "huggingface" / "hub"
+
+
+def find_model(model: str | Path, cache: Path = HUB_CACHE) -> Path:
+    path = Path(model)
+    if path.is_dir():
+        return path
+    name = str(model)
+    if name.count("/") == 1 and not name.startswith((".", "/")):
+        folder = cache / f"models--{name.replace('/', '--')}"
+        snapshot = _snapshot(folder)
+        if snapshot is not None:
+            return snapshot
+        raise UsageError(
+            f"model '{name}': no such directory, and not in the local cache ({folder}); "
+            "accepted: a model directory, or a hub id downloaded before (nothing is fetched)"
+        )
+    raise UsageError(f"model '{name}': no such directory; accepted: a model directory or a hub id")
+
+
+def _snapshot(folder: Path) -> Path | None:
+    """The revision that `main` names, or the only one there is."""
+    main = folder / "refs" / "main"
+    if main.is_file():
+        named = folder / "snapshots" / main.read_text().strip()
+        if named.is_dir():
+            return named
+    found = [path for path in (folder / "snapshots").glob("*") if path.is_dir()]
+    return found[0] if len(found) == 1 else None

@@ -1,0 +1,1 @@
+"""One folder an op: its contract, its definition in `reference.py`, and its implementations."""

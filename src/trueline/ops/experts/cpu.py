@@ -1,0 +1,61 @@
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trueline.ops import steady
+
+Packed = list[tuple[Any, Any]]
+
+
+def pack(gate_up: Tensor, down: Tensor, linear: Any) -> Packed:
+    return [(linear.pack(gate_up[e]), linear.pack(down[e])) for e in range(len(down))]
+
+
+def run(
+    x: Tensor, ids: Tensor, weights: Tensor, packed: Packed, linear: Any, first: int = 0
+) -> Tensor:
+    n, k = ids.shape
+    flat = ids.reshape(-1)
+    order = flat.argsort(stable=True)
+    by_expert = x[order // k] if n > 1 else x.expand(k, -1)
+    # [n * k, hidden], each pair's output at its place in `flat`
+    outputs = torch.zeros(n * k, x.shape[1], dtype=x.dtype)
+    start = 0
+    for expert, count in zip(*_runs(flat[order].tolist()), strict=True):
+        stop = start + count
+        if first <= expert < first + len(packed):
+            outputs[order[start:stop]] = _expert(
+                by_expert[start:stop], packed[expert - first], linear
+            )
+        start = stop
+    return _combine(outputs.view(n, k, -1), weights)
+
+
+def _expert(x: Tensor, packed: tuple[Any, Any], linear: Any) -> Tensor:
+    gate, up = linear.run(x, packed[0]).chunk(2, dim=-1)
+    y: Tensor = linear.run(steady.silu(gate) * up, packed[1])
+    return y
+
+
+def _runs(sorted_ids: list[int]) -> tuple[list[int], list[int]]:
+    """[3, 3, 5] -> [3, 5], [2, 1]."""
+    values: list[int] = []
+    counts: list[int] = []
+    for value in sorted_ids:
+        if values and values[-1] == value:
+            counts[-1] += 1
+        else:
+            values.append(value)
+            counts.append(1)
+    return values, counts
+
+
+def _combine(outputs: Tensor, weights: Tensor) -> Tensor:
+    """Σ weight × output, one expert after the other: the same order whoever shares the step."""
+    total = outputs[:, 0].float() * weights[:, 0, None]
+    for i in range(1, outputs.shape[1]):
+        total = total + outputs[:, i].float() * weights[:, i, None]
+    return total.to(outputs.dtype)

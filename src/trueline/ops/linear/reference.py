@@ -1,0 +1,18 @@
+"""float64, the definition."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def pack(weight: Tensor) -> Tensor:
+    return weight.to(torch.float64)
+
+
+def run(x: Tensor, packed: Tensor) -> Tensor:
+    return (x.to(torch.float64) @ packed.T).to(x.dtype)
+
+
+def refusals(dtype: torch.dtype) -> list[str]:
+    return []

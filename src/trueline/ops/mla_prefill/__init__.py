@@ -1,0 +1,41 @@
+"""Causal latent attention of a run of new positions over everything cached so far, which includes
+the new positions themselves.
+
+`run(q [tokens, heads, nope + rope], view, row, heads, softmax_scale=…, form=…)` ->
+out [tokens, heads, value]. Both forms give the same numbers: `expanded` makes keys and values per
+head, `absorbed` moves queries into the latent. `softmax_scale` has no default.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from torch import Tensor
+
+Form = Literal["expanded", "absorbed"]
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRow:
+    """New positions start..start+count of one request, and the blocks that hold all of them."""
+
+    start: int
+    count: int
+    block_ids: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class HeadWeights:
+    """kv_b_proj, split: `key` [heads, latent, nope], `value` [heads, value, latent]."""
+
+    key: Tensor
+    value: Tensor
+
+
+def cheaper_form(heads: HeadWeights, rope: int, count: int, context: int) -> Form:
+    """By multiplications: expanding costs once per cached position, absorbing once per query."""
+    latent, nope, value = heads.key.shape[1], heads.key.shape[2], heads.value.shape[1]
+    expanded = context * latent * (nope + value) + count * context * (nope + rope + value)
+    absorbed = count * latent * (nope + value) + count * context * (2 * latent + rope)
+    return "expanded" if expanded <= absorbed else "absorbed"

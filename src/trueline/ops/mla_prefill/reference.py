@@ -1,0 +1,33 @@
+"""One query, one head at a time, in float64, keys and values made per head."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trueline.cache.store import LatentView
+from trueline.ops.mla_prefill import Form, HeadWeights, PrefillRow
+
+
+def run(
+    q: Tensor,
+    view: LatentView,
+    row: PrefillRow,
+    heads: HeadWeights,
+    *,
+    softmax_scale: float,
+    form: Form,
+) -> Tensor:
+    layout = view.layout
+    rows = view.rows[layout.cells(row.block_ids, 0, row.start + row.count)].double()
+    out = torch.zeros(*q.shape[:2], heads.value.shape[1], dtype=torch.float64)
+    for head in range(q.shape[1]):
+        keys = torch.cat(
+            (rows[:, : layout.latent] @ heads.key[head].double(), rows[:, layout.latent :]), dim=1
+        )
+        values = rows[:, : layout.latent] @ heads.value[head].double().T
+        for i in range(row.count):
+            seen = row.start + i + 1
+            scores = softmax_scale * (keys[:seen] @ q[i, head].double())
+            out[i, head] = scores.softmax(0) @ values[:seen]
+    return out.to(q.dtype)

@@ -1,0 +1,2 @@
+"""x / rms(x) × weight over the last dim: `run(x, weight, eps)`. At least float32 inside, rounded
+to x's dtype before the weight, as in Llama."""

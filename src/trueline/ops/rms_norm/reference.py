@@ -1,0 +1,10 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def run(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    y = x.to(torch.float64)
+    y = y / torch.sqrt((y * y).mean(-1, keepdim=True) + eps)
+    return (y.to(x.dtype).double() * weight.double()).to(x.dtype)

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trueline.spec.rope import Pairing
+
+
+def run(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing) -> Tensor:
+    cos, sin = cos[:, None], sin[:, None]
+    if pairing == "pairs":
+        pairs = x.unflatten(-1, (-1, 2)).float()  # type: ignore[no-untyped-call]
+        a, b = pairs[..., 0], pairs[..., 1]
+        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+    else:
+        a, b = x.float().chunk(2, dim=-1)
+        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    return turned.to(x.dtype)

@@ -1,0 +1,4 @@
+"""Which experts a token takes, and with what weight, in the order that RouterSpec states:
+`run(logits [n, experts] float32, bias [experts] | None, router, forced=None)` -> ids [n, top_k],
+weights [n, top_k] float32. `forced` ids replace the choice (replay); weights still come from the
+scores. Ties go to the lowest index."""

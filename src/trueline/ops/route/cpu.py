@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trueline.ops import steady
+from trueline.spec.feedforward import RouterSpec
+
+
+def run(
+    logits: Tensor, bias: Tensor | None, router: RouterSpec, forced: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    scores = logits.softmax(-1) if router.scoring == "softmax" else steady.sigmoid(logits)
+    ids = forced if forced is not None else _choose(scores, bias, router)
+    weights = scores.gather(1, ids)
+    if router.renormalise:
+        weights = weights / (weights.sum(-1, keepdim=True) + 1e-20)
+    return ids, weights * router.scaling_factor
+
+
+def _choose(scores: Tensor, bias: Tensor | None, router: RouterSpec) -> Tensor:
+    choice = scores if bias is None else scores + bias
+    if router.num_groups > 1:
+        choice = _limit_groups(choice, router)
+    return _top(choice, router.top_k)
+
+
+def _top(values: Tensor, count: int) -> Tensor:
+    """torch.topk promises no order among equals; a stable sort does."""
+    return values.sort(dim=-1, descending=True, stable=True).indices[:, :count]
+
+
+def _limit_groups(choice: Tensor, router: RouterSpec) -> Tensor:
+    groups = choice.view(len(choice), router.num_groups, -1)
+    if router.group_score == "max":
+        strength = groups.amax(-1)
+    else:
+        strength = groups.topk(2, dim=-1).values.sum(-1)
+    kept = torch.zeros_like(strength, dtype=torch.bool)
+    kept.scatter_(1, _top(strength, router.top_groups), True)
+    return groups.masked_fill(~kept[..., None], float("-inf")).view_as(choice)

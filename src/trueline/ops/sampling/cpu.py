@@ -1,0 +1,224 @@
+"""Torch, row by row only in the sense that no number of a row ever meets another row's: the
+reductions used are those whose bits do not depend on how many rows there are."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from trueline.ops.sampling import (
+    GOLDEN,
+    MULTIPLIERS,
+    SHIFTS,
+    Entries,
+    Sampled,
+    SamplingRows,
+    Scored,
+)
+
+# How many of the likeliest tokens to look at before sorting a whole vocabulary for top-p. It
+# decides about time alone.
+NUM_LEADING = 1024
+# How many rows' float64 logprobs are held at a time.
+ROWS_AT_A_TIME = 16
+
+
+def sample(logits: Tensor, rows: SamplingRows) -> Sampled:
+    # a maximum is NaN or +Inf if anything is, and -Inf only if all is; of equal ones the first
+    best, tokens = logits.max(dim=-1)
+    bad = ~best.isfinite()
+    touched = sorted({*rows.edited, *rows.drawn})
+    if touched:
+        index = _index(touched, logits)
+        ours = logits if len(touched) == len(logits) else logits[index]
+        x = ours.to(torch.float64, copy=True)
+        x.masked_fill_(bad[index, None], 0.0)
+        places = torch.zeros_like(tokens)
+        places[index] = torch.arange(len(touched), device=logits.device)
+        _edit(x, rows, places)
+        best, chosen = x.max(dim=-1)
+        hopeless = ~best.isfinite()
+        x.masked_fill_(hopeless[:, None], 0.0)
+        if rows.drawn:
+            drawn = _index(rows.drawn, logits)
+            chosen[places[drawn]] = _draw(x[places[drawn]], rows, drawn)
+        tokens[index] = chosen
+        bad[index] |= hopeless
+    tokens.masked_fill_(bad, 0)
+    return _score_asked(logits, tokens, bad, rows)
+
+
+def score(logits: Tensor, tokens: Tensor, num_top: int) -> Scored:
+    x = logits.float()
+    bad = ~x.amax(dim=-1).isfinite()
+    x = x.masked_fill(bad[:, None], 0.0)
+    given = tokens[:, None]
+    top_ids = leading(x, min(num_top, x.shape[-1]))
+    logprobs = _logprobs(x, torch.cat((given, top_ids), dim=1)).masked_fill_(bad[:, None], math.nan)
+    ranks = 1 + (x > x.gather(-1, given)).sum(dim=-1)
+    return Scored(
+        logprobs[:, 0],
+        ranks.masked_fill_(bad, 0),
+        top_ids.masked_fill(bad[:, None], -1),
+        logprobs[:, 1:],
+    )
+
+
+def _logprobs(x: Tensor, ids: Tensor) -> Tensor:
+    """Float64 inside: a float32 sum over a large vocabulary is wrong by 2e-5."""
+    found = torch.empty(ids.shape, device=x.device)
+    for start in range(0, len(x), ROWS_AT_A_TIME):
+        part = slice(start, start + ROWS_AT_A_TIME)
+        found[part] = x[part].double().log_softmax(dim=-1).gather(-1, ids[part])
+    return found
+
+
+def _score_asked(logits: Tensor, tokens: Tensor, bad: Tensor, rows: SamplingRows) -> Sampled:
+    num_rows, vocab_size = logits.shape
+    num_top = min(rows.num_top, vocab_size)
+    sampled = Sampled(
+        torch.full((num_rows,), math.nan, device=logits.device),
+        torch.zeros(num_rows, dtype=torch.int64, device=logits.device),
+        torch.full((num_rows, num_top), -1, device=logits.device),
+        torch.full((num_rows, num_top), math.nan, device=logits.device),
+        tokens=tokens,
+        bad=bad,
+    )
+    if rows.asked:
+        asked = _index(rows.asked, logits)
+        found = score(logits[asked], tokens[asked], num_top)
+        unknown = bad[asked]  # also where the logits are sound, but no token was to be had
+        sampled.logprobs[asked] = found.logprobs.masked_fill(unknown, math.nan)
+        sampled.ranks[asked] = found.ranks.masked_fill(unknown, 0)
+        sampled.top_ids[asked] = found.top_ids.masked_fill(unknown[:, None], -1)
+        sampled.top_logprobs[asked] = found.top_logprobs.masked_fill(unknown[:, None], math.nan)
+    return sampled
+
+
+def _index(rows: list[int] | tuple[int, ...], like: Tensor) -> Tensor:
+    return torch.tensor(rows, dtype=torch.int64, device=like.device)
+
+
+def _edit(x: Tensor, rows: SamplingRows, places: Tensor) -> None:
+    """In place: `x` is ours. `places` says where in it a row of the batch is."""
+    if rows.allowed:
+        at = _at(rows.allowed, places)
+        stay = x[at]
+        x[at[0]] = -math.inf
+        x[at] = stay
+    if rows.banned:
+        row, token = _at(rows.banned, places)
+        there = token < x.shape[-1]  # an end token may be beyond what the model can say
+        x[row[there], token[there]] = -math.inf
+    if rows.bias:
+        x[_at(rows.bias, places)] += rows.bias.value
+    if rows.seen:
+        at = _at(rows.seen, places)
+        row, count, value = rows.seen.row, rows.seen.value, x[at]
+        repetition = rows.repetition[row]
+        value = torch.where(value > 0, value / repetition, value * repetition)
+        value -= rows.frequency[row] * count
+        value -= rows.presence[row] * (count > 0)
+        x[at] = value
+
+
+def _at(entries: Entries, places: Tensor) -> tuple[Tensor, Tensor]:
+    return places[entries.row], entries.token
+
+
+def _draw(x: Tensor, rows: SamplingRows, drawn: Tensor) -> Tensor:
+    """`x` holds the edited logits of the rows `drawn`."""
+    x = x - x.amax(dim=-1, keepdim=True)
+    x /= rows.temperature[drawn, None]
+    x.masked_fill_(x < rows.min_p[drawn, None].log(), -math.inf)
+    keys = _keys(rows.seed[drawn], rows.position[drawn])
+    tokens = torch.empty(len(x), dtype=torch.int64, device=x.device)
+    narrowed = set(rows.narrowed)
+    wide = _index([i for i, row in enumerate(rows.drawn) if row not in narrowed], x)
+    if len(wide):
+        every = torch.arange(x.shape[-1], device=x.device)
+        tokens[wide] = noise(keys[wide], every).add_(x[wide]).argmax(dim=-1)
+    if narrowed:
+        narrow = _index([i for i, row in enumerate(rows.drawn) if row in narrowed], x)
+        top_k, top_p = rows.top_k[drawn[narrow]], rows.top_p[drawn[narrow]]
+        tokens[narrow] = _draw_narrow(x[narrow], top_k, top_p, keys[narrow])
+    return tokens
+
+
+def _draw_narrow(x: Tensor, top_k: Tensor, top_p: Tensor, keys: Tensor) -> Tensor:
+    vocab_size = x.shape[-1]
+    top_k = torch.where(top_k == 0, vocab_size, top_k).clamp(max=vocab_size)
+    has_k = top_k < vocab_size
+    enough = torch.where(has_k, top_k, min(NUM_LEADING, vocab_size))
+    tokens, settled = _nucleus(x, top_k, top_p, keys, int(enough.max()))
+    if not settled.all():
+        rest = (~settled).nonzero().squeeze(-1)
+        tokens[rest], _ = _nucleus(x[rest], top_k[rest], top_p[rest], keys[rest], vocab_size)
+    return tokens
+
+
+def _nucleus(
+    x: Tensor, top_k: Tensor, top_p: Tensor, keys: Tensor, width: int
+) -> tuple[Tensor, Tensor]:
+    """Draw among the first `width` tokens, and whether those were all that top-p keeps. The same
+    numbers come out for any width that suffices: sums run from the first token on."""
+    ids = leading(x, width)
+    values = x.gather(-1, ids)
+    mass = values.exp().cumsum(dim=-1)
+    before = torch.nn.functional.pad(mass[:, :-1], (1, 0))
+    has_k = top_k < x.shape[-1]
+    of_k = mass.gather(-1, (top_k - 1).clamp(max=width - 1)[:, None])
+    # not a sum: its bits depend on whether the row is alone
+    of_all = of_k if has_k.all() else x.exp().cumsum(dim=-1)[:, -1:]
+    wanted = top_p[:, None] * torch.where(has_k[:, None], of_k, of_all)
+    kept = torch.arange(width, device=x.device) < top_k[:, None]
+    kept &= (before < wanted) | (top_p[:, None] == 1)
+    scores = (values + noise(keys, ids)).masked_fill_(~kept, -math.inf)
+    tokens = ids.gather(-1, scores.argmax(dim=-1, keepdim=True)).squeeze(-1)
+    settled = has_k | (mass[:, -1] >= wanted[:, 0])
+    return tokens, settled if width < x.shape[-1] else torch.ones_like(settled)
+
+
+def leading(x: Tensor, k: int) -> Tensor:
+    """[R, k]: the ids of the k largest of each row, the largest first, equal ones by id. topk alone
+    takes equal ones in any order, and which of them depends on k."""
+    if k == x.shape[-1]:
+        return x.sort(dim=-1, descending=True, stable=True).indices
+    if k == 0:
+        return torch.empty(len(x), 0, dtype=torch.int64, device=x.device)
+    least = x.topk(k, dim=-1, sorted=False).values.amin(dim=-1, keepdim=True)
+    above, equal = x > least, x == least
+    room = k - above.sum(dim=-1, keepdim=True)
+    chosen = above | (equal & (equal.cumsum(dim=-1) <= room))
+    ids = chosen.nonzero()[:, 1].view(len(x), k)  # in the order of ids
+    order = x.gather(-1, ids).sort(dim=-1, descending=True, stable=True).indices
+    return ids.gather(-1, order)
+
+
+def _signed(value: int) -> int:
+    return value - 2**64 if value >= 2**63 else value
+
+
+def mix_(z: Tensor) -> Tensor:
+    """splitmix64's finaliser, on int64 that wraps around, in place. Torch shifts copy the sign:
+    mask it."""
+    for shift, multiplier in zip(SHIFTS, (*MULTIPLIERS, 1), strict=True):
+        z ^= (z >> shift).bitwise_and_(2 ** (64 - shift) - 1)
+        if multiplier != 1:
+            z *= _signed(multiplier)
+    return z
+
+
+def _keys(seed: Tensor, position: Tensor) -> Tensor:
+    golden = _signed(GOLDEN)
+    return mix_(mix_(seed + golden) + (position + 1) * golden)
+
+
+def noise(keys: Tensor, tokens: Tensor) -> Tensor:
+    """Gumbel noise [R, M] for the keys [R] and the tokens [M] or [R, M]."""
+    bits = mix_(keys[:, None] + (tokens + 1) * _signed(GOLDEN))
+    bits = (bits >> 12).bitwise_and_(2**52 - 1)
+    uniform = bits.double().mul_(2.0**-52).add_(2.0**-53)  # exact: an odd number over 2**53
+    return uniform.log_().neg_().log_().neg_()

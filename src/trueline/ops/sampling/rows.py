@@ -1,0 +1,203 @@
+"""The rows of a step: what the op is given, and how it is made from requests."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Entries:
+    """Things said of single tokens; no (row, token) twice."""
+
+    row: Tensor  # [E] int64: place in the batch
+    token: Tensor  # [E] int64
+    value: Tensor  # [E] float64; what it means, the owner says
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingRows:
+    """One step's rows. Numbers are on the logits' device; the tuples are for the host, which
+    needs to know what there is to do without asking the device."""
+
+    temperature: Tensor  # [B] float64; 0 is greedy
+    top_k: Tensor  # [B] int64; 0 is all
+    top_p: Tensor  # [B] float64
+    min_p: Tensor  # [B] float64
+    repetition: Tensor  # [B] float64; 1 changes nothing
+    presence: Tensor  # [B] float64
+    frequency: Tensor  # [B] float64
+    seed: Tensor  # [B] int64
+    position: Tensor  # [B] int64: of the token to be drawn, counted from the prompt's first
+    allowed: Entries | None  # rows that occur here may take these tokens only; value unused
+    banned: Entries | None  # value unused; a token beyond the logits' last is no matter
+    bias: Entries | None  # value is added
+    seen: Entries | None  # tokens of rows with penalties; value is how often in the output
+    edited: tuple[int, ...]  # rows in one of the four above
+    drawn: tuple[int, ...]  # rows with a temperature
+    narrowed: tuple[int, ...]  # those of them with top-k or top-p
+    asked: tuple[int, ...]  # rows that want logprobs
+    num_top: int  # K: the most that any row wants; more than there are tokens means all
+
+
+class Params(Protocol):
+    """What is read of `engine.params.SamplingParams`, which lives above this room."""
+
+    @property
+    def temperature(self) -> float: ...
+    @property
+    def is_greedy(self) -> bool: ...
+    @property
+    def top_p(self) -> float: ...
+    @property
+    def top_k(self) -> int: ...
+    @property
+    def min_p(self) -> float: ...
+    @property
+    def repetition_penalty(self) -> float: ...
+    @property
+    def presence_penalty(self) -> float: ...
+    @property
+    def frequency_penalty(self) -> float: ...
+    @property
+    def logit_bias(self) -> Mapping[int, float] | None: ...
+    @property
+    def allowed_token_ids(self) -> Sequence[int] | None: ...
+    @property
+    def stop_token_ids(self) -> Sequence[int]: ...
+    @property
+    def ignore_eos(self) -> bool: ...
+    @property
+    def min_tokens(self) -> int: ...
+    @property
+    def logprobs(self) -> int | None: ...
+
+
+@dataclass(slots=True)
+class RowState:
+    """A sequence about to draw a token. Keep it from step to step and let `output_ids` grow:
+    tokens are counted once."""
+
+    params: Params
+    prompt_ids: Sequence[int]
+    output_ids: Sequence[int]
+    position: int
+    """Of the token to be drawn: prompt and output tokens before it."""
+    eos_ids: Sequence[int]
+    seed: int
+    bad_words: Sequence[Sequence[int]] = ()
+    """The params' words as token ids, by `trueline.text.tokenizer.bad_word_ids`."""
+    _counts: dict[int, int] = field(default_factory=dict, init=False, repr=False)
+    _num_counted: int = field(default=-1, init=False, repr=False)
+
+    @property
+    def has_penalties(self) -> bool:
+        params = self.params
+        return (params.repetition_penalty, params.presence_penalty, params.frequency_penalty) != (
+            1.0,
+            0.0,
+            0.0,
+        )
+
+    @property
+    def needs_output_ids(self) -> bool:
+        """Its next draw depends on which tokens came before, not only on how many: such a row
+        waits for the step in flight to be collected."""
+        return self.has_penalties or any(len(word) > 1 for word in self.bad_words)
+
+    def seen(self) -> dict[int, int]:
+        """How often each token is in the output; prompt tokens are in it as well where the
+        repetition penalty asks for them."""
+        if self._num_counted < 0 or self._num_counted > len(self.output_ids):
+            prompt = self.prompt_ids if self.params.repetition_penalty != 1.0 else ()
+            self._counts, self._num_counted = dict.fromkeys(prompt, 0), 0
+        for token in self.output_ids[self._num_counted :]:
+            self._counts[token] = self._counts.get(token, 0) + 1
+        self._num_counted = len(self.output_ids)
+        return self._counts
+
+    def banned(self) -> set[int]:
+        """Tokens that must not come now."""
+        found: set[int] = set()
+        # by count, not by `output_ids`, which may lag behind a step in flight
+        if self.position - len(self.prompt_ids) < self.params.min_tokens:
+            found.update(self.params.stop_token_ids)
+            if not self.params.ignore_eos:
+                found.update(self.eos_ids)
+        for *start, last in self.bad_words:
+            if not start or list(self.output_ids[-len(start) :]) == start:
+                found.add(last)
+        return found
+
+
+def build_rows(states: Sequence[RowState], device: torch.device | str = "cpu") -> SamplingRows:
+    params = [state.params for state in states]
+    allowed, banned, bias, seen = (
+        _Builder(device),
+        _Builder(device),
+        _Builder(device),
+        _Builder(device),
+    )
+    for row, state in enumerate(states):
+        if state.params.allowed_token_ids is not None:
+            allowed.add(row, dict.fromkeys(state.params.allowed_token_ids, 0.0))
+        banned.add(row, dict.fromkeys(state.banned(), 0.0))
+        bias.add(row, state.params.logit_bias or {})
+        if state.has_penalties:
+            seen.add(row, state.seen())
+
+    def reals(values: Iterable[float]) -> torch.Tensor:
+        return torch.tensor(list(values), dtype=torch.float64, device=device)
+
+    def wholes(values: Iterable[int]) -> torch.Tensor:
+        return torch.tensor(list(values), dtype=torch.int64, device=device)
+
+    top = [p.logprobs for p in params if p.logprobs is not None]
+    drawn = tuple(row for row, p in enumerate(params) if not p.is_greedy)
+    return SamplingRows(
+        temperature=reals(0.0 if p.is_greedy else p.temperature for p in params),
+        top_k=wholes(max(p.top_k, 0) for p in params),
+        top_p=reals(p.top_p for p in params),
+        min_p=reals(p.min_p for p in params),
+        repetition=reals(p.repetition_penalty for p in params),
+        presence=reals(p.presence_penalty for p in params),
+        frequency=reals(p.frequency_penalty for p in params),
+        seed=wholes(state.seed for state in states),
+        position=wholes(state.position for state in states),
+        allowed=allowed.entries(),
+        banned=banned.entries(),
+        bias=bias.entries(),
+        seen=seen.entries(),
+        edited=tuple(sorted({*allowed.rows, *banned.rows, *bias.rows, *seen.rows})),
+        drawn=drawn,
+        narrowed=tuple(row for row in drawn if params[row].top_k > 0 or params[row].top_p < 1),
+        asked=tuple(row for row, p in enumerate(params) if p.logprobs is not None),
+        num_top=sys.maxsize if -1 in top else max(top, default=0),
+    )
+
+
+class _Builder:
+    def __init__(self, device: torch.device | str) -> None:
+        self._device = device
+        self.rows: list[int] = []
+        self._tokens: list[int] = []
+        self._values: list[float] = []
+
+    def add(self, row: int, entries: Mapping[int, float]) -> None:
+        self.rows += [row] * len(entries)
+        self._tokens += entries.keys()
+        self._values += entries.values()
+
+    def entries(self) -> Entries | None:
+        if not self.rows:
+            return None
+        return Entries(
+            torch.tensor(self.rows, dtype=torch.int64, device=self._device),
+            torch.tensor(self._tokens, dtype=torch.int64, device=self._device),
+            torch.tensor(self._values, dtype=torch.float64, device=self._device),
+        )

@@ -1,0 +1,56 @@
+"""What layers may ask of the other ranks. They never see how many there are."""
+
+from __future__ import annotations
+
+import threading
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+
+class Collective(Protocol):
+    def add(self, x: Tensor) -> Tensor:
+        """The sum of every rank's x."""
+
+    def join(self, x: Tensor, dim: int) -> Tensor:
+        """Every rank's x, one after the other along dim."""
+
+
+class Solo:
+    """One rank: everything is already here."""
+
+    def add(self, x: Tensor) -> Tensor:
+        return x
+
+    def join(self, x: Tensor, dim: int) -> Tensor:
+        return x
+
+
+class Threads:
+    """Ranks as threads of one process, for tests: all meet, then all leave."""
+
+    def __init__(self, size: int) -> None:
+        self._parts: list[Tensor | None] = [None] * size
+        self._barrier = threading.Barrier(size, timeout=60)
+
+    def rank(self, rank: int) -> ThreadRank:
+        return ThreadRank(self, rank)
+
+    def meet(self, rank: int, x: Tensor) -> list[Tensor]:
+        self._parts[rank] = x
+        self._barrier.wait()
+        parts = [part for part in self._parts if part is not None]
+        self._barrier.wait()
+        return parts
+
+
+class ThreadRank:
+    def __init__(self, group: Threads, rank: int) -> None:
+        self._group, self._rank = group, rank
+
+    def add(self, x: Tensor) -> Tensor:
+        return torch.stack(self._group.meet(self._rank, x)).sum(0)
+
+    def join(self, x: Tensor, dim: int) -> Tensor:
+        return torch.cat(self._group.meet(self._rank, x), dim)

@@ -1,0 +1,193 @@
+"""Choices made once, at load: which implementation runs each op and why, in which dtype, with how
+much cache. Printed at start; nobody decides again later."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import ModuleType
+from typing import Any
+
+import torch
+
+from trueline.cache.layout import LatentLayout
+from trueline.cache.store import LatentStore
+from trueline.config import EngineConfig
+from trueline.device import Device
+from trueline.errors import UsageError
+from trueline.models.parameters import parameters
+from trueline.ops.mla_decode import Tiling
+from trueline.ops.registry import OPS, check_name, implementation
+from trueline.spec.mixer import MLASpec
+from trueline.spec.model import ModelSpec
+
+AUTO_BLOCK_SIZE = 16
+# Keys per product where nothing depends on it, and where bits must not depend on the schedule.
+FREE_TILING = Tiling(1024, full=False)
+FIXED_TILING = Tiling(64, full=True)
+SMALL_MODEL = 64_000_000
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    name: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Plan:
+    device: Device
+    threads: int
+    choices: dict[str, Choice]
+    storage_dtype: torch.dtype
+    compute_dtype: torch.dtype
+    dtype_reason: str
+    layout: LatentLayout
+    num_blocks: int
+    max_model_len: int
+    tiling: Tiling
+    batch_invariant: bool
+    weight_bytes: int
+    cache_bytes: int
+
+    def op(self, name: str) -> ModuleType:
+        return implementation(name, self.choices[name].name)
+
+    def lines(self) -> Iterator[str]:
+        yield f"device       {self.device.kind} ({self.device.name}), {self.threads} threads"
+        yield f"compute      {self.compute_dtype} ({self.dtype_reason})".replace("torch.", "")
+        yield f"weights      {self.weight_bytes / 1e6:,.1f} MB"
+        tokens = (self.num_blocks - 1) * self.layout.block_size
+        yield (
+            f"cache        {self.cache_bytes / 1e6:,.1f} MB: {self.num_blocks} blocks of "
+            f"{self.layout.block_size} positions ({tokens:,} tokens), "
+            f"sequences up to {self.max_model_len:,}"
+        )
+        yield f"invariance   {'bitwise, whatever the batch' if self.batch_invariant else 'off'}"
+        for op, choice in self.choices.items():
+            yield f"{op:<12} {choice.name} ({choice.reason})"
+
+
+def make_plan(spec: ModelSpec, config: EngineConfig, device: Device) -> Plan:
+    if spec.not_runnable:
+        raise UsageError(f"{spec.family}: {spec.not_runnable}")
+    for op, name in config.ops.items():
+        check_name(op, name)
+    storage = DTYPES[spec.dtype if config.dtype == "auto" else config.dtype]
+    compute, reason = choose_compute_dtype(storage)
+    choices = {op: _choose(op, config, compute) for op in OPS}
+    mixer = spec.layers[0].mixer
+    assert isinstance(mixer, MLASpec)
+    size = AUTO_BLOCK_SIZE if config.block_size == "auto" else config.block_size
+    layout = LatentLayout(mixer.kv_lora_rank, mixer.qk_rope_head_dim, size)
+    max_len = _max_model_len(spec, config)
+    weights = sum(p.count for p in parameters(spec)) * compute.itemsize
+    block_bytes = LatentStore.block_bytes(layout, spec.num_layers, compute)
+    num_blocks = _num_blocks(config, device, block_bytes, -(-max_len // size), weights)
+    # Where a step takes microseconds, threads only wait for each other.
+    threads = device.threads if weights >= SMALL_MODEL else 1
+    return Plan(
+        device,
+        threads,
+        choices,
+        storage,
+        compute,
+        reason,
+        layout,
+        num_blocks,
+        max_len,
+        FIXED_TILING if config.batch_invariant else FREE_TILING,
+        config.batch_invariant,
+        weights,
+        num_blocks * block_bytes,
+    )
+
+
+def _choose(op: str, config: EngineConfig, dtype: torch.dtype) -> Choice:
+    if op in config.ops:
+        return Choice(config.ops[op], "asked for")
+    if op != "linear":
+        return Choice(OPS[op][0], "fastest here")
+    refused: list[str] = []
+    for name in OPS[op]:
+        module = implementation(op, name)
+        reasons = module.refusals(dtype)
+        if not reasons and config.batch_invariant and not bits_are_steady(module, dtype):
+            reasons = ["a row's bits depend on the number of rows"]
+        if not reasons:
+            return Choice(name, "; ".join(refused) or "fastest here")
+        refused.append(f"not {name}: {', '.join(reasons)}")
+    raise UsageError(f"no implementation of linear can run: {'; '.join(refused)}")
+
+
+def bits_are_steady(linear: Any, dtype: torch.dtype) -> bool:
+    """Whether a row's product has the same bits alone, among any number of others and at any
+    place among them, probed on shapes with and without remainders."""
+    generator = torch.Generator().manual_seed(0)
+    for out, inner in ((200, 128), (101, 67), (11, 37), (37, 13), (1024, 512), (48, 1030)):
+        packed = linear.pack(torch.randn(out, inner, generator=generator).to(dtype))
+        x = torch.randn(300, inner, generator=generator).to(dtype)
+        whole = linear.run(x, packed)
+        for first in (0, 5, 19):
+            for count in (1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 31, 64, 100, 256):
+                part = slice(first, first + count)
+                if not torch.equal(linear.run(x[part], packed), whole[part]):
+                    return False
+    return True
+
+
+def choose_compute_dtype(storage: torch.dtype) -> tuple[torch.dtype, str]:
+    """float32 as it is; a 16-bit dtype only where this CPU multiplies it faster."""
+    if storage == torch.float32:
+        return storage, "as stored"
+    linear = implementation("linear", "onednn")
+    if linear.refusals(storage):
+        return torch.float32, f"{storage} products do not run here".replace("torch.", "")
+    timings = {dtype: _product_time(linear, dtype) for dtype in (storage, torch.float32)}
+    ratio = timings[torch.float32] / timings[storage]
+    name = str(storage).removeprefix("torch.")
+    if ratio > 1:
+        return storage, f"{name} products are {ratio:.1f} times as fast as float32 here"
+    return torch.float32, f"float32 products are {1 / ratio:.1f} times as fast as {name} here"
+
+
+def _product_time(linear: Any, dtype: torch.dtype) -> float:
+    packed = linear.pack(torch.ones(2048, 1024, dtype=dtype))
+    best = float("inf")
+    for _ in range(5):
+        start = time.perf_counter()
+        for rows in (1, 8, 64):
+            linear.run(torch.ones(rows, 1024, dtype=dtype), packed)
+        best = min(best, time.perf_counter() - start)
+    return best
+
+
+def _max_model_len(spec: ModelSpec, config: EngineConfig) -> int:
+    if config.max_model_len is None:
+        return spec.max_position
+    if config.max_model_len > spec.max_position:
+        raise UsageError(
+            f"max_model_len = {config.max_model_len}: the model takes up to {spec.max_position} "
+            "(max_position_embeddings)"
+        )
+    return config.max_model_len
+
+
+def _num_blocks(
+    config: EngineConfig, device: Device, block_bytes: int, blocks_per_seq: int, weights: int
+) -> int:
+    """Enough for every sequence at full length, or what memory allows; one more as null block."""
+    if config.num_gpu_blocks_override is not None:
+        return config.num_gpu_blocks_override + 1
+    budget = config.kv_cache_memory_bytes
+    if budget is None:
+        budget = int((device.free_memory - weights) * config.gpu_memory_utilization)
+    fits = budget // block_bytes
+    if fits < 2:
+        raise UsageError(
+            f"the cache has {budget:,} bytes, one block takes {block_bytes:,}: raise "
+            "kv_cache_memory_bytes or gpu_memory_utilization, or lower block_size"
+        )
+    return min(fits, config.max_num_seqs * blocks_per_seq + 1)

@@ -1,0 +1,166 @@
+"""Invariants of the running engine. Each runs the same requests under different schedules and
+compares the logits of every position of every request; the oracle is the float64 reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trueline import reference
+from trueline.config import EngineConfig
+from trueline.engine.batch import Batch
+from trueline.engine.core import EngineCore
+from trueline.engine.loading import load_engine
+from trueline.engine.messages import CoreOutput, CoreRequest
+from trueline.engine.params import SamplingParams
+from trueline.verify.failed import CheckFailed
+
+ORACLE_GATE = 2e-5
+"""Engine in float32 to the reference in float64, in logprob, at any position."""
+BAND = 2e-5
+"""Between two schedules in float32, outside batch-invariant mode."""
+
+
+@dataclass(frozen=True)
+class Ask:
+    """A request of a check: when it arrives, what it says, how much it wants."""
+
+    prompt: list[int]
+    max_tokens: int = 8
+    arrives: int = 0
+    """Step before which it is added."""
+    priority: int = 0
+    params: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class Run:
+    """What came of it: per request its tokens, and the logits of every position computed."""
+
+    tokens: list[list[int]]
+    logits: list[dict[int, Tensor]]
+    cached: list[int]
+    outputs: list[list[CoreOutput]]
+    core: EngineCore
+
+    def logprobs(self, i: int) -> Tensor:
+        """[positions, vocabulary] of request i; every position must have been computed or
+        cached, the last sampled token excepted."""
+        rows = self.logits[i]
+        return torch.stack([rows[p] for p in sorted(rows)]).double().log_softmax(-1)
+
+
+def run(model: Path, asks: Sequence[Ask], config: EngineConfig, **changes: Any) -> Run:
+    """Serve `asks` with greedy sampling (unless they say otherwise) and watch every logit."""
+    core = load_engine(model, replace(config, **changes)).core
+    try:
+        return serve(core, asks)
+    finally:
+        core.close()
+
+
+def serve(
+    core: EngineCore, asks: Sequence[Ask], on_step: Callable[[EngineCore, int], None] | None = None
+) -> Run:
+    logits: list[dict[int, Tensor]] = [{} for _ in asks]
+
+    def watch(batch: Batch, values: Tensor) -> None:
+        for name, at, start in batch.rows:
+            found = logits[int(name.removeprefix("check-").partition("#")[0])]
+            for offset, row in enumerate(values[at]):
+                found[start + offset] = row.clone()
+
+    core.runner.probe = watch
+    outputs: list[list[CoreOutput]] = [[] for _ in asks]
+    waiting = sorted(range(len(asks)), key=lambda i: asks[i].arrives)
+    step = 0
+    while waiting or core.has_unfinished():
+        while waiting and asks[waiting[0]].arrives <= step:
+            core.add(_request(waiting[0], asks[waiting[0]]))
+            waiting.pop(0)
+        if on_step:
+            on_step(core, step)
+        for news in _step(core):
+            outputs[int(news.request_id.removeprefix("check-"))].append(news)
+        step += 1
+        if step > 100_000:
+            raise CheckFailed("the engine made no progress")
+    core.runner.probe = None
+    tokens = [[token for news in each for token in news.token_ids] for each in outputs]
+    cached = [max((news.num_cached_tokens for news in each), default=0) for each in outputs]
+    return Run(tokens, logits, cached, outputs, core)
+
+
+def _step(core: EngineCore) -> list[CoreOutput]:
+    """An engine that stops itself has failed the check, whatever it says."""
+    try:
+        return core.step()
+    except (RuntimeError, AssertionError, LookupError, ValueError) as error:
+        raise CheckFailed(f"the engine stopped: {error!r}") from error
+
+
+def _request(i: int, ask: Ask) -> CoreRequest:
+    options = {"temperature": 0.0, "ignore_eos": True, "max_tokens": ask.max_tokens} | ask.params
+    return CoreRequest(
+        request_id=f"check-{i}",
+        prompt_token_ids=ask.prompt,
+        params=SamplingParams(**options),
+        priority=ask.priority,
+    )
+
+
+# -- the checks ------------------------------------------------------------------------
+
+
+def oracle(model: Path, asks: Sequence[Ask], done: Run) -> float:
+    """Every position of every request equals the reference; the largest difference."""
+    exact = reference.load(model)
+    worst = 0.0
+    for i, ask in enumerate(asks):
+        sequence = torch.tensor([*ask.prompt, *done.tokens[i]][:-1])
+        rows = done.logits[i]
+        missing = set(range(done.cached[i], len(sequence))) - rows.keys()
+        if missing:
+            raise CheckFailed(f"oracle: request {i}: positions {sorted(missing)[:4]} not computed")
+        with torch.no_grad():
+            wanted = exact.logprobs(sequence)
+        at = [p for p in sorted(rows) if p < len(sequence)]
+        ours = torch.stack([rows[p] for p in at]).double().log_softmax(-1)
+        worst = max(worst, _distance(f"oracle: request {i}", ours, wanted[at], at, ORACLE_GATE))
+    return worst
+
+
+def same(what: str, one: Run, two: Run, *, bitwise: bool = False) -> float:
+    """Two runs of the same requests: the same tokens, and logits within the band or bit by bit."""
+    worst = 0.0
+    for i, (a, b) in enumerate(zip(one.logits, two.logits, strict=True)):
+        if one.tokens[i] != two.tokens[i]:
+            raise CheckFailed(
+                f"{what}: request {i}: tokens differ: {one.tokens[i]} and {two.tokens[i]}"
+            )
+        at = sorted(a.keys() & b.keys())
+        if not at:
+            raise CheckFailed(f"{what}: request {i}: no position in common")
+        left, right = (torch.stack([rows[p] for p in at]) for rows in (a, b))
+        if bitwise and not torch.equal(left, right):
+            first = int((left != right).any(-1).nonzero()[0])
+            raise CheckFailed(f"{what}: request {i}: position {at[first]}: bits differ")
+        left, right = (rows.double().log_softmax(-1) for rows in (left, right))
+        worst = max(worst, _distance(f"{what}: request {i}", left, right, at, BAND))
+    return worst
+
+
+def _distance(what: str, ours: Tensor, theirs: Tensor, at: list[int], gate: float) -> float:
+    off = (ours - theirs).abs().amax(-1)
+    worst = int(off.argmax())
+    if not bool(off.max() <= gate):  # also when NaN
+        raise CheckFailed(
+            f"{what}: position {at[worst]}: logprobs differ by {float(off[worst]):.3g}, "
+            f"accepted {gate:g}"
+        )
+    return float(off.max())

@@ -1,0 +1,153 @@
+"""The engine's invariants as named checks on a tiny model: the same requests under two schedules,
+or against the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from trueline.config import EngineConfig
+from trueline.engine.loading import load_engine
+from trueline.verify.cases import Subject
+from trueline.verify.engine import Ask, Run, oracle, run, same, serve
+from trueline.verify.failed import CheckFailed
+
+BASE = EngineConfig(max_model_len=400, max_num_seqs=8, num_gpu_blocks_override=400, block_size=16)
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(1000 * seed + length)
+    return torch.randint(311, (length,), generator=generator).tolist()
+
+
+MIXED = [
+    Ask(prompt(40), 5),
+    Ask(prompt(1), 6, arrives=1),
+    Ask(prompt(90), 3, arrives=2),
+    Ask(prompt(16), 5, arrives=2),
+]
+
+
+def engine_oracle(subject: Subject) -> None:
+    """Mixed steps, blocks of 3: every position equals the float64 reference."""
+    oracle(subject.model, MIXED, run(subject.model, MIXED, BASE, block_size=3))
+
+
+def split_is_whole(subject: Subject) -> None:
+    whole = run(subject.model, MIXED, BASE)
+    for budget in (8, 13):
+        split = run(subject.model, MIXED, BASE, max_num_batched_tokens=budget, block_size=5)
+        same("split = whole", split, whole)
+
+
+def solo_is_batch(subject: Subject) -> None:
+    batch = run(subject.model, MIXED, BASE)
+    for i, ask in enumerate(MIXED):
+        alone = run(subject.model, [replace(ask, arrives=0)], BASE)
+        same("solo = batch", alone, Run([batch.tokens[i]], [batch.logits[i]], [0], [], batch.core))
+
+
+def prefix_is_cold(subject: Subject) -> None:
+    """Equal blocks after different beginnings, equal beginnings with different ends."""
+    head, other = prompt(48, 7), prompt(48, 8)
+    asks = [
+        Ask([*head, 1, 2, 3], 4),
+        Ask(other, 4),
+        Ask([*head, 4, 5], 6, arrives=8),
+        Ask([*head[:16], *other[16:], 9], 3, arrives=8),
+        Ask(head, 4, arrives=10),
+    ]
+    warm = run(subject.model, asks, BASE)
+    wanted = [0, 0, 48, 16, 32]
+    if warm.cached != wanted:
+        raise CheckFailed(f"prefix = cold: cached tokens {warm.cached}, expected {wanted}")
+    same("prefix = cold", warm, run(subject.model, asks, BASE, enable_prefix_caching=False))
+
+
+def preempted_resumes(subject: Subject) -> None:
+    asks = [Ask(prompt(30, i), 30) for i in range(4)]
+    tight = run(subject.model, asks, BASE, num_gpu_blocks_override=16, block_size=8,
+                max_num_batched_tokens=64)  # fmt: skip
+    if not tight.core.scheduler.counters.num_preemptions:
+        raise CheckFailed("preempt = resume: nothing was preempted")
+    same("preempt = resume", tight, run(subject.model, asks, BASE))
+
+
+def poison(subject: Subject) -> None:
+    """NaN in every byte that no request owns changes nothing."""
+    clean = run(subject.model, MIXED, BASE, block_size=5)
+    same("poison", run(subject.model, MIXED, BASE, block_size=5, poison=True), clean)
+
+
+def overlapped_is_plain(subject: Subject) -> None:
+    asks = [replace(ask, params={"temperature": 0.9, "seed": i, "repetition_penalty": 1.3})
+            for i, ask in enumerate(MIXED)]  # fmt: skip
+    plain, ahead = (run(subject.model, asks, BASE, overlap=o) for o in (False, True))
+    same("overlapped = plain", ahead, plain)
+
+
+def bits_are_the_rows_own(subject: Subject) -> None:
+    """Batch-invariant mode: bit by bit the same, split or whole, alone or together."""
+    config = replace(BASE, batch_invariant=True)
+    whole = run(subject.model, MIXED, config)
+    oracle(subject.model, MIXED, whole)
+    split = run(subject.model, MIXED, config, max_num_batched_tokens=8, block_size=3)
+    same("batch-invariant", split, whole, bitwise=True)
+    alone = run(subject.model, [replace(MIXED[2], arrives=0)], config)
+    one = Run([whole.tokens[2]], [whole.logits[2]], [0], [], whole.core)
+    same("batch-invariant", alone, one, bitwise=True)
+
+
+def draws_are_the_requests_own(subject: Subject) -> None:
+    """A seeded request draws the same tokens alone, and beside others with or without seeds."""
+    hot = {"temperature": 1.0, "top_p": 0.95}
+    seeded = Ask(prompt(12), 10, params=hot | {"seed": 3})
+    alone = run(subject.model, [seeded], BASE).tokens[0]
+    others = [Ask(prompt(5, 1), 9, params=hot), Ask(prompt(8, 2), 4, params=hot | {"seed": 3})]
+    for asks, at in (([*others, seeded], 2), ([others[0], seeded, others[1]], 1)):
+        if run(subject.model, asks, BASE).tokens[at] != alone:
+            raise CheckFailed("seeded draws: a request's tokens depend on its neighbours")
+    if run(subject.model, [replace(seeded, params=hot | {"seed": 4})], BASE).tokens[0] == alone:
+        raise CheckFailed("seeded draws: the seed changes nothing")
+
+
+def logprobs_are_raw(subject: Subject) -> None:
+    """Reported logprobs are the model's own, whatever bias and penalties do to the choice."""
+    params: dict[str, Any] = {"logprobs": 3, "logit_bias": {5: 40.0}, "presence_penalty": 1.5}
+    done = run(subject.model, [Ask(prompt(12), 4, params=params)], BASE)
+    rows = done.logits[0]
+    scores = [score for news in done.outputs[0] for score in news.scores]
+    for i, score in enumerate(scores):
+        exact = rows[11 + i].double().log_softmax(-1)
+        if abs(score.logprob - float(exact[score.token_id])) > 1e-5:
+            raise CheckFailed(f"raw logprobs: token {i}: {score.logprob} is not the model's own")
+        if score.rank != 1 + int((exact > exact[score.token_id]).sum()):
+            raise CheckFailed(f"raw logprobs: token {i}: rank {score.rank} is wrong")
+
+
+def steady_state(subject: Subject) -> None:
+    """The same probe before and after the cache has turned over."""
+    core = load_engine(subject.model, replace(BASE, num_gpu_blocks_override=14, block_size=8)).core
+    probe = Ask(prompt(33, 5), 5)
+    before = serve(core, [probe])
+    for i in range(12):
+        serve(core, [Ask(prompt(40 + i, i), 5), Ask(prompt(20, i), 5)])
+    same("steady state", serve(core, [probe]), before)
+
+
+ENGINE_CHECKS: Mapping[str, Callable[[Subject], None]] = {
+    "engine oracle": engine_oracle,
+    "split = whole": split_is_whole,
+    "solo = batch": solo_is_batch,
+    "prefix = cold": prefix_is_cold,
+    "preempt = resume": preempted_resumes,
+    "poison": poison,
+    "overlapped = plain": overlapped_is_plain,
+    "batch-invariant": bits_are_the_rows_own,
+    "seeded draws": draws_are_the_requests_own,
+    "raw logprobs": logprobs_are_raw,
+    "steady state": steady_state,
+}

@@ -1,0 +1,406 @@
+"""The running engine: every position of every request against the float64 reference, and the same
+requests under every schedule."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trueline.config import EngineConfig
+from trueline.device import find_device
+from trueline.engine.core import EngineCore
+from trueline.engine.loading import load_engine
+from trueline.engine.runner import Runner
+from trueline.errors import RequestRejected, UsageError
+from trueline.models import read_model
+from trueline.parallel.collective import Threads
+from trueline.plan import make_plan
+from trueline.spec.shard import local_spec
+from trueline.tiny.configs import FAMILIES
+from trueline.verify.engine import Ask, Run, oracle, run, same, serve
+from trueline.verify.failed import CheckFailed
+from trueline.weights.load import load_weights
+
+Tiny = Callable[..., Path]
+BASE = EngineConfig(max_model_len=400, max_num_seqs=8, num_gpu_blocks_override=600, block_size=16)
+
+
+def prompt(length: int, seed: int = 0) -> list[int]:
+    generator = torch.Generator().manual_seed(1000 * seed + length)
+    return torch.randint(311, (length,), generator=generator).tolist()
+
+
+# A one-token prompt, one that ends at a block, one across many, one beyond YaRN's original length
+# of 128; they arrive while others are under way, so that steps mix prefill and decode.
+MIXED = [
+    Ask(prompt(40), 10),
+    Ask(prompt(1), 12, arrives=1),
+    Ask(prompt(16), 9, arrives=2),
+    Ask(prompt(150), 6, arrives=3),
+    Ask(prompt(3), 20, arrives=3),
+    Ask(prompt(1, 1), 3, arrives=9),
+]
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("budget", [8, 32, 512])
+@pytest.mark.parametrize("block_size", [1, 3, 16, 64])
+def test_every_position_equals_the_reference(
+    family: str, budget: int, block_size: int, tiny: Tiny
+) -> None:
+    model = tiny(family)
+    done = run(model, MIXED, BASE, max_num_batched_tokens=budget, block_size=block_size)
+    assert [len(tokens) for tokens in done.tokens] == [ask.max_tokens for ask in MIXED]
+    oracle(model, MIXED, done)
+    done.core.pool.check()
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe_lite"])
+@pytest.mark.parametrize("op", ["linear", "rms_norm", "rope", "mla_decode", "mla_prefill", "route",
+                                "experts", "sampling"])  # fmt: skip
+def test_every_op_can_be_its_reference(family: str, op: str, tiny: Tiny) -> None:
+    asks = [Ask(prompt(20), 3), Ask(prompt(5), 3, arrives=1)]
+    done = run(tiny(family), asks, BASE, ops={op: "reference"})
+    oracle(tiny(family), asks, done)
+    assert done.core.plan.choices[op].reason == "asked for"
+
+
+def test_plain_torch_products_serve_too(tiny: Tiny) -> None:
+    done = run(tiny("deepseek_v3"), MIXED, BASE, ops={"linear": "torch_mm"})
+    oracle(tiny("deepseek_v3"), MIXED, done)
+
+
+# -- the same requests under other schedules ---------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def whole(tiny: Tiny) -> Run:
+    """Everything in one go: large budget, no cache to share."""
+    return run(tiny("deepseek_v3"), MIXED, BASE, enable_prefix_caching=False)
+
+
+SCHEDULES: dict[str, dict[str, Any]] = {
+    "split": {"max_num_batched_tokens": 8},
+    "one-token tails": {"max_num_batched_tokens": 13},
+    "block of one": {"block_size": 1},
+    "one seat": {"max_num_seqs": 1},
+    "poison": {"poison": True, "block_size": 5},
+    "poison, split": {"poison": True, "block_size": 3, "max_num_batched_tokens": 8},
+    "one step ahead": {"overlap": True},
+    "one step ahead, split": {"overlap": True, "max_num_batched_tokens": 8},
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_schedules_agree(name: str, tiny: Tiny, whole: Run) -> None:
+    done = run(tiny("deepseek_v3"), MIXED, BASE, **SCHEDULES[name])
+    same(name, done, whole)
+
+
+def test_overlapped_is_bitwise_the_plain_loop(tiny: Tiny) -> None:
+    asks = [replace(ask, params={"temperature": 0.9, "seed": i, "repetition_penalty": 1.2})
+            for i, ask in enumerate(MIXED)]  # fmt: skip
+    plain, ahead = (run(tiny("deepseek_v3"), asks, BASE, overlap=o) for o in (False, True))
+    for i in range(len(asks)):
+        assert plain.tokens[i] == ahead.tokens[i]
+
+
+def test_alone_is_as_in_a_batch(tiny: Tiny, whole: Run) -> None:
+    model = tiny("deepseek_v3")
+    for i, ask in enumerate(MIXED):
+        alone = run(model, [replace(ask, arrives=0)], BASE)
+        one = Run([whole.tokens[i]], [whole.logits[i]], [0], [[]], whole.core)
+        same("solo = batch", alone, one)
+
+
+def test_preempted_requests_resume_as_if_nothing_was(tiny: Tiny) -> None:
+    asks = [Ask(prompt(30, i), 40) for i in range(4)]
+    model = tiny("deepseek_v3")
+    free = run(model, asks, BASE)
+    for caching in (False, True):
+        tight = run(
+            model, asks, BASE, num_gpu_blocks_override=18, block_size=8, max_num_batched_tokens=64,
+            enable_prefix_caching=caching,
+        )  # fmt: skip
+        assert tight.core.scheduler.counters.num_preemptions > 0
+        same("preempt and resume", tight, free)
+
+
+def test_a_prefix_hit_is_as_a_cold_start(tiny: Tiny) -> None:
+    shared = prompt(50, 7)
+    asks = [Ask(shared, 4), Ask(shared, 6, arrives=8), Ask([*shared[:35], 5, 6, 7], 5, arrives=8)]
+    model = tiny("deepseek_v3")
+    cold = run(model, asks, BASE, enable_prefix_caching=False)
+    warm = run(model, asks, BASE)
+    assert warm.cached == [0, 48, 32]
+    assert cold.cached == [0, 0, 0]
+    same("prefix hit", warm, cold)
+    oracle(model, asks, warm)
+
+
+def test_generated_tokens_are_cached_too(tiny: Tiny) -> None:
+    """A second turn hits its own first answer."""
+    model = tiny("deepseek_v3")
+    first = Ask(prompt(20, 3), 20)
+    core = load_engine(model, BASE).core
+    answer = serve(core, [first]).tokens[0]
+    second = Ask([*first.prompt, *answer, 9, 8, 7], 5)
+    warm = serve(core, [second])
+    assert warm.cached == [32]  # 39 positions are written: two full blocks of 16
+    same("second turn", warm, run(model, [second], BASE))
+
+
+def test_salt_keeps_prefixes_apart(tiny: Tiny) -> None:
+    core = load_engine(tiny("deepseek_v3"), BASE).core
+    ask = Ask(prompt(40), 2)
+    assert serve(core, [ask]).cached == [0]
+    assert serve(core, [ask]).cached == [32]
+    core.fingerprint = "another model"
+    assert serve(core, [ask]).cached == [0]
+
+
+def test_prompt_logprobs_do_not_read_the_prefix_cache(tiny: Tiny) -> None:
+    model = tiny("deepseek_v3")
+    core = load_engine(model, BASE).core
+    ask = Ask(prompt(40), 2)
+    serve(core, [ask])
+    done = serve(core, [replace(ask, params={"prompt_logprobs": 2})])
+    assert done.cached == [0]
+    scores = [score for news in done.outputs[0] for score in news.prompt_scores]
+    rows = done.logits[0]
+    assert [score.token_id for score in scores] == ask.prompt[1:]
+    for position, score in enumerate(scores):
+        exact = rows[position].double().log_softmax(-1)
+        assert score.logprob == pytest.approx(float(exact[score.token_id]), abs=1e-5)
+        assert len(score.top) == 2
+
+
+def test_steady_state(tiny: Tiny) -> None:
+    """The same probe after the cache has turned over more than twenty times."""
+    model = tiny("deepseek_v3")
+    core = load_engine(model, replace(BASE, num_gpu_blocks_override=20, block_size=8)).core
+    probe = Ask(prompt(33, 5), 10)
+    before = serve(core, [probe])
+    written = 0
+    while written < 20 * 160:
+        asks = [Ask(prompt(40 + i, written + i), 10) for i in range(3)]
+        serve(core, asks)
+        written += sum(len(ask.prompt) + 10 for ask in asks)
+    assert core.pool.num_evictions > 20
+    same("steady state", serve(core, [probe]), before)
+    core.pool.check()
+
+
+def test_copies_are_requests_of_their_own(tiny: Tiny) -> None:
+    hot = {"temperature": 1.0}
+    copies = [Ask(prompt(20), 8, params=hot | {"seed": 5 + i}) for i in range(3)]
+    model = tiny("deepseek_v3")
+    together = run(model, copies, BASE)
+    assert len({tuple(tokens) for tokens in together.tokens}) == 3
+    for i, copy in enumerate(copies):
+        assert run(model, [copy], BASE).tokens[0] == together.tokens[i]
+
+
+# -- batch invariance ----------------------------------------------------------------------
+
+INVARIANT = replace(BASE, batch_invariant=True)
+CASES: dict[str, dict[str, Any]] = {
+    "split": {"max_num_batched_tokens": 8},
+    "odd chunks": {"max_num_batched_tokens": 37, "block_size": 3},
+    "block of one": {"block_size": 1},
+    "large blocks": {"block_size": 64},
+    "one seat": {"max_num_seqs": 1},
+    "preempted": {"num_gpu_blocks_override": 24, "block_size": 8, "max_num_batched_tokens": 64},
+    "one step ahead": {"overlap": True},
+    "poison": {"poison": True},
+}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_bits_do_not_depend_on_the_schedule(family: str, tiny: Tiny) -> None:
+    model = tiny(family)
+    whole = run(model, MIXED, INVARIANT)
+    oracle(model, MIXED, whole)
+    for name, changes in CASES.items():
+        same(name, run(model, MIXED, INVARIANT, **changes), whole, bitwise=True)
+    for i, ask in enumerate(MIXED):
+        alone = run(model, [replace(ask, arrives=0)], INVARIANT)
+        one = Run([whole.tokens[i]], [whole.logits[i]], [0], [[]], whole.core)
+        same("alone", alone, one, bitwise=True)
+
+
+def test_bits_of_a_prefix_hit(tiny: Tiny) -> None:
+    model = tiny("deepseek_v3")
+    core = load_engine(model, INVARIANT).core
+    ask = Ask(prompt(100), 5)
+    cold = serve(core, [ask])
+    warm = serve(core, [ask])
+    assert warm.cached == [96]
+    same("prefix hit", warm, cold, bitwise=True)
+
+
+def test_without_the_mode_bits_do_differ(tiny: Tiny, whole: Run) -> None:
+    """Or the check above could not fail."""
+    with pytest.raises(CheckFailed, match="bits differ"):
+        same("split", run(tiny("deepseek_v3"), MIXED, BASE, max_num_batched_tokens=8), whole,
+             bitwise=True)  # fmt: skip
+
+
+# -- ranks ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [2, 4, 8])
+@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "kimi_k25"])
+def test_ranks_are_as_one(size: int, family: str, tiny: Tiny) -> None:
+    keys = {"num_attention_heads": 8, "hidden_size": 80, "n_routed_experts": 16,
+            "intermediate_size": 96, "moe_intermediate_size": 24}  # fmt: skip
+    model = tiny(family, keys=keys)  # 311 words: the vocabulary is replicated
+    asks = [Ask(prompt(20), 4), Ask(prompt(7), 4, arrives=1)]
+    one = run(model, asks, BASE)
+    spec = read_model(model)
+    group = Threads(size)
+    plan = make_plan(spec, BASE, find_device("cpu"))
+    results: dict[int, Run] = {}
+    failures: list[BaseException] = []
+
+    def rank(number: int) -> None:
+        try:
+            local = local_spec(spec, number, size)
+            values = load_weights(model, local, dtype=torch.float32)
+            runner = Runner(local, plan, values, group.rank(number))
+            results[number] = serve(EngineCore(runner, plan, BASE), asks)
+        except BaseException as error:
+            failures.append(error)
+            raise
+
+    threads = [threading.Thread(target=rank, args=(i,)) for i in range(size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert not failures
+    for number in range(size):
+        same(f"rank {number} of {size}", results[number], one)
+
+
+def test_a_divided_vocabulary_is_put_together(tiny: Tiny) -> None:
+    keys = {"vocab_size": 312, "intermediate_size": 96, "moe_intermediate_size": 24}
+    model = tiny("deepseek_v3", keys=keys)
+    asks = [Ask(prompt(12), 3)]
+    one = run(model, asks, BASE)
+    spec, group = read_model(model), Threads(2)
+    plan = make_plan(spec, BASE, find_device("cpu"))
+    results: dict[int, Run] = {}
+
+    def rank(number: int) -> None:
+        local = local_spec(spec, number, 2)
+        assert local.vocab.count == 156
+        values = load_weights(model, local, dtype=torch.float32)
+        core = EngineCore(Runner(local, plan, values, group.rank(number)), plan, BASE)
+        results[number] = serve(core, asks)
+
+    threads = [threading.Thread(target=rank, args=(i,)) for i in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    same("ranks", results[0], one)
+    same("ranks", results[1], one)
+
+
+# -- replay, aborts, refusals ----------------------------------------------------------------
+
+
+def test_expert_choices_can_be_recorded_and_forced(tiny: Tiny) -> None:
+    model = tiny("deepseek_v3")
+    asks = [Ask(prompt(20), 4)]
+    core = load_engine(model, BASE).core
+    core.runner.recorded = []
+    first = serve(core, asks)
+    recorded = core.runner.recorded
+    assert len(recorded) == 4
+    assert set(recorded[0]) == {1, 2, 3}
+    again = load_engine(model, BASE).core
+    again.runner.forced = [dict(step) for step in recorded]
+    same("replay", serve(again, asks), first, bitwise=True)
+    other = load_engine(model, BASE).core
+    other.runner.forced = [{k: (v + 1) % 12 for k, v in step.items()} for step in recorded]
+    with pytest.raises(CheckFailed):
+        same("replay", serve(other, asks), first)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("at", [0, 1, 2, 5, 9])
+def test_abort_frees_everything_and_disturbs_nobody(
+    overlap: bool, at: int, tiny: Tiny, whole: Run
+) -> None:
+    config = replace(BASE, overlap=overlap, enable_prefix_caching=False)
+    core = load_engine(tiny("deepseek_v3"), config).core
+
+    def abort(core: EngineCore, step: int) -> None:
+        if step == at:
+            core.abort("check-0")
+
+    done = serve(core, MIXED, abort)
+    assert done.outputs[0][-1].finish_reason == "abort"
+    kept = slice(1, None)
+    rest = Run(done.tokens[kept], done.logits[kept], done.cached[kept], [], core)
+    wanted = Run(whole.tokens[kept], whole.logits[kept], whole.cached[kept], [], core)
+    same("abort", rest, wanted)
+    assert core.pool.num_free == core.pool.num_usable
+    assert not core.sequences
+    core.pool.check()
+
+
+def test_nan_logits_fail_that_request_only(tiny: Tiny) -> None:
+    model = tiny("deepseek_v3")
+    core = load_engine(model, BASE).core
+    core.runner.decoder.embedding[77] = float("nan")
+    asks = [Ask([1, 2, 3], 4), Ask([4, 77, 5], 4), Ask([6, 7], 4)]
+    done = serve(core, asks)
+    assert [each[-1].finish_reason for each in done.outputs] == ["length", "error", "length"]
+    assert "NaN" in (done.outputs[1][-1].error or "")
+    assert done.tokens[1] == []
+    clean = run(model, [asks[0], asks[2]], BASE)
+    assert [done.tokens[0], done.tokens[2]] == clean.tokens
+    assert core.pool.num_free == core.pool.num_usable
+
+
+def test_a_request_that_never_fits_is_refused_with_numbers(tiny: Tiny) -> None:
+    core = load_engine(
+        tiny("deepseek_v3"), replace(BASE, num_gpu_blocks_override=4, block_size=8)
+    ).core
+    with pytest.raises(RequestRejected, match="5 cache blocks of 8, the pool has 4"):
+        serve(core, [Ask(prompt(30), 11)])
+    with pytest.raises(RequestRejected, match="max_model_len=400"):
+        serve(core, [Ask(prompt(400), 1)])
+    assert len(serve(core, [Ask(prompt(20), 5)]).tokens[0]) == 5  # and the engine lives on
+
+
+def test_stops(tiny: Tiny) -> None:
+    model = tiny("deepseek_v3")
+    free = run(model, [Ask(prompt(20), 12)], BASE)
+    token = free.tokens[0][4]
+    first = free.tokens[0].index(token)
+    stopped = run(model, [Ask(prompt(20), 12, params={"stop_token_ids": [token]})], BASE)
+    last = stopped.outputs[0][-1]
+    assert stopped.tokens[0] == free.tokens[0][: first + 1]
+    assert (last.finish_reason, last.stop_reason) == ("stop", token)
+    late = {"stop_token_ids": [token], "min_tokens": first + 2}
+    longer = run(model, [Ask(prompt(20), 12, params=late)], BASE)
+    assert len(longer.tokens[0]) >= first + 2
+
+
+def test_options_are_checked(tiny: Tiny) -> None:
+    for wrong in ({"max_num_seqs": 0}, {"block_size": -1}, {"dtype": "int8"}, {"device": "tpu"},
+                  {"tensor_parallel_size": 2}, {"gpu_memory_utilization": 1.5},
+                  {"ops": {"mla_decod": "cpu"}}, {"ops": {"linear": "fast"}},
+                  {"max_model_len": 10**6}, {"kv_cache_memory_bytes": 10}):  # fmt: skip
+        with pytest.raises(UsageError):
+            load_engine(tiny("deepseek_v3"), EngineConfig(**wrong))
