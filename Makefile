@@ -11,8 +11,9 @@ TINY := tiny/deepseek_v3
 
 run: $(INSTALLED)
 	@test -d $(TINY) || $(BIN)/trueline make-tiny deepseek_v3 $(TINY)
-	@$(BIN)/trueline inspect $(TINY)
-	@$(BIN)/trueline score $(TINY) --prompt "true to the line"
+	@echo "A tiny model with random weights: right numbers, meaningless text."
+	@$(BIN)/trueline generate $(TINY) --prompt "true to the" --prompt "a line" --max-tokens 24
+	@echo; echo "What decides its numbers: trueline inspect $(TINY)"
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .

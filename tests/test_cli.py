@@ -18,6 +18,7 @@ from safetensors.torch import load_file, save_file
 import published
 from trueline import __version__, reference
 from trueline.cli import main
+from trueline.cli.bench import comparison
 from trueline.progress import human_bytes, human_count, progress_bar
 
 Tiny = Callable[..., Path]
@@ -45,7 +46,7 @@ def test_version_and_help(run: Run) -> None:
     assert run("--version")[1].strip() == __version__
     code, out, _ = run("--help")
     assert code == 0
-    for verb in ("inspect", "score", "make-tiny"):
+    for verb in ("generate", "inspect", "score", "make-tiny", "bench"):
         assert verb in out
         assert run(verb, "--help")[0] == 0
 
@@ -249,6 +250,77 @@ def test_score_of_a_damaged_model(
     assert "not runnable yet" in run("score", v4, "--tokens", "1")[2]
     (v4 / "config.json").write_text(json.dumps(published.V3))
     assert "no *.safetensors" in run("score", v4, "--tokens", "1")[2]
+
+
+# -- generate and bench ------------------------------------------------------------------
+
+
+def test_generate_prints_text_and_an_account(tiny: Tiny, run: Run) -> None:
+    flags = ["--prompt", "Hello", "--prompt", "x", "--max-tokens", "5", "--temperature", "0"]
+    code, out, err = run("generate", tiny("deepseek_v3"), *flags)
+    assert code == 0
+    assert out.startswith("> Hello\n")
+    for part in ("deepseek_v3, 4 layers", "linear ", "cache ", "tokens/s", "if they are random"):
+        assert part in err
+    assert run("generate", tiny("deepseek_v3"), *flags, "--quiet")[2] == ""
+
+
+def test_generate_json(tiny: Tiny, run: Run) -> None:
+    flags = ["--prompt", "Hello", "--max-tokens", "4", "--seed", "7", "--n", "2", "--logprobs", "1"]
+    _, out, _ = run("generate", tiny("deepseek_v3"), *flags, "--json", "--ignore-eos")
+    report = json.loads(out)
+    assert report["prompt"] == "Hello"
+    assert [len(copy["token_ids"]) for copy in report["outputs"]] == [4, 4]
+    assert len(report["outputs"][0]["logprobs"]) == 4
+    again = json.loads(run("generate", tiny("deepseek_v3"), *flags, "--json", "--ignore-eos")[1])
+    assert again == report
+
+
+def test_generate_from_a_file_and_as_chat(tiny: Tiny, run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "prompts"
+    file.write_text("one\n\ntwo\n")
+    flags = ["--max-tokens", "2", "--json", "--quiet"]
+    out = run("generate", tiny("deepseek_v3"), "--prompts-file", file, *flags)[1]
+    assert [json.loads(line)["prompt"] for line in out.splitlines()] == ["one", "two"]
+    out = run("generate", tiny("deepseek_v3"), "--prompt", "hi", "--chat", *flags)[1]
+    assert json.loads(out)["prompt"] == "<|begin|><|user|>hi<|end|><|assistant|>"
+
+
+@pytest.mark.parametrize(
+    ("flags", "part"),
+    [
+        ([], "--prompt or --prompts-file"),
+        (["--prompt", "x", "--op", "linear"], "NAME=IMPLEMENTATION"),
+        (["--prompt", "x", "--op", "linear=fast"], "accepted: onednn"),
+        (["--prompt", "x", "--temperature", "-1"], "temperature"),
+        (["--prompts-file", "/nowhere"], "not readable"),
+    ],
+)
+def test_generate_refuses(flags: list[str], part: str, tiny: Tiny, run: Run) -> None:
+    code, _, err = run("generate", tiny("deepseek_v3"), *flags)
+    assert code == 2
+    assert part in err
+
+
+def test_bench(tiny: Tiny, run: Run) -> None:
+    flags = ["--prompt-len", "8", "--output-len", "4", "--json"]
+    report = json.loads(run("bench", "throughput", tiny("deepseek_v3"), "--batch", "3", *flags)[1])
+    assert report["trueline"]["batch"] == 3
+    assert report["trueline"]["decode_tokens_per_s"] > 0
+    code, out, _ = run("bench", "latency", tiny("deepseek_v3") / "config.json", "--repeats", "1",
+                       *flags[:4])  # fmt: skip
+    assert code == 0
+    assert "1 requests of 8 + 4 tokens" in out
+
+
+def test_comparison_is_by_the_same_rule() -> None:
+    work = {"batch": 8, "prompt_len": 128, "output_len": 65}
+    ours = {"ready_s": 1.0, "results": [work | {"first_token_s": 1.0, "total_s": 3.0}]}
+    theirs = {"ready_s": 2.0, "version": "x", "results": [{"first_token_s": 2.0, "total_s": 10.0}]}
+    (row,) = comparison(["decode b8"], ours, ours, theirs, "peer")["rows"]
+    assert row["trueline"] == 256
+    assert row["peer"] == 64
+    assert row["ratio"] == 4
 
 
 # -- numbers for people ----------------------------------------------------------------

@@ -86,7 +86,7 @@ class LLMEngine:
                 added.append(copy.core_id)
         except RequestRejected:
             for core_id in added:
-                self.core.abort(core_id)
+                self.core.abort(core_id, tell=False)
             raise
         self._requests[request_id] = request
         self._parent.update({copy.core_id: request for copy in request.copies})
@@ -111,7 +111,7 @@ class LLMEngine:
             request.take(news)
             changed[request.request_id] = request
             for core_id in request.to_stop():
-                self.core.abort(core_id)
+                self.core.abort(core_id, tell=False)
         outputs = []
         for request in changed.values():
             outputs.append(request.output())

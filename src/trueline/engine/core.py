@@ -91,14 +91,16 @@ class EngineCore:
         self.keys[name] = key
         self.runner.admit(key, request, self._seed(request, scheduled.arrival))
 
-    def abort(self, request_id: str) -> bool:
-        """End a request at once; whatever is in flight for it is dropped."""
+    def abort(self, request_id: str, *, tell: bool = True) -> bool:
+        """End a request at once; whatever is in flight for it is dropped. `tell` puts the end
+        into the next step's news."""
         key = self.keys.get(request_id)
         if key is None:
             return False
         self.scheduler.abort(key)
         self._forget(key)
-        self.outbox.append(CoreOutput(request_id=request_id, finish_reason="abort"))
+        if tell:
+            self.outbox.append(CoreOutput(request_id=request_id, finish_reason="abort"))
         return True
 
     def has_unfinished(self) -> bool:
