@@ -13,6 +13,7 @@ import torch
 
 import trueline
 from trueline import LLM, SamplingParams, reference
+from trueline.engine.params import sequence_seed
 from trueline.errors import RequestRejected, UsageError
 from trueline.llm import LLMEngine
 from trueline.locate import find_model
@@ -110,7 +111,8 @@ def test_copies(llm: LLM) -> None:
     assert [copy.index for copy in output.outputs] == [0, 1, 2]
     assert len({tuple(copy.token_ids) for copy in output.outputs}) == 3
     for i, copy in enumerate(output.outputs):
-        one = SamplingParams(temperature=1.0, seed=11 + i, max_tokens=6, ignore_eos=True)
+        seed = sequence_seed(11, i)
+        one = SamplingParams(temperature=1.0, seed=seed, max_tokens=6, ignore_eos=True)
         assert llm.generate(["Hello"], one)[0].outputs[0].token_ids == copy.token_ids
 
 
@@ -269,6 +271,23 @@ def test_bad_prompts_leave_the_engine_alive(llm: LLM) -> None:
         llm.generate(["ok", {"prompt_token_ids": [1] * 300}], GREEDY)
     assert not llm.llm_engine.has_unfinished_requests()
     assert len(llm.generate("ok", GREEDY)[0].outputs[0].token_ids) == 8
+
+
+def test_params_are_checked_against_the_model(llm: LLM) -> None:
+    for wrong in (
+        SamplingParams(logit_bias={311: 1.0}),
+        SamplingParams(allowed_token_ids=[400]),
+        SamplingParams(logprobs=21),
+    ):
+        with pytest.raises(UsageError):
+            llm.generate("x", wrong)
+
+
+def test_no_stop_before_min_tokens(llm: LLM) -> None:
+    text = llm.generate(["Hello"], GREEDY)[0].outputs[0].text
+    stop = next(char for char in text if char != "\ufffd")
+    params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True, stop=[stop], min_tokens=8)
+    assert len(llm.generate(["Hello"], params)[0].outputs[0].token_ids) == 8
 
 
 def test_hub_ids_are_found_in_the_cache_and_never_fetched(tmp_path: Path) -> None:

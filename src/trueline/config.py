@@ -24,6 +24,8 @@ class EngineConfig:
     gpu_memory_utilization: float = 0.5
     batch_invariant: bool = False
     overlap: bool = False
+    max_logprobs: int = 20
+    """The most logprobs a request may ask for; -1 is no limit."""
     load_format: Literal["auto", "dummy"] = "auto"
     tensor_parallel_size: int = 1
     ops: Mapping[str, str] = field(default_factory=dict)

@@ -13,7 +13,7 @@ import msgspec
 from trueline.config import EngineConfig
 from trueline.engine.loading import Progress, load_engine
 from trueline.engine.messages import CoreOutput, CoreRequest, TokenScore
-from trueline.engine.params import SamplingParams
+from trueline.engine.params import SamplingParams, sequence_seed
 from trueline.errors import RequestRejected, UsageError, did_you_mean
 from trueline.locate import find_model
 from trueline.outputs import CompletionOutput, Logprob, RequestOutput
@@ -63,6 +63,7 @@ class LLMEngine:
     ) -> None:
         if request_id in self._requests:
             raise UsageError(f"request_id '{request_id}' is in use")
+        params.check_model(self.spec.vocab.total, self.config.max_logprobs)
         text, ids = self._tokens(prompt)
         request = _Request(request_id, text, ids, params, self.tokenizer)
         words = params.bad_words or ()
@@ -332,8 +333,7 @@ class _Copy:
         params = request.params
         self.request, self.index = request, index
         self.core_id = f"{request.request_id}/{index}"
-        # n copies are n requests whose seeds follow each other
-        seed = None if params.seed is None else params.seed + index
+        seed = None if params.seed is None else sequence_seed(params.seed, index)
         self.params = msgspec.structs.replace(params, n=1, seed=seed)
         logprobs: list[dict[int, Logprob] | None] | None = []
         self.completion = CompletionOutput(
@@ -369,7 +369,9 @@ class _Copy:
                 done.error = news.error
 
     def _add_text(self, text: str, last: bool = False) -> None:
-        if text:
+        if len(self.completion.token_ids) < self.params.min_tokens:
+            self.completion.text += text  # too early to stop
+        elif text:
             found = self.stops.push(text)
             self.completion.text += found.text
             if found.matched is not None:

@@ -188,8 +188,8 @@ class EngineCore:
         if key in result.broken:
             output.finish_reason = "error"
             output.error = (
-                f"request '{name}': the model's logits at position {row.start + row.count - 1} are "
-                "NaN or infinite; no token was drawn from them"
+                f"request '{name}': at position {row.start + row.count - 1} the model's logits are "
+                "NaN or infinite, or no token is left that may be taken; none was drawn"
             )
             return output
         score = result.samples[key]

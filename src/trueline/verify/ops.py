@@ -59,7 +59,7 @@ def attention(subject: Subject) -> None:
         if not bool(same.all()):
             raise CheckFailed(f"op = reference: mla_decode, tiles of {tiling.size}: lse differs")
     heads = HeadWeights(randn(H, L, P, seed=5) / 6, randn(H, V, L, seed=6) / 6)
-    for start, count in ((0, 1), (0, 40), (17, 1), (30, 25), (650, 30)):
+    for start, count in ((0, 1), (0, 40), (17, 1), (30, 25), (2030, 30)):
         view, rows = paged([start + count], 5)
         q = randn(count, H, P + R, seed=7)
         row = PrefillRow(start, count, rows.block_ids[0])

@@ -18,20 +18,35 @@ def run(
     x: Tensor, ids: Tensor, weights: Tensor, packed: Packed, linear: Any, first: int = 0
 ) -> Tensor:
     n, k = ids.shape
+    if n == 1:
+        return _one_token(x, ids[0].tolist(), weights, packed, linear, first)
     flat = ids.reshape(-1)
     order = flat.argsort(stable=True)
-    by_expert = x[order // k] if n > 1 else x.expand(k, -1)
-    # [n * k, hidden], each pair's output at its place in `flat`
-    outputs = torch.zeros(n * k, x.shape[1], dtype=x.dtype)
+    by_expert = x[order // k]
+    parts = []
     start = 0
     for expert, count in zip(*_runs(flat[order].tolist()), strict=True):
-        stop = start + count
-        if first <= expert < first + len(packed):
-            outputs[order[start:stop]] = _expert(
-                by_expert[start:stop], packed[expert - first], linear
-            )
-        start = stop
+        mine = by_expert[start : start + count]
+        here = first <= expert < first + len(packed)
+        parts.append(
+            _expert(mine, packed[expert - first], linear) if here else torch.zeros_like(mine)
+        )
+        start += count
+    outputs = torch.cat(parts)[order.argsort()]  # back to the order of `flat`
     return _combine(outputs.view(n, k, -1), weights)
+
+
+def _one_token(
+    x: Tensor, ids: list[int], weights: Tensor, packed: Packed, linear: Any, first: int
+) -> Tensor:
+    """The same sum without sorting anything."""
+    outputs = [
+        _expert(x, packed[e - first], linear)
+        if first <= e < first + len(packed)
+        else torch.zeros_like(x)
+        for e in ids
+    ]
+    return _combine(torch.stack(outputs, dim=1), weights)
 
 
 def _expert(x: Tensor, packed: tuple[Any, Any], linear: Any) -> Tensor:

@@ -22,7 +22,7 @@ def pack(weight: Tensor) -> Any:
 def run(x: Tensor, packed: Any) -> Tensor:
     count = x.shape[0]
     if count < FEWEST_ROWS:
-        x = torch.nn.functional.pad(x, (0, 0, 0, FEWEST_ROWS - count))
+        x = torch.cat((x, *[x[:1]] * (FEWEST_ROWS - count)))  # cheaper than padding
         out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
         return out[:count]
     full: Tensor = torch.ops.mkldnn._linear_pointwise(x.contiguous(), packed, None, "none", [], "")

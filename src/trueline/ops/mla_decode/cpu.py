@@ -28,7 +28,7 @@ MOST = 128
 class Group:
     rows: Tensor  # [g] which rows of the step
     cells: Tensor  # [g, n] addresses; the zero cell beyond a row's end
-    lengths: Tensor  # [g]
+    beyond: Tensor | None  # [g, n] positions after a row's end, if there are any
     tile: int
     steady: bool
 
@@ -60,8 +60,11 @@ def _group(members: list[int], rows: DecodeRows, view: LatentView, tiling: Tilin
     positions = torch.arange(width)
     cells = blocks[:, positions // size] * size + positions % size
     lengths = torch.tensor([rows.lengths[row] for row in members])
-    cells = cells.masked_fill(positions >= lengths[:, None], view.zero_cell)
-    return Group(torch.tensor(members), cells, lengths, tile, tiling.full)
+    beyond = positions >= lengths[:, None]
+    if not bool(beyond.any()):
+        return Group(torch.tensor(members), cells, None, tile, tiling.full)
+    cells = cells.masked_fill(beyond, view.zero_cell)
+    return Group(torch.tensor(members), cells, beyond, tile, tiling.full)
 
 
 def run(
@@ -87,9 +90,9 @@ def _attend(
     for start in range(0, width, tile):
         stop = min(start + tile, width)
         kv = view.gather(group.cells[:, start:stop])
-        scores = torch.bmm(q, kv.mT).float() * softmax_scale
-        beyond = torch.arange(start, stop) >= group.lengths[:, None]
-        scores = scores.masked_fill_(beyond[:, None], float("-inf"))
+        scores = torch.bmm(q, kv.mT).float().mul_(softmax_scale)
+        if group.beyond is not None:
+            scores.masked_fill_(group.beyond[:, None, start:stop], float("-inf"))
         part = softmax_part(scores, kv[..., : view.layout.latent], group.steady)
         total = part if total is None else merge(total, part, group.steady)
     assert total is not None
@@ -97,11 +100,12 @@ def _attend(
 
 
 def softmax_part(scores: Tensor, values: Tensor, steady: bool = False) -> tuple[Tensor, Tensor]:
-    """Normalised output and natural-log sum of one set of keys; zero and -inf for no key."""
-    exp, log = (bits.exp, bits.log) if steady else (torch.exp, torch.log)
+    """Normalised output and natural-log sum of one set of keys; zero and -inf for no key. The
+    scores are used up."""
+    log = bits.log if steady else torch.log
     top = scores.amax(-1, keepdim=True)
     top = top.masked_fill(top == float("-inf"), 0.0)
-    weights = exp(scores - top)
+    weights = bits.exp(scores - top) if steady else scores.sub_(top).exp_()
     norm = weights.sum(-1, keepdim=True)
     lse = log(norm.squeeze(-1)) + top.squeeze(-1)
     out = torch.bmm(weights.to(values.dtype), values).float()

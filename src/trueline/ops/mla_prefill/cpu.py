@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
@@ -7,8 +9,10 @@ from trueline.cache.store import LatentView
 from trueline.ops.mla_decode.cpu import merge, softmax_part
 from trueline.ops.mla_prefill import Form, HeadWeights, PrefillRow
 
-# Keys taken at a time: bounds the memory of scores, and skips what causality hides.
-KEYS = 512
+# Keys expanded at a time, and scores held at a time (in numbers): they fit a cache, and the
+# allocator keeps reusing the same memory instead of asking the system for more.
+KEYS = 2048
+SCORES = 1 << 21
 
 
 def run(
@@ -38,36 +42,43 @@ def _expanded(
     H = by_head.shape[0]
     cells = _cells(view, row)
 
-    def part(start: int, stop: int, first: int) -> tuple[Tensor, Tensor]:
+    def keys_and_values(start: int, stop: int) -> tuple[Tensor, Tensor]:
         kv = view.gather(cells[start:stop])
         c = kv[:, :latent].expand(H, -1, -1)
-        keys = torch.cat((torch.bmm(c, heads.key), kv[:, latent:].expand(H, -1, -1)), dim=-1)
-        scores = torch.bmm(by_head[:, first:], keys.mT).float() * softmax_scale
-        _hide_later(scores, row.start + first, start)
-        return softmax_part(scores, torch.bmm(c, heads.value.mT))
+        rope = kv[:, latent:].expand(H, -1, -1)
+        return torch.cat((torch.bmm(c, heads.key), rope), dim=-1), torch.bmm(c, heads.value.mT)
 
-    return _over_keys(row, part).to(q.dtype).transpose(0, 1)
+    def part(kv: tuple[Tensor, Tensor], first: int, stop: int, start: int) -> tuple[Tensor, Tensor]:
+        keys, values = kv
+        scores = torch.bmm(by_head[:, first:stop], keys.mT).float().mul_(softmax_scale)
+        _hide_later(scores, row.start + first, start)
+        return softmax_part(scores, values)
+
+    return _over_keys(row, H, keys_and_values, part).to(q.dtype).transpose(0, 1)
 
 
 def _absorbed(
     q: Tensor, view: LatentView, row: PrefillRow, heads: HeadWeights, softmax_scale: float
 ) -> Tensor:
     latent, nope = view.layout.latent, heads.key.shape[2]
-    moved = torch.bmm(q[..., :nope].transpose(0, 1), heads.key.mT).transpose(0, 1)
-    queries = torch.cat((moved, q[..., nope:]), dim=-1)  # [T, H, L + R]
-    H = queries.shape[1]
+    moved = torch.bmm(q[..., :nope].transpose(0, 1), heads.key.mT)
+    queries = torch.cat((moved, q[..., nope:].transpose(0, 1)), dim=-1)  # [H, T, L + R]
+    H = queries.shape[0]
     cells = _cells(view, row)
 
-    def part(start: int, stop: int, first: int) -> tuple[Tensor, Tensor]:
+    def rows(start: int, stop: int) -> tuple[Tensor, Tensor]:
         kv = view.gather(cells[start:stop])
-        flat = queries[first:].reshape(1, -1, queries.shape[-1])
-        scores = torch.bmm(flat, kv.T[None]).float() * softmax_scale
-        scores = scores.view(-1, H, stop - start).transpose(0, 1).contiguous()
-        _hide_later(scores, row.start + first, start)
-        out, lse = softmax_part(scores.view(1, -1, stop - start), kv[None, :, :latent])
+        return kv[None], kv[None, :, :latent]
+
+    def part(kv: tuple[Tensor, Tensor], first: int, stop: int, start: int) -> tuple[Tensor, Tensor]:
+        keys, values = kv
+        flat = queries[:, first:stop].reshape(1, -1, queries.shape[-1])
+        scores = torch.bmm(flat, keys.mT).float().mul_(softmax_scale)
+        _hide_later(scores.view(H, stop - first, -1), row.start + first, start)
+        out, lse = softmax_part(scores, values)
         return out.view(H, -1, latent), lse.view(H, -1)
 
-    u = _over_keys(row, part).to(q.dtype)  # [H, T, L]
+    u = _over_keys(row, H, rows, part).to(q.dtype)  # [H, T, L]
     return torch.bmm(u, heads.value.mT).transpose(0, 1)
 
 
@@ -81,13 +92,30 @@ def _hide_later(scores: Tensor, first_query: int, first_key: int) -> None:
     scores.masked_fill_(later, float("-inf"))
 
 
-def _over_keys(row: PrefillRow, part) -> Tensor:  # type: ignore[no-untyped-def]
-    """Add up the parts of all keys; a part leaves out queries that come before its keys."""
-    stop = row.start + row.count
-    out, lse = part(0, min(KEYS, stop), 0)
-    for start in range(KEYS, stop, KEYS):
-        first = max(0, start - row.start)
-        seen = (out[:, first:], lse[:, first:])
-        out[:, first:], lse[:, first:] = merge(seen, part(start, min(start + KEYS, stop), first))
-    result: Tensor = out
-    return result
+def _over_keys(
+    row: PrefillRow,
+    heads: int,
+    load: Callable[[int, int], tuple[Tensor, Tensor]],
+    part: Callable[[tuple[Tensor, Tensor], int, int, int], tuple[Tensor, Tensor]],
+) -> Tensor:
+    """Blocks of queries over runs of keys, adding up what each run gives; keys that come after a
+    block of queries are left out."""
+    end = row.start + row.count
+    out: Tensor | None = None
+    lse = torch.empty(0)
+    for start in range(0, end, KEYS):
+        keys, values = load(start, min(start + KEYS, end))
+        begin = max(0, start - row.start)
+        size = max(SCORES // (heads * keys.shape[1]), 1)
+        for first in range(begin, row.count, size):
+            stop = min(first + size, row.count)
+            seen = row.start + stop - start  # keys of this run that the last query sees
+            o, z = part((keys[:, :seen], values[:, :seen]), first, stop, start)
+            if out is None:
+                out = o.new_empty(heads, row.count, o.shape[-1])
+                lse = z.new_empty(heads, row.count)
+            if start:
+                o, z = merge((out[:, first:stop], lse[:, first:stop]), (o, z))
+            out[:, first:stop], lse[:, first:stop] = o, z
+    assert out is not None
+    return out

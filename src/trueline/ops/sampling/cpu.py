@@ -188,7 +188,6 @@ def leading(x: Tensor, k: int) -> Tensor:
         return x.sort(dim=-1, descending=True, stable=True).indices
     if k == 0:
         return torch.empty(len(x), 0, dtype=torch.int64, device=x.device)
-    return x.topk(k, dim=-1).indices
     least = x.topk(k, dim=-1, sorted=False).values.amin(dim=-1, keepdim=True)
     above, equal = x > least, x == least
     room = k - above.sum(dim=-1, keepdim=True)

@@ -59,10 +59,7 @@ def _unmasked(prepare: Make) -> Make:
     """Every row sees as far as the longest of its group."""
 
     def broken(*arguments: Any) -> Any:
-        return [
-            replace(group, lengths=torch.full_like(group.lengths, group.cells.shape[1]))
-            for group in prepare(*arguments)
-        ]
+        return [replace(group, beyond=None) for group in prepare(*arguments)]
 
     return broken
 
@@ -92,9 +89,9 @@ def _causal_off_by_one(hide: Make) -> Make:
     return lambda scores, first_query, first_key: hide(scores, first_query + 1, first_key)
 
 
-def _second_chunk_late(over_keys: Make) -> Make:
-    """Keys after the first chunk are dropped."""
-    return lambda row, part: part(0, min(prefill.KEYS, row.start + row.count), 0)[0]
+def _later_keys_replace(merge: Make) -> Make:
+    """What a later run of keys gives replaces what the runs before gave."""
+    return lambda a, b, *rest: b
 
 
 def _decode_rows_last(forward: Make) -> Make:
@@ -309,8 +306,8 @@ ENGINE_FAULTS = [
           LatentLayout, "cells", _short_table),
     Fault("causal-off-by-one", "a query sees the key after it", "engine oracle", _M,
           prefill, "_hide_later", _causal_off_by_one),
-    Fault("later-keys-dropped", "keys after the first chunk are dropped", "op = reference", _M,
-          prefill, "_over_keys", _second_chunk_late),
+    Fault("runs-not-merged", "the last run of keys replaces those before", "op = reference", _M,
+          prefill, "merge", _later_keys_replace),
     Fault("decode-rows-shifted", "decode rows indexed as prefill rows (story 2)", "solo = batch",
           _M, MLA, "_decode", _decode_rows_last),
     Fault("one-token-tail", "the tail of a prompt is fed a guess", "split = whole", _M,
