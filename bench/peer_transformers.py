@@ -1,7 +1,7 @@
 """Hugging Face transformers on the workloads of `trueline bench`, as a peer measured in the same
 run. A script of its own: the package never imports transformers.
 
-    python bench/peer_transformers.py MODEL '[[1, 128, 64], [8, 128, 64]]'
+    python bench/peer_transformers.py MODEL '[[1, 128, 64], [8, 128, 64]]' $(date +%s.%N)
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ import sys
 import time
 
 
-def main(model_dir: str, workloads: list[list[int]]) -> None:
-    start = time.perf_counter()
+def main(model_dir: str, workloads: list[list[int]], started: float) -> None:
     import torch
     import transformers
 
@@ -51,7 +50,7 @@ def main(model_dir: str, workloads: list[list[int]]) -> None:
         return {"first_token_s": times[0] - begin, "total_s": total}
 
     timed(1, 16, 1)
-    ready = time.perf_counter() - start
+    ready = time.time() - started
     results = []
     for batch, prompt_len, output_len in workloads:
         timed(batch, min(prompt_len, 16), 2)
@@ -61,4 +60,4 @@ def main(model_dir: str, workloads: list[list[int]]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], json.loads(sys.argv[2]))
+    main(sys.argv[1], json.loads(sys.argv[2]), float(sys.argv[3]))

@@ -94,6 +94,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
     "poison, split": {"poison": True, "block_size": 3, "max_num_batched_tokens": 8},
     "one step ahead": {"overlap": True},
     "one step ahead, split": {"overlap": True, "max_num_batched_tokens": 8},
+    "one step ahead, poison": {"overlap": True, "poison": True, "block_size": 5},
 }
 
 
@@ -179,6 +180,16 @@ def test_prompt_logprobs_do_not_read_the_prefix_cache(tiny: Tiny) -> None:
         exact = rows[position].double().log_softmax(-1)
         assert score.logprob == pytest.approx(float(exact[score.token_id]), abs=1e-5)
         assert len(score.top) == 2
+
+
+def test_preempted_prompts_are_scored_once(tiny: Tiny) -> None:
+    asks = [Ask(prompt(30, i), 40, params={"prompt_logprobs": 0}) for i in range(4)]
+    tight = run(tiny("deepseek_v3"), asks, BASE, num_gpu_blocks_override=18, block_size=8,
+                max_num_batched_tokens=64)  # fmt: skip
+    assert tight.core.scheduler.counters.num_preemptions > 0
+    for ask, outputs in zip(asks, tight.outputs, strict=True):
+        scores = [score.token_id for news in outputs for score in news.prompt_scores]
+        assert scores == ask.prompt[1:]
 
 
 def test_steady_state(tiny: Tiny) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import random
+import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Any
 
 from trueline.engine.params import SamplingParams
@@ -83,3 +86,29 @@ def _tokens(engine: LLMEngine) -> Iterator[tuple[float, str]]:
         for output in engine.step():
             if output.outputs[0].token_ids:
                 yield time.perf_counter(), output.request_id
+
+
+def bench_engine(model: str, **options: Any) -> LLMEngine:
+    """For a model directory; for a config.json, or a directory without weights, they are drawn."""
+    path = Path(model)
+    if path.is_file() or (path.is_dir() and not any(path.glob("*.safetensors"))):
+        options["load_format"] = "dummy"
+        path = path.parent if path.is_file() else path
+    return LLMEngine(path, skip_tokenizer_init=True, enable_prefix_caching=False, **options)
+
+
+def main(model: str, works: str, started: str, mode: str) -> None:
+    """What `trueline bench compare` runs in a process of its own, started at time `started`: what
+    it takes until the first token counts too."""
+    engine = bench_engine(model, batch_invariant=mode == "invariant")
+    measure(engine, Workload(1, 16, 1))
+    ready = time.time() - float(started)
+    results = []
+    for batch, prompt_len, output_len in json.loads(works):
+        results.append(measure(engine, Workload(batch, prompt_len, output_len)).as_json())
+        print(json.dumps(results[-1]), file=sys.stderr, flush=True)
+    print(json.dumps({"ready_s": ready, "results": results}))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:5])

@@ -37,7 +37,10 @@ class LatentStore:
     ) -> None:
         cells = num_blocks * layout.block_size
         self.layout = layout
-        self.rows = torch.zeros(num_layers, cells + 1, layout.width, dtype=dtype)
+        # Not cleared: nobody reads a row that its owner has not written, and untouched memory
+        # costs nothing.
+        self.rows = torch.empty(num_layers, cells + 1, layout.width, dtype=dtype)
+        self.rows[:, cells] = 0
         self.views = [LatentView(rows, layout, cells) for rows in self.rows]
 
     @staticmethod

@@ -47,9 +47,9 @@ def throughput(
     repeats
         Take the best of this many runs.
     """
-    from trueline.benchmark import Workload, measure
+    from trueline.benchmark import Workload, bench_engine, measure
 
-    engine = _engine(model, batch_invariant=batch_invariant, max_num_seqs=max(batch, 1))
+    engine = bench_engine(model, batch_invariant=batch_invariant, max_num_seqs=max(batch, 1))
     figures = measure(engine, Workload(batch, prompt_len, output_len), repeats)
     _print([("trueline", figures)], as_json)
 
@@ -74,9 +74,9 @@ def latency(
     repeats
         Take the best of this many runs.
     """
-    from trueline.benchmark import Workload, measure
+    from trueline.benchmark import Workload, bench_engine, measure
 
-    engine = _engine(model, batch_invariant=batch_invariant)
+    engine = bench_engine(model, batch_invariant=batch_invariant)
     _print([("trueline", measure(engine, Workload(1, prompt_len, output_len), repeats))], as_json)
 
 
@@ -111,11 +111,13 @@ def compare(
               "--dtype", dtype)  # fmt: skip
         works = json.dumps([[w.batch, w.prompt_len, w.output_len] for w in STANDARD.values()])
         _say(f"measuring {peer}")
-        theirs = json.loads(_call(str(script), str(model), works))
+        theirs = json.loads(_call(str(script), str(model), works, _now()))
         _say("measuring trueline")
-        ours = json.loads(_call("-m", "trueline.cli.bench", str(model), works, "plain"))
+        ours = json.loads(_call("-m", "trueline.benchmark", str(model), works, _now(), "plain"))
         _say("measuring trueline, batch-invariant")
-        steady = json.loads(_call("-m", "trueline.cli.bench", str(model), works, "invariant"))
+        steady = json.loads(
+            _call("-m", "trueline.benchmark", str(model), works, _now(), "invariant")
+        )
     report = comparison(list(STANDARD), ours, steady, theirs, peer)
     print(json.dumps(report, indent=1)) if as_json else _print_comparison(report, peer)
 
@@ -164,16 +166,6 @@ def _print_comparison(report: dict[str, Any], peer: str) -> None:
     )
 
 
-def _engine(model: str, **options: Any) -> Any:
-    from trueline.llm import LLMEngine
-
-    path = Path(model)
-    if path.is_file() or (path.is_dir() and not any(path.glob("*.safetensors"))):
-        options["load_format"] = "dummy"
-        path = path.parent if path.is_file() else path
-    return LLMEngine(path, skip_tokenizer_init=True, enable_prefix_caching=False, **options)
-
-
 def _print(rows: list[tuple[str, Figures]], as_json: bool) -> None:
     if as_json:
         print(json.dumps({name: figures.as_json() for name, figures in rows}, indent=1))
@@ -187,6 +179,10 @@ def _print(rows: list[tuple[str, Figures]], as_json: bool) -> None:
         )
 
 
+def _now() -> str:
+    return repr(time.time())
+
+
 def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
@@ -196,23 +192,3 @@ def _call(*arguments: str) -> str:
     if done.returncode:
         raise UsageError(f"{' '.join(arguments[:3])} … failed; its words are above")
     return done.stdout
-
-
-def _measure_here(model: str, works: str, mode: str) -> None:
-    """What `compare` runs in a process of its own: start-up counts too."""
-    start = time.perf_counter()
-    from trueline.benchmark import Workload, measure
-
-    engine = _engine(model, batch_invariant=mode == "invariant")
-    measure(engine, Workload(1, 16, 1))
-    ready = time.perf_counter() - start
-    results = []
-    for batch, prompt_len, output_len in json.loads(works):
-        figures = measure(engine, Workload(batch, prompt_len, output_len))
-        results.append(figures.as_json())
-        _say(json.dumps(results[-1]))
-    print(json.dumps({"ready_s": ready, "results": results}))
-
-
-if __name__ == "__main__":
-    _measure_here(*sys.argv[1:4])

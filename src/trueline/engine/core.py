@@ -36,6 +36,8 @@ class Sequence:
     tokens: list[int]
     salt: bytes
     hashes: list[bytes] = field(default_factory=list)
+    num_scored: int = 0
+    """Prompt positions whose logprobs have been told."""
 
     @property
     def num_generated(self) -> int:
@@ -131,15 +133,21 @@ class EngineCore:
         if step is None:
             return False
         batch = self._batch(step)
-        if self.config.poison:
-            self._poison()
+        unowned = self._unowned() if self.config.poison else None
         if self.lag:
-            self.in_flight.append((step, self.worker.submit(self.runner.execute, batch)))
+            future = self.worker.submit(self._execute, batch, unowned)
         else:
-            done: Future[Result] = Future()
-            done.set_result(self.runner.execute(batch))
-            self.in_flight.append((step, done))
+            future = Future()
+            future.set_result(self._execute(batch, unowned))
+        self.in_flight.append((step, future))
         return True
+
+    def _execute(self, batch: Batch, unowned: tuple[list[int], list[int]] | None) -> Result:
+        """In the order of dispatch, so that a step before is done with what is poisoned now."""
+        if unowned is not None:
+            self.runner.store.poison(unowned[0])
+            self.runner.store.poison_cells(unowned[1])
+        return self.runner.execute(batch)
 
     def _batch(self, step: Step) -> Batch:
         rows = [self.sequences[row.request.request_id] for row in step.rows]
@@ -181,7 +189,7 @@ class EngineCore:
         output = CoreOutput(
             request_id=name,
             num_cached_tokens=sequence.scheduled.num_cached_tokens,
-            prompt_scores=result.prompt_scores.get(key, []),
+            prompt_scores=self._new_scores(sequence, result),
         )
         if not row.samples:
             return output
@@ -191,6 +199,8 @@ class EngineCore:
                 f"request '{name}': at position {row.start + row.count - 1} the model's logits are "
                 "NaN or infinite, or no token is left that may be taken; none was drawn"
             )
+            # what a broken request left in the cache is not to be found by others
+            sequence.scheduled.block_hashes = []
             return output
         score = result.samples[key]
         sequence.tokens.append(score.token_id)
@@ -198,6 +208,14 @@ class EngineCore:
         output.token_ids, output.scores = [score.token_id], [score]
         self._check_stop(sequence, score, output)
         return output
+
+    @staticmethod
+    def _new_scores(sequence: Sequence, result: Result) -> list[TokenScore]:
+        """Each prompt position once, though a preempted prompt is computed again."""
+        start, scores = result.prompt_scores.get(sequence.key, (0, []))
+        fresh = scores[max(sequence.num_scored - start, 0) :]
+        sequence.num_scored = max(sequence.num_scored, start + len(scores))
+        return fresh
 
     @staticmethod
     def _check_stop(sequence: Sequence, score: TokenScore, output: CoreOutput) -> None:
@@ -222,15 +240,15 @@ class EngineCore:
         del self.keys[sequence.request.request_id]
         self.ended.append(key)
 
-    def _poison(self) -> None:
-        """NaN into every byte that no request owns: free blocks, the null block, unused tails."""
+    def _unowned(self) -> tuple[list[int], list[int]]:
+        """Blocks and single cells that no request owns: free blocks, the null block, unused
+        tails."""
         free = [
             block
             for block in range(1, self.plan.num_blocks)
             if not self.pool.references(block) and self.pool.hash_of(block) is None
         ]
-        self.runner.store.poison([0, *free])
-        self.runner.store.poison_cells(list(self._unwritten_cells()))
+        return [0, *free], list(self._unwritten_cells())
 
     def _unwritten_cells(self) -> Iterator[int]:
         layout = self.plan.layout

@@ -33,7 +33,8 @@ class Result:
     samples: dict[str, TokenScore] = field(default_factory=dict)
     broken: set[str] = field(default_factory=set)
     """NaN or infinite logits: never a random token."""
-    prompt_scores: dict[str, list[TokenScore]] = field(default_factory=dict)
+    prompt_scores: dict[str, tuple[int, list[TokenScore]]] = field(default_factory=dict)
+    """Position of the first, and the scores of the tokens after each."""
 
 
 @dataclass(slots=True)
@@ -90,7 +91,8 @@ class Runner:
             self.probe(batch, self.decoder.logits(hidden))
         result = Result()
         for wanted in batch.scored:
-            result.prompt_scores[wanted.request_id] = self._score_prompt(hidden, wanted)
+            scores = self._score_prompt(hidden, wanted)
+            result.prompt_scores[wanted.request_id] = (wanted.start, scores)
         if batch.samples:
             self._sample(hidden, batch, result)
         return result
