@@ -267,8 +267,10 @@ def _scores_after_bias(sample: Make) -> Make:
     return broken
 
 
-def _batched_heads(_: Make) -> Make:
-    return lambda self, x: torch.bmm(x.transpose(0, 1), self.weight.mT).transpose(0, 1)
+def _product_of_the_count(run: Make) -> Make:
+    """The last bit of a head's product depends on how many rows share it, as it does in some
+    libraries' kernels."""
+    return lambda self, x: run(self, x) * (1 + 2.0**-22 * (len(x) % 7))
 
 
 def _one_form_forgotten(build: Make) -> Make:
@@ -344,8 +346,8 @@ ENGINE_FAULTS = [
           runner_module, "build_rows", _same_draw_everywhere),
     Fault("logprobs-after-bias", "logprobs after bias instead of raw", "raw logprobs", _M,
           sampling, "sample", _scores_after_bias),
-    Fault("unsteady-heads", "a head's product depends on where the row stands", "batch-invariant",
-          _M, HeadProduct, "run", _batched_heads),
+    Fault("unsteady-heads", "a head's product depends on the number of rows", "batch-invariant",
+          _M, HeadProduct, "run", _product_of_the_count),
     Fault("two-forms", "prefill and decode attend in different forms", "batch-invariant", _M,
           core_module, "build_batch", _one_form_forgotten),
 ]  # fmt: skip
