@@ -69,8 +69,5 @@ def _runs(sorted_ids: list[int]) -> tuple[list[int], list[int]]:
 
 
 def _combine(outputs: Tensor, weights: Tensor) -> Tensor:
-    """Σ weight × output, one expert after the other: the same order whoever shares the step."""
-    total = outputs[:, 0].float() * weights[:, 0, None]
-    for i in range(1, outputs.shape[1]):
-        total = total + outputs[:, i].float() * weights[:, i, None]
-    return total.to(outputs.dtype)
+    """Σ weight × output over a token's experts, in the order of its ids whoever shares the step."""
+    return (outputs.float() * weights[..., None]).sum(1).to(outputs.dtype)
