@@ -52,10 +52,10 @@ class EngineCore:
         self.fingerprint = fingerprint
         size = plan.layout.block_size
         self.pool = BlockPool(plan.num_blocks, size, config.enable_prefix_caching)
-        budget = max(config.max_num_batched_tokens, config.max_num_seqs)
-        self.scheduler = Scheduler(
-            SchedulerConfig(budget, config.max_num_seqs, plan.max_model_len), self.pool
+        limits = SchedulerConfig(
+            config.max_num_batched_tokens, config.max_num_seqs, plan.max_model_len
         )
+        self.scheduler = Scheduler(limits, self.pool)
         self.sequences: dict[str, Sequence] = {}  # by key
         self.keys: dict[str, str] = {}  # request_id -> key, of those alive
         self.ended: list[str] = []  # keys, since the last dispatch
