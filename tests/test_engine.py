@@ -25,15 +25,11 @@ from trueline.spec.shard import local_spec
 from trueline.tiny.configs import FAMILIES
 from trueline.verify.engine import Ask, Run, oracle, run, same, serve
 from trueline.verify.failed import CheckFailed
+from trueline.verify.schedules import prompt
 from trueline.weights.load import load_weights
 
 Tiny = Callable[..., Path]
 BASE = EngineConfig(max_model_len=400, max_num_seqs=8, num_gpu_blocks_override=600, block_size=16)
-
-
-def prompt(length: int, seed: int = 0) -> list[int]:
-    generator = torch.Generator().manual_seed(1000 * seed + length)
-    return torch.randint(311, (length,), generator=generator).tolist()
 
 
 # A one-token prompt, one that ends at a block, one across many, one beyond YaRN's original length
