@@ -21,6 +21,7 @@ from trueline.errors import RequestRejected, UsageError
 from trueline.models import read_model
 from trueline.parallel.collective import Threads
 from trueline.plan import make_plan
+from trueline.spec.mixer import MLASpec
 from trueline.spec.shard import local_spec
 from trueline.tiny.configs import FAMILIES
 from trueline.verify.engine import Ask, Run, oracle, run, same, serve
@@ -402,6 +403,17 @@ def test_stops(tiny: Tiny) -> None:
     late = {"stop_token_ids": [token], "min_tokens": first + 2}
     longer = run(model, [Ask(prompt(20), 12, params=late)], BASE)
     assert len(longer.tokens[0]) >= first + 2
+
+
+def test_layers_that_differ_are_refused(tiny: Tiny) -> None:
+    """One rope table and one cache layout serve all layers, so all must want the same."""
+    spec = read_model(tiny("deepseek_v3"))
+    first, *rest = spec.layers
+    mixer = first.mixer
+    assert isinstance(mixer, MLASpec)
+    odd = replace(first, mixer=replace(mixer, rope=replace(mixer.rope, base=77.0)))
+    with pytest.raises(UsageError, match="different mixers"):
+        make_plan(replace(spec, layers=(*rest, odd)), BASE, find_device("cpu"))
 
 
 def test_options_are_checked(tiny: Tiny) -> None:

@@ -78,8 +78,7 @@ def make_plan(spec: ModelSpec, config: EngineConfig, device: Device) -> Plan:
     storage = DTYPES[spec.dtype if config.dtype == "auto" else config.dtype]
     compute, reason = choose_compute_dtype(storage)
     choices = {op: _choose(op, config, compute) for op in OPS}
-    mixer = spec.layers[0].mixer
-    assert isinstance(mixer, MLASpec)
+    mixer = uniform_mixer(spec)
     size = AUTO_BLOCK_SIZE if config.block_size == "auto" else config.block_size
     layout = LatentLayout(mixer.kv_lora_rank, mixer.qk_rope_head_dim, size)
     max_len = _max_model_len(spec, config)
@@ -105,11 +104,20 @@ def make_plan(spec: ModelSpec, config: EngineConfig, device: Device) -> Plan:
     )
 
 
+def uniform_mixer(spec: ModelSpec) -> MLASpec:
+    """The mixer that all layers share: one rope table and one cache layout serve them. A family
+    whose layers differ must not get those of its first layer silently."""
+    first = spec.layers[0].mixer
+    if not isinstance(first, MLASpec) or any(layer.mixer != first for layer in spec.layers):
+        raise UsageError(f"{spec.family}: layers with different mixers cannot be run yet")
+    return first
+
+
 def _choose(op: str, config: EngineConfig, dtype: torch.dtype) -> Choice:
     if op in config.ops:
         return Choice(config.ops[op], "asked for")
     if op != "linear":
-        return Choice(OPS[op][0], "fastest here")
+        return Choice(OPS[op][0], "the implementation for this device")
     refused: list[str] = []
     for name in OPS[op]:
         module = implementation(op, name)
@@ -117,7 +125,7 @@ def _choose(op: str, config: EngineConfig, dtype: torch.dtype) -> Choice:
         if not reasons and config.batch_invariant and not bits_are_steady(module, dtype):
             reasons = ["a row's bits depend on the number of rows"]
         if not reasons:
-            return Choice(name, "; ".join(refused) or "fastest here")
+            return Choice(name, "; ".join(refused) or "preferred, and runs here")
         refused.append(f"not {name}: {', '.join(reasons)}")
     raise UsageError(f"no implementation of linear can run: {'; '.join(refused)}")
 

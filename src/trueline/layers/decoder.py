@@ -11,6 +11,7 @@ from trueline.layers.context import Build, StepInput, Weights
 from trueline.layers.feedforward import Dense, MoE
 from trueline.layers.mla import MLA
 from trueline.ops.rope import table
+from trueline.plan import uniform_mixer
 from trueline.spec.feedforward import MoESpec
 from trueline.spec.mixer import MLASpec
 from trueline.spec.model import LayerSpec, ModelSpec
@@ -43,7 +44,7 @@ class Decoder:
         self.layers = [Layer(layer, build, weights) for layer in spec.layers]
         self.norm = weights.take("model.norm.weight")
         self.head = self.ops.linear.pack(head)
-        mixer = spec.layers[0].mixer
+        mixer = uniform_mixer(spec)
         # Every position once, exactly float32: rows are looked up, never computed again.
         self.rope = table(mixer.rope, torch.arange(build.plan.max_model_len))
         if weights.left():
