@@ -291,7 +291,7 @@ def test_generate_from_a_file_and_as_chat(tiny: Tiny, run: Run, tmp_path: Path) 
     [
         ([], "--prompt or --prompts-file"),
         (["--prompt", "x", "--op", "linear"], "NAME=IMPLEMENTATION"),
-        (["--prompt", "x", "--op", "linear=fast"], "accepted: onednn"),
+        (["--prompt", "x", "--op", "linear=fast"], "accepted: native, onednn"),
         (["--prompt", "x", "--temperature", "-1"], "temperature"),
         (["--prompts-file", "/nowhere"], "not readable"),
     ],

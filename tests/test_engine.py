@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 
+from trueline import native
 from trueline.config import EngineConfig
 from trueline.device import find_device
 from trueline.engine.core import EngineCore
@@ -19,6 +20,7 @@ from trueline.engine.loading import load_engine
 from trueline.engine.runner import Runner
 from trueline.errors import RequestRejected, UsageError
 from trueline.models import read_model
+from trueline.ops.registry import OPS
 from trueline.parallel.collective import Threads
 from trueline.plan import make_plan
 from trueline.spec.mixer import MLASpec
@@ -59,13 +61,27 @@ def test_every_position_equals_the_reference(
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "glm4_moe_lite"])
-@pytest.mark.parametrize("op", ["linear", "rms_norm", "rope", "mla_decode", "mla_prefill", "route",
-                                "experts", "sampling"])  # fmt: skip
+@pytest.mark.parametrize("op", OPS)
 def test_every_op_can_be_its_reference(family: str, op: str, tiny: Tiny) -> None:
     asks = [Ask(prompt(20), 3), Ask(prompt(5), 3, arrives=1)]
     done = run(tiny(family), asks, BASE, ops={op: "reference"})
     oracle(tiny(family), asks, done)
     assert done.core.plan.choices[op].reason == "asked for"
+
+
+# What a machine without a C++ compiler runs.
+NO_COMPILER = {op: names[1] for op, names in OPS.items() if names[0] == "native"}
+
+
+def test_a_machine_without_a_compiler_is_served_too(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "unavailable", lambda: "no C++ compiler")
+    done = run(tiny("deepseek_v3"), MIXED, BASE)
+    oracle(tiny("deepseek_v3"), MIXED, done)
+    choices = done.core.plan.choices
+    assert {choices[op].name for op in NO_COMPILER} == {"onednn", "cpu"}
+    assert choices["mla_decode"].reason == "not native: no C++ compiler"
 
 
 def test_plain_torch_products_serve_too(tiny: Tiny) -> None:
@@ -230,15 +246,16 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.parametrize("ops", [{}, NO_COMPILER], ids=["preferred", "no compiler"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_bits_do_not_depend_on_the_schedule(family: str, tiny: Tiny) -> None:
-    model = tiny(family)
-    whole = run(model, MIXED, INVARIANT)
+def test_bits_do_not_depend_on_the_schedule(family: str, ops: dict[str, str], tiny: Tiny) -> None:
+    model, mode = tiny(family), replace(INVARIANT, ops=ops)
+    whole = run(model, MIXED, mode)
     oracle(model, MIXED, whole)
     for name, changes in CASES.items():
-        same(name, run(model, MIXED, INVARIANT, **changes), whole, bitwise=True)
+        same(name, run(model, MIXED, mode, **changes), whole, bitwise=True)
     for i, ask in enumerate(MIXED):
-        alone = run(model, [replace(ask, arrives=0)], INVARIANT)
+        alone = run(model, [replace(ask, arrives=0)], mode)
         one = Run([whole.tokens[i]], [whole.logits[i]], [0], [[]], whole.core)
         same("alone", alone, one, bitwise=True)
 

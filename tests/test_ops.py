@@ -14,22 +14,21 @@ from torch import Tensor
 from trueline.cache.layout import LatentLayout
 from trueline.cache.store import LatentStore
 from trueline.ops import rope, steady
-from trueline.ops.experts import cpu as experts
+from trueline.ops.experts import cpu as experts_cpu
 from trueline.ops.experts import reference as experts_reference
-from trueline.ops.linear import onednn, torch_mm
+from trueline.ops.head_product import reference as head_product_reference
 from trueline.ops.linear import reference as linear_reference
+from trueline.ops.linear import torch_mm
 from trueline.ops.mla_decode import DecodeRows, Tiling
-from trueline.ops.mla_decode import cpu as decode
+from trueline.ops.mla_decode import cpu as decode_cpu
 from trueline.ops.mla_decode import reference as decode_reference
 from trueline.ops.mla_prefill import HeadWeights, PrefillRow, cheaper_form
 from trueline.ops.mla_prefill import cpu as prefill
 from trueline.ops.mla_prefill import reference as prefill_reference
-from trueline.ops.registry import OPS
-from trueline.ops.rms_norm import cpu as rms_norm
+from trueline.ops.mlp import reference as mlp_reference
+from trueline.ops.registry import OPS, implementation
 from trueline.ops.rms_norm import reference as rms_norm_reference
-from trueline.ops.rope import cpu as rotate
 from trueline.ops.rope import reference as rotate_reference
-from trueline.ops.route import cpu as route
 from trueline.ops.route import reference as route_reference
 from trueline.plan import bits_are_steady
 from trueline.spec.feedforward import RouterSpec
@@ -37,6 +36,19 @@ from trueline.verify.ops import H, L, R, paged, randn
 
 GATE = 3e-6
 """Largest relative error of a row, float32 to float64."""
+
+
+def every(op: str) -> Any:
+    """A test runs for every implementation but the reference, as `module`."""
+    return pytest.mark.parametrize("module", [each for each in OPS[op] if each != "reference"])
+
+
+def runnable(op: str, name: str) -> Any:
+    module = implementation(op, name)
+    refused = module.refusals(torch.float32) if hasattr(module, "refusals") else []
+    if refused:
+        pytest.skip(f"refused here: {refused}")
+    return module
 
 
 def assert_rows_close(ours: Tensor, exact: Tensor, gate: float = GATE) -> None:
@@ -61,24 +73,53 @@ def test_every_op_has_a_reference_and_is_tested_here() -> None:
 # -- linear ----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("implementation", [onednn, torch_mm], ids=lambda m: m.__name__[-8:])
+@every("linear")
 @pytest.mark.parametrize("shape", [(17, 13), (101, 67), (256, 384)])
 @pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 17, 130])
-def test_linear(implementation: Any, shape: tuple[int, int], rows: int) -> None:
-    if implementation.refusals(torch.float32):
-        pytest.skip(f"refused here: {implementation.refusals(torch.float32)}")
+def test_linear(module: str, shape: tuple[int, int], rows: int) -> None:
+    linear = runnable("linear", module)
     weight, x = randn(*shape), randn(rows, shape[1] + 3, seed=1)[:, 1:-2]  # strided input
     before = x.clone()
     exact = linear_reference.run(x.double(), linear_reference.pack(weight))
-    assert_rows_close(implementation.run(x, implementation.pack(weight)), exact)
+    for strided in (x, x.T.contiguous().T):
+        assert_rows_close(linear.run(strided, linear.pack(weight)), exact)
     assert torch.equal(x, before)
 
 
-@pytest.mark.parametrize("implementation", [onednn, torch_mm], ids=lambda m: m.__name__[-8:])
-def test_linear_bits_do_not_depend_on_the_batch(implementation: Any) -> None:
-    if implementation.refusals(torch.float32):
-        pytest.skip(f"refused here: {implementation.refusals(torch.float32)}")
-    assert bits_are_steady(implementation, torch.float32)
+@every("linear")
+def test_linear_bits_do_not_depend_on_the_batch(module: str) -> None:
+    assert bits_are_steady(runnable("linear", module), torch.float32)
+
+
+@every("head_product")
+@pytest.mark.parametrize("steady", [True, False])
+@pytest.mark.parametrize("rows", [1, 4, 9])
+def test_head_product(module: str, steady: bool, rows: int) -> None:
+    op = runnable("head_product", module)
+    weight, x = randn(5, 37, 19), randn(rows, 5, 23, seed=1)[..., 2:-2]  # strided input
+    exact = head_product_reference.run(
+        x.double(), head_product_reference.pack(weight, torch_mm, steady)
+    )
+    packed = op.pack(weight, torch_mm, steady)
+    ours = op.run(x, packed)
+    for strided in (x, x.permute(2, 1, 0).contiguous().permute(2, 1, 0)):
+        assert_rows_close(op.run(strided, packed), exact)
+    if steady:
+        assert torch.equal(op.run(x[:1], packed), ours[:1])
+
+
+@every("mlp")
+@pytest.mark.parametrize("rows", [1, 3, 8, 21])
+def test_mlp(module: str, rows: int) -> None:
+    op = runnable("mlp", module)
+    D, W = 29, 43
+    gate_up, down = randn(2 * W, D), randn(D, W, seed=1)
+    x = 40 * randn(rows, D + 2, seed=2)[:, 1:-1]  # strided, and far into both ends of silu
+    exact = mlp_reference.run(x.double(), mlp_reference.pack(gate_up, down, None), None)
+    packed = op.pack(gate_up, down, torch_mm)
+    ours = op.run(x, packed, torch_mm)
+    assert_rows_close(ours, exact)
+    assert torch.equal(op.run(x[:1], packed, torch_mm), ours[:1])
 
 
 def test_the_probe_of_bits_can_fail() -> None:
@@ -92,18 +133,23 @@ def test_the_probe_of_bits_can_fail() -> None:
 # -- norm and rope ---------------------------------------------------------------------
 
 
+@every("rms_norm")
 @pytest.mark.parametrize("width", [13, 37, 128])
-def test_rms_norm(width: int) -> None:
+def test_rms_norm(module: str, width: int) -> None:
+    rms_norm = runnable("rms_norm", module)
     x = randn(9, width + 1)[:, 1:] * torch.tensor([1e-4, 1e-2, 1, 10, 1e3, 1, 1, 1, 1])[:, None]
     weight = 0.5 + randn(width, seed=2).abs()
     for eps in (1e-6, 1e-2):
         exact = rms_norm_reference.run(x.double(), weight.double(), eps)
-        assert_rows_close(rms_norm.run(x, weight, eps), exact)
+        for strided in (x, x.T.contiguous().T):
+            assert_rows_close(rms_norm.run(strided, weight, eps), exact)
 
 
+@every("rope")
 @pytest.mark.parametrize("pairing", ["pairs", "halves"])
-def test_rope(pairing: Any) -> None:
-    x = randn(7, 3, 14)[..., 2:12]  # strided
+def test_rope(module: str, pairing: Any) -> None:
+    rotate = runnable("rope", module)
+    x = randn(14, 3, 7).permute(2, 1, 0)[..., 2:12]  # strided
     angles = 100 * randn(7, 5, seed=3)
     cos, sin = 1.3 * angles.cos(), 1.3 * angles.sin()
     before = x.clone()
@@ -121,11 +167,14 @@ TILINGS = {"free": Tiling(1024, full=False), "small": Tiling(16, full=False),
            "fixed": Tiling(64, full=True)}  # fmt: skip
 
 
+@every("mla_decode")
 @pytest.mark.parametrize("tiling", TILINGS)
 @pytest.mark.parametrize("block_size", [1, 3, 16, 64])
-def test_mla_decode(tiling: str, block_size: int) -> None:
+@pytest.mark.parametrize("heads", [H, 1, 8, 19])
+def test_mla_decode(module: str, tiling: str, block_size: int, heads: int) -> None:
+    decode = runnable("mla_decode", module)
     view, rows = paged([1, 2, 63, 64, 65, 130, 1, 300], block_size)
-    q = randn(8, H, L + R, seed=9)
+    q = randn(8, heads, L + R, seed=9)
     exact, exact_lse = decode_reference.run(q.double(), view, rows, softmax_scale=0.21)
     prepared = decode.prepare(rows, view, TILINGS[tiling])
     out, lse = decode.run(q, view, prepared, softmax_scale=0.21)
@@ -133,7 +182,9 @@ def test_mla_decode(tiling: str, block_size: int) -> None:
     assert (lse - exact_lse).abs().max() < 1e-5
 
 
-def test_mla_decode_of_an_empty_row_is_zero_and_minus_infinity() -> None:
+@every("mla_decode")
+def test_mla_decode_of_an_empty_row_is_zero_and_minus_infinity(module: str) -> None:
+    decode = runnable("mla_decode", module)
     view, rows = paged([5, 0, 9], 4)
     out, lse = decode.run(
         randn(3, H, L + R), view, decode.prepare(rows, view, TILINGS["free"]), softmax_scale=0.3
@@ -143,8 +194,10 @@ def test_mla_decode_of_an_empty_row_is_zero_and_minus_infinity() -> None:
     assert lse[[0, 2]].isfinite().all()
 
 
-def test_lse_is_natural() -> None:
+@every("mla_decode")
+def test_lse_is_natural(module: str) -> None:
     """Two keys with known scores: ln(e^a + e^b)."""
+    decode = runnable("mla_decode", module)
     layout = LatentLayout(2, 2, 1)
     store = LatentStore(layout, 1, 3, torch.float32)
     view = store.views[0]
@@ -157,7 +210,9 @@ def test_lse_is_natural() -> None:
     assert lse.item() == pytest.approx(wanted.item(), abs=1e-6)
 
 
-def test_decode_bits_depend_on_the_row_alone() -> None:
+@every("mla_decode")
+def test_decode_bits_depend_on_the_row_alone(module: str) -> None:
+    decode = runnable("mla_decode", module)
     lengths = [1, 64, 65, 200, 130, 7, 300, 2]
     view, rows = paged(lengths, 3)
     q = randn(8, H, L + R, seed=4)
@@ -172,16 +227,16 @@ def test_decode_bits_depend_on_the_row_alone() -> None:
 @pytest.mark.parametrize("cut", [1, 7, 64, 129])
 def test_halves_merge_to_the_whole(cut: int) -> None:
     scores, values = 3 * randn(2, 6, 130), randn(2, 130, 11, seed=1)
-    whole = decode.softmax_part(scores.clone(), values)
+    whole = decode_cpu.softmax_part(scores.clone(), values)
     parts = [
-        decode.softmax_part(scores[..., s].clone(), values[:, s])
+        decode_cpu.softmax_part(scores[..., s].clone(), values[:, s])
         for s in (slice(cut), slice(cut, None))
     ]
-    out, lse = decode.merge(*parts)
+    out, lse = decode_cpu.merge(*parts)
     assert_rows_close(out, whole[0])
     assert torch.allclose(lse, whole[1], atol=1e-5)
-    empty = decode.softmax_part(torch.full((2, 6, 4), float("-inf")), values[:, :4])
-    for merged in (decode.merge(whole, empty), decode.merge(empty, whole)):
+    empty = decode_cpu.softmax_part(torch.full((2, 6, 4), float("-inf")), values[:, :4])
+    for merged in (decode_cpu.merge(whole, empty), decode_cpu.merge(empty, whole)):
         assert torch.equal(merged[0], whole[0])
         assert torch.equal(merged[1], whole[1])
 
@@ -226,9 +281,11 @@ ROUTERS = {
 }  # fmt: skip
 
 
+@every("route")
 @pytest.mark.parametrize("name", ROUTERS)
 @pytest.mark.parametrize("kind", ["random", "negative bias", "underflow", "ties"])
-def test_route(name: str, kind: str) -> None:
+def test_route(module: str, name: str, kind: str) -> None:
+    route = runnable("route", module)
     router = ROUTERS[name]
     logits, bias = 2 * randn(40, 12), 0.3 * randn(12, seed=1)
     if kind == "negative bias":
@@ -248,9 +305,11 @@ def test_route(name: str, kind: str) -> None:
     assert torch.equal(got, forced)
 
 
+@every("experts")
 @pytest.mark.parametrize("tokens", [1, 2, 33])
 @pytest.mark.parametrize("first", [0, 4])
-def test_experts(tokens: int, first: int) -> None:
+def test_experts(module: str, tokens: int, first: int) -> None:
+    experts = runnable("experts", module)
     E, K, D, W = 12, 3, 29, 17
     gate_up, down = randn(E, 2 * W, D) / 5, randn(E, D, W, seed=1) / 4
     x = randn(tokens, D, seed=2)
@@ -280,9 +339,9 @@ def test_each_expert_is_read_once() -> None:
             calls.append(id(weight))
             return x @ weight.T
 
-    packed = experts.pack(randn(6, 8, 5), randn(6, 5, 4), Counting)
+    packed = experts_cpu.pack(randn(6, 8, 5), randn(6, 5, 4), Counting)
     ids = torch.tensor([[0, 3], [3, 0], [0, 5], [3, 5]])
-    experts.run(randn(4, 5), ids, torch.ones(4, 2), packed, Counting)
+    experts_cpu.run(randn(4, 5), ids, torch.ones(4, 2), packed, Counting)
     assert len(calls) == len(set(calls)) == 6  # three active experts, two products each
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -36,3 +37,27 @@ def _free_memory() -> int:
     except OSError:
         pass
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def cache_directory() -> Path:
+    """Where compiled kernels are kept between runs."""
+    root = os.environ.get("XDG_CACHE_HOME")
+    return (Path(root) if root else Path.home() / ".cache") / "trueline"
+
+
+def compiler() -> str | None:
+    """The C++ compiler: CXX, or what is usually there."""
+    wanted = os.environ.get("CXX")
+    found = (shutil.which(name) for name in ([wanted] if wanted else ["c++", "g++", "clang++"]))
+    return next((path for path in found if path), None)
+
+
+def cpu_features() -> str:
+    """Instruction sets: code compiled for this CPU must not run on another."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith(("flags", "Features")):
+                return line
+    except OSError:
+        pass
+    return torch.backends.cpu.get_cpu_capability()

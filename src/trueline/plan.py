@@ -18,7 +18,7 @@ from trueline.device import Device
 from trueline.errors import UsageError
 from trueline.models.parameters import parameters
 from trueline.ops.mla_decode import Tiling
-from trueline.ops.registry import OPS, check_name, implementation
+from trueline.ops.registry import OPS, check_name, implementation, refusals
 from trueline.spec.mixer import MLASpec
 from trueline.spec.model import ModelSpec
 
@@ -116,18 +116,21 @@ def uniform_mixer(spec: ModelSpec) -> MLASpec:
 def _choose(op: str, config: EngineConfig, dtype: torch.dtype) -> Choice:
     if op in config.ops:
         return Choice(config.ops[op], "asked for")
-    if op != "linear":
-        return Choice(OPS[op][0], "the implementation for this device")
     refused: list[str] = []
     for name in OPS[op]:
-        module = implementation(op, name)
-        reasons = module.refusals(dtype)
-        if not reasons and config.batch_invariant and not bits_are_steady(module, dtype):
-            reasons = ["a row's bits depend on the number of rows"]
+        reasons = _refusals(op, name, config.batch_invariant, dtype)
         if not reasons:
             return Choice(name, "; ".join(refused) or "preferred, and runs here")
         refused.append(f"not {name}: {', '.join(reasons)}")
-    raise UsageError(f"no implementation of linear can run: {'; '.join(refused)}")
+    raise UsageError(f"no implementation of {op} can run: {'; '.join(refused)}")
+
+
+def _refusals(op: str, name: str, batch_invariant: bool, dtype: torch.dtype) -> list[str]:
+    reasons = refusals(op, name, dtype)
+    probed = op == "linear" and batch_invariant and not reasons
+    if probed and not bits_are_steady(implementation(op, name), dtype):
+        return ["a row's bits depend on the number of rows"]
+    return reasons
 
 
 def bits_are_steady(linear: Any, dtype: torch.dtype) -> bool:

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from trueline.ops.mla_decode import DecodeRows
@@ -20,6 +19,8 @@ class Ops:
 
     def __init__(self, plan: Plan) -> None:
         self.linear: ModuleType = plan.op("linear")
+        self.head_product: ModuleType = plan.op("head_product")
+        self.mlp: ModuleType = plan.op("mlp")
         self.rms_norm: ModuleType = plan.op("rms_norm")
         self.rope: ModuleType = plan.op("rope")
         self.mla_decode: ModuleType = plan.op("mla_decode")
@@ -74,22 +75,3 @@ class StepInput:
     @property
     def num_decode(self) -> int:
         return len(self.decode.lengths)
-
-
-class HeadProduct:
-    """Per head: weight [heads, out, in], x [n, heads, in] -> [n, heads, out]."""
-
-    def __init__(self, weight: Tensor, build: Build) -> None:
-        self.weight = weight
-        self.linear = build.ops.linear
-        # A batched product's bits depend on where a row stands; one product per head does not.
-        steady = build.plan.batch_invariant
-        self.packed = [self.linear.pack(head) for head in weight] if steady else None
-
-    def run(self, x: Tensor) -> Tensor:
-        if self.packed is not None:
-            parts = [self.linear.run(x[:, h], packed) for h, packed in enumerate(self.packed)]
-            return torch.stack(parts, dim=1)
-        if len(x) <= 4:  # a handful of rows run faster with the weight on the left
-            return torch.bmm(self.weight, x.permute(1, 2, 0)).permute(2, 0, 1)
-        return torch.bmm(x.transpose(0, 1), self.weight.mT).transpose(0, 1)

@@ -6,22 +6,19 @@ import torch
 from torch import Tensor
 
 from trueline.layers.context import Build, Weights
-from trueline.ops import steady
 from trueline.spec.feedforward import DenseSpec, MoESpec
 
 
 class MLP:
-    """down(silu(gate x) × up x), gate and up in one product."""
-
     def __init__(self, build: Build, weights: Weights, name: str) -> None:
-        self.linear = build.ops.linear
-        gate, up = (weights.take(f"{name}.{part}_proj.weight") for part in ("gate", "up"))
-        self.gate_up = self.linear.pack(torch.cat((gate, up)))
-        self.down = self.linear.pack(weights.take(f"{name}.down_proj.weight"))
+        self.ops = build.ops
+        gate, up, down = (
+            weights.take(f"{name}.{part}_proj.weight") for part in ("gate", "up", "down")
+        )
+        self.packed = self.ops.mlp.pack(torch.cat((gate, up)), down, self.ops.linear)
 
     def forward(self, x: Tensor) -> Tensor:
-        gate, up = self.linear.run(x, self.gate_up).chunk(2, dim=-1)
-        y: Tensor = self.linear.run(steady.silu(gate) * up, self.down)
+        y: Tensor = self.ops.mlp.run(x, self.packed, self.ops.linear)
         return y
 
 

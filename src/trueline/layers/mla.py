@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from trueline.cache.store import LatentView
-from trueline.layers.context import Build, HeadProduct, StepInput, Weights
+from trueline.layers.context import Build, StepInput, Weights
 from trueline.ops.mla_prefill import HeadWeights, cheaper_form
 from trueline.spec.mixer import MLASpec
 
@@ -25,8 +25,9 @@ class MLA:
             self.q_b = pack(weights.take(f"{name}.q_b_proj.weight"))
         self.kv_norm = weights.take(f"{name}.kv_a_layernorm.weight")
         self.heads = _split_heads(spec, weights.take(f"{name}.kv_b_proj.weight"))
-        self.absorb = HeadProduct(self.heads.key, build)
-        self.expand = HeadProduct(self.heads.value, build)
+        pack_heads, steady = build.ops.head_product.pack, build.plan.batch_invariant
+        self.absorb = pack_heads(self.heads.key, build.ops.linear, steady)
+        self.expand = pack_heads(self.heads.value, build.ops.linear, steady)
         self.o = pack(weights.take(f"{name}.o_proj.weight"))
 
     def forward(
@@ -67,12 +68,13 @@ class MLA:
         return q.reshape(len(x), spec.heads.count, -1), latent, kv[:, spec.kv_lora_rank :]
 
     def _decode(self, q_nope: Tensor, q_rope: Tensor, step: StepInput, view: LatentView) -> Tensor:
-        moved = self.absorb.run(q_nope)
+        moved = self.ops.head_product.run(q_nope, self.absorb)
         queries = torch.cat((moved, q_rope), dim=-1)
         out, _ = self.ops.mla_decode.run(
             queries, view, step.prepared, softmax_scale=self.spec.softmax_scale
         )
-        return self.expand.run(out)
+        y: Tensor = self.ops.head_product.run(out, self.expand)
+        return y
 
 
 def _split_heads(spec: MLASpec, weight: Tensor) -> HeadWeights:

@@ -5,18 +5,34 @@ from __future__ import annotations
 from importlib import import_module
 from types import ModuleType
 
+import torch
+
 from trueline.errors import UsageError, did_you_mean
 
 OPS: dict[str, tuple[str, ...]] = {
-    "linear": ("onednn", "torch_mm", "reference"),
-    "rms_norm": ("cpu", "reference"),
-    "rope": ("cpu", "reference"),
-    "mla_decode": ("cpu", "reference"),
+    "linear": ("native", "onednn", "torch_mm", "reference"),
+    "head_product": ("native", "cpu", "reference"),
+    "mlp": ("native", "cpu", "reference"),
+    "rms_norm": ("native", "cpu", "reference"),
+    "rope": ("native", "cpu", "reference"),
+    "mla_decode": ("native", "cpu", "reference"),
     "mla_prefill": ("cpu", "reference"),
-    "route": ("cpu", "reference"),
-    "experts": ("cpu", "reference"),
+    "route": ("native", "cpu", "reference"),
+    "experts": ("native", "cpu", "reference"),
     "sampling": ("cpu", "reference"),
 }
+
+
+def refusals(op: str, name: str, dtype: torch.dtype) -> list[str]:
+    """Why an implementation cannot run here; most can everywhere."""
+    module = implementation(op, name)
+    reasons: list[str] = module.refusals(dtype) if hasattr(module, "refusals") else []
+    return reasons
+
+
+def runnable(op: str, dtype: torch.dtype) -> list[str]:
+    """Implementations that run here, in the order of preference."""
+    return [name for name in OPS[op] if not refusals(op, name, dtype)]
 
 
 def implementation(op: str, name: str) -> ModuleType:

@@ -8,11 +8,11 @@ from torch import Tensor
 from trueline.cache.layout import LatentLayout
 from trueline.cache.store import LatentStore, LatentView
 from trueline.ops.mla_decode import DecodeRows, Tiling
-from trueline.ops.mla_decode import cpu as decode
 from trueline.ops.mla_decode import reference as decode_reference
 from trueline.ops.mla_prefill import HeadWeights, PrefillRow
 from trueline.ops.mla_prefill import cpu as prefill
 from trueline.ops.mla_prefill import reference as prefill_reference
+from trueline.ops.registry import implementation, runnable
 from trueline.verify.cases import Subject
 from trueline.verify.failed import CheckFailed
 
@@ -51,13 +51,16 @@ def attention(subject: Subject) -> None:
     view, rows = paged([1, 2, 63, 64, 65, 130, 0, 300], 3)
     q = randn(8, H, L + R, seed=9)
     exact, exact_lse = decode_reference.run(q.double(), view, rows, softmax_scale=0.21)
-    for tiling in (Tiling(1024, full=False), Tiling(16, full=False), Tiling(64, full=True)):
-        prepared = decode.prepare(rows, view, tiling)
-        out, lse = decode.run(q, view, prepared, softmax_scale=0.21)
-        _close(f"mla_decode, tiles of {tiling.size}", out, exact)
-        same = (lse == exact_lse) | ((lse - exact_lse).abs() <= LSE_GATE)
-        if not bool(same.all()):
-            raise CheckFailed(f"op = reference: mla_decode, tiles of {tiling.size}: lse differs")
+    for name in runnable("mla_decode", torch.float32):
+        decode = implementation("mla_decode", name)
+        for tiling in (Tiling(1024, full=False), Tiling(16, full=False), Tiling(64, full=True)):
+            what = f"mla_decode, {name}, tiles of {tiling.size}"
+            prepared = decode.prepare(rows, view, tiling)
+            out, lse = decode.run(q, view, prepared, softmax_scale=0.21)
+            _close(what, out, exact)
+            same = (lse == exact_lse) | ((lse - exact_lse).abs() <= LSE_GATE)
+            if not bool(same.all()):
+                raise CheckFailed(f"op = reference: {what}: lse differs")
     heads = HeadWeights(randn(H, L, P, seed=5) / 6, randn(H, V, L, seed=6) / 6)
     for start, count in ((0, 1), (0, 40), (17, 1), (30, 25), (2030, 30)):
         view, rows = paged([start + count], 5)

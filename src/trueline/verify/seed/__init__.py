@@ -5,12 +5,26 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
+import torch
+
+from trueline.ops.registry import implementation, runnable
 from trueline.spec.source import Fact
 
 Make = Callable[..., Any]
 """From the original attribute to its broken replacement; or such a replacement."""
+
+
+@dataclass(frozen=True)
+class Running:
+    """The implementation of an op that an engine takes on this machine."""
+
+    op: str
+
+    def module(self) -> ModuleType:
+        return implementation(self.op, runnable(self.op, torch.float32)[0])
 
 
 @dataclass(frozen=True)
@@ -26,12 +40,13 @@ class Fault:
     @contextmanager
     def seeded(self) -> Iterator[None]:
         """The package as it would be with this mistake in it."""
-        original = vars(self.owner)[self.attribute]
-        setattr(self.owner, self.attribute, self.broken(original))
+        owner = self.owner.module() if isinstance(self.owner, Running) else self.owner
+        original = vars(owner)[self.attribute]
+        setattr(owner, self.attribute, self.broken(original))
         try:
             yield
         finally:
-            setattr(self.owner, self.attribute, original)
+            setattr(owner, self.attribute, original)
 
 
 class Rewriting:

@@ -15,16 +15,13 @@ from trueline.cache.store import LatentView
 from trueline.engine import core as core_module
 from trueline.engine import runner as runner_module
 from trueline.engine.scheduler import Scheduler
-from trueline.layers.context import HeadProduct
 from trueline.layers.decoder import Decoder
 from trueline.layers.feedforward import MoE
 from trueline.layers.mla import MLA
-from trueline.ops.experts import cpu as experts
 from trueline.ops.mla_decode import cpu as decode
 from trueline.ops.mla_prefill import cpu as prefill
-from trueline.ops.route import cpu as route
 from trueline.ops.sampling import cpu as sampling
-from trueline.verify.seed import Fault, Make
+from trueline.verify.seed import Fault, Make, Running
 
 
 def _base_2(softmax_part: Make) -> Make:
@@ -59,17 +56,27 @@ def _unmasked(prepare: Make) -> Make:
     """Every row sees as far as the longest of its group."""
 
     def broken(*arguments: Any) -> Any:
-        return [replace(group, beyond=None) for group in prepare(*arguments)]
+        made = prepare(*arguments)
+        if isinstance(made, list):
+            return [replace(group, beyond=None) for group in made]
+        return replace(made, lengths=made.lengths.max().expand(len(made.lengths)).contiguous())
 
     return broken
 
 
-def _stranger_cells(group: Make) -> Make:
+def _stranger_cells(prepare: Make) -> Make:
     """Beyond a row's end the null block is read, and relied on to be zero."""
 
-    def broken(members: Any, rows: Any, view: LatentView, tiling: Any) -> Any:
-        made = group(members, rows, view, tiling)
-        return replace(made, cells=made.cells.masked_fill(made.cells == view.zero_cell, 0))
+    def broken(rows: Any, view: LatentView, tiling: Any) -> Any:
+        made = prepare(rows, view, tiling)
+        if isinstance(made, list):
+            return [
+                replace(group, cells=group.cells.masked_fill(group.cells == view.zero_cell, 0))
+                for group in made
+            ]
+        # whole blocks: where one row has fewer of them, the table is filled up with the null block
+        whole = made.block_ids.shape[1] * view.layout.block_size
+        return replace(made, lengths=torch.full_like(made.lengths, whole))
 
     return broken
 
@@ -270,7 +277,7 @@ def _scores_after_bias(sample: Make) -> Make:
 def _product_of_the_count(run: Make) -> Make:
     """The last bit of a head's product depends on how many rows share it, as it does in some
     libraries' kernels."""
-    return lambda self, x: run(self, x) * (1 + 2.0**-22 * (len(x) % 7))
+    return lambda x, packed: run(x, packed) * (1 + 2.0**-22 * (len(x) % 7))
 
 
 def _one_form_forgotten(build: Make) -> Make:
@@ -301,9 +308,9 @@ ENGINE_FAULTS = [
     Fault("empty-set-counts", "a row without keys is not -inf", "op = reference", _M,
           decode, "softmax_part", _empty_counts),
     Fault("ragged-unmasked", "a row sees as far as the longest beside it", "solo = batch", _M,
-          decode, "prepare", _unmasked),
+          Running("mla_decode"), "prepare", _unmasked),
     Fault("null-block-read", "masked positions read the null block", "poison", _M,
-          decode, "_group", _stranger_cells),
+          Running("mla_decode"), "prepare", _stranger_cells),
     Fault("last-block", "the last block of a sequence is addressed wrongly", "engine oracle", _M,
           LatentLayout, "cells", _short_table),
     Fault("causal-off-by-one", "a query sees the key after it", "engine oracle", _M,
@@ -325,11 +332,11 @@ ENGINE_FAULTS = [
     Fault("decode-rope-ahead", "decode takes the next position's rope", "engine oracle", _M,
           Decoder, "hidden", _rope_ahead),
     Fault("engine-scaling-twice", "routed_scaling_factor applied twice", "engine oracle", _M,
-          route, "run", _scaled),
+          Running("route"), "run", _scaled),
     Fault("engine-bias-in-weights", "the correction bias in the weights", "engine oracle", _M,
-          route, "run", _biased),
+          Running("route"), "run", _biased),
     Fault("expert-weights-order", "expert weights in another order than ids", "engine oracle", _M,
-          experts, "run", _weights_in_other_order),
+          Running("experts"), "run", _weights_in_other_order),
     Fault("shared-expert-in-large-steps", "the shared expert is left out of large steps",
           "split = whole", _M, MoE, "forward", _shared_dropped),
     Fault("prefix-not-chained", "a block is named by its own tokens alone", "prefix = cold", _M,
@@ -347,7 +354,7 @@ ENGINE_FAULTS = [
     Fault("logprobs-after-bias", "logprobs after bias instead of raw", "raw logprobs", _M,
           sampling, "sample", _scores_after_bias),
     Fault("unsteady-heads", "a head's product depends on the number of rows", "batch-invariant",
-          _M, HeadProduct, "run", _product_of_the_count),
+          _M, Running("head_product"), "run", _product_of_the_count),
     Fault("two-forms", "prefill and decode attend in different forms", "batch-invariant", _M,
           core_module, "build_batch", _one_form_forgotten),
 ]  # fmt: skip

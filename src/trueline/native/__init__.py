@@ -1,0 +1,133 @@
+"""Kernels in C++ for the CPU: compiled once by the machine's own compiler, kept on disk.
+
+Nothing is shipped compiled, so the code fits the CPU it runs on. Where there is no compiler,
+`unavailable()` says so, and the plan takes the implementations in torch.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import math
+import os
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trueline.device import cache_directory, compiler, cpu_features
+
+SOURCE = Path(__file__).with_name("kernels.cpp")
+HUGE_PAGE = 1 << 21
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp")
+
+_POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+SIGNATURES = {
+    "use_huge_pages": (_POINTER, _INT),
+    "pack_weight": (_POINTER, _INT, _INT, _POINTER),
+    "pack_gate_up": (_POINTER, _INT, _INT, _POINTER),
+    "product": (
+        *(_POINTER, _INT, _INT, _POINTER, _POINTER, _INT, _INT),
+        *(_INT, _INT, _INT, _INT),
+    ),
+    "routed": (
+        *(_POINTER, _INT, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER),
+        *(_INT, _INT, _INT, _INT, _INT, _INT, _POINTER, _POINTER, _POINTER, _POINTER),
+    ),
+    "route": (
+        *(_POINTER, _POINTER, _INT, _INT, _INT, _INT, _INT, _INT, _INT, _INT, _FLOAT, _INT),
+        *(_POINTER, _POINTER),
+    ),
+    "gated": (_POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _INT, _INT),
+    "rms_norm": (_POINTER, _INT, _POINTER, _FLOAT, _POINTER, _INT, _INT),
+    "rotate": (
+        *(_POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER),
+        *(_INT, _INT, _INT, _INT),
+    ),
+    "mla_decode": (
+        *(_POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT, _INT, _INT, _INT, _INT, _FLOAT),
+        *(_POINTER, _POINTER),
+    ),
+}
+
+
+class CannotBuild(Exception):
+    """Why there are no native kernels here."""
+
+
+@cache
+def library() -> ctypes.CDLL:
+    loaded = ctypes.CDLL(str(_built()))
+    for name, arguments in SIGNATURES.items():
+        function = getattr(loaded, name)
+        function.argtypes, function.restype = arguments, None
+    return loaded
+
+
+@cache
+def panel() -> int:
+    """Columns of a packed weight that lie side by side."""
+    return int(library().panel_width())
+
+
+@cache
+def unavailable() -> str | None:
+    """Why there are no native kernels here; None if there are."""
+    try:
+        library()
+    except (CannotBuild, OSError, AttributeError) as error:
+        return str(error).splitlines()[0]
+    return None
+
+
+def buffer(*shape: int) -> Tensor:
+    """Uninitialised float32 for weights. In large pages where the system has them: reading
+    hundreds of megabytes a step, a core spends much of its time looking up small ones."""
+    count = math.prod(shape)
+    if count * 4 < 2 * HUGE_PAGE:
+        return torch.empty(shape)
+    raw = torch.empty(count + HUGE_PAGE // 4)
+    start = -raw.data_ptr() % HUGE_PAGE // 4
+    aligned = raw[start : start + count]
+    library().use_huge_pages(aligned.data_ptr(), count * 4)
+    return aligned.view(shape)
+
+
+def refusals(dtype: torch.dtype) -> list[str]:
+    if dtype != torch.float32:
+        return ["float32 only"]
+    reason = unavailable()
+    return [reason] if reason else []
+
+
+def _built() -> Path:
+    program = compiler()
+    if program is None:
+        raise CannotBuild("no C++ compiler (c++, g++ or clang++) on this machine")
+    made_of = (SOURCE.read_text(), *FLAGS, program, cpu_features(), torch.__version__)
+    name = hashlib.blake2b(repr(made_of).encode(), digest_size=12).hexdigest()
+    directory = cache_directory() / "native"
+    built = directory / f"{name}.so"
+    if not built.exists():
+        directory.mkdir(parents=True, exist_ok=True)
+        _build(program, built)
+    return built
+
+
+def _build(program: str, built: Path) -> None:
+    """Into a directory of its own, then moved: another process may be building the same."""
+    with tempfile.TemporaryDirectory(dir=built.parent) as work:
+        compiled, linked = Path(work, "kernels.o"), Path(work, "kernels.so")
+        # Linked without OpenMP: torch has loaded its own, and two would fight for the cores.
+        for command in (
+            [program, *FLAGS, "-c", str(SOURCE), "-o", str(compiled)],
+            [program, "-shared", str(compiled), "-o", str(linked)],
+        ):
+            done = subprocess.run(command, capture_output=True, text=True, check=False)
+            if done.returncode:
+                complaint = (done.stderr.strip().splitlines() or ["no message"])[0]
+                raise CannotBuild(f"{program} failed: {complaint}")
+        os.replace(linked, built)

@@ -1,0 +1,601 @@
+// CPU kernels in float32 that torch has no fast form of: products with few rows, routed experts,
+// attention over the paged latent cache.
+//
+// Every number is made by the same operations in the same order whatever else is computed in the
+// call: a sum runs over its terms from first to last in one lane, keys are taken in tiles at
+// absolute positions. So bits never depend on the batch, the number of threads or the block size.
+
+#include <sys/mman.h>
+
+#include <cstdint>
+#include <cstdlib>
+#include <cstring>
+
+#if defined(__AVX512F__)
+constexpr int LANES = 16;
+constexpr int ROWS = 8;  // rows computed together: accumulators and operands fit the registers
+constexpr int KEYS = 3;  // keys multiplied together with all heads of a group: the same
+constexpr int RUNS = 2;  // runs of channels added up together: the same
+#else
+constexpr int LANES = 8;
+constexpr int ROWS = 4;
+constexpr int KEYS = 1;
+constexpr int RUNS = 1;
+#endif
+constexpr int PANEL = 2 * LANES;  // columns of a packed weight that lie side by side
+constexpr int TILE = 64;          // keys taken together, counted from position 0
+constexpr int HEADS = 8;          // heads that share one reading of the keys
+
+typedef float Vec __attribute__((vector_size(LANES * 4)));
+typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
+
+static inline Vec load(const float* p) {
+  Vec v;
+  std::memcpy(&v, p, sizeof v);
+  return v;
+}
+static inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
+static inline Vec same(float x) { return x - Vec{}; }
+
+static inline Vec exp_lanes(Vec x) {
+  // 2^n * e^r with |r| <= ln(2)/2; zero below the smallest normal number, infinity above the largest.
+  Ints low = x < same(-87.0f), high = x > same(88.0f);
+  Vec y = low || high ? Vec{} : x;
+  const Vec magic = same(12582912.0f);  // adding it rounds to an integer
+  Vec t = y * same(1.44269504088896341f) + magic;
+  Vec n = t - magic;
+  Vec r = y - n * same(0.693359375f);
+  r = r - n * same(-2.12194440e-4f);
+  Vec p = same(1.9875691500e-4f);
+  p = p * r + same(1.3981999507e-3f);
+  p = p * r + same(8.3334519073e-3f);
+  p = p * r + same(4.1665795894e-2f);
+  p = p * r + same(1.6666665459e-1f);
+  p = p * r + same(5.0000001201e-1f);
+  p = p * r * r + r + same(1.0f);
+  Ints power = (__builtin_convertvector(n, Ints) + 127) << 23;
+  Vec scale;
+  std::memcpy(&scale, &power, sizeof scale);
+  return low ? Vec{} : high ? same(__builtin_inff()) : p * scale;
+}
+
+typedef float Four __attribute__((vector_size(16)));
+typedef float Eight __attribute__((vector_size(32)));
+
+static inline float sum_lanes(Vec v) {
+#if defined(__AVX512F__)
+  Eight half = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
+               __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
+#else
+  Eight half = v;
+#endif
+  Four four = __builtin_shufflevector(half, half, 0, 1, 2, 3) +
+              __builtin_shufflevector(half, half, 4, 5, 6, 7);
+  return (four[0] + four[2]) + (four[1] + four[3]);
+}
+
+// Scratch that grows and stays; one per thread, never shared.
+struct Scratch {
+  float* data = nullptr;
+  size_t size = 0;
+  float* get(size_t count) {
+    if (count > size) {
+      std::free(data);
+      size = count + count / 2;
+      data = static_cast<float*>(std::aligned_alloc(64, (size * 4 + 63) / 64 * 64));
+    }
+    return data;
+  }
+};
+static thread_local Scratch rows_scratch, hidden_scratch, output_scratch;
+
+// ---- products: y = x W^T ----------------------------------------------------------------
+
+// Panel `panel` of a weight: [inner][PANEL], zeros where there is no row. `source(c)` is the row that
+// lane c holds, or null. A run of channels at a time, so that both sides stay in the nearest cache.
+template <typename Source>
+static void pack_panel(Source source, int64_t inner, float* to) {
+  constexpr int64_t RUN = 64;
+  for (int64_t start = 0; start < inner; start += RUN) {
+    int64_t stop = start + RUN < inner ? start + RUN : inner;
+    for (int c = 0; c < PANEL; c++) {
+      const float* row = source(c);
+      for (int64_t k = start; k < stop; k++) to[k * PANEL + c] = row ? row[k] : 0.0f;
+    }
+  }
+}
+
+// W [columns, inner] as panels [columns / PANEL][inner][PANEL].
+extern "C" void pack_weight(const float* w, int64_t columns, int64_t inner, float* packed) {
+#pragma omp parallel for schedule(static)
+  for (int64_t panel = 0; panel < (columns + PANEL - 1) / PANEL; panel++) {
+    auto source = [=](int c) {
+      int64_t column = panel * PANEL + c;
+      return column < columns ? w + column * inner : nullptr;
+    };
+    pack_panel(source, inner, packed + panel * inner * PANEL);
+  }
+}
+
+// Gate and up rows side by side, so that one pass over a panel has both: LANES of gate, LANES of up.
+extern "C" void pack_gate_up(const float* w, int64_t width, int64_t inner, float* packed) {
+#pragma omp parallel for schedule(static)
+  for (int64_t panel = 0; panel < (width + LANES - 1) / LANES; panel++) {
+    auto source = [=](int c) {
+      int64_t row = panel * LANES + c % LANES;
+      return row < width ? w + (c < LANES ? row : width + row) * inner : nullptr;
+    };
+    pack_panel(source, inner, packed + panel * inner * PANEL);
+  }
+}
+
+// Rows in blocks of ROWS, inner index first: [blocks][inner][rows of the block].
+static void gather_rows(const float* x, int64_t stride, const int64_t* ids, int64_t count,
+                        int64_t inner, float* to) {
+  for (int64_t first = 0; first < count; first += ROWS) {
+    int64_t rows = count - first < ROWS ? count - first : ROWS;
+    for (int64_t i = 0; i < rows; i++) {
+      const float* from = x + (ids ? ids[first + i] : first + i) * stride;
+      for (int64_t k = 0; k < inner; k++) to[first * inner + k * rows + i] = from[k];
+    }
+  }
+}
+
+// The same for all rows, shared between the threads of a parallel region.
+static void block_rows(const float* x, int64_t stride, int64_t count, int64_t inner, float* to) {
+#pragma omp for schedule(static)
+  for (int64_t first = 0; first < count; first += ROWS)
+    gather_rows(x + first * stride, stride, nullptr, count - first < ROWS ? count - first : ROWS,
+                inner, to + first * inner);
+}
+
+template <int N>
+static inline void multiply(const float* x, const float* w, int64_t inner, Vec (*sums)[2]) {
+  Vec total[N][2] = {};
+  for (int64_t k = 0; k < inner; k++) {
+    Vec left = load(w + k * PANEL), right = load(w + k * PANEL + LANES);
+#pragma GCC unroll 8
+    for (int i = 0; i < N; i++) {
+      Vec value = same(x[k * N + i]);
+      total[i][0] += value * left;
+      total[i][1] += value * right;
+    }
+  }
+  for (int i = 0; i < N; i++) sums[i][0] = total[i][0], sums[i][1] = total[i][1];
+}
+
+static inline void multiply_rows(int64_t rows, const float* x, const float* w, int64_t inner,
+                                 Vec (*sums)[2]) {
+  switch (rows) {
+    case 1: return multiply<1>(x, w, inner, sums);
+    case 2: return multiply<2>(x, w, inner, sums);
+    case 3: return multiply<3>(x, w, inner, sums);
+    case 4: return multiply<4>(x, w, inner, sums);
+#if defined(__AVX512F__)
+    case 5: return multiply<5>(x, w, inner, sums);
+    case 6: return multiply<6>(x, w, inner, sums);
+    case 7: return multiply<7>(x, w, inner, sums);
+    case 8: return multiply<8>(x, w, inner, sums);
+#endif
+  }
+}
+
+static inline void store_panel(float* y, const Vec* sums, int64_t columns) {
+  if (columns >= PANEL) {
+    store(y, sums[0]);
+    store(y + LANES, sums[1]);
+  } else {
+    std::memcpy(y, sums, columns * sizeof(float));
+  }
+}
+
+static void panel_product(const float* x, int64_t count, const float* w, int64_t inner, float* y,
+                          int64_t stride, int64_t columns) {
+  Vec sums[ROWS][2];
+  for (int64_t first = 0; first < count; first += ROWS) {
+    int64_t rows = count - first < ROWS ? count - first : ROWS;
+    multiply_rows(rows, x + first * inner, w, inner, sums);
+    for (int64_t i = 0; i < rows; i++)
+      store_panel(y + (first + i) * stride, sums[i], columns);
+  }
+}
+
+// `batch` products at once (one per head): x, w and y of one follow the other at the given strides.
+extern "C" void product(const float* x, int64_t x_row, int64_t x_batch, const float* packed,
+                        float* y, int64_t y_row, int64_t y_batch, int64_t batch, int64_t count,
+                        int64_t columns, int64_t inner) {
+  int64_t panels = (columns + PANEL - 1) / PANEL;
+  float* blocks = rows_scratch.get(batch * count * inner);
+#pragma omp parallel
+  {
+#pragma omp for schedule(static)
+    for (int64_t item = 0; item < batch * ((count + ROWS - 1) / ROWS); item++) {
+      int64_t b = item % batch, first = item / batch * ROWS;
+      int64_t rows = count - first < ROWS ? count - first : ROWS;
+      gather_rows(x + b * x_batch + first * x_row, x_row, nullptr, rows, inner,
+                  blocks + (b * count + first) * inner);
+    }
+#pragma omp for schedule(static)
+    for (int64_t item = 0; item < batch * panels; item++) {
+      int64_t b = item / panels, panel = item % panels;
+      panel_product(blocks + b * count * inner, count, packed + item * inner * PANEL, inner,
+                    y + b * y_batch + panel * PANEL, y_row, columns - panel * PANEL);
+    }
+  }
+}
+
+// ---- small things that cost more to start than to compute ---------------------------------
+
+// x / sqrt(mean(x^2) + eps) * weight, per row.
+extern "C" void rms_norm(const float* x, int64_t x_row, const float* weight, float eps, float* y,
+                         int64_t rows, int64_t width) {
+#pragma omp parallel for schedule(static) if (rows * width > 65536)
+  for (int64_t row = 0; row < rows; row++) {
+    const float* from = x + row * x_row;
+    float* to = y + row * width;
+    Vec squares = {};
+    int64_t c = 0;
+    for (; c + LANES <= width; c += LANES) squares += load(from + c) * load(from + c);
+    float total = sum_lanes(squares);
+    for (; c < width; c++) total += from[c] * from[c];
+    float scale = 1.0f / __builtin_sqrtf(total / width + eps);
+    for (c = 0; c < width; c++) to[c] = from[c] * scale * weight[c];
+  }
+}
+
+// x [n, heads, 2 half] at these strides -> y, contiguous. pairs: channels (2i, 2i + 1) turn
+// together; else (i, i + half).
+extern "C" void rotate(const float* x, int64_t x_row, int64_t x_head, const float* cos,
+                       const float* sin, float* y, int64_t n, int64_t heads, int64_t half,
+                       int64_t pairs) {
+  int64_t step = pairs ? 2 : 1, apart = pairs ? 1 : half;
+#pragma omp parallel for schedule(static) if (n * heads * half > 65536)
+  for (int64_t row = 0; row < n; row++)
+    for (int64_t head = 0; head < heads; head++) {
+      const float* from = x + row * x_row + head * x_head;
+      float* to = y + (row * heads + head) * 2 * half;
+      for (int64_t i = 0; i < half; i++) {
+        float a = from[i * step], b = from[i * step + apart];
+        float c = cos[row * half + i], s = sin[row * half + i];
+        to[i * step] = a * c - b * s;
+        to[i * step + apart] = b * c + a * s;
+      }
+    }
+}
+
+// ---- routing ------------------------------------------------------------------------------
+
+// The largest, the lowest index among equals; it becomes -inf.
+static int64_t take_largest(float* values, int64_t size) {
+  int64_t best = 0;
+  for (int64_t i = 1; i < size; i++)
+    if (values[i] > values[best]) best = i;
+  values[best] = -__builtin_inff();
+  return best;
+}
+
+// Keeps the best groups: those left out become -inf. A group's strength is the sum of its `pair`
+// largest values (1 or 2).
+static void limit_groups(float* choice, int64_t experts, int64_t groups, int64_t keep, int64_t pair,
+                         float* strength) {
+  int64_t size = experts / groups;
+  for (int64_t g = 0; g < groups; g++) {
+    float first = -__builtin_inff(), second = -__builtin_inff();
+    for (int64_t i = 0; i < size; i++) {
+      float value = choice[g * size + i];
+      if (value > first) second = first, first = value;
+      else if (value > second) second = value;
+    }
+    strength[g] = pair == 1 ? first : first + second;
+  }
+  for (int64_t k = 0; k < keep; k++) take_largest(strength, groups);
+  for (int64_t g = 0; g < groups; g++)
+    if (strength[g] != -__builtin_inff())  // not taken
+      for (int64_t i = 0; i < size; i++) choice[g * size + i] = -__builtin_inff();
+}
+
+static void score(const float* logits, int64_t experts, bool softmax, float* scores) {
+  float top = 0, total = 1;
+  if (softmax) {
+    top = logits[0];
+    for (int64_t e = 1; e < experts; e++) top = logits[e] > top ? logits[e] : top;
+  }
+  for (int64_t e = 0; e < experts; e++)
+    scores[e] = exp_lanes(same(softmax ? logits[e] - top : -logits[e]))[0];
+  if (softmax) {
+    total = 0;
+    for (int64_t e = 0; e < experts; e++) total += scores[e];
+  }
+  for (int64_t e = 0; e < experts; e++)
+    scores[e] = softmax ? scores[e] / total : 1.0f / (1.0f + scores[e]);
+}
+
+// Scores, choice (with the bias), weights (without it), as RouterSpec says. `pair` = 0: no groups.
+// `forced`: ids are given.
+extern "C" void route(const float* logits, const float* bias, int64_t n, int64_t experts,
+                      int64_t softmax, int64_t groups, int64_t keep, int64_t pair, int64_t top,
+                      int64_t renormalise, float factor, int64_t forced, int64_t* ids,
+                      float* weights) {
+#pragma omp parallel for schedule(static) if (n * experts > 4096)
+  for (int64_t t = 0; t < n; t++) {
+    float* scores = rows_scratch.get(2 * experts + groups);
+    float *choice = scores + experts, *strength = choice + experts;
+    score(logits + t * experts, experts, softmax, scores);
+    if (!forced) {
+      for (int64_t e = 0; e < experts; e++) choice[e] = scores[e] + (bias ? bias[e] : 0.0f);
+      if (pair) limit_groups(choice, experts, groups, keep, pair, strength);
+      for (int64_t k = 0; k < top; k++) ids[t * top + k] = take_largest(choice, experts);
+    }
+    float total = 0;
+    for (int64_t k = 0; k < top; k++) total += weights[t * top + k] = scores[ids[t * top + k]];
+    for (int64_t k = 0; k < top; k++) {
+      float weight = weights[t * top + k];
+      weights[t * top + k] = (renormalise ? weight / (total + 1e-20f) : weight) * factor;
+    }
+  }
+}
+
+// ---- routed experts ---------------------------------------------------------------------
+
+// The tokens of each expert, in the order of the tokens: begin[e] .. begin[e + 1] of `slots`, where
+// slot = token * top + place.
+static void sort_by_expert(const int64_t* ids, int64_t count, int64_t first, int64_t experts,
+                           int64_t* begin, int64_t* slots) {
+  std::memset(begin, 0, (experts + 1) * sizeof(int64_t));
+  for (int64_t i = 0; i < count; i++) {
+    int64_t e = ids[i] - first;
+    if (e >= 0 && e < experts) begin[e + 1]++;
+  }
+  for (int64_t e = 0; e < experts; e++) begin[e + 1] += begin[e];
+  for (int64_t i = 0; i < count; i++) {
+    int64_t e = ids[i] - first;
+    if (e >= 0 && e < experts) slots[begin[e]++] = i;
+  }
+  for (int64_t e = experts; e > 0; e--) begin[e] = begin[e - 1];
+  begin[0] = 0;
+}
+
+// silu(gate) * up for one panel of each row.
+static void gated_panel(const float* x, int64_t count, const float* w, int64_t inner, float* y,
+                        int64_t stride, int64_t columns) {
+  Vec sums[ROWS][2];
+  for (int64_t first = 0; first < count; first += ROWS) {
+    int64_t rows = count - first < ROWS ? count - first : ROWS;
+    multiply_rows(rows, x + first * inner, w, inner, sums);
+    for (int64_t i = 0; i < rows; i++) {
+      Vec gate = sums[i][0];
+      Vec value = gate / (same(1.0f) + exp_lanes(-gate)) * sums[i][1];
+      std::memcpy(y + (first + i) * stride, &value,
+                  (columns < LANES ? columns : LANES) * sizeof(float));
+    }
+  }
+}
+
+// down(silu(gate x) * up x) for every row: the MLP of dense layers and of shared experts.
+extern "C" void gated(const float* x, int64_t x_row, const float* gate_up, const float* down,
+                      float* out, int64_t n, int64_t hidden, int64_t width) {
+  int64_t gates = (width + LANES - 1) / LANES, downs = (hidden + PANEL - 1) / PANEL;
+  float* inputs = rows_scratch.get(n * (hidden + width));
+  float* blocked = inputs + n * hidden;
+  float* middle = hidden_scratch.get(n * width);
+#pragma omp parallel
+  {
+    block_rows(x, x_row, n, hidden, inputs);
+#pragma omp for schedule(static)
+    for (int64_t panel = 0; panel < gates; panel++)
+      gated_panel(inputs, n, gate_up + panel * hidden * PANEL, hidden, middle + panel * LANES,
+                  width, width - panel * LANES);
+    block_rows(middle, width, n, width, blocked);
+#pragma omp for schedule(static)
+    for (int64_t panel = 0; panel < downs; panel++)
+      panel_product(blocked, n, down + panel * width * PANEL, width, out + panel * PANEL, hidden,
+                    hidden - panel * PANEL);
+  }
+}
+
+// out[t] = sum over t's experts, in the order of its ids, of weight * down(silu(gate x) * up x).
+// Experts outside first .. first + experts belong to another rank. Scratch of the caller: `begin`
+// has experts + 1 places, `slots`, `tokens` and `place` have n * top.
+extern "C" void routed(const float* x, int64_t x_row, const int64_t* ids, const float* weights,
+                       const float* gate_up, const float* down, float* out, int64_t n, int64_t top,
+                       int64_t hidden, int64_t width, int64_t first, int64_t experts,
+                       int64_t* begin, int64_t* slots, int64_t* tokens, int64_t* place) {
+  sort_by_expert(ids, n * top, first, experts, begin, slots);
+  int64_t count = begin[experts];
+  for (int64_t i = 0; i < count; i++) tokens[i] = slots[i] / top;
+  int64_t gates = (width + LANES - 1) / LANES, downs = (hidden + PANEL - 1) / PANEL;
+  float* inputs = rows_scratch.get(count * (hidden + width));
+  float* blocked = inputs + count * hidden;
+  float* middle = hidden_scratch.get(count * width);
+  float* parts = output_scratch.get(n * top * hidden);
+#pragma omp parallel
+  {
+#pragma omp for schedule(dynamic)
+    for (int64_t e = 0; e < experts; e++)
+      gather_rows(x, x_row, tokens + begin[e], begin[e + 1] - begin[e], hidden,
+                  inputs + begin[e] * hidden);
+    // Experts differ in tokens: panels are handed out as threads become free.
+#pragma omp for schedule(dynamic, 4)
+    for (int64_t item = 0; item < experts * gates; item++) {
+      int64_t e = item / gates, panel = item % gates, at = begin[e], rows = begin[e + 1] - at;
+      if (rows)
+        gated_panel(inputs + at * hidden, rows, gate_up + item * hidden * PANEL, hidden,
+                    middle + at * width + panel * LANES, width, width - panel * LANES);
+    }
+#pragma omp for schedule(dynamic)
+    for (int64_t e = 0; e < experts; e++)
+      gather_rows(middle + begin[e] * width, width, nullptr, begin[e + 1] - begin[e], width,
+                  blocked + begin[e] * width);
+#pragma omp for schedule(dynamic, 4)
+    for (int64_t item = 0; item < experts * downs; item++) {
+      int64_t e = item / downs, panel = item % downs, at = begin[e], rows = begin[e + 1] - at;
+      if (rows)
+        panel_product(blocked + at * width, rows, down + item * width * PANEL, width,
+                      parts + at * hidden + panel * PANEL, hidden, hidden - panel * PANEL);
+    }
+  }
+  // Where each (token, expert) went; -1 for another rank's.
+  for (int64_t i = 0; i < n * top; i++) place[i] = -1;
+  for (int64_t i = 0; i < count; i++) place[slots[i]] = i;
+#pragma omp parallel for schedule(static)
+  for (int64_t t = 0; t < n; t++) {
+    float* to = out + t * hidden;
+    std::memset(to, 0, hidden * sizeof(float));
+    for (int64_t k = 0; k < top; k++) {
+      int64_t from = place[t * top + k];
+      if (from < 0) continue;
+      float weight = weights[t * top + k];
+      for (int64_t c = 0; c < hidden; c++) to[c] += weight * parts[from * hidden + c];
+    }
+  }
+}
+
+// ---- latent attention over the paged cache ----------------------------------------------
+
+struct Cache {
+  const float* rows;
+  const int64_t* blocks;  // this sequence's
+  int64_t block_size, width, latent;
+  const float* row(int64_t position) const {
+    return rows + (blocks[position / block_size] * block_size + position % block_size) * width;
+  }
+};
+
+// scores[h][j] = q[h] . keys[j], for N heads and K keys.
+template <int N, int K>
+static inline void dot(const float* q, const float* const* keys, int64_t width, float* scores) {
+  Vec total[N][K] = {};
+  int64_t c = 0;
+  for (; c + LANES <= width; c += LANES) {
+    Vec key[K];
+    for (int j = 0; j < K; j++) key[j] = load(keys[j] + c);
+#pragma GCC unroll 8
+    for (int h = 0; h < N; h++) {
+      Vec query = load(q + h * width + c);
+      for (int j = 0; j < K; j++) total[h][j] += query * key[j];
+    }
+  }
+  for (int h = 0; h < N; h++)
+    for (int j = 0; j < K; j++) {
+      float rest = 0;
+      for (int64_t i = c; i < width; i++) rest += q[h * width + i] * keys[j][i];
+      scores[h * TILE + j] = sum_lanes(total[h][j]) + rest;
+    }
+}
+
+// out[h] += sum over the tile's keys of p[h][key] * latent[key], for W runs of LANES channels.
+template <int N, int W>
+static inline void add_values(const float (*p)[TILE], const float* const* keys, int64_t count,
+                              float* out, int64_t latent) {
+  Vec total[N][W];
+  for (int h = 0; h < N; h++)
+    for (int w = 0; w < W; w++) total[h][w] = load(out + h * latent + w * LANES);
+  for (int64_t j = 0; j < count; j++) {
+    Vec value[W];
+    for (int w = 0; w < W; w++) value[w] = load(keys[j] + w * LANES);
+#pragma GCC unroll 8
+    for (int h = 0; h < N; h++)
+      for (int w = 0; w < W; w++) total[h][w] += same(p[h][j]) * value[w];
+  }
+  for (int h = 0; h < N; h++)
+    for (int w = 0; w < W; w++) store(out + h * latent + w * LANES, total[h][w]);
+}
+
+template <int N>
+static void add_tile(const float (*p)[TILE], const float** keys, int64_t count, float* out,
+                     int64_t latent) {
+  int64_t c = 0;
+  for (; c + RUNS * LANES <= latent; c += RUNS * LANES) {
+    add_values<N, RUNS>(p, keys, count, out + c, latent);
+    for (int64_t j = 0; j < count; j++) keys[j] += RUNS * LANES;
+  }
+  for (; c + LANES <= latent; c += LANES) {
+    add_values<N, 1>(p, keys, count, out + c, latent);
+    for (int64_t j = 0; j < count; j++) keys[j] += LANES;
+  }
+  for (int h = 0; h < N; h++)
+    for (int64_t i = 0; i < latent - c; i++) {
+      float total = out[h * latent + c + i];
+      for (int64_t j = 0; j < count; j++) total += p[h][j] * keys[j][i];
+      out[h * latent + c + i] = total;
+    }
+}
+
+template <int N>
+static void attend_heads(const float* q, const Cache& cache, int64_t length, float scale,
+                         float* out, float* lse) {
+  float top[N], norm[N];
+  float scores[N][TILE];
+  const float* keys[TILE];
+  for (int h = 0; h < N; h++) top[h] = -__builtin_inff(), norm[h] = 0;
+  std::memset(out, 0, N * cache.latent * sizeof(float));
+  for (int64_t start = 0; start < length; start += TILE) {
+    int64_t count = length - start < TILE ? length - start : TILE;
+    for (int64_t j = 0; j < count; j++) keys[j] = cache.row(start + j);
+    int64_t j = 0;
+    for (; j + KEYS <= count; j += KEYS) dot<N, KEYS>(q, keys + j, cache.width, &scores[0][j]);
+    for (; j < count; j++) dot<N, 1>(q, keys + j, cache.width, &scores[0][j]);
+    for (int h = 0; h < N; h++) {
+      float best = top[h];
+      for (int64_t j = 0; j < count; j++) {
+        scores[h][j] *= scale;
+        best = scores[h][j] > best ? scores[h][j] : best;
+      }
+      for (int64_t j = count; j < TILE; j++) scores[h][j] = -__builtin_inff();
+      Vec sums = {};
+      for (int64_t j = 0; j < TILE; j += LANES) {
+        Vec p = exp_lanes(load(scores[h] + j) - same(best));
+        store(scores[h] + j, p);
+        sums += p;
+      }
+      float fade = start ? exp_lanes(same(top[h] - best))[0] : 0.0f;
+      norm[h] = norm[h] * fade + sum_lanes(sums);
+      top[h] = best;
+      if (start && fade != 1.0f)
+        for (int64_t c = 0; c < cache.latent; c++) out[h * cache.latent + c] *= fade;
+    }
+    add_tile<N>(scores, keys, count, out, cache.latent);
+  }
+  for (int h = 0; h < N; h++) {
+    float inverse = norm[h] > 0 ? 1.0f / norm[h] : 0.0f;
+    for (int64_t c = 0; c < cache.latent; c++) out[h * cache.latent + c] *= inverse;
+    lse[h] = norm[h] > 0 ? top[h] + __builtin_logf(norm[h]) : -__builtin_inff();
+  }
+}
+
+// q [rows, heads, width] and out [rows, heads, latent], contiguous; block_ids [rows, most].
+extern "C" void mla_decode(const float* q, const float* cached, const int64_t* block_ids,
+                           int64_t most, const int64_t* lengths, int64_t block_size, int64_t width,
+                           int64_t latent, int64_t rows, int64_t heads, float scale, float* out,
+                           float* lse) {
+  int64_t groups = (heads + HEADS - 1) / HEADS;
+#pragma omp parallel for schedule(dynamic)
+  for (int64_t item = 0; item < rows * groups; item++) {
+    int64_t row = item / groups, head = item % groups * HEADS;
+    Cache cache{cached, block_ids + row * most, block_size, width, latent};
+    const float* from = q + (row * heads + head) * width;
+    float* to = out + (row * heads + head) * latent;
+    float* z = lse + row * heads + head;
+    switch (heads - head < HEADS ? heads - head : HEADS) {
+      case 1: attend_heads<1>(from, cache, lengths[row], scale, to, z); break;
+      case 2: attend_heads<2>(from, cache, lengths[row], scale, to, z); break;
+      case 3: attend_heads<3>(from, cache, lengths[row], scale, to, z); break;
+      case 4: attend_heads<4>(from, cache, lengths[row], scale, to, z); break;
+      case 5: attend_heads<5>(from, cache, lengths[row], scale, to, z); break;
+      case 6: attend_heads<6>(from, cache, lengths[row], scale, to, z); break;
+      case 7: attend_heads<7>(from, cache, lengths[row], scale, to, z); break;
+      case 8: attend_heads<8>(from, cache, lengths[row], scale, to, z); break;
+    }
+  }
+}
+
+extern "C" int32_t panel_width() { return PANEL; }
+
+// Asks for large pages; where the system has none, nothing happens.
+extern "C" void use_huge_pages(void* start, int64_t bytes) {
+#if defined(MADV_HUGEPAGE)
+  madvise(start, bytes, MADV_HUGEPAGE);
+#else
+  (void)start, (void)bytes;
+#endif
+}

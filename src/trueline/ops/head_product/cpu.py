@@ -1,0 +1,28 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    weight: Tensor
+    linear: Any
+    heads: list[Any] | None
+    """A batched product's bits depend on where a row stands; one product per head does not."""
+
+
+def pack(weight: Tensor, linear: Any, steady: bool) -> Packed:
+    return Packed(weight, linear, [linear.pack(head) for head in weight] if steady else None)
+
+
+def run(x: Tensor, packed: Packed) -> Tensor:
+    if packed.heads is not None:
+        parts = [packed.linear.run(x[:, h], head) for h, head in enumerate(packed.heads)]
+        return torch.stack(parts, dim=1)
+    if len(x) <= 4:  # a handful of rows run faster with the weight on the left
+        return torch.bmm(packed.weight, x.permute(1, 2, 0)).permute(2, 0, 1)
+    return torch.bmm(x.transpose(0, 1), packed.weight.mT).transpose(0, 1)

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trueline.native import buffer, library, panel, refusals
+
+__all__ = ["pack", "refusals", "run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    data: Tensor
+    columns: int
+    inner: int
+
+
+def pack(weight: Tensor, linear: Any, steady: bool) -> Packed:
+    weight = weight.contiguous()
+    heads, columns, inner = weight.shape
+    data = buffer(heads, -(-columns // panel()) * panel() * inner)
+    for head, to in zip(weight, data, strict=True):
+        library().pack_weight(head.data_ptr(), columns, inner, to.data_ptr())
+    return Packed(data, columns, inner)
+
+
+def run(x: Tensor, packed: Packed) -> Tensor:
+    x = x if x.stride(2) == 1 else x.contiguous()
+    rows, heads, columns = x.shape[0], x.shape[1], packed.columns
+    y = torch.empty(rows, heads, columns)
+    library().product(
+        *(x.data_ptr(), x.stride(0), x.stride(1), packed.data.data_ptr()),
+        *(y.data_ptr(), heads * columns, columns, heads, rows, columns, packed.inner),
+    )
+    return y

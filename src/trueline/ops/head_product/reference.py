@@ -1,0 +1,17 @@
+"""Head by head, in float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+def pack(weight: Tensor, linear: Any, steady: bool) -> Tensor:
+    return weight.double()
+
+
+def run(x: Tensor, packed: Tensor) -> Tensor:
+    heads = [x[:, h].double() @ packed[h].T for h in range(len(packed))]
+    return torch.stack(heads, dim=1).to(x.dtype)

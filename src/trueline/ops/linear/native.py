@@ -1,0 +1,39 @@
+"""Our own kernel: reads weights at the memory's speed for few rows, computes at the cores' speed
+for many, and a row's bits depend on nothing but the row."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trueline.native import buffer, library, panel, refusals
+
+__all__ = ["pack", "refusals", "run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    data: Tensor
+    columns: int
+    inner: int
+
+
+def pack(weight: Tensor) -> Packed:
+    weight = weight.contiguous()
+    columns, inner = weight.shape
+    data = buffer(-(-columns // panel()) * panel() * inner)
+    library().pack_weight(weight.data_ptr(), columns, inner, data.data_ptr())
+    return Packed(data, columns, inner)
+
+
+def run(x: Tensor, packed: Packed) -> Tensor:
+    x = x if x.stride(1) == 1 else x.contiguous()
+    rows, columns = x.shape[0], packed.columns
+    y = torch.empty(rows, columns)
+    library().product(
+        *(x.data_ptr(), x.stride(0), 0, packed.data.data_ptr(), y.data_ptr(), columns, 0),
+        *(1, rows, columns, packed.inner),
+    )
+    return y

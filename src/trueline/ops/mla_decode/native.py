@@ -1,0 +1,43 @@
+"""Reads the cache in place, eight heads at a time, in tiles of 64 keys at absolute positions:
+nothing is gathered, and a row's bits depend on nothing but the row, whatever the tiling asked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trueline.cache.store import LatentView
+from trueline.native import library, refusals
+from trueline.ops.mla_decode import DecodeRows, Tiling
+
+__all__ = ["prepare", "refusals", "run"]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    block_ids: Tensor  # [rows, most]
+    lengths: Tensor  # [rows]
+
+
+def prepare(rows: DecodeRows, view: LatentView, tiling: Tiling) -> Prepared:
+    most = max(map(len, rows.block_ids), default=0)
+    padded = [ids + [0] * (most - len(ids)) for ids in rows.block_ids]
+    return Prepared(torch.tensor(padded, dtype=torch.long), torch.tensor(rows.lengths))
+
+
+def run(
+    q: Tensor, view: LatentView, prepared: Prepared, *, softmax_scale: float
+) -> tuple[Tensor, Tensor]:
+    q = q.contiguous()
+    rows, heads, width = q.shape
+    layout = view.layout
+    out = torch.empty(rows, heads, layout.latent)
+    lse = torch.empty(rows, heads)
+    library().mla_decode(
+        *(q.data_ptr(), view.rows.data_ptr(), prepared.block_ids.data_ptr()),
+        *(prepared.block_ids.shape[1], prepared.lengths.data_ptr(), layout.block_size, width),
+        *(layout.latent, rows, heads, softmax_scale, out.data_ptr(), lse.data_ptr()),
+    )
+    return out, lse

@@ -1,0 +1,17 @@
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from trueline.ops import steady
+
+
+def pack(gate_up: Tensor, down: Tensor, linear: Any) -> tuple[Any, Any]:
+    return linear.pack(gate_up), linear.pack(down)
+
+
+def run(x: Tensor, packed: tuple[Any, Any], linear: Any) -> Tensor:
+    gate, up = linear.run(x, packed[0]).chunk(2, dim=-1)
+    y: Tensor = linear.run(steady.silu(gate) * up, packed[1])
+    return y
