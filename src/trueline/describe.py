@@ -18,6 +18,7 @@ from trueline.weights.ledger import balance, stored_dtypes
 KIND_NAMES = {
     "MLASpec": "latent attention (MLA)",
     "CompressedSpec": "compressed attention",
+    "LightningSpec": "linear attention (lightning)",
     "DenseSpec": "dense MLP",
     "MoESpec": "mixture of experts",
     "RopeSpec": "rotary embedding",
@@ -57,11 +58,11 @@ def describe(model: str | Path, facts: Mapping[str, Any] | None = None) -> dict[
 
 
 def layer_kinds(spec: ModelSpec) -> list[dict[str, Any]]:
-    """Layers with equal facts are one kind, in order of first appearance."""
+    """Layers with equal facts, but for their place, are one kind; in order of appearance."""
     kinds: list[tuple[LayerSpec, list[int]]] = []
     for layer in spec.layers:
         for first, members in kinds:
-            if (first.mixer, first.feed_forward) == (layer.mixer, layer.feed_forward):
+            if _same_kind(first, layer):
                 members.append(layer.index)
                 break
         else:
@@ -70,13 +71,21 @@ def layer_kinds(spec: ModelSpec) -> list[dict[str, Any]]:
         {
             "layers": members,
             "mixer": _node(first.mixer),
+            "mixer_source": _source(first, "mixer"),
             "feed_forward": _node(first.feed_forward),
-            "feed_forward_source": source.text
-            if (source := first.sources.get("feed_forward"))
-            else None,
+            "feed_forward_source": _source(first, "feed_forward"),
         }
         for first, members in kinds
     ]
+
+
+def _same_kind(a: LayerSpec, b: LayerSpec) -> bool:
+    return a.mixer.same_kind(b.mixer) and a.feed_forward == b.feed_forward
+
+
+def _source(layer: LayerSpec, part: str) -> str | None:
+    source = layer.sources.get(part)
+    return source.text if source else None
 
 
 def _node(spec: Spec) -> dict[str, Any]:

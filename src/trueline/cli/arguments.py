@@ -8,17 +8,17 @@ from collections.abc import Iterable
 from trueline.errors import UsageError
 
 
-def parse_facts(texts: Iterable[str]) -> dict[str, float]:
+def parse_facts(texts: Iterable[str]) -> dict[str, float | str]:
     """--fact NAME=VALUE, for facts that published sources contradict each other on."""
     return dict(_parse_fact(text) for text in texts)
 
 
-def _parse_fact(text: str) -> tuple[str, float]:
+def _parse_fact(text: str) -> tuple[str, float | str]:
     name, _, value = text.partition("=")
+    if not name or not value:
+        raise UsageError(f"--fact {text}: accepted: NAME=VALUE, as latent_norm_eps=1e-5")
     try:
         number = float(value)
     except ValueError:
-        number = math.nan
-    if not name or not math.isfinite(number):
-        raise UsageError(f"--fact {text}: accepted: NAME=NUMBER, as latent_norm_eps=1e-5")
-    return name, number
+        return name, value
+    return name, number if math.isfinite(number) else value

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from trueline.cli.arguments import parse_facts
 from trueline.errors import UsageError
 from trueline.progress import human_bytes
 
@@ -41,6 +42,7 @@ def generate(
     block_size: int | None = None,
     batch_invariant: Annotated[bool, Parameter(negative=())] = False,
     op: tuple[str, ...] = (),
+    fact: tuple[str, ...] = (),
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
     quiet: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
@@ -72,6 +74,9 @@ def generate(
         The same bits for a request, whoever shares its steps.
     op
         Choose an implementation, as linear=torch_mm. May be given several times.
+    fact
+        Override a fact that published sources contradict each other on, as NAME=VALUE
+        (known: latent_norm_eps, linear_layer_factor). May be given several times.
     as_json
         Print one JSON object per prompt.
     quiet
@@ -93,6 +98,7 @@ def generate(
         block_size=block_size or "auto",
         batch_invariant=batch_invariant,
         ops=dict(_parse_op(text) for text in op),
+        facts=parse_facts(fact),
     )
     start = time.perf_counter()
     if chat:

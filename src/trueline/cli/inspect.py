@@ -41,7 +41,7 @@ def inspect_model(
         Also read every weight once, looking for NaN and Inf.
     fact
         Override a fact that published sources contradict each other on, as NAME=VALUE
-        (known: latent_norm_eps). May be given several times.
+        (known: latent_norm_eps, linear_layer_factor). May be given several times.
     """
     overrides = parse_facts(fact)
     report = describe(model, overrides)
@@ -56,7 +56,7 @@ def inspect_model(
     return 1 if bad else 0
 
 
-def _read_weights(model: Path, overrides: dict[str, float]) -> dict[str, Any]:
+def _read_weights(model: Path, overrides: dict[str, Any]) -> dict[str, Any]:
     import torch
 
     from trueline.models import read_model
@@ -106,8 +106,7 @@ def _distinct(
     for kind in kinds:
         same = next((layers for node, layers, _ in found if node == kind[part]), None)
         if same is None:
-            source = kind["feed_forward_source"] if part == "feed_forward" else None
-            found.append((kind[part], list(kind["layers"]), source))
+            found.append((kind[part], list(kind["layers"]), kind[f"{part}_source"]))
         else:
             same.extend(kind["layers"])
     return [(node, sorted(layers), source) for node, layers, source in found]
@@ -167,10 +166,10 @@ def _print_sizes(console: Console, report: dict[str, Any]) -> None:
     )
     for cost in report["cache"]:
         where = f"{cost['kind']}, {cost['layers']} layers"
-        table.add_row(f"cache per token ({where})", human_bytes(cost["bytes_per_token"]))
-        table.add_row(
-            f"state per sequence ({where})", human_bytes(cost["state_bytes_per_sequence"])
-        )
+        if cost["bytes_per_token"]:
+            table.add_row(f"cache per token ({where})", human_bytes(cost["bytes_per_token"]))
+        if state := cost["state_bytes_per_sequence"]:
+            table.add_row(f"state per sequence ({where}, float32)", human_bytes(state))
     console.print(table)
 
 

@@ -29,6 +29,9 @@ def make_tiny(
     nope: int | None = None,
     rope: int | None = None,
     value: int | None = None,
+    linear_head: int | None = None,
+    norm_groups: int | None = None,
+    layer_group: int | None = None,
     width: int | None = None,
     experts: int | None = None,
     top_k: int | None = None,
@@ -51,8 +54,8 @@ def make_tiny(
     Parameters
     ----------
     family
-        deepseek_v2, deepseek_v2_lite, deepseek_v3, kimi_k2, kimi_k25, glm4_moe_lite;
-        or `config` with --config.
+        deepseek_v2, deepseek_v2_lite, deepseek_v3, kimi_k2, kimi_k25, glm4_moe_lite,
+        bailing_moe_v2_5; or `config` with --config.
     directory
         Where to write; must not exist or be empty.
     config
@@ -69,6 +72,9 @@ def make_tiny(
         Width of the query latent; 0 for none.
     kv_lora, nope, rope, value
         Widths of the latent, of a head's unrotated and rotated key part, of its value.
+    linear_head, norm_groups, layer_group
+        Of linear attention: width of a head, groups of the output norm; every
+        how many layers latent attention stands in for it.
     width
         Width of the dense MLP.
     experts, top_k, groups, top_groups, expert_width, shared_experts
@@ -106,6 +112,9 @@ def make_tiny(
         "qk_nope_head_dim": nope,
         "qk_rope_head_dim": rope,
         "v_head_dim": value,
+        "head_dim": linear_head,
+        "group_norm_size": norm_groups,
+        "layer_group_size": layer_group,
         "intermediate_size": width,
         "n_routed_experts": experts,
         "num_experts_per_tok": top_k,

@@ -48,14 +48,15 @@ def score(
     dtype
         Precision of the whole computation (rope tables stay float32, as in training).
     form
-        Latent attention with expanded keys and values, or absorbed into the latent.
+        What prefill does (latent attention expanded, linear attention in tiles), or what
+        decode does (absorbed into the latent, token by token): the same numbers.
     start_position
         Position of the first token.
     top
         How many of the likeliest tokens to list at each position.
     fact
         Override a fact that published sources contradict each other on, as NAME=VALUE
-        (known: latent_norm_eps).
+        (known: latent_norm_eps, linear_layer_factor).
     as_json
         Print one JSON object.
     """
@@ -85,7 +86,7 @@ def score(
         _print_rows(rows, total)
 
 
-def _require_sound(model: Path, overrides: dict[str, float]) -> None:
+def _require_sound(model: Path, overrides: dict[str, Any]) -> None:
     """Config and files in order, told in our own words: the reference takes them on trust."""
     spec = read_model(model, overrides)
     if spec.not_runnable:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from trueline.errors import ConfigError, did_you_mean
-from trueline.models import deepseek, deepseek_v4, kimi_k25
+from trueline.models import bailing, deepseek, deepseek_v4, kimi_k25
 from trueline.spec.fields import Fields, read_json
 from trueline.spec.model import ModelSpec
 
@@ -25,12 +25,15 @@ FAMILIES: Mapping[str, Reader] = {
     },
     "kimi_k25": kimi_k25.read,
     "deepseek_v4": deepseek_v4.read,
+    "bailing_hybrid": bailing.read,
 }
 
 # Facts that published sources contradict each other on, and that a user may state.
 OVERRIDES: Mapping[str, str] = {
     "latent_norm_eps": "eps of q_a_layernorm and kv_a_layernorm (transformers: 1e-6; "
     "serving engines: rms_norm_eps)",
+    "linear_layer_factor": "by which index a linear layer of Ling 2.5/2.6 decays: l (serving "
+    "engines) or l-1 (the authors' published code)",
 }
 
 
@@ -66,5 +69,5 @@ def read_model(model: str | Path, facts: Mapping[str, Any] | None = None) -> Mod
             )
     spec = FAMILIES[family](fields, overrides)
     if overrides:
-        raise ConfigError(f"fact '{next(iter(overrides))}' has no meaning for {family}")
+        raise ConfigError(f"fact '{next(iter(overrides))}' has no meaning for {spec.family}")
     return spec

@@ -11,14 +11,18 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from trueline.models.parts import (
+    MAX_EXPERTS,
+    MAX_LAYERS,
     check_architectures,
     finish,
     read_dtype,
     read_layer_types,
+    read_mtp_layers,
     read_override,
     read_rope,
     read_shared_width,
     read_storage,
+    read_tied,
     read_token_ids,
     whole,
 )
@@ -26,10 +30,10 @@ from trueline.spec.feedforward import DenseSpec, FeedForwardSpec, MoESpec, Route
 from trueline.spec.fields import Fields
 from trueline.spec.mixer import MLASpec
 from trueline.spec.model import LayerSpec, ModelSpec
+from trueline.spec.rope import RopeSpec
 from trueline.spec.source import Fact, Source, default, formula
 
-MAX_LAYERS = 1024
-MAX_EXPERTS = 4096
+MAX_HEADS = 65536
 
 # q_a_layernorm and kv_a_layernorm: transformers builds them without an eps, so 1e-6, while
 # serving engines pass rms_norm_eps. Where the two differ we follow transformers.
@@ -64,7 +68,16 @@ def read_decoder(line: Line, fields: Fields, overrides: dict[str, Any]) -> Model
     check_architectures(fields, line.architectures)
     num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     max_position = fields.integer("max_position_embeddings")
-    mixer = read_mla(line, fields, max_position, overrides)
+    rope = read_rope(
+        fields,
+        dim=mla_rope_dim(fields),
+        pairing=_pairing(line, fields),
+        max_position=max_position,
+    )
+    mixer = read_mla(fields, rope, overrides)
+    fields.must_equal(
+        "num_key_value_heads", mixer.heads.total, "one latent serves as many heads as there are"
+    )
     is_moe = read_layer_kinds(line, fields, num_layers.value)
     dense = DenseSpec.of(width=whole(fields.integer("intermediate_size")))
     moe = read_moe(line, fields) if any(is_moe.value) else None
@@ -89,49 +102,36 @@ def read_decoder(line: Line, fields: Fields, overrides: dict[str, Any]) -> Model
         vocab=whole(fields.integer("vocab_size")),
         norm_eps=fields.number("rms_norm_eps", maximum=0.1),
         max_position=max_position,
-        tied_embeddings=fields.boolean(
-            "tie_word_embeddings", default=default(False, "untied in every release")
-        ),
+        tied_embeddings=read_tied(fields),
         dtype=read_dtype(fields),
-        mtp_layers=fields.integer(
-            "num_nextn_predict_layers",
-            minimum=0,
-            maximum=MAX_LAYERS,
-            aliases=("num_mtp_layers",),
-            default=default(0, "no draft layers"),
-        ),
+        mtp_layers=read_mtp_layers(fields),
         eos_token_ids=read_token_ids(fields, "eos_token_id"),
         layers=layers,
         storage=read_storage(fields),
     )
 
 
-def read_mla(
-    line: Line, fields: Fields, max_position: Fact[int], overrides: dict[str, Any]
-) -> MLASpec:
-    heads = fields.integer("num_attention_heads", maximum=65536)
-    rope_dim = fields.integer("qk_rope_head_dim", minimum=2)
-    if rope_dim.value % 2:
+def mla_rope_dim(fields: Fields) -> Fact[int]:
+    """What latent attention rotates: its own key, whatever partial_rotary_factor says."""
+    dim = fields.integer("qk_rope_head_dim", minimum=2)
+    if dim.value % 2:
         fields.refuse("qk_rope_head_dim", "an even number: rotation acts on pairs of channels")
+    return replace_source(dim, "all of qk_rope_head_dim")
+
+
+def read_mla(fields: Fields, rope: RopeSpec, overrides: dict[str, Any]) -> MLASpec:
+    rope_dim = fields.integer("qk_rope_head_dim")
     nope_dim = fields.integer("qk_nope_head_dim")
     fields.must_equal("qk_head_dim", nope_dim.value + rope_dim.value, "nope + rope head dims")
-    fields.must_equal(
-        "num_key_value_heads", heads.value, "one latent serves as many heads as there are"
-    )
     return MLASpec.of(
-        heads=whole(heads),
+        heads=whole(fields.integer("num_attention_heads", maximum=MAX_HEADS)),
         q_lora_rank=fields.integer_or_null("q_lora_rank"),
         kv_lora_rank=fields.integer("kv_lora_rank"),
         qk_nope_head_dim=nope_dim,
         qk_rope_head_dim=rope_dim,
         v_head_dim=fields.integer("v_head_dim"),
         latent_norm_eps=read_override(overrides, "latent_norm_eps", LATENT_NORM_EPS, 0.1),
-        rope=read_rope(
-            fields,
-            dim=replace_source(rope_dim, "all of qk_rope_head_dim"),
-            pairing=_pairing(line, fields),
-            max_position=max_position,
-        ),
+        rope=rope,
     )
 
 
@@ -196,7 +196,7 @@ def read_softmax_router(fields: Fields, num_experts: int, family: str) -> Router
         fields.ignore("n_group", "topk_group")
         groups = top_groups = formula(1, "greedy: groups are not used")
     else:
-        groups, top_groups = _read_groups(fields, num_experts, smallest=1)
+        groups, top_groups = read_groups(fields, num_experts, smallest=1)
     return RouterSpec.of(
         scoring=fields.choice(
             "scoring_func", ("softmax",), default=default("softmax", f"{family}: no other")
@@ -204,8 +204,8 @@ def read_softmax_router(fields: Fields, num_experts: int, family: str) -> Router
         correction_bias=formula(False, f"{family} has none"),
         num_groups=groups,
         top_groups=top_groups,
-        group_score=_group_score("max", groups, "group_limited_greedy: a group's best score"),
-        top_k=_read_top_k(fields, num_experts, groups, top_groups),
+        group_score=group_score("max", groups, "group_limited_greedy: a group's best score"),
+        top_k=read_top_k(fields, num_experts, groups, top_groups),
         renormalise=formula(False, f"{family} never does"),
         scaling_factor=fields.number("routed_scaling_factor"),
     )
@@ -219,40 +219,40 @@ def read_sigmoid_router(fields: Fields, num_experts: int, family: str) -> Router
     method = fields.choice(
         "topk_method", ("noaux_tc",), default=default("noaux_tc", f"{family}: no other")
     )
-    groups, top_groups = _read_groups(fields, num_experts, smallest=2)
+    groups, top_groups = read_groups(fields, num_experts, smallest=2)
     return RouterSpec.of(
         scoring=scoring,
         correction_bias=Fact(True, method.source),
         num_groups=groups,
         top_groups=top_groups,
-        group_score=_group_score(
+        group_score=group_score(
             "top2_sum", groups, "noaux_tc: sum of a group's two best biased scores"
         ),
-        top_k=_read_top_k(fields, num_experts, groups, top_groups),
+        top_k=read_top_k(fields, num_experts, groups, top_groups),
         renormalise=fields.boolean("norm_topk_prob"),
         scaling_factor=fields.number("routed_scaling_factor"),
     )
 
 
-def _group_score(how: str, groups: Fact[int], why: str) -> Fact[str | None]:
+def group_score(how: str, groups: Fact[int], why: str) -> Fact[str | None]:
     return formula(how, why) if groups.value > 1 else formula(None, "one group")
 
 
-def _read_groups(fields: Fields, num_experts: int, smallest: int) -> tuple[Fact[int], Fact[int]]:
+def read_groups(fields: Fields, num_experts: int, smallest: int) -> tuple[Fact[int], Fact[int]]:
     groups = fields.integer("n_group", maximum=num_experts)
     if num_experts % groups.value or num_experts // groups.value < smallest:
         fields.refuse(
             "n_group",
-            f"a divisor of n_routed_experts = {num_experts} that leaves groups of >= {smallest}",
+            f"a divisor of the {num_experts} routed experts that leaves groups of >= {smallest}",
         )
     return groups, fields.integer("topk_group", maximum=groups.value)
 
 
-def _read_top_k(
-    fields: Fields, num_experts: int, groups: Fact[int], top_groups: Fact[int]
+def read_top_k(
+    fields: Fields, num_experts: int, groups: Fact[int], top_groups: Fact[int], least: int = 1
 ) -> Fact[int]:
     reachable = num_experts // groups.value * top_groups.value
-    return fields.integer("num_experts_per_tok", maximum=reachable)
+    return fields.integer("num_experts_per_tok", minimum=least, maximum=reachable)
 
 
 def replace_source(fact: Fact[int], text: str) -> Fact[int]:

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from trueline.models.deepseek import MAX_EXPERTS, MAX_LAYERS
 from trueline.models.parts import (
+    MAX_EXPERTS,
+    MAX_LAYERS,
     ROPE_KEYS,
     check_architectures,
     finish,

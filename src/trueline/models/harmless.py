@@ -17,7 +17,10 @@ _HEADS = "for classification or encoder-decoder use of the same library"
 HARMLESS: Mapping[str, str] = {
     # training
     "attention_dropout": _TRAINING,
+    "embedding_dropout": _TRAINING,
     "initializer_range": _TRAINING,
+    "mtp_loss_scaling_factor": _TRAINING,
+    "output_dropout": _TRAINING,
     "aux_loss_alpha": _TRAINING,
     "seq_aux": _TRAINING,
     "router_aux_loss_coef": _TRAINING,

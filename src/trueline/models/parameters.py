@@ -1,8 +1,9 @@
 """Every parameter of a model, its shape on this rank, and the checkpoint tensors that fill it.
 
-One table serves the ledger, the loader, the parameter counts and `make-tiny`. Names are the
-published ones; the experts of a layer are one stacked parameter, under the name that transformers
-gives it.
+One table serves the ledger, the loader, the parameter counts and `make-tiny`. A parameter has the
+same name in every family, the one that most of them publish; its pieces have the names of the
+family's own files. The experts of a layer are one stacked parameter, under the name that
+transformers gives it.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from typing import Literal
 
 from trueline.errors import ConfigError
 from trueline.spec.feedforward import MoESpec
-from trueline.spec.mixer import MLASpec
+from trueline.spec.mixer import LightningSpec, MLASpec
 from trueline.spec.model import LayerSpec, ModelSpec
 from trueline.spec.source import Span
 
-Kind = Literal["embedding", "norm", "matrix", "router", "correction_bias"]
+Kind = Literal["embedding", "head", "norm", "matrix", "router", "correction_bias"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,21 @@ class Piece:
     """As stored, before any division."""
     take: tuple[slice, ...] = ()
     put: tuple[int | slice, ...] = ()
+    runs: int = 1
+    """Equal runs of rows that are divided alike, as Q, K and V of one matrix; `take` is of the
+    first."""
+
+    def split(self) -> Iterator[Piece]:
+        """One piece per run."""
+        if self.runs == 1:
+            yield self
+            return
+        rows = self.take[0]
+        height, count = self.shape[0] // self.runs, rows.stop - rows.start
+        for run in range(self.runs):
+            first = run * height + rows.start
+            take, put = slice(first, first + count), slice(run * count, (run + 1) * count)
+            yield replace(self, take=(take,), put=(put,), runs=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +60,8 @@ class Parameter:
     """The same parameter stored as one tensor, as transformers' in-memory names have it."""
     active_share: Fraction = Fraction(1)
     """How much of it one token multiplies: top_k of all experts, nothing of a looked-up table."""
+    unit_columns: bool = False
+    """Whether each column is divided by its length over all stored rows."""
 
     @property
     def count(self) -> int:
@@ -57,6 +75,15 @@ class Parameter:
 def parameters(spec: ModelSpec) -> Iterator[Parameter]:
     if spec.not_runnable:
         raise ConfigError(f"{spec.family}: {spec.not_runnable}")
+    renamed = _RENAMED.get(spec.family, ())
+    for parameter in _parameters(spec):
+        pieces = tuple(
+            replace(piece, source=_rename(piece.source, renamed)) for piece in parameter.pieces
+        )
+        yield replace(parameter, pieces=pieces)
+
+
+def _parameters(spec: ModelSpec) -> Iterator[Parameter]:
     D = spec.hidden_size
     embedding = _divided("model.embed_tokens.weight", (spec.vocab, D), 0, kind="embedding")
     yield replace(embedding, active_share=Fraction(int(spec.tied_embeddings)))
@@ -64,14 +91,18 @@ def parameters(spec: ModelSpec) -> Iterator[Parameter]:
         yield from _layer(layer, D)
     yield _plain("model.norm.weight", (D,), "norm")
     if not spec.tied_embeddings:
-        yield _divided("lm_head.weight", (spec.vocab, D), 0, kind="embedding")
+        head = _divided("lm_head.weight", (spec.vocab, D), 0, kind="head")
+        yield replace(head, unit_columns=spec.norm_head)
 
 
 def _layer(layer: LayerSpec, D: int) -> Iterator[Parameter]:
     name = f"model.layers.{layer.index}"
     yield _plain(f"{name}.input_layernorm.weight", (D,), "norm")
-    assert isinstance(layer.mixer, MLASpec)
-    yield from _mla(layer.mixer, f"{name}.self_attn", D)
+    if isinstance(layer.mixer, LightningSpec):
+        yield from _lightning(layer.mixer, f"{name}.self_attn", D)
+    else:
+        assert isinstance(layer.mixer, MLASpec)
+        yield from _mla(layer.mixer, f"{name}.self_attn", D)
     yield _plain(f"{name}.post_attention_layernorm.weight", (D,), "norm")
     feed_forward = layer.feed_forward
     if isinstance(feed_forward, MoESpec):
@@ -94,6 +125,20 @@ def _mla(mla: MLASpec, name: str, D: int) -> Iterator[Parameter]:
     kv_rows = _times(H, mla.qk_nope_head_dim + mla.v_head_dim)
     yield _divided(f"{name}.kv_b_proj.weight", (kv_rows, L), 0)
     yield _divided(f"{name}.o_proj.weight", (D, value_cols), 1)
+
+
+def _lightning(linear: LightningSpec, name: str, D: int) -> Iterator[Parameter]:
+    d = linear.head_dim
+    channels = _times(linear.heads, d)
+    matrix = f"{name}.query_key_value.weight"
+    rows = Piece(matrix, (3 * channels.total, D), (slice(channels.start, channels.stop),), runs=3)
+    yield Parameter(matrix, (3 * channels.count, D), "matrix", (rows,))
+    if linear.qk_norm:
+        yield _plain(f"{name}.query_layernorm.weight", (d,), "norm")
+        yield _plain(f"{name}.key_layernorm.weight", (d,), "norm")
+    yield _divided(f"{name}.g_proj.weight", (channels, D), 0)
+    yield _divided(f"{name}.g_norm.weight", (channels,), 0, kind="norm")
+    yield _divided(f"{name}.o_proj.weight", (D, channels), 1)
 
 
 def _mlp(width: Span, name: str, D: int) -> Iterator[Parameter]:
@@ -146,10 +191,8 @@ def _plain(name: str, shape: tuple[int, ...], kind: Kind) -> Parameter:
     return Parameter(name, shape, kind, (Piece(name, shape),))
 
 
-def _divided(
-    name: str, dims: tuple[Span | int, Span | int], dim: int, kind: Kind = "matrix"
-) -> Parameter:
-    """A matrix of which this rank holds a run of rows (dim 0) or columns (dim 1)."""
+def _divided(name: str, dims: tuple[Span | int, ...], dim: int, kind: Kind = "matrix") -> Parameter:
+    """A tensor of which this rank holds a run of rows (dim 0) or columns (dim 1)."""
     span = dims[dim]
     assert isinstance(span, Span)
     shape = tuple(d.count if isinstance(d, Span) else d for d in dims)
@@ -159,6 +202,16 @@ def _divided(
 
 
 # -- names as stored -------------------------------------------------------------------
+
+# What a family's files call parameters that others share: (our name, theirs), the first that fits.
+_RENAMED = {
+    "bailing_moe_v2_5": (
+        ("model.embed_tokens.", "model.word_embeddings."),
+        (".self_attn.o_proj.", ".attention.dense."),
+        (".self_attn.", ".attention."),
+        (".gate.e_score_correction_bias", ".gate.expert_bias"),
+    )
+}
 
 # Published K2.5 names, the names transformers holds in memory, and those its save_pretrained
 # writes (it turns `layers` into `blocks`).
@@ -171,6 +224,10 @@ _PREFIXES = {
 }
 _VISION = re.compile(r"^(model\.)?(vision_tower|mm_projector)\.")
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
+
+
+def _rename(name: str, renamed: tuple[tuple[str, str], ...]) -> str:
+    return next((name.replace(ours, theirs) for ours, theirs in renamed if ours in name), name)
 
 
 def published_name(spec: ModelSpec, stored: str) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from trueline.errors import ConfigError
@@ -13,28 +13,38 @@ from trueline.spec.model import DTYPE_BYTES, BlockFp8, Storage, UnsupportedStora
 from trueline.spec.rope import RopeSpec, YarnSpec
 from trueline.spec.source import Fact, Source, Span, default, formula
 
+MAX_LAYERS = 1024
+MAX_EXPERTS = 4096
 ROPE_KEYS = "the keys of rope types default and yarn"
 
 
 def read_rope(
     fields: Fields, *, dim: Fact[int], pairing: Fact[str], max_position: Fact[int]
 ) -> RopeSpec:
-    """From `rope_scaling` or `rope_parameters`, and `rope_theta` wherever it stands."""
-    whole = "latent attention rotates all of qk_rope_head_dim"
-    fields.must_equal("partial_rotary_factor", 1.0, whole)
-    section = _rope_section(fields)
+    """The rope of a model whose layers all rotate alike."""
+    section = rope_section(fields)
+    for place in filter(None, (fields, section)):
+        place.must_equal(
+            "partial_rotary_factor", 1.0, "latent attention rotates all of qk_rope_head_dim"
+        )
+    return RopeSpec.of(dim=dim, pairing=pairing, **read_turning(fields, section, max_position))
+
+
+def read_turning(fields: Fields, section: Fields | None, max_position: Fact[int]) -> dict[str, Any]:
+    """What all ropes of a model share, whatever they rotate: base, and YaRN or not. `rope_theta`
+    may stand inside the section or beside it."""
     if section is None:
         yarn = default(None, "neither rope_scaling nor rope_parameters")
         base = _rope_base(fields, None)
     else:
-        section.must_equal("partial_rotary_factor", 1.0, whole)
         base = _rope_base(fields, section)
         yarn = read_yarn(section, max_position)
         section.finish({})
-    return RopeSpec.of(dim=dim, pairing=pairing, base=base, yarn=yarn, yarn_scales_magnitude=True)
+    return {"base": base, "yarn": yarn, "yarn_scales_magnitude": True}
 
 
-def _rope_section(fields: Fields) -> Fields | None:
+def rope_section(fields: Fields) -> Fields | None:
+    """`rope_scaling` or `rope_parameters`, whichever is there; None for neither."""
     new = fields.section("rope_parameters", accepts=ROPE_KEYS)
     old = fields.section("rope_scaling", accepts=ROPE_KEYS)
     if new and old and new.raw != old.raw:
@@ -95,12 +105,13 @@ def whole(total: Fact[int]) -> Fact[Span]:
     return Fact(Span.whole(total.value), total.source)
 
 
-def read_shared_width(fields: Fields, width: Fact[int]) -> Fact[Span | None]:
-    """The shared experts act as one MLP."""
-    count = fields.integer_or_null("n_shared_experts", minimum=0).value
+def read_shared_width(
+    fields: Fields, width: Fact[int], key: str = "n_shared_experts"
+) -> Fact[Span | None]:
+    """The shared experts act as one MLP; `width` is that of one of them."""
+    count = fields.integer_or_null(key, minimum=0).value
     return formula(
-        Span.whole(width.value * count) if count else None,
-        "moe_intermediate_size × n_shared_experts",
+        Span.whole(width.value * count) if count else None, f"{width.source.text} × {key}"
     )
 
 
@@ -208,6 +219,20 @@ def finish(fields: Fields) -> None:
     fields.finish(HARMLESS)
 
 
+def read_tied(fields: Fields) -> Fact[bool]:
+    return fields.boolean("tie_word_embeddings", default=default(False, "untied in every release"))
+
+
+def read_mtp_layers(fields: Fields) -> Fact[int]:
+    return fields.integer(
+        "num_nextn_predict_layers",
+        minimum=0,
+        maximum=MAX_LAYERS,
+        aliases=("num_mtp_layers",),
+        default=default(0, "no draft layers"),
+    )
+
+
 def check_architectures(fields: Fields, accepted: tuple[str, ...]) -> None:
     if not fields.has("architectures"):
         return
@@ -220,9 +245,32 @@ def read_override(
     overrides: dict[str, Any], name: str, fallback: Fact[float], limit: float
 ) -> Fact[float]:
     """A documented fact that the user may state instead: `facts={"latent_norm_eps": 1e-5}`."""
+
+    def check(value: Any) -> bool:
+        return type(value) in (int, float) and 0 < value <= limit
+
+    fact = _overridden(overrides, name, fallback, check, f"a number in (0, {limit:g}]")
+    return Fact(float(fact.value), fact.source)
+
+
+def choose_override(
+    overrides: dict[str, Any], name: str, fallback: Fact[str], accepted: tuple[str, ...]
+) -> Fact[str]:
+    """The same for a fact that is one of several words."""
+    words = " or ".join(f'"{word}"' for word in accepted)
+    return _overridden(overrides, name, fallback, lambda value: value in accepted, words)
+
+
+def _overridden(
+    overrides: dict[str, Any],
+    name: str,
+    fallback: Fact[Any],
+    check: Callable[[Any], bool],
+    accepted: str,
+) -> Fact[Any]:
     if name not in overrides:
         return fallback
     value = overrides.pop(name)
-    if type(value) not in (int, float) or not 0 < value <= limit:
-        raise ConfigError(f"fact '{name}': found {value!r}; accepted: a number in (0, {limit:g}]")
-    return Fact(float(value), Source("override", f"facts={{'{name}': …}}"))
+    if not check(value):
+        raise ConfigError(f"fact '{name}': found {value!r}; accepted: {accepted}")
+    return Fact(value, Source("override", f"facts={{'{name}': …}}"))

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trueline.models.parameters import parameters
-from trueline.spec.mixer import MLASpec
+from trueline.spec.mixer import LightningSpec, MLASpec
 from trueline.spec.model import DTYPE_BYTES, ModelSpec
 
 
@@ -33,14 +34,23 @@ class CacheCost:
 
 
 def cache_costs(spec: ModelSpec) -> list[CacheCost]:
-    """Per kind of mixer, over all its layers, at the model's dtype."""
-    width = DTYPE_BYTES[spec.dtype]
-    layers = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, MLASpec)]
-    if not layers:
-        return []
+    """Per kind of mixer, over all its layers: what tokens keep at the model's dtype, states in
+    float32."""
+    mixers = [layer.mixer for layer in spec.layers]
+    latent = [mixer for mixer in mixers if isinstance(mixer, MLASpec)]
+    linear = [mixer for mixer in mixers if isinstance(mixer, LightningSpec)]
+    return [
+        CacheCost(
+            kind,
+            len(members),
+            DTYPE_BYTES[spec.dtype] * _width(members, "token"),
+            DTYPE_BYTES["float32"] * _width(members, "sequence"),
+        )
+        for kind, members in (("mla", latent), ("lightning", linear))
+        if members
+    ]
 
-    def total(per: str) -> int:
-        fields = (field for mixer in layers for field in mixer.cache_fields)
-        return width * sum(field.width for field in fields if field.per == per)
 
-    return [CacheCost("mla", len(layers), total("token"), total("sequence"))]
+def _width(mixers: Sequence[MLASpec | LightningSpec], per: str) -> int:
+    fields = (field for mixer in mixers for field in mixer.cache_fields)
+    return sum(field.width for field in fields if field.per == per)

@@ -112,8 +112,14 @@ class Fields:
 
         return self._read(key, check, f"a number {low} to {maximum:g}", default, convert=float)
 
-    def boolean(self, key: str, *, default: Fact[bool] | _Required = REQUIRED) -> Fact[bool]:
-        return self._read(key, lambda value: type(value) is bool, "true or false", default)
+    def boolean(
+        self,
+        key: str,
+        *,
+        default: Fact[bool] | _Required = REQUIRED,
+        aliases: tuple[str, ...] = (),
+    ) -> Fact[bool]:
+        return self._read(key, lambda value: type(value) is bool, "true or false", default, aliases)
 
     def choice(
         self,

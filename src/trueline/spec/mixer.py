@@ -82,4 +82,80 @@ class CompressedSpec(Spec):
         return float(self.head_dim**-0.5)
 
 
-MixerSpec = MLASpec | CompressedSpec
+LayerFactor = Literal["l", "l-1"]
+
+
+@dataclass(frozen=True, kw_only=True)
+class LightningSpec(Spec):
+    """Linear attention with one decay per head: S = exp(-slope) S + kᵀv, then o = scale × q S, so a
+    token sees itself. q, k, v are silu'd (silu), q and k normed per head (qk_norm) and their first
+    `rope.dim` channels rotated; o is normed in groups of channels, multiplied by the sigmoid of a
+    gate of the layer's normalised input, and projected."""
+
+    heads: Span
+    head_dim: int
+    rope: RopeSpec | None
+    """None where nothing rotates."""
+    qk_norm: bool
+    silu: bool
+    norm_groups: Span
+    """Into how many groups the output norm cuts heads × head_dim channels; a group may cut a
+    head, but not cross ranks."""
+    norm_eps: float
+    """Of the norms of q, k and output."""
+    linear_layer_factor: LayerFactor
+    """Whether layer l decays as l or as l - 1 says: published sources disagree."""
+    layer: int
+    """Its place among all layers, of whatever kind."""
+    num_layers: int
+
+    PLACE: ClassVar[tuple[str, ...]] = ("layer",)
+    DERIVED: ClassVar[Mapping[str, str]] = {
+        "scale": "head_dim^-0.5",
+        "slope_ends": "first and last head here: 2^(-8(h+1)/H) for H a power of two; else that "
+        "of the power below H, then every second one of the power above",
+        "factor_ends": "what multiplies the slopes of the first and last layer: "
+        "1 - l/(N-1) + 1e-5, with l - 1 for l where linear_layer_factor says so",
+    }
+
+    @property
+    def scale(self) -> float:
+        return float(self.head_dim**-0.5)
+
+    @property
+    def slopes(self) -> tuple[float, ...]:
+        """Of this rank's heads, in this layer: the state decays by exp(-slope) a token."""
+        factor = self._factor(self.layer)
+        return tuple(slope * factor for slope in self._head_slopes)
+
+    @property
+    def slope_ends(self) -> tuple[float, float]:
+        return self._head_slopes[0], self._head_slopes[-1]
+
+    @property
+    def factor_ends(self) -> tuple[float, float]:
+        return self._factor(0), self._factor(self.num_layers - 1)
+
+    @property
+    def _head_slopes(self) -> tuple[float, ...]:
+        return head_slopes(self.heads.total)[self.heads.start : self.heads.stop]
+
+    def _factor(self, layer: int) -> float:
+        place = layer if self.linear_layer_factor == "l" else layer - 1
+        return 1 - place / (self.num_layers - 1) + 1e-5
+
+    @property
+    def cache_fields(self) -> tuple[CacheField, ...]:
+        return (CacheField("state", self.heads.count * self.head_dim**2, "sequence"),)
+
+
+def head_slopes(heads: int) -> tuple[float, ...]:
+    """What each of `heads` heads decays by, before its layer's factor."""
+    below = 1 << heads.bit_length() - 1
+    exact = tuple(2.0 ** (-8 * (head + 1) / below) for head in range(below))
+    if below == heads:
+        return exact
+    return exact + head_slopes(2 * below)[::2][: heads - below]
+
+
+MixerSpec = MLASpec | CompressedSpec | LightningSpec

@@ -52,6 +52,8 @@ class ModelSpec(Spec):
     """Draft layers the checkpoint may hold after the last layer; unused so far."""
     eos_token_ids: tuple[int, ...]
     layers: tuple[LayerSpec, ...]
+    norm_head: bool = False
+    """Whether each column of lm_head is divided by its length over the whole vocabulary."""
     storage: Storage = None
     refused_inputs: tuple[str, ...] = ()
     """Inputs the checkpoint could take and this engine refuses by name."""

@@ -1,8 +1,9 @@
 """What one tensor-parallel rank holds, as a spec of its own. Layers never see the world size.
 
-Divided: heads, routed experts, the widths of dense and shared MLPs. A count that does not divide
-is an error. Replicated: everything per token (latent projections, norms, router, cache rows), and
-the vocabulary where it does not divide (the result is the same, only memory is spent).
+Divided: heads (and with them the state and the output norm of linear layers), routed experts, the
+widths of dense and shared MLPs. A count that does not divide is an error. Replicated: everything
+per token (latent projections, norms, router, cache rows), and the vocabulary where it does not
+divide (the result is the same, only memory is spent).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from dataclasses import replace
 
 from trueline.errors import UsageError
 from trueline.spec.feedforward import DenseSpec, FeedForwardSpec, MoESpec
-from trueline.spec.mixer import MixerSpec
+from trueline.spec.mixer import LightningSpec, MixerSpec
 from trueline.spec.model import ModelSpec
 from trueline.spec.source import Span
 
@@ -31,7 +32,11 @@ def local_spec(spec: ModelSpec, rank: int, size: int) -> ModelSpec:
         return Span(rank * each, (rank + 1) * each, span.total)
 
     def mixer(whole: MixerSpec) -> MixerSpec:
-        return replace(whole, heads=part(whole.heads, "the number of attention heads"))
+        heads = part(whole.heads, "the number of attention heads")
+        if isinstance(whole, LightningSpec):
+            groups = part(whole.norm_groups, "the number of groups of the output norm")
+            return replace(whole, heads=heads, norm_groups=groups)
+        return replace(whole, heads=heads)
 
     def feed_forward(whole: FeedForwardSpec) -> FeedForwardSpec:
         if isinstance(whole, DenseSpec):
@@ -65,7 +70,10 @@ def whole_spec(spec: ModelSpec) -> ModelSpec:
         return replace(local, width=Span.whole(local.width.total))
 
     def mixer(local: MixerSpec) -> MixerSpec:
-        return replace(local, heads=Span.whole(local.heads.total))
+        heads = Span.whole(local.heads.total)
+        if isinstance(local, LightningSpec):
+            return replace(local, heads=heads, norm_groups=Span.whole(local.norm_groups.total))
+        return replace(local, heads=heads)
 
     return _map_layers(
         replace(spec, vocab=Span.whole(spec.vocab.total)),

@@ -64,6 +64,8 @@ class Spec:
 
     # Facts that follow from the fields: property name -> formula, as shown by `inspect`.
     DERIVED: ClassVar[Mapping[str, str]] = {}
+    # Fields that differ between layers of one kind.
+    PLACE: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
     def of(cls, **values: Any) -> Self:
@@ -71,6 +73,14 @@ class Spec:
         plain = {k: v.value if isinstance(v, Fact) else v for k, v in values.items()}
         sources = {k: v.source for k, v in values.items() if isinstance(v, Fact)}
         return cls(**plain, sources=sources)
+
+    def same_kind(self, other: Spec) -> bool:
+        """Equal, wherever in the model the two stand."""
+        return type(self) is type(other) and all(
+            getattr(self, item.name) == getattr(other, item.name)
+            for item in fields(self)
+            if item.compare and item.name not in self.PLACE
+        )
 
     def facts(self) -> Iterator[tuple[str, Any, Source]]:
         """Every fact of this spec that is not itself a spec, with its source."""

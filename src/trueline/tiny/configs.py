@@ -42,6 +42,9 @@ _COMMON: dict[str, Any] = {
     "v_head_dim": 11,
     "vocab_size": 311,
 }
+_DEEPSEEK_ONLY = ("attention_bias", "moe_layer_freq", "n_routed_experts", "n_shared_experts")
+# What some families call a key.
+_OWN_NAMES = {"n_routed_experts": "num_experts", "n_shared_experts": "num_shared_experts"}
 _YARN = {
     "type": "yarn",
     "factor": 40,
@@ -126,6 +129,37 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
         "rope_scaling": None,
         "routed_scaling_factor": 1.8,
     },
+    "bailing_moe_v2_5": {key: value for key, value in _COMMON.items() if key not in _DEEPSEEK_ONLY}
+    | {
+        "architectures": ["BailingMoeV2_5ForCausalLM"],
+        "model_type": "bailing_hybrid",
+        # 12 of 20 channels rotate, not the 10 of a latent key; a norm group is one and a half heads
+        "group_norm_size": 4,
+        "head_dim": 20,
+        "partial_rotary_factor": 0.6,
+        # latent layers at 2 and 5, and 6 behind the last whole group
+        "layer_group_size": 3,
+        "num_hidden_layers": 7,
+        "intermediate_size": 88,
+        "linear_silu": False,
+        "moe_router_enable_expert_bias": True,
+        "moe_shared_expert_intermediate_size": 28,
+        "n_group": 4,
+        "norm_topk_prob": True,
+        "num_experts": 12,
+        "num_nextn_predict_layers": 0,
+        "num_shared_experts": 1,
+        "q_lora_rank": 29,
+        "rope_interleave": True,
+        "rope_scaling": None,
+        "rope_theta": 600000.0,
+        "router_dtype": "fp32",
+        "score_function": "sigmoid",
+        "topk_group": 2,
+        "use_bias": False,
+        "use_qk_norm": True,
+        "use_qkv_bias": False,
+    },
 }
 
 
@@ -146,7 +180,8 @@ def change_config(
 ) -> None:
     """Set keys of the text model; put YaRN in or take it out; declare block fp8."""
     text = config.get("text_config", config)
-    text.update(keys)
+    own = {key: name for key, name in _OWN_NAMES.items() if name in text}
+    text.update({own.get(key, key): value for key, value in keys.items()})
     if "num_attention_heads" in keys and "num_key_value_heads" in text:
         text["num_key_value_heads"] = keys["num_attention_heads"]
     if "torch_dtype" in keys:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from trueline.errors import UsageError
 from trueline.models import read_model
-from trueline.models.parameters import Kind, parameters
+from trueline.models.parameters import Kind, Parameter, parameters
 from trueline.spec.mixer import MLASpec
 from trueline.spec.model import BlockFp8, ModelSpec
 from trueline.tiny.tokenizer import write_tokenizer
@@ -83,8 +83,7 @@ def _tensors(spec: ModelSpec, options: TinyOptions) -> Iterator[tuple[str, Tenso
             if fuse:
                 values.append(value)
                 continue
-            fp8 = parameter.may_be_fp8 and isinstance(spec.storage, BlockFp8)
-            for suffix, tensor in _stored(prefix + piece.source, value, spec, options, fp8):
+            for suffix, tensor in _stored(prefix + piece.source, value, spec, options, parameter):
                 yield prefix + piece.source + suffix, tensor, done, total
         if fuse and parameter.fused is not None:
             fused = torch.empty(parameter.shape)
@@ -94,12 +93,13 @@ def _tensors(spec: ModelSpec, options: TinyOptions) -> Iterator[tuple[str, Tenso
 
 
 def _stored(
-    name: str, value: Tensor, spec: ModelSpec, options: TinyOptions, fp8: bool
+    name: str, value: Tensor, spec: ModelSpec, options: TinyOptions, parameter: Parameter
 ) -> Iterator[tuple[str, Tensor]]:
-    if name.endswith("e_score_correction_bias"):
+    storage = spec.storage if parameter.may_be_fp8 else None
+    if parameter.kind == "correction_bias":
         yield "", value
-    elif fp8 and isinstance(spec.storage, BlockFp8) and not is_ignored(spec.storage, name):
-        weight, scale = quantise(value, spec.storage)
+    elif isinstance(storage, BlockFp8) and not is_ignored(storage, name):
+        weight, scale = quantise(value, storage)
         yield "", weight
         yield SCALE_SUFFIX, scale
     else:
@@ -114,19 +114,20 @@ def draw(name: str, shape: tuple[int, ...], kind: Kind, seed: int) -> Tensor:
     if kind == "correction_bias":
         return 0.4 * torch.rand(shape, generator=generator) - 0.2
     numbers = torch.randn(shape, generator=generator)
-    if name == "model.embed_tokens.weight":
+    if kind == "embedding":
         return numbers
-    gain = {"router": 1.5, "embedding": 1.5}.get(kind, 1.0)
+    gain = {"router": 1.5, "head": 1.5}.get(kind, 1.0)
     return numbers * (gain / math.sqrt(shape[-1]))
 
 
 def _shrink_latents(value: Tensor, name: str, spec: ModelSpec) -> None:
     """Latents so small that the eps of their norms shows."""
-    mixer = spec.layers[0].mixer
     if name.endswith(".q_a_proj.weight"):
         value *= 0.1
-    elif name.endswith(".kv_a_proj_with_mqa.weight") and isinstance(mixer, MLASpec):
-        value[: mixer.kv_lora_rank] *= 0.1
+    elif name.endswith(".kv_a_proj_with_mqa.weight"):
+        mixers = (layer.mixer for layer in spec.layers)
+        latent = next(mixer for mixer in mixers if isinstance(mixer, MLASpec))
+        value[: latent.kv_lora_rank] *= 0.1
 
 
 def quantise(value: Tensor, storage: BlockFp8) -> tuple[Tensor, Tensor]:

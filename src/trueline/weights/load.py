@@ -31,6 +31,8 @@ TORCH_DTYPES = {
 FLOAT32_KINDS = ("router", "correction_bias")
 # Dequantised in runs of this many numbers, so that float32 copies stay small.
 CHUNK = 1 << 24
+# Serving engines' floor for the length of a column of lm_head.
+SHORTEST_COLUMN = 1e-7
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read so far, bytes in all)."""
@@ -93,7 +95,8 @@ def stream_weights(
         files = _Files(stack)
         for use in uses:
             parameter, piece = wanted[use.piece.source]
-            yield from _chunks(files, use, parameter, piece, spec)
+            for part in piece.split():
+                yield from _chunks(files, use, parameter, part, spec)
             files.release(use.tensor)
             done += use.tensor.nbytes
             if progress:
@@ -104,6 +107,12 @@ def _chunks(
     files: _Files, use: Use, parameter: Parameter, piece: Piece, spec: ModelSpec
 ) -> Iterator[tuple[Parameter, Piece, Tensor]]:
     stored = files.view(use.tensor)
+    if parameter.unit_columns:
+        at = 0
+        for numbers in unit_columns(stored, piece.take[0]):
+            yield parameter, _rows(piece, at, len(numbers)), numbers
+            at += len(numbers)
+        return
     if use.scale is None:
         yield parameter, piece, stored[piece.take]
         return
@@ -118,6 +127,17 @@ def _chunks(
         part = rows[start : start + step]
         numbers = dequantise(stored, scale, part, columns, spec.storage.block)
         yield parameter, _rows(piece, start, len(part)), numbers
+
+
+def unit_columns(stored: Tensor, taken: slice) -> Iterator[Tensor]:
+    """The taken rows, in runs, each column divided by its length over *all* rows."""
+    step = max(CHUNK // stored.shape[1], 1)
+    squares = torch.zeros(stored.shape[1], dtype=torch.float64)
+    for start in range(0, len(stored), step):
+        squares += stored[start : start + step].double().square().sum(0)
+    lengths = squares.sqrt().clamp_min(SHORTEST_COLUMN)
+    for start in range(taken.start, taken.stop, step):
+        yield stored[start : min(start + step, taken.stop)].double() / lengths
 
 
 def _rows(piece: Piece, start: int, count: int) -> Piece:

@@ -113,7 +113,7 @@ SPEC_FAULTS = [
     Fault("spec-truncate", "truncate false is ignored", "one-spec", "v3-no-truncate",
           parts, "read_yarn", _yarn_without(truncate=True)),
     Fault("spec-rope-parameters-unread", "only rope_scaling is looked at", "one-spec",
-          "v3-mixed-spelling", parts, "_rope_section", _only_legacy_rope),
+          "v3-mixed-spelling", parts, "rope_section", _only_legacy_rope),
     Fault("spec-theta-guessed", "rope_theta read at top level only", "one-spec",
           "v3-rope-parameters", parts, "_rope_base", _base_from_top_level_only),
     Fault("spec-ramp", "YaRN's ramp shifted by one channel", "one-spec", "v3",
