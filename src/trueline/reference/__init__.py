@@ -1,10 +1,11 @@
 """Each family as an executable definition, sharing no code with the engine it checks."""
 
 from pathlib import Path
+from typing import Any
 
 import torch
 
-from trueline.reference.config import LATENT_NORM_EPS, read_config
+from trueline.reference.config import read_config
 from trueline.reference.model import Reference
 from trueline.reference.weights import load_weights
 
@@ -14,7 +15,8 @@ __all__ = ["Reference", "load", "read_config"]
 def load(
     model_dir: str | Path,
     dtype: torch.dtype = torch.float64,
-    latent_norm_eps: float = LATENT_NORM_EPS,
+    **stated: Any,
 ) -> Reference:
-    config = read_config(model_dir, latent_norm_eps)
+    """`stated`: facts to override, as `read_config` takes them."""
+    config = read_config(model_dir, **stated)
     return Reference(config, load_weights(model_dir, config, dtype))

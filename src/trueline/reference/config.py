@@ -1,4 +1,4 @@
-"""What config.json means for the DeepSeek line, read a second time on purpose.
+"""What config.json means for the DeepSeek line and its relatives, read a second time on purpose.
 
 The engine reads config.json in `models/` and `spec/`; this file shares nothing with it, so that a
 wrong fact there shows up as a wrong number. Keys keep their published names.
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from trueline.errors import ConfigError
+from trueline.reference import bailing
 
 # transformers builds q_a_layernorm and kv_a_layernorm without an eps, so `rms_norm_eps` never
 # reaches them and they keep the class default (serving engines pass rms_norm_eps instead).
@@ -65,6 +66,7 @@ class Config:
     n_routed_experts: int | None  # None: every layer is dense
     num_experts_per_tok: int
     n_shared_experts: int
+    shared_expert_width: int  # of one of them
     scoring_func: str
     n_group: int
     topk_group: int
@@ -72,6 +74,13 @@ class Config:
     routed_scaling_factor: float
 
     fp8_block: tuple[int, int] | None
+    linear: bailing.Linear | None  # None: every layer is latent
+    norm_head: bool  # each column of lm_head at unit length
+
+    @property
+    def linear_facts(self) -> bailing.Linear:
+        assert self.linear is not None
+        return self.linear
 
 
 AS_WRITTEN = (
@@ -81,14 +90,22 @@ AS_WRITTEN = (
 )
 
 
-def read_config(path: str | Path, latent_norm_eps: float = LATENT_NORM_EPS) -> Config:
-    """Read a model directory or a config.json."""
+def read_config(
+    path: str | Path,
+    latent_norm_eps: float = LATENT_NORM_EPS,
+    linear_layer_factor: str = bailing.LAYER_FACTORS[0],
+) -> Config:
+    """Read a model directory or a config.json; the two facts on which published sources disagree
+    may be stated."""
     path = Path(path)
     top = Raw(json.loads((path / "config.json" if path.is_dir() else path).read_text()))
     nested = top["model_type"] == "kimi_k25"
     raw = Raw(top["text_config"]) if nested else top
+    if raw["model_type"] == "bailing_hybrid":
+        raw = Raw(bailing.in_deepseek_words(raw))
     family = raw["model_type"]
-    families = ("kimi_k2", "deepseek_v3", *(() if nested else ("deepseek_v2", "glm4_moe_lite")))
+    others = ("deepseek_v2", "glm4_moe_lite", "bailing_moe_v2_5")
+    families = ("kimi_k2", "deepseek_v3", *(() if nested else others))
     if family not in families:
         raise ConfigError(f"config.json: model_type '{family}'; the reference has {families}")
     v2 = family == "deepseek_v2"
@@ -110,11 +127,16 @@ def read_config(path: str | Path, latent_norm_eps: float = LATENT_NORM_EPS) -> C
         moe_layer_freq=raw.get("moe_layer_freq", 1),
         mlp_layer_types=raw.get("mlp_layer_types"),
         n_shared_experts=raw["n_shared_experts"] or 0,
+        shared_expert_width=raw.get("shared_expert_width") or raw.get("moe_intermediate_size", 0),
         scoring_func="softmax" if v2 else "sigmoid",
         n_group=raw["n_group"] if grouped else 1,
         topk_group=raw["topk_group"] if grouped else 1,
         norm_topk_prob=not v2 and raw["norm_topk_prob"],
         fp8_block=read_fp8_block(raw.get("quantization_config") or top.get("quantization_config")),
+        linear=bailing.read_linear(raw, rope, linear_layer_factor)
+        if family == "bailing_moe_v2_5"
+        else None,
+        norm_head=raw.get("norm_head", False),
     )
 
 
@@ -200,6 +222,16 @@ def cos_sin_scale(config: Config) -> float:
 
 def inverse_frequencies(config: Config) -> Tensor:
     return frequencies(config.rope_theta, config.yarn, config.qk_rope_head_dim)
+
+
+def linear_inverse_frequencies(config: Config) -> Tensor:
+    """Of the linear layers, over the channels that rotate there; empty where none do."""
+    return frequencies(config.rope_theta, config.yarn, config.linear_facts.rotary_dim)
+
+
+def layer_is_linear(config: Config, layer: int) -> bool:
+    linear = config.linear
+    return linear is not None and bailing.is_linear(linear, config.num_hidden_layers, layer)
 
 
 def frequencies(theta: float, yarn: Yarn | None, dim: int) -> Tensor:

@@ -1,4 +1,5 @@
-"""The DeepSeek line as an executable definition: full sequence, no cache, one function a step.
+"""The DeepSeek line, and Ling with its linear layers, as an executable definition: full sequence,
+no cache, one function a step.
 
 Letters: T tokens, D hidden, H heads, P/R/V widths of the plain, rotated and value part of a head,
 L latent, E experts, K chosen experts. Weights are [out, in], under their published names. Tests
@@ -11,44 +12,38 @@ import torch
 from torch import Tensor
 
 from trueline.reference import config as facts
+from trueline.reference import lightning
 from trueline.reference.config import Config
+from trueline.reference.parts import (
+    Pair,
+    Params,
+    linear,
+    rms_norm,
+    rotate_halves,
+    rotate_pairs,
+    wide,
+)
 
 Ints = Sequence[int] | Tensor
-Pair = tuple[Tensor, Tensor]
-Params = dict[str, Tensor]
 Trace = dict[int, Tensor] | None  # layer -> expert ids [T, K]
-
-
-def wide(x: Tensor) -> Tensor:
-    """At least float32."""
-    return x.to(torch.promote_types(x.dtype, torch.float32))
-
-
-def linear(params: Params, name: str, x: Tensor) -> Tensor:
-    return x @ params[f"{name}.weight"].T
-
-
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    y = wide(x)
-    y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
-    return y.to(x.dtype) * weight  # rounded before the weight, as in Llama
 
 
 def rope_table(config: Config, positions: Tensor) -> Pair:
     """cos, sin [T, R/2], float32 in every model dtype: a finer table is a different function."""
-    angle = positions.to(torch.float32)[:, None] * facts.inverse_frequencies(config)
+    return turns(config, facts.inverse_frequencies(config), positions)
+
+
+def linear_rope_table(config: Config, positions: Tensor) -> Pair | None:
+    """The same for linear layers; None where they do not rotate."""
+    if config.linear is None or config.linear.rotary_dim == 0:
+        return None
+    return turns(config, facts.linear_inverse_frequencies(config), positions)
+
+
+def turns(config: Config, inverse_frequencies: Tensor, positions: Tensor) -> Pair:
+    angle = positions.to(torch.float32)[:, None] * inverse_frequencies
     scale = facts.cos_sin_scale(config)
     return angle.cos() * scale, angle.sin() * scale
-
-
-def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    a, b = x[..., 0::2], x[..., 1::2]
-    return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
-
-
-def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    a, b = x.chunk(2, dim=-1)
-    return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 
 
 def rotate(config: Config, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -190,12 +185,26 @@ def moe(config: Config, params: Params, layer: int, x: Tensor, trace: Trace) -> 
     return routed.to(x.dtype) + swiglu(params, f"{at}.shared_experts", x)
 
 
-def decoder_layer(
-    config: Config, params: Params, layer: int, h: Tensor, rope: Pair, form: str, trace: Trace
+def mix(
+    config: Config,
+    params: Params,
+    layer: int,
+    h: Tensor,
+    ropes: tuple[Pair, Pair | None],
+    form: str,
 ) -> Tensor:
+    """The first half of a layer: tokens hear of each other."""
+    weight = params[f"model.layers.{layer}.input_layernorm.weight"]
+    x = rms_norm(h, weight, config.rms_norm_eps)
+    latent_rope, linear_rope = ropes
+    if facts.layer_is_linear(config, layer):
+        return h + lightning.attention(config, params, layer, x, linear_rope, form)
+    return h + attention(config, params, layer, x, latent_rope, form)
+
+
+def feed_forward(config: Config, params: Params, layer: int, h: Tensor, trace: Trace) -> Tensor:
+    """The second half: each token by itself."""
     at = f"model.layers.{layer}"
-    x = rms_norm(h, params[f"{at}.input_layernorm.weight"], config.rms_norm_eps)
-    h = h + attention(config, params, layer, x, rope, form)
     x = rms_norm(h, params[f"{at}.post_attention_layernorm.weight"], config.rms_norm_eps)
     if facts.layer_is_moe(config, layer):
         return h + moe(config, params, layer, x, trace)
@@ -216,17 +225,27 @@ class Reference:
         form: str = "expanded",
         trace: Trace = None,
     ) -> Tensor:
-        """[T, vocab]."""
+        """[T, vocab]. `form` is what prefill does ("expanded": keys and values of latent layers
+        expanded, linear layers in tiles) or what decode does ("absorbed": latent layers absorbed,
+        linear layers token by token)."""
         config, params, ids = self.config, self.params, torch.as_tensor(tokens)
         places = torch.arange(len(ids)) if positions is None else torch.as_tensor(positions)
         h = params["model.embed_tokens.weight"][ids]
-        cos, sin = rope_table(config, places)
-        rope = cos.to(h.dtype), sin.to(h.dtype)
+        ropes = self.ropes(places)
         for layer in range(config.num_hidden_layers):
-            h = decoder_layer(config, params, layer, h, rope, form, trace)
+            h = mix(config, params, layer, h, ropes, form)
+            h = feed_forward(config, params, layer, h, trace)
         return linear(
             params, "lm_head", rms_norm(h, params["model.norm.weight"], config.rms_norm_eps)
         )
+
+    def ropes(self, positions: Tensor) -> tuple[Pair, Pair | None]:
+        """Tables of latent and of linear layers, rounded to the model's dtype."""
+        dtype = self.params["model.norm.weight"].dtype
+        cos, sin = rope_table(self.config, positions)
+        other = linear_rope_table(self.config, positions)
+        turned = other and (other[0].to(dtype), other[1].to(dtype))
+        return (cos.to(dtype), sin.to(dtype)), turned
 
     def logprobs(
         self, tokens: Ints, positions: Ints | None = None, form: str = "expanded"

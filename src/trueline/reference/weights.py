@@ -24,6 +24,12 @@ KNOWN = re.compile(
     r"|mlp\.gate))\.weight|model\.layers\.\d+\.mlp\.gate\.e_score_correction_bias"
 )
 
+KNOWN_LINEAR = (
+    r"model\.layers\.\d+\.self_attn\."
+    r"(query_key_value|query_layernorm|key_layernorm|g_proj|g_norm)\.weight"
+)
+SHORTEST = 1e-7  # the least length of a column that norm_head divides by
+
 
 def load_weights(model_dir: str | Path, config: Config, dtype: torch.dtype) -> dict[str, Tensor]:
     """Every tensor of the model, unquantised, experts one by one."""
@@ -39,13 +45,22 @@ def load_weights(model_dir: str | Path, config: Config, dtype: torch.dtype) -> d
         # the correction bias decides near-ties: it never goes below float32
         floor = torch.float32 if name.endswith("e_score_correction_bias") else dtype
         weights.update(unfuse(name, tensor.to(torch.promote_types(dtype, floor))))
-    if unknown := sorted(name for name in weights if not KNOWN.fullmatch(name)):
+    linear = config.linear is not None
+    known = re.compile(f"{KNOWN.pattern}|{KNOWN_LINEAR}") if linear else KNOWN
+    if unknown := sorted(name for name in weights if not known.fullmatch(name)):
         raise CheckpointError(f"tensors the reference does not use: {', '.join(unknown[:8])}")
     if config.tie_word_embeddings:
         embedding = weights["model.embed_tokens.weight"]
         if not torch.equal(weights.setdefault("lm_head.weight", embedding), embedding):
             raise CheckpointError("lm_head.weight differs from the embedding it is tied to")
+    if config.norm_head:
+        weights["lm_head.weight"] = unit_columns(stored["lm_head.weight"].double()).to(dtype)
     return weights
+
+
+def unit_columns(head: Tensor) -> Tensor:
+    """Each hidden channel at length one over the vocabulary (not each word over the channels)."""
+    return head / head.square().sum(0).sqrt().clamp_min(SHORTEST)
 
 
 def read_tensors(model_dir: Path, config: Config) -> dict[str, Tensor]:
@@ -61,6 +76,8 @@ def read_tensors(model_dir: Path, config: Config) -> dict[str, Tensor]:
         with safe_open(file, framework="pt") as handle:
             for stored_name in list(handle.keys()):
                 name = canonical_name(stored_name)
+                if config.linear is not None:
+                    name = bailing_name(name)
                 if is_foreign(name, config):
                     continue
                 if name in tensors:
@@ -74,6 +91,18 @@ def canonical_name(name: str) -> str:
     name = re.sub(r"^model\.language_model\.", "model.", name)
     name = re.sub(r"^language_model\.", "", name)
     return re.sub(r"^model\.blocks\.", "model.layers.", name)
+
+
+def bailing_name(name: str) -> str:
+    """Ling's names -> those of the DeepSeek line, where both have the thing."""
+    for pattern, ours in (
+        (r"^model\.word_embeddings\.", "model.embed_tokens."),
+        (r"\.attention\.dense\.", ".self_attn.o_proj."),
+        (r"\.attention\.", ".self_attn."),
+        (r"\.gate\.expert_bias$", ".gate.e_score_correction_bias"),
+    ):
+        name = re.sub(pattern, ours, name)
+    return name
 
 
 def is_foreign(name: str, config: Config) -> bool:

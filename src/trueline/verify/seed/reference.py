@@ -12,6 +12,7 @@ from torch import Tensor
 from trueline.models import deepseek
 from trueline.reference import config as reference_config
 from trueline.reference import model as reference_model
+from trueline.reference.parts import linear, rotate_halves, rotate_pairs
 from trueline.verify.seed import Fault, Make
 
 
@@ -34,7 +35,7 @@ def _value_first(_: Make) -> Make:
 
 def _latent_without_norm(_: Make) -> Make:
     def broken(config: Any, params: Any, at: str, x: Tensor, table: Any) -> tuple[Tensor, Tensor]:
-        kv = reference_model.linear(params, f"{at}.kv_a_proj_with_mqa", x)
+        kv = linear(params, f"{at}.kv_a_proj_with_mqa", x)
         c, p = kv[:, : config.kv_lora_rank], kv[:, config.kv_lora_rank :]
         return c, reference_model.rotate(config, p, *table)
 
@@ -52,7 +53,7 @@ def _keys_of_all_heads_first(_: Make) -> Make:
 
 def _shared_key_unrotated(latent: Make) -> Make:
     def broken(config: Any, params: Any, at: str, x: Tensor, table: Any) -> tuple[Tensor, Tensor]:
-        raw = reference_model.linear(params, f"{at}.kv_a_proj_with_mqa", x)
+        raw = linear(params, f"{at}.kv_a_proj_with_mqa", x)
         return latent(config, params, at, x, table)[0], raw[:, config.kv_lora_rank :]
 
     return broken
@@ -107,8 +108,8 @@ def _scaled_shared(swiglu: Make) -> Make:
 
 def _swapped_gate_up(_: Make) -> Make:
     def broken(params: Any, at: str, x: Tensor) -> Tensor:
-        gate, up = (reference_model.linear(params, f"{at}.{n}_proj", x) for n in ("gate", "up"))
-        return reference_model.linear(params, f"{at}.down_proj", gate * torch.sigmoid(up) * up)
+        gate, up = (linear(params, f"{at}.{n}_proj", x) for n in ("gate", "up"))
+        return linear(params, f"{at}.down_proj", gate * torch.sigmoid(up) * up)
 
     return broken
 
@@ -162,9 +163,9 @@ _MODEL, _CONFIG = reference_model, reference_config
 
 REFERENCE_FAULTS = [
     Fault("halves-for-pairs", "MLA rotates halves instead of pairs", "oracle", "v3",
-          _MODEL, "rotate", lambda _: lambda c, x, cos, sin: _MODEL.rotate_halves(x, cos, sin)),
+          _MODEL, "rotate", lambda _: lambda c, x, cos, sin: rotate_halves(x, cos, sin)),
     Fault("pairs-for-halves", "rope_interleave false is ignored", "oracle", "v3-halves",
-          _MODEL, "rotate", lambda _: lambda c, x, cos, sin: _MODEL.rotate_pairs(x, cos, sin)),
+          _MODEL, "rotate", lambda _: lambda c, x, cos, sin: rotate_pairs(x, cos, sin)),
     Fault("half-rotation", "partial_rotary_factor halves the rotated dims (story 1)", "oracle",
           "v3", _MODEL, "rotate", _half_rotation),
     Fault("no-mscale", "softmax scale without YaRN's mscale²", "oracle", "v3",
