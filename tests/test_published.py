@@ -275,8 +275,9 @@ def test_dense_layers_come_first(write_config: WriteConfig) -> None:
     ]
 
 
-@pytest.mark.parametrize("config", ["mid", "v2lite"])
+@pytest.mark.parametrize("config", ["mid", "v2lite", "mid-hybrid", "ling25s"])
 def test_benchmark_configs(config: str) -> None:
     directory = Path(__file__).parent.parent / "bench" / "configs" / config
     spec = read_model(directory)
-    assert spec.family == json.loads((directory / "config.json").read_text())["model_type"]
+    model_type = json.loads((directory / "config.json").read_text())["model_type"]
+    assert spec.family == {"bailing_hybrid": "bailing_moe_v2_5"}.get(model_type, model_type)

@@ -23,7 +23,9 @@ from trueline.tiny.make import TinyOptions, make_checkpoint
 class Case:
     family: str
     keys: Mapping[str, Any] = field(default_factory=dict)
-    """Keys to set in the family's tiny config; None takes a key out."""
+    """Keys to set in the family's tiny config."""
+    absent: tuple[str, ...] = ()
+    """Keys to take out of it."""
     rope: Mapping[str, Any] = field(default_factory=dict)
     """Keys to set in its rope_scaling."""
     yarn: bool | None = None
@@ -31,6 +33,8 @@ class Case:
     dtype: str = "float32"
     mtp: bool = False
     """Store an MTP layer too."""
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Facts to override."""
     seed: int = 0
     start: int = 0
     """Position of the first token."""
@@ -48,25 +52,24 @@ class Subject:
     model: Path
     tokens: Tensor
     positions: Tensor
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """Facts to override, for both readers."""
     oracle: Tensor | None = None
     """float64 logprobs of an implementation that shares no code with ours."""
 
 
+_LING = "bailing_moe_v2_5"
 _V4_FLAT_ONLY = ("compress_ratios", "num_hash_layers", "rope_scaling")
 # Rope as transformers saves it, with YaRN inside.
 _ROPE_PARAMETERS = {
-    "rope_scaling": None,
-    "rope_theta": None,
-    "rope_parameters": {
-        "rope_type": "yarn",
-        "rope_theta": 3000.0,
-        "factor": 7.0,
-        "beta_fast": 2.0,
-        "beta_slow": 0.5,
-        "mscale": 0.8,
-        "mscale_all_dim": 1.3,
-        "original_max_position_embeddings": 96,
-    },
+    "rope_type": "yarn",
+    "rope_theta": 3000.0,
+    "factor": 7.0,
+    "beta_fast": 2.0,
+    "beta_slow": 0.5,
+    "mscale": 0.8,
+    "mscale_all_dim": 1.3,
+    "original_max_position_embeddings": 96,
 }
 FP8_32 = BlockFp8(block=(32, 32), power_of_two_scales=False, ignored_modules=())
 FP8_EXEMPT = BlockFp8(
@@ -150,11 +153,16 @@ CASES: Mapping[str, Case] = {
     "v2-lite": Case("deepseek_v2_lite", yarn=False),
     "v3": Case("deepseek_v3", start=4321, stride=173),
     "v3-near": Case("deepseek_v3"),
-    "v3-rope-parameters": Case("deepseek_v3", keys=_ROPE_PARAMETERS, start=300),
+    "v3-rope-parameters": Case(
+        "deepseek_v3",
+        keys={"rope_parameters": _ROPE_PARAMETERS},
+        absent=("rope_scaling", "rope_theta"),
+        start=300,
+    ),
     "v3-mixed-spelling": Case(
         "deepseek_v3",
+        absent=("rope_scaling",),
         keys={
-            "rope_scaling": None,
             "rope_theta": 500.0,
             "rope_parameters": {"type": "yarn", "factor": 3.0, "mscale_all_dim": 0.6},
         },
@@ -171,6 +179,24 @@ CASES: Mapping[str, Case] = {
     "bf16": Case("deepseek_v3", dtype="bfloat16"),
     "fp8": Case("deepseek_v3", fp8=FP8_32),
     "fp8-exempt": Case("deepseek_v3", fp8=FP8_EXEMPT),
+    "ling": Case(_LING),
+    "ling-far": Case(_LING, start=4321, stride=173),
+    "ling-one-group": Case(_LING, keys={"group_norm_size": 1, "q_lora_rank": None}),
+    "ling-silu": Case(_LING, keys={"linear_silu": True, "use_qk_norm": False}),
+    "ling-unrotated": Case(_LING, keys={"linear_rope": False}),
+    "ling-yarn": Case(_LING, yarn=True, start=2000, stride=97),
+    "ling-rope-parameters": Case(
+        _LING,
+        keys={"rope_parameters": _ROPE_PARAMETERS | {"partial_rotary_factor": 0.4}},
+        absent=("rope_scaling", "rope_theta", "partial_rotary_factor"),
+    ),
+    "ling-no-tail": Case(_LING, keys={"num_hidden_layers": 4, "layer_group_size": 4}),
+    "ling-mtp": Case(_LING, keys={"num_nextn_predict_layers": 1}, mtp=True),
+    "ling-l-1": Case(_LING, facts={"linear_layer_factor": "l-1"}),
+    "ling-norm-head": Case(_LING, keys={"norm_head": True}),
+    "ling-tied": Case(_LING, keys={"tie_word_embeddings": True}),
+    "ling-bf16": Case(_LING, dtype="bfloat16"),
+    "ling-fp8": Case(_LING, fp8=FP8_32),
 }
 
 
@@ -184,7 +210,7 @@ def make_subject(name: str, directory: Path) -> Subject:
     case = CASES[name]
     config = family_config(case.family)
     change_config(config, {**case.keys, "torch_dtype": case.dtype}, yarn=case.yarn, fp8=case.fp8)
-    for key in [key for key, value in case.keys.items() if value is None]:
+    for key in case.absent:
         del config[key]
     if case.rope:
         config["rope_scaling"].update(case.rope)
@@ -194,7 +220,7 @@ def make_subject(name: str, directory: Path) -> Subject:
     generator = torch.Generator().manual_seed(case.seed)
     tokens = torch.randint(spec.vocab.total, (case.length,), generator=generator)
     positions = case.start + case.stride * torch.arange(case.length)
-    return Subject(name, directory, tokens, positions)
+    return Subject(name, directory, tokens, positions, case.facts)
 
 
 def _add_mtp_layer(directory: Path, spec: ModelSpec) -> None:
@@ -205,10 +231,12 @@ def _add_mtp_layer(directory: Path, spec: ModelSpec) -> None:
         f"{at}.enorm.weight": (D,),
         f"{at}.hnorm.weight": (D,),
         f"{at}.eh_proj.weight": (D, 2 * D),
-        f"{at}.shared_head.norm.weight": (D,),
-        f"{at}.shared_head.head.weight": (vocab, D),
-        f"{at}.embed_tokens.weight": (vocab, D),
     }
+    if spec.family == _LING:  # its head and embedding are the model's own
+        shapes[f"{at}.final_layernorm.weight"] = (D,)
+    else:
+        shapes[f"{at}.shared_head.norm.weight"] = (D,)
+        shapes[f"{at}.shared_head.head.weight"] = shapes[f"{at}.embed_tokens.weight"] = (vocab, D)
     for parameter in parameters(replace(spec, layers=(last,))):
         shapes |= {p.source: p.shape for p in parameter.pieces if p.source.startswith(f"{at}.")}
     tensors = {name: torch.full(shape, float("nan")) for name, shape in shapes.items()}

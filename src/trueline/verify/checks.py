@@ -17,10 +17,16 @@ from trueline.reference import config as second_opinion
 from trueline.reference.weights import load_weights as load_reference_weights
 from trueline.spec.feedforward import MoESpec
 from trueline.spec.fields import Fields, read_json
-from trueline.spec.mixer import MLASpec
+from trueline.spec.mixer import CompressedSpec, LightningSpec, MLASpec
 from trueline.spec.model import LayerSpec, ModelSpec
 from trueline.verify.cases import Subject
 from trueline.verify.failed import CheckFailed
+from trueline.verify.lightning import (
+    Pair,
+    linear_facts,
+    linear_is_a_sum,
+    ranks_hold_their_heads,
+)
 from trueline.verify.ops import attention
 from trueline.verify.routing import routing
 from trueline.verify.schedules import ENGINE_CHECKS
@@ -36,7 +42,7 @@ FORMS_GATE = 1e-12
 
 def one_spec(subject: Subject) -> None:
     """Every fact of the spec equals what the reference reads in config.json for itself."""
-    spec = read_model(subject.model)
+    spec = read_model(subject.model, subject.facts)
     pairs = _v4_facts(spec, subject) if spec.family == "deepseek_v4" else _facts(spec, subject)
     wrong = [
         f"{name}: spec {_brief(ours)}, reference {_brief(theirs)}"
@@ -47,21 +53,35 @@ def one_spec(subject: Subject) -> None:
         raise CheckFailed(f"one-spec: {len(wrong)} facts differ: {'; '.join(wrong[:4])}")
 
 
-def _facts(spec: ModelSpec, subject: Subject) -> Iterator[tuple[str, Any, Any]]:
-    config = second_opinion.read_config(subject.model)
+def _facts(spec: ModelSpec, subject: Subject) -> Iterator[Pair]:
+    config = second_opinion.read_config(subject.model, **subject.facts)
     yield "layers", spec.num_layers, config.num_hidden_layers
     yield "hidden_size", spec.hidden_size, config.hidden_size
     yield "vocab", spec.vocab.total, config.vocab_size
     yield "norm_eps", spec.norm_eps, config.rms_norm_eps
     yield "tied_embeddings", spec.tied_embeddings, config.tie_word_embeddings
+    yield "norm_head", spec.norm_head, config.norm_head
     for layer in spec.layers:
         yield from _layer_facts(layer, config)
 
 
-def _layer_facts(layer: LayerSpec, config: second_opinion.Config) -> Iterator[tuple[str, Any, Any]]:
+def _layer_facts(layer: LayerSpec, config: second_opinion.Config) -> Iterator[Pair]:
     at = f"layer {layer.index} "
-    mla = layer.mixer
-    assert isinstance(mla, MLASpec)
+    mixer = layer.mixer
+    linear = second_opinion.layer_is_linear(config, layer.index)
+    yield at + "is linear", isinstance(mixer, LightningSpec), linear
+    if linear and isinstance(mixer, LightningSpec):
+        yield from linear_facts(mixer, config, layer.index)
+    elif isinstance(mixer, MLASpec):
+        yield from _mla_facts(mixer, config, at)
+    moe = layer.feed_forward
+    is_moe = isinstance(moe, MoESpec)
+    yield at + "is MoE", is_moe, second_opinion.layer_is_moe(config, layer.index)
+    if isinstance(moe, MoESpec):
+        yield from _moe_facts(moe, config, at)
+
+
+def _mla_facts(mla: MLASpec, config: second_opinion.Config, at: str) -> Iterator[Pair]:
     yield at + "heads", mla.heads.total, config.num_attention_heads
     for name in (
         "q_lora_rank",
@@ -77,35 +97,35 @@ def _layer_facts(layer: LayerSpec, config: second_opinion.Config) -> Iterator[tu
     yield at + "cos_sin_scale", mla.rope.cos_sin_scale, second_opinion.cos_sin_scale(config)
     theirs = second_opinion.inverse_frequencies(config)
     yield at + "rope.inv_freq", inv_freq(mla.rope), theirs
-    moe = layer.feed_forward
-    is_moe = isinstance(moe, MoESpec)
-    yield at + "is MoE", is_moe, second_opinion.layer_is_moe(config, layer.index)
-    if isinstance(moe, MoESpec):
-        router = moe.router
-        yield at + "experts", moe.experts.total, config.n_routed_experts
-        shared = moe.shared_width.total if moe.shared_width else 0
-        yield at + "shared_width", shared, config.n_shared_experts * moe.expert_width
-        yield at + "scoring", router.scoring, config.scoring_func
-        yield at + "groups", router.num_groups, config.n_group
-        yield at + "top_groups", router.top_groups, config.topk_group
-        yield at + "top_k", router.top_k, config.num_experts_per_tok
-        yield at + "renormalise", router.renormalise, config.norm_topk_prob
-        yield at + "scaling_factor", router.scaling_factor, config.routed_scaling_factor
-        sigmoid = config.scoring_func == "sigmoid"
-        yield at + "correction_bias", router.correction_bias, sigmoid
-        expected = None if config.n_group == 1 else "top2_sum" if sigmoid else "max"
-        yield at + "group_score", router.group_score, expected
 
 
-def _v4_facts(spec: ModelSpec, subject: Subject) -> Iterator[tuple[str, Any, Any]]:
+def _moe_facts(moe: MoESpec, config: second_opinion.Config, at: str) -> Iterator[Pair]:
+    router = moe.router
+    yield at + "experts", moe.experts.total, config.n_routed_experts
+    shared = moe.shared_width.total if moe.shared_width else 0
+    yield at + "shared_width", shared, config.n_shared_experts * config.shared_expert_width
+    yield at + "scoring", router.scoring, config.scoring_func
+    yield at + "groups", router.num_groups, config.n_group
+    yield at + "top_groups", router.top_groups, config.topk_group
+    yield at + "top_k", router.top_k, config.num_experts_per_tok
+    yield at + "renormalise", router.renormalise, config.norm_topk_prob
+    yield at + "scaling_factor", router.scaling_factor, config.routed_scaling_factor
+    sigmoid = config.scoring_func == "sigmoid"
+    yield at + "correction_bias", router.correction_bias, sigmoid
+    expected = None if config.n_group == 1 else "top2_sum" if sigmoid else "max"
+    yield at + "group_score", router.group_score, expected
+
+
+def _v4_facts(spec: ModelSpec, subject: Subject) -> Iterator[Pair]:
     raw = read_json(config_file(subject.model))
     for layer in spec.layers:
         theirs, cos_sin_scale, softmax_scale = second_opinion.v4_layer_rope(raw, layer.index)
         at = f"layer {layer.index} "
-        rope = layer.mixer.rope
-        yield at + "rope.inv_freq", inv_freq(rope), theirs
-        yield at + "cos_sin_scale", rope.cos_sin_scale, cos_sin_scale
-        yield at + "softmax_scale", layer.mixer.softmax_scale, softmax_scale
+        mixer = layer.mixer
+        assert isinstance(mixer, CompressedSpec)
+        yield at + "rope.inv_freq", inv_freq(mixer.rope), theirs
+        yield at + "cos_sin_scale", mixer.rope.cos_sin_scale, cos_sin_scale
+        yield at + "softmax_scale", mixer.softmax_scale, softmax_scale
 
 
 def _same(ours: Any, theirs: Any) -> bool:
@@ -127,7 +147,9 @@ def oracle(subject: Subject) -> None:
     if subject.oracle is None:
         raise CheckFailed("oracle: the subject carries no oracle to compare with")
     with torch.no_grad():
-        ours = reference.load(subject.model).logprobs(subject.tokens, subject.positions)
+        ours = reference.load(subject.model, **subject.facts).logprobs(
+            subject.tokens, subject.positions
+        )
     off = (ours - subject.oracle).abs().amax(dim=-1)
     worst = int(off.argmax())
     if not bool(off.max() <= ORACLE_GATE):  # also when NaN
@@ -138,7 +160,9 @@ def oracle(subject: Subject) -> None:
 
 
 def absorbed_equals_expanded(subject: Subject) -> None:
-    model = reference.load(subject.model)
+    """What decode does equals what prefill does: latent layers absorbed or expanded, linear layers
+    token by token or in tiles."""
+    model = reference.load(subject.model, **subject.facts)
     with torch.no_grad():
         expanded, absorbed = (
             model.logits(subject.tokens, subject.positions, form=form)
@@ -194,16 +218,18 @@ def _unstacked(values: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
 
 
 def strict(subject: Subject) -> None:
-    """What nobody reads is refused by name: a config key, a stored tensor; so is a gap."""
+    """What nobody reads is refused by name: a config key, a stored tensor; so is a gap, and an
+    architecture that another reader is for."""
     file = config_file(subject.model)
-    raw = read_json(file) | {"index_topk_freq": 2}
-    try:
-        FAMILIES[raw["model_type"]](Fields(raw, file), {})
-    except ConfigError as error:
-        if "index_topk_freq" not in str(error):
-            raise CheckFailed(f"strict: an unread key got another error: {error}") from error
-    else:
-        raise CheckFailed("strict: a config key that nobody reads was accepted")
+    for key, value in (("index_topk_freq", 2), ("architectures", ["BailingHybridForCausalLM"])):
+        raw = read_json(file) | {key: value}
+        try:
+            FAMILIES[raw["model_type"]](Fields(raw, file), {})
+        except ConfigError as error:
+            if key not in str(error):
+                raise CheckFailed(f"strict: {key} got another error: {error}") from error
+        else:
+            raise CheckFailed(f"strict: {key} = {value!r} was accepted")
     checkpoint = open_checkpoint(subject.model)
     if checkpoint is None:
         raise CheckFailed(f"strict: {subject.model} holds no weights")
@@ -222,5 +248,7 @@ CHECKS: Mapping[str, Callable[[Subject], None]] = {
     "strict": strict,
     "routing": routing,
     "op = reference": attention,
+    "linear = sum": linear_is_a_sum,
+    "ranks = whole": ranks_hold_their_heads,
     **ENGINE_CHECKS,
 }

@@ -7,10 +7,17 @@ issue adds its rows.
 
 from trueline.verify.seed import Fault
 from trueline.verify.seed.engine import ENGINE_FAULTS
+from trueline.verify.seed.ling import LING_FAULTS
 from trueline.verify.seed.reference import REFERENCE_FAULTS
 from trueline.verify.seed.spec import SPEC_FAULTS
 from trueline.verify.seed.weights import WEIGHT_FAULTS
 
 __all__ = ["FAULTS", "Fault"]
 
-FAULTS: list[Fault] = [*REFERENCE_FAULTS, *SPEC_FAULTS, *WEIGHT_FAULTS, *ENGINE_FAULTS]
+FAULTS: list[Fault] = [
+    *REFERENCE_FAULTS,
+    *SPEC_FAULTS,
+    *WEIGHT_FAULTS,
+    *LING_FAULTS,
+    *ENGINE_FAULTS,
+]
