@@ -1,4 +1,4 @@
-"""The block pool and the names of prefixes, by example and against a plain model."""
+"""The pools and the names of prefixes, by example and against a plain model."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
-from trueline.cache.blocks import NULL_BLOCK, BlockError, BlockPool
+from trueline.cache.blocks import NULL_BLOCK, BlockPool
+from trueline.cache.pool import PoolError
 from trueline.cache.prefix import HASH_BYTES, hash_blocks, prefix_salt
+from trueline.cache.slots import NULL_SLOT, SlotPool
 
 
 def names(text: str) -> list[bytes]:
@@ -41,15 +43,16 @@ def test_the_null_block_is_never_handed_out() -> None:
 @pytest.mark.parametrize("count", [5, -1])
 def test_allocating_what_is_not_there_is_a_bug(count: int) -> None:
     pool = BlockPool(5, 4, True)
-    with pytest.raises(BlockError, match=rf"allocate\({count}\): 4 blocks are free"):
+    with pytest.raises(PoolError, match=rf"allocate\({count}\): 4 blocks are free"):
         pool.allocate(count)
     assert pool.num_free == 4
 
 
-@pytest.mark.parametrize(("num_blocks", "block_size"), [(1, 4), (4, 0)])
-def test_a_pool_has_blocks(num_blocks: int, block_size: int) -> None:
-    with pytest.raises(BlockError, match="at least 2 blocks"):
-        BlockPool(num_blocks, block_size, True)
+def test_a_pool_has_blocks_and_blocks_have_positions() -> None:
+    with pytest.raises(PoolError, match="num_blocks=1: a pool takes at least 2 blocks"):
+        BlockPool(1, 4, True)
+    with pytest.raises(PoolError, match="block_size=0: a block has at least 1 position"):
+        BlockPool(4, 0, True)
 
 
 def test_a_block_is_free_after_its_last_holder() -> None:
@@ -62,7 +65,7 @@ def test_a_block_is_free_after_its_last_holder() -> None:
     assert (pool.references(block_id), pool.num_free) == (1, 3)
     pool.release([block_id])
     assert (pool.references(block_id), pool.num_free) == (0, 4)
-    with pytest.raises(BlockError, match="nobody holds"):
+    with pytest.raises(PoolError, match="nobody holds"):
         pool.release([block_id])
 
 
@@ -140,11 +143,11 @@ def test_registering_and_sharing_are_guarded() -> None:
     held, other = pool.allocate(2)
     pool.release([other])
     pool.register(held, b"a")
-    with pytest.raises(BlockError, match="other contents"):
+    with pytest.raises(PoolError, match="other contents"):
         pool.register(held, b"b")
-    with pytest.raises(BlockError, match="nobody holds"):
+    with pytest.raises(PoolError, match="nobody holds"):
         pool.register(other, b"b")
-    with pytest.raises(BlockError, match="no registered contents"):
+    with pytest.raises(PoolError, match="no registered contents"):
         pool.share([other])
 
 
@@ -168,6 +171,79 @@ def test_without_prefix_caching_nothing_is_found() -> None:
     pool.check()
 
 
+def test_what_is_forgotten_is_not_found_and_stays_with_its_holders() -> None:
+    pool = BlockPool(5, 4, True)
+    (held,) = pool.allocate(1)
+    pool.register(held, b"h")
+    (idle,) = cached_sequence(pool, "a")
+    for value in (b"h", b"a", b"unknown"):
+        pool.forget(value)
+    pool.check()
+    assert pool.find(b"h") is pool.find(b"a") is None
+    assert (pool.references(held), pool.num_free, pool.num_evictions) == (1, 3, 0)
+    assert pool.allocate(1) == [idle]  # blank again
+    pool.release([held])
+    pool.check()
+
+
+# Slots
+
+
+def with_snapshots(text: str) -> tuple[BlockPool, SlotPool, list[int]]:
+    """A sequence of idle blocks, and a snapshot at the end of each."""
+    pool, slots = BlockPool(4, 4, True), SlotPool(5)
+    pool.dependent = slots
+    cached_sequence(pool, text)
+    ids = slots.allocate(len(text))
+    for slot, value in zip(ids, names(text), strict=True):
+        slots.register(slot, value)
+    slots.release(ids)
+    return pool, slots, ids
+
+
+def test_a_slot_pool_has_slots() -> None:
+    with pytest.raises(PoolError, match="num_slots=1: a pool takes at least 2 slots"):
+        SlotPool(1)
+    slots = SlotPool(3)
+    assert NULL_SLOT not in slots.allocate(2)
+    with pytest.raises(PoolError, match=r"allocate\(1\): 0 slots are free"):
+        slots.allocate(1)
+
+
+def test_snapshots_go_with_their_blocks() -> None:
+    pool, slots, (first, second, third) = with_snapshots("abc")
+    slots.share([second])
+    pool.allocate(2)  # evicts c, then b
+    assert [slots.find(value) for value in names("abc")] == [first, None, None]
+    assert (slots.num_evictions, slots.num_snapshots, slots.num_in_use) == (2, 1, 1)
+    assert slots.references(second) == 1
+    assert third in slots.allocate(2)  # blank by now, so a stays
+    assert slots.find(b"a") == first
+    slots.release([second])
+    slots.check()
+
+
+def test_blocks_stay_without_their_snapshots() -> None:
+    pool, slots, _ = with_snapshots("abc")
+    slots.allocate(4)
+    assert (slots.num_snapshots, slots.num_evictions, pool.num_evictions) == (0, 3, 0)
+    assert len(pool.lookup(names("abc"))) == 3
+
+
+def test_a_reset_takes_snapshots_along() -> None:
+    pool, slots, _ = with_snapshots("abc")
+    pool.reset_prefix_cache()
+    slots.check()
+    assert (slots.num_snapshots, slots.num_free) == (0, 4)
+
+
+def test_a_snapshot_without_its_block_is_noticed() -> None:
+    pool, slots, _ = with_snapshots("abc")
+    slots.register(slots.allocate(1)[0], b"z")
+    with pytest.raises(PoolError, match="the dependent knows nothing more"):
+        pool.check()
+
+
 def test_counters() -> None:
     pool = BlockPool(5, 4, True)
     pool.count_query(10, 8)
@@ -183,7 +259,7 @@ CORRUPTIONS = {
     "held and cached": lambda pool: pool._references.__setitem__(next(iter(pool._cached)), 1),
     "no hash": lambda pool: pool._hash_of.pop(next(iter(pool._cached))),
     "hash of blank": lambda pool: pool._hash_of.update({pool._blank[0]: b"z"}),
-    "not inverse": lambda pool: pool._block_of.update(a=9),
+    "not inverse": lambda pool: pool._place_of.update(a=9),
 }
 
 
@@ -193,7 +269,7 @@ def test_check_can_fail(what: str) -> None:
     cached_sequence(pool, "ab")
     pool.check()
     CORRUPTIONS[what](pool)
-    with pytest.raises(BlockError, match="not true any more"):
+    with pytest.raises(PoolError, match="not true any more"):
         pool.check()
 
 
@@ -273,7 +349,7 @@ class PoolMachine(RuleBasedStateMachine):
     @rule(target=holders, count=st.integers(0, 4))
     def allocate(self, count: int) -> list[int]:
         if count > self.pool.num_free:
-            with pytest.raises(BlockError):
+            with pytest.raises(PoolError):
                 self.pool.allocate(count)
             count = 0
         num_evicted = max(0, count - (self.pool.num_free - len(self.released)))
@@ -307,7 +383,7 @@ class PoolMachine(RuleBasedStateMachine):
     def register(self, ids: list[int], value: bytes) -> None:
         for block_id in ids[:1]:
             if self.contents.get(block_id, value) != value:
-                with pytest.raises(BlockError):
+                with pytest.raises(PoolError):
                     self.pool.register(block_id, value)
                 continue
             self.pool.register(block_id, value)
@@ -322,6 +398,12 @@ class PoolMachine(RuleBasedStateMachine):
             gone = self.references(block_id) == 0 and block_id not in self.released
             if gone and block_id in self.contents:
                 self.released.append(block_id)
+
+    @rule(value=st.sampled_from(names("abcdef")))
+    def forget(self, value: bytes) -> None:
+        self.pool.forget(value)
+        self.contents = {k: v for k, v in self.contents.items() if v != value}
+        self.released = [block_id for block_id in self.released if block_id in self.contents]
 
     @rule()
     def reset(self) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueline.cache.blocks import BlockPool
 from trueline.cache.layout import LatentLayout
+from trueline.cache.pool import Pool
 from trueline.cache.store import LatentView
 from trueline.engine import core as core_module
 from trueline.engine import runner as runner_module
@@ -214,7 +214,7 @@ def _no_chain(hash_blocks: Make) -> Make:
 def _release_at_once(release: Make) -> Make:
     """Shared blocks are freed by the first who leaves."""
 
-    def broken(self: BlockPool, ids: Any) -> None:
+    def broken(self: Pool, ids: Any) -> None:
         for block in ids:
             while self.references(block) > 1:
                 release(self, [block])
@@ -237,11 +237,11 @@ def _resumes_too_far(seat: Make) -> Make:
 def _evicted_still_named(take: Make) -> Make:
     """A block given to somebody else can still be found by what it held before."""
 
-    def broken(self: BlockPool) -> int:
-        before = dict(self._block_of)
+    def broken(self: Pool) -> int:
+        before = dict(self._place_of)
         block: int = take(self)
-        self._block_of.update({k: v for k, v in before.items() if v == block})
-        for value in [k for k, v in self._block_of.items() if v == block]:
+        self._place_of.update({k: v for k, v in before.items() if v == block})
+        for value in [k for k, v in self._place_of.items() if v == block]:
             self._hash_of[block] = value
         return block
 
@@ -342,11 +342,11 @@ ENGINE_FAULTS = [
     Fault("prefix-not-chained", "a block is named by its own tokens alone", "prefix = cold", _M,
           core_module, "hash_blocks", _no_chain),
     Fault("freed-while-shared", "a shared block is freed by the first who leaves",
-          "prefix = cold", _M, BlockPool, "release", _release_at_once),
+          "prefix = cold", _M, Pool, "release", _release_at_once),
     Fault("resumes-too-far", "a preempted request skips what it lost", "preempt = resume", _M,
           Scheduler, "_seat", _resumes_too_far),
     Fault("evicted-still-named", "a block's old contents can be hit after its reuse",
-          "steady state", _M, BlockPool, "_take", _evicted_still_named),
+          "steady state", _M, Pool, "_take", _evicted_still_named),
     Fault("seed-of-place", "a draw depends on the row's place", "seeded draws", _M,
           runner_module, "build_rows", _seed_of_place),
     Fault("seed-ignored", "seeds are ignored", "seeded draws", _M,
