@@ -3,7 +3,8 @@
 The simulated device executes a step as late as it may: when it is collected. What it writes for a
 position stands for the cache row there: it depends on all tokens before it and on the weights. So a
 row that reads a block freed too early, shared wrongly, or registered before it was written, reads
-something else than it should, and the simulation says so.
+something else than it should, and the simulation says so. The same number stands for the state
+after a position, in the slots of models that keep one.
 """
 
 from __future__ import annotations
@@ -16,8 +17,10 @@ from typing import Any
 
 from trueline.cache.blocks import NULL_BLOCK, BlockPool
 from trueline.cache.prefix import hash_blocks, prefix_salt
+from trueline.cache.slots import NULL_SLOT, SlotPool
 from trueline.engine.request import Request, RequestState
-from trueline.engine.scheduler import Row, Scheduler, SchedulerConfig, Step
+from trueline.engine.scheduler import Scheduler, SchedulerConfig
+from trueline.engine.step import Row, RowState, Step
 
 LIVE = (RequestState.WAITING, RequestState.RUNNING, RequestState.PREEMPTED)
 
@@ -44,13 +47,21 @@ class Client:
         return self.prompt[position] if position < len(self.prompt) else generated(position)
 
     def cache_row(self, before: int, position: int, weights: int) -> int:
-        return hash((before, self.token(position), weights))
+        return cache_row(before, self.token(position), weights)
 
     def from_scratch(self, length: int, weights: int) -> list[int]:
-        rows: list[int] = []
-        for position in range(length):
-            rows.append(self.cache_row(rows[-1] if rows else 0, position, weights))
-        return rows
+        return from_scratch([self.token(position) for position in range(length)], weights)
+
+
+def cache_row(before: int, token: int, weights: int) -> int:
+    return hash((before, token, weights))
+
+
+def from_scratch(tokens: Sequence[int], weights: int) -> list[int]:
+    rows: list[int] = []
+    for token in tokens:
+        rows.append(cache_row(rows[-1] if rows else 0, token, weights))
+    return rows
 
 
 @dataclass
@@ -72,13 +83,18 @@ class Simulation:
         max_len: int = 64,
         aging: int = 256,
         caching: bool = True,
+        num_slots: int | None = None,
+        spacing: int | None = None,
     ) -> None:
         self.pool = BlockPool(num_blocks, block_size, caching)
-        self.config = SchedulerConfig(budget, seats, max_len, aging)
-        self.scheduler = Scheduler(self.config, self.pool)
+        self.config = SchedulerConfig(budget, seats, max_len, aging, spacing)
+        self.slots = SlotPool(num_slots) if num_slots else None
+        self.scheduler = Scheduler(self.config, self.pool, self.slots)
         self.clients: list[Client] = []
         self.by_request: dict[Request, Client] = {}
         self.memory: dict[tuple[int, int], int] = {}
+        self.states: dict[int, int] = {}  # slot -> the state in it
+        self.prefixes: dict[bytes, list[int]] = {}  # what each hash stands for
         self.pending: deque[Dispatched] = deque()
         self.lost: set[Request] = set()  # preempted, and not admitted again
         self.num_delivered = 0
@@ -104,7 +120,11 @@ class Simulation:
         return request
 
     def _hashes(self, tokens: Sequence[int], previous: list[bytes]) -> list[bytes]:
-        return hash_blocks(tokens, self.pool.block_size, prefix_salt("tiny"), previous)
+        size = self.pool.block_size
+        hashes = hash_blocks(tokens, size, prefix_salt("tiny"), previous)
+        for number, value in enumerate(hashes, 1):
+            self.prefixes.setdefault(value, list(tokens[: number * size]))
+        return hashes
 
     def abort(self, name: str) -> bool:
         found = self.scheduler.abort(name)
@@ -181,6 +201,7 @@ class Simulation:
         for client in self.clients:
             check_outcome(client)
         assert self.pool.num_free == self.pool.num_usable
+        assert self.slots is None or self.slots.num_free == self.slots.num_usable
 
     # What the device does
 
@@ -195,6 +216,16 @@ class Simulation:
         assert [self.memory.get(cell) for cell in cells] == client.written[: len(cells)], (
             f"{row.request.request_id} reads a history that is not its own"
         )
+        if row.state:
+            self._execute_state(row, row.state, client.written)
+
+    def _execute_state(self, row: Row, state: RowState, written: list[int]) -> None:
+        before = 0 if state.source is None else self.states.get(state.source)
+        assert before == (written[row.start - 1] if row.start else 0), (
+            f"{row.request.request_id} goes on from a state that is not its own"
+        )
+        for position, slot in [*state.snapshots, (row.start + row.count, state.slot)]:
+            self.states[slot] = written[position - 1]
 
     # What must hold
 
@@ -207,6 +238,14 @@ class Simulation:
         kinds = [row.is_decode for row in step.rows]
         assert kinds == sorted(kinds, reverse=True), "decode rows first"
         assert sum(kinds) == step.num_decode_rows
+        assert all((row.state is None) == (self.slots is None) for row in step.rows)
+        states = [row.state for row in step.rows if row.state]
+        written = Counter(slot for state in states for slot in slots_written(state))
+        assert NULL_SLOT not in written
+        assert not written or max(written.values()) == 1, "two rows write one slot"
+        for state in states:
+            if state.source != state.slot:
+                assert state.source not in written, "a snapshot is rewritten while it is read"
 
     def _check_row(self, row: Row, num_tokens: int, num_computed: int, admissions: int) -> None:
         request, size, end = row.request, self.pool.block_size, row.start + row.count
@@ -224,10 +263,24 @@ class Simulation:
         else:
             self._check_hit(row, client, num_tokens)
         assert len(request.block_ids) == -(-end // size), "no block too few, none too many"
+        if row.state:
+            self._check_state(row, row.state)
         for block_id in request.block_ids[row.start // size :]:
             assert block_id != NULL_BLOCK
             assert self.pool.references(block_id) == 1, "a shared block would be written"
             assert self.pool.hash_of(block_id) is None, "a registered block would be written"
+
+    def _check_state(self, row: Row, state: RowState) -> None:
+        assert self.slots
+        assert (state.source is None) == (row.start == 0), "from zeros, and only then"
+        positions = [position for position, _ in state.snapshots]
+        assert positions == sorted(set(positions))
+        for position in positions:
+            assert row.start < position <= row.start + row.count
+            assert position % self.pool.block_size == 0
+        for slot in slots_written(state):
+            assert self.slots.references(slot) == 1, "a shared slot would be written"
+            assert self.slots.hash_of(slot) is None, "a registered slot would be written"
 
     def _check_hit(self, row: Row, client: Client, num_tokens: int) -> None:
         request, size = row.request, self.pool.block_size
@@ -238,6 +291,8 @@ class Simulation:
         cells = [(request.block_ids[p // size], p % size) for p in range(row.start)]
         client.written = client.from_scratch(row.start, self.pool.generation)
         assert [self.memory.get(cell) for cell in cells] == client.written, "hit on other contents"
+        if row.state and row.state.source is not None:
+            assert self.states.get(row.state.source) == client.written[-1], "hit on another state"
         self.lost.discard(request)
 
     def _check_admissions(self, step: Step, before: dict[Request, tuple[int, int, int]]) -> None:
@@ -265,6 +320,27 @@ class Simulation:
                     kept = row.request.block_ids[: len(table)]
                     assert kept == table, "blocks left while a step may write them"
         self._check_counters()
+        if self.slots:
+            self._check_slots(self.slots)
+
+    def _check_slots(self, slots: SlotPool) -> None:
+        slots.check()
+        assert self.scheduler.states
+        held = {r: self.scheduler.states.held(r) for r in self.by_request}
+        owned = Counter(slot for r in self.by_request for slot in held[r])
+        for slot in range(slots.num_slots):
+            assert slots.references(slot) == owned[slot], f"slot {slot}"
+            value = slots.hash_of(slot)
+            if value is not None:
+                right = from_scratch(self.prefixes[value], self.pool.generation)[-1]
+                assert self.states.get(slot) == right, "a snapshot is not what its hash says"
+        for request in self.by_request:
+            assert bool(held[request]) == bool(request.block_ids)
+        for done in self.pending:
+            for row in done.step.rows:
+                if row.request not in self.lost and row.state:
+                    used = {*slots_written(row.state), row.state.source} - {None}
+                    assert used <= set(held[row.request]), "slots left while a step may use them"
 
     def _check_request(self, client: Client, num_in_flight: int) -> None:
         request = client.request
@@ -297,6 +373,10 @@ class Simulation:
         assert self.scheduler.num_waiting == states[RequestState.WAITING]
         assert self.scheduler.num_running == states[RequestState.RUNNING]
         assert self.pool.num_hit_tokens == sum(r.num_cached_tokens for r in self.by_request)
+
+
+def slots_written(state: RowState) -> list[int]:
+    return [state.slot, *(slot for _, slot in state.snapshots)]
 
 
 def check_outcome(client: Client) -> None:

@@ -24,9 +24,11 @@ ROOMS = (
     *("benchmark", "verify", "describe", "cli"),
 )
 NO_TORCH = ("errors", "config", "spec", "models", "describe", "outputs", "locate")
-# The scheduler, the block pool and the prefix cache are pure bookkeeping.
-NO_TORCH_FILES = ("scheduler.py", "request.py", "blocks.py", "prefix.py", "params.py", "layout.py",
-                  "batch.py", "messages.py")  # fmt: skip
+# The scheduler, the pools and the prefix cache are pure bookkeeping.
+NO_TORCH_FILES = (
+    *("scheduler.py", "request.py", "step.py", "states.py", "params.py", "batch.py", "messages.py"),
+    *("pool.py", "blocks.py", "slots.py", "prefix.py", "layout.py"),
+)
 
 
 def room(file: Path) -> str:

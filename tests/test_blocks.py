@@ -186,6 +186,35 @@ def test_what_is_forgotten_is_not_found_and_stays_with_its_holders() -> None:
     pool.check()
 
 
+def test_counters() -> None:
+    pool = BlockPool(5, 4, True)
+    pool.count_query(10, 8)
+    pool.count_query(5, 0)
+    assert (pool.num_query_tokens, pool.num_hit_tokens) == (15, 8)
+
+
+CORRUPTIONS = {
+    "lost": lambda pool: pool._blank.pop(),
+    "twice": lambda pool: pool._blank.append(pool._blank[0]),
+    "null": lambda pool: pool._blank.append(NULL_BLOCK),
+    "negative": lambda pool: pool._references.__setitem__(1, -1),
+    "held and cached": lambda pool: pool._references.__setitem__(next(iter(pool._cached)), 1),
+    "no hash": lambda pool: pool._hash_of.pop(next(iter(pool._cached))),
+    "hash of blank": lambda pool: pool._hash_of.update({pool._blank[0]: b"z"}),
+    "not inverse": lambda pool: pool._place_of.update(a=9),
+}
+
+
+@pytest.mark.parametrize("what", CORRUPTIONS)
+def test_check_can_fail(what: str) -> None:
+    pool = BlockPool(9, 4, True)
+    cached_sequence(pool, "ab")
+    pool.check()
+    CORRUPTIONS[what](pool)
+    with pytest.raises(PoolError, match="not true any more"):
+        pool.check()
+
+
 # Slots
 
 
@@ -241,35 +270,6 @@ def test_a_snapshot_without_its_block_is_noticed() -> None:
     pool, slots, _ = with_snapshots("abc")
     slots.register(slots.allocate(1)[0], b"z")
     with pytest.raises(PoolError, match="the dependent knows nothing more"):
-        pool.check()
-
-
-def test_counters() -> None:
-    pool = BlockPool(5, 4, True)
-    pool.count_query(10, 8)
-    pool.count_query(5, 0)
-    assert (pool.num_query_tokens, pool.num_hit_tokens) == (15, 8)
-
-
-CORRUPTIONS = {
-    "lost": lambda pool: pool._blank.pop(),
-    "twice": lambda pool: pool._blank.append(pool._blank[0]),
-    "null": lambda pool: pool._blank.append(NULL_BLOCK),
-    "negative": lambda pool: pool._references.__setitem__(1, -1),
-    "held and cached": lambda pool: pool._references.__setitem__(next(iter(pool._cached)), 1),
-    "no hash": lambda pool: pool._hash_of.pop(next(iter(pool._cached))),
-    "hash of blank": lambda pool: pool._hash_of.update({pool._blank[0]: b"z"}),
-    "not inverse": lambda pool: pool._place_of.update(a=9),
-}
-
-
-@pytest.mark.parametrize("what", CORRUPTIONS)
-def test_check_can_fail(what: str) -> None:
-    pool = BlockPool(9, 4, True)
-    cached_sequence(pool, "ab")
-    pool.check()
-    CORRUPTIONS[what](pool)
-    with pytest.raises(PoolError, match="not true any more"):
         pool.check()
 
 

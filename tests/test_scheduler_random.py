@@ -40,10 +40,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         seats=st.integers(1, 4),
         lag=st.integers(0, 1),
         caching=st.sampled_from([True, True, True, False]),
+        num_slots=st.sampled_from([9, 5, 3, 2, None]),
+        spaced_blocks=st.sampled_from([None, 1, 2]),
     )
-    def start(self, lag: int, **options: Any) -> None:
+    def start(self, lag: int, spaced_blocks: int | None, **options: Any) -> None:
         self.lag = lag
-        self.sim = Simulation(max_len=20, aging=4, **options)
+        spacing = spaced_blocks and spaced_blocks * options["block_size"]
+        self.sim = Simulation(max_len=20, aging=4, spacing=spacing, **options)
         self.num_added = 0
 
     @rule(group=st.lists(newcomers, min_size=1, max_size=5))
@@ -101,8 +104,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 TestScheduler = SchedulerMachine.TestCase
 
 
+@pytest.mark.parametrize("stateful", [False, True])
 @pytest.mark.parametrize("lag", [0, 1, 2])
-def test_a_long_run(lag: int) -> None:
+def test_a_long_run(lag: int, stateful: bool) -> None:
     """Hundreds of turns under pressure: what no short example reaches, in numbers we control."""
     seen: Counter[str] = Counter()
     for seed in range(40):
@@ -114,6 +118,8 @@ def test_a_long_run(lag: int) -> None:
             seats=dice.randint(3, 4),
             max_len=40,
             aging=4,
+            num_slots=dice.randint(2, 14) if stateful else None,
+            spacing=block_size * dice.randint(1, 4),
         )
         for turn in range(150):
             if dice.random() < 0.3 and sim.scheduler.num_waiting < 4:
@@ -131,16 +137,26 @@ def test_a_long_run(lag: int) -> None:
         seen["preemptions"] += sim.scheduler.counters.num_preemptions
         seen["evictions"] += sim.pool.num_evictions
         seen["hits"] += sum(r.num_cached_tokens > 0 for r in sim.by_request)
-    for event in ("preemptions", "evictions", "hits", "aborted while running", "waiting"):
+        if sim.slots:
+            seen["snapshots evicted"] += sim.slots.num_evictions
+            seen["snapshots skipped"] += sim.slots.num_skipped
+    events = ["preemptions", "evictions", "hits", "aborted while running", "waiting"]
+    if stateful:
+        events += ["snapshots evicted", "snapshots skipped"]
+    for event in events:
         assert seen[event] > 100, f"the run was too tame: {seen}"
     if lag:
         assert seen["preempted"] > 30, f"the run was too tame: {seen}"
 
 
 def add_at_random(sim: Simulation, name: str, dice: Random) -> None:
+    prompt = prompts(dice.randint(0, 1), dice.randint(1, 9))
+    if sim.clients and dice.random() < 0.2:  # the next turn of a chat
+        history = dice.choice(sim.clients).tokens
+        prompt = [*history, *prompt][:20]
     sim.add(
         name,
-        prompts(dice.randint(0, 1), dice.randint(1, 9)),
+        prompt,
         dice.choice([30, 15, 2]),
         ends_after=dice.choice([99, 99, 20, 2]),
         priority=dice.randint(0, 2),
@@ -170,18 +186,22 @@ class CountedPriority(int):
         return hash(int(self))
 
 
-# case: (blocks in the pool, seats, new tokens of those who wait); 32 requests run throughout
+# case: (blocks, seats, new tokens of those who wait, slots); 32 requests run throughout
 QUEUES = {
-    "no seat is free": (4_000, 32, 1),
-    "no blocks are free": (80, 64, 48),
-    "one is admitted and ends in every step": (4_000, 33, 1),
+    "no seat is free": (4_000, 32, 1, None),
+    "no blocks are free": (80, 64, 48, None),
+    "one is admitted and ends in every step": (4_000, 33, 1, None),
+    "no slot is free": (4_000, 64, 1, 33),
+    "one slot is free in every step: one is admitted and ends": (4_000, 64, 1, 34),
 }
 
 
 def cost_of_a_step(num_waiting: int, case: str) -> float:
     """Python instructions of schedule and collected."""
-    num_blocks, seats, new = QUEUES[case]
-    sim = Simulation(num_blocks=num_blocks, block_size=16, budget=512, seats=seats)
+    num_blocks, seats, new, num_slots = QUEUES[case]
+    sim = Simulation(
+        num_blocks=num_blocks, block_size=16, budget=512, seats=seats, num_slots=num_slots
+    )
     scheduler = sim.scheduler
 
     def turn() -> None:

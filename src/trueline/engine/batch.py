@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from trueline.cache.layout import LatentLayout
-from trueline.engine.scheduler import Row, Step
+from trueline.engine.step import Row, Step
 from trueline.ops.mla_decode import DecodeRows
 from trueline.ops.mla_prefill import PrefillRow
 

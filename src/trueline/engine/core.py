@@ -20,7 +20,8 @@ from trueline.engine.batch import Batch, build_batch
 from trueline.engine.messages import CoreOutput, CoreRequest, TokenScore
 from trueline.engine.request import Request
 from trueline.engine.runner import Result, Runner
-from trueline.engine.scheduler import Row, Scheduler, SchedulerConfig, Step
+from trueline.engine.scheduler import Scheduler, SchedulerConfig
+from trueline.engine.step import Row, Step
 from trueline.errors import RequestRejected
 from trueline.plan import Plan
 

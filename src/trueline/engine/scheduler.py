@@ -23,6 +23,9 @@ A running request that finds no blocks preempts the last in order; it waits if i
 itself, or if a step in flight is about to give blocks back. A request in the queue preempts nobody.
 A preempted request starts again from what the prefix cache still has. Its blocks are free at
 once, since later steps execute later; those of an ended request after its last step is collected.
+
+**Slots.** Where the model keeps a state per sequence, a seat takes a slot as well: without a free
+one the queue waits. Nobody is preempted for a slot. engine/states.py has the rest.
 """
 
 from __future__ import annotations
@@ -33,7 +36,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from trueline.cache.blocks import BlockPool
+from trueline.cache.slots import SlotPool
 from trueline.engine.request import Request, RequestState, WaitingQueue
+from trueline.engine.states import States
+from trueline.engine.step import Row, Step
 from trueline.errors import RequestRejected, UsageError
 
 
@@ -47,6 +53,9 @@ class SchedulerConfig:
     max_num_seqs: int
     max_model_len: int
     priority_aging_steps: int = 256
+    snapshot_spacing: int | None = None
+    """Tokens from one state snapshot of a prompt to the next, a multiple of the block size. None:
+    only where prompts and answers end."""
 
     def __post_init__(self) -> None:
         for name in ("max_num_seqs", "max_model_len", "priority_aging_steps"):
@@ -59,33 +68,6 @@ class SchedulerConfig:
                 f"max_num_seqs={self.max_num_seqs}: a step has a token for every running request; "
                 "raise the first or lower the second"
             )
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """Positions [start, start + count) of a request. Its `block_ids` belong to this row only
-    until the scheduler is called again: build the batch before that."""
-
-    request: Request
-    start: int
-    count: int
-    is_decode: bool
-    """It has history and its one token is the last known one: generating, or the tail of a
-    prompt. All else is prefill, whatever its length."""
-    samples: bool
-    """It reaches the request's last token, so its logits give the next one."""
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class Step:
-    """Decode rows first, then prefill rows, each in scheduling order. This is the one place that
-    decides it; engine/batch.py checks it."""
-
-    rows: tuple[Row, ...]
-    num_decode_rows: int
-    num_tokens: int
-    preempted: tuple[str, ...]
-    """Requests that lost their blocks since the step before."""
 
 
 @dataclass(slots=True)
@@ -103,9 +85,13 @@ class Counters:
 
 
 class Scheduler:
-    def __init__(self, config: SchedulerConfig, pool: BlockPool) -> None:
+    def __init__(
+        self, config: SchedulerConfig, pool: BlockPool, slots: SlotPool | None = None
+    ) -> None:
+        """`slots` for models whose mixers keep a state per sequence."""
         self.config = config
         self.pool = pool
+        self.states = States(pool, slots, config.snapshot_spacing) if slots else None
         self.counters = Counters()
         self._live: dict[str, Request] = {}
         self._waiting = WaitingQueue()
@@ -195,6 +181,8 @@ class Scheduler:
         self._draining.discard(request)
         self.pool.release(request.block_ids)
         request.block_ids = []
+        if self.states:
+            self.states.give_back(request)
 
     # A step goes out
 
@@ -274,13 +262,15 @@ class Scheduler:
             self._waiting.push(request)
 
     def _admit(self, counts: dict[Request, int]) -> None:
-        """Seat requests from the queue while budget, seats and blocks last."""
+        """Seat requests from the queue while budget, seats, slots and blocks last."""
         budget = self.config.max_num_batched_tokens - sum(counts.values())
         seats = self.config.max_num_seqs - len(self._running)
         if not budget or not seats or not len(self._waiting):
             return
         reserve = sum(self._blocks_ahead(request) for request in self._running)
         while budget and seats and (request := self._waiting.first()):
+            if self.states and not self.states.has_room():
+                return
             hits = self._cached_prefix(request)
             computed = len(hits) * self.pool.block_size
             count = min(request.num_tokens - computed, budget)
@@ -301,7 +291,8 @@ class Scheduler:
         if not request.read_prefix_cache:
             return []
         num_blocks = (request.num_tokens - 1) // self.pool.block_size
-        return self.pool.lookup(request.block_hashes[:num_blocks])
+        hits = self.pool.lookup(request.block_hashes[:num_blocks])
+        return self.states.usable(request, hits) if self.states else hits
 
     def _seat(self, request: Request, hits: list[int], num_fresh: int) -> None:
         self.pool.share(hits)  # first, or allocating could evict them
@@ -309,6 +300,8 @@ class Scheduler:
         request.num_registered = len(hits)
         request.num_computed = request.num_written = len(hits) * self.pool.block_size
         request.cache_generation = self.pool.generation
+        if self.states:
+            self.states.seat(request)
         request.num_admissions += 1
         # only the first time: a preempted request finds itself, which tells nothing about traffic
         if request.num_admissions == 1:
@@ -321,12 +314,14 @@ class Scheduler:
     def _dispatch(self, request: Request, count: int) -> Row:
         start = request.num_computed
         samples = start + count == request.num_tokens
+        is_decode = samples and count == 1 and start > 0
+        state = self.states.row_state(request, start, start + count) if self.states else None
         request.num_computed += count
         request.num_in_flight += 1
         if samples:
             request.num_tokens += 1
             request.num_promised += 1
-        return Row(request, start, count, samples and count == 1 and start > 0, samples)
+        return Row(request, start, count, is_decode, samples, state)
 
     def _blocks_for(self, num_positions: int) -> int:
         return -(-num_positions // self.pool.block_size)
@@ -379,6 +374,8 @@ class Scheduler:
         if request.block_ids:  # else it was preempted, and this row's blocks are gone
             request.num_written = row.start + row.count
             self._register(request)
+            if self.states:
+                self.states.settle(row)
         if ended and request.num_in_flight == 0:
             self._give_back(request)
 
