@@ -177,6 +177,14 @@ def test_an_answer_keeps_its_latest_block_only() -> None:
     sim.drain()
 
 
+def test_an_answer_does_not_forget_the_end_of_another() -> None:
+    sim = Stateful()
+    sim.add("short", 6, new=4)
+    sim.add("long", 6, new=9)  # says the same, and more
+    sim.drain()
+    assert sim.kept(sim.clients[1].tokens) == [4, 8, 12]
+
+
 def test_without_prefix_caching_nothing_is_kept() -> None:
     sim = Stateful(caching=False, spacing=4)
     sim.add("a", 12, new=9)

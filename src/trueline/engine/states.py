@@ -133,13 +133,13 @@ class States:
 
     def _boundaries(self, request: Request, start: int, end: int) -> list[int]:
         """Numbers of tokens in (start, end] after which the state is worth keeping."""
-        size = self.blocks.block_size
-        last = end // size * size
+        last = end // self.blocks.block_size * self.blocks.block_size
         if last <= start:
             return []
-        wanted = {last} if last > self._tail(request) else set()
-        if start < self._tail(request) <= end:
-            wanted.add(self._tail(request))
+        tail = self._tail(request)
+        wanted = {
+            position for position in (tail, last) if tail <= position and start < position <= end
+        }
         if self.spacing:
             wanted.update(range(start - start % self.spacing + self.spacing, end + 1, self.spacing))
         return sorted(wanted)
@@ -153,7 +153,7 @@ class States:
     def settle(self, row: Row) -> None:
         assert row.state is not None
         held = self._held[row.request]
-        if held.source and held.source[0] == row.start:
+        if held.source:  # read by the first row of an admission, which is this one
             self.slots.release([held.source[1]])
             held.source = None
         for position, slot in row.state.snapshots:
