@@ -17,6 +17,7 @@ OPS: dict[str, tuple[str, ...]] = {
     "rope": ("native", "cpu", "reference"),
     "mla_decode": ("native", "cpu", "reference"),
     "mla_prefill": ("cpu", "reference"),
+    "lightning": ("cpu", "reference"),
     "route": ("native", "cpu", "reference"),
     "experts": ("native", "cpu", "reference"),
     "sampling": ("cpu", "reference"),

@@ -1,0 +1,48 @@
+"""Linear attention with one decay per head, λ = exp(-slope):
+
+    S_t = λ S_{t-1} + k_tᵀ v_t        o_t = scale · q_t S_t
+
+q and k [n, heads, dk], v [n, heads, dv], any strides, normed and rotated already; accumulated in
+float32 at least; out [n, heads, dv] in q's dtype. `slopes` [heads] float32 and `scale` have no
+default.
+
+- `decode(q, k, v, view, prepared, slopes=…, scale=…)`: one token per row, for any number of rows;
+  `prepare(rows)` once a step.
+- `prefill(q, k, v, view, row, slopes=…, scale=…)`: all new tokens of one row.
+
+States are read and written in slots of the view (`cache/state.py`), in the view's form. Where that
+has a tail, the bits of outputs and slots depend on the row's own tokens alone: not on decode or
+prefill, the cuts between steps, the slots, or who shares the step. To that end the state is rounded
+to what is stored at every multiple of the tail, and nowhere else; without a tail it is rounded
+where it is written.
+
+All sources are read before a slot is written. Written slots differ from each other; several rows
+may read one source; a source is written by no row but the one whose slot it is.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class StateRow:
+    """`source` holds the state after `start` tokens; None, exactly for start = 0, means zeros
+    whatever any slot holds. `slot` takes the state after the row's last token. A snapshot (p, slot)
+    takes what a row that ended after p tokens would leave, start < p <= its end; a decode row has
+    one at most."""
+
+    start: int
+    source: int | None
+    slot: int
+    snapshots: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        assert (self.source is None) == (self.start == 0), f"{self}: zeros exactly at the start"
+
+    def writes(self, count: int) -> list[tuple[int, int]]:
+        """(position, slot) of all it leaves, given its number of new tokens."""
+        end = self.start + count
+        for position, _ in self.snapshots:
+            assert self.start < position <= end, f"{self}: no snapshot at {position} up to {end}"
+        return [(end, self.slot), *self.snapshots]

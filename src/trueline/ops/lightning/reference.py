@@ -1,0 +1,114 @@
+"""The recurrence, one token and one head at a time, in float64."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trueline.cache.state import StateView
+from trueline.ops.lightning import StateRow
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """A slot's contents, read."""
+
+    state: Tensor  # [heads, dk, dv]
+    tokens: list[tuple[Tensor, Tensor]]  # key and value of each token of the open tile
+
+
+def prepare(rows: list[StateRow]) -> list[StateRow]:
+    return rows
+
+
+def decode(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    view: StateView,
+    prepared: list[StateRow],
+    *,
+    slopes: Tensor,
+    scale: float,
+) -> Tensor:
+    held = [_read(view, row) for row in prepared]
+    out = [
+        _walk(q[i : i + 1], k[i : i + 1], v[i : i + 1], view, row, held[i], slopes)
+        for i, row in enumerate(prepared)
+    ]
+    return (scale * torch.cat(out)).to(q.dtype)
+
+
+def prefill(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    view: StateView,
+    row: StateRow,
+    *,
+    slopes: Tensor,
+    scale: float,
+) -> Tensor:
+    return (scale * _walk(q, k, v, view, row, _read(view, row), slopes)).to(q.dtype)
+
+
+def _read(view: StateView, row: StateRow) -> Held:
+    if row.source is None:
+        return Held(torch.zeros(view.state.shape[1:], dtype=torch.float64), [])
+    count = row.start % view.tail if view.tail else 0
+    keys, values = view.keys[row.source].double(), view.values[row.source].double()
+    tokens = [(keys[:, i], values[:, i]) for i in range(count)]
+    return Held(view.state[row.source].double(), tokens)
+
+
+def _walk(
+    q: Tensor, k: Tensor, v: Tensor, view: StateView, row: StateRow, held: Held, slopes: Tensor
+) -> Tensor:
+    """Token after token; writes every slot that is due."""
+    writes = row.writes(len(q))
+    out = torch.zeros(*q.shape[:2], v.shape[-1], dtype=torch.float64)
+    state = held.state
+    for key, value in held.tokens:
+        state = _next(state, key, value, slopes)
+    for i in range(len(q)):
+        key, value = k[i].double(), v[i].double()
+        state = _next(state, key, value, slopes)
+        for head in range(q.shape[1]):
+            out[i, head] = q[i, head].double() @ state[head]
+        position = row.start + i + 1
+        held = _hold(view, held, key, value, state, position)
+        if not held.tokens:
+            state = held.state
+        for due, slot in writes:
+            if due == position:
+                _write(view, slot, held)
+    return out
+
+
+def _next(state: Tensor, key: Tensor, value: Tensor, slopes: Tensor) -> Tensor:
+    new = torch.empty_like(state)
+    for head, slope in enumerate(slopes.double()):
+        new[head] = torch.exp(-slope) * state[head] + torch.outer(key[head], value[head])
+    return new
+
+
+def _hold(
+    view: StateView, held: Held, key: Tensor, value: Tensor, state: Tensor, position: int
+) -> Held:
+    """What a slot holds after this token."""
+    if not view.tail:
+        return Held(state, [])
+    if position % view.tail == 0:
+        return Held(state.to(view.state.dtype).double(), [])
+    return Held(held.state, [*held.tokens, (key, value)])
+
+
+def _write(view: StateView, slot: int, held: Held) -> None:
+    view.state[slot] = held.state
+    view.keys[slot] = 0
+    view.values[slot] = 0
+    for i, (key, value) in enumerate(held.tokens):
+        view.keys[slot, :, i] = key
+        view.values[slot, :, i] = value
