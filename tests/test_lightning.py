@@ -1,0 +1,387 @@
+"""Linear attention with one decay per head: every implementation against the recurrence in float64,
+on data that hides nothing; and slots, which nobody but their row may touch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from itertools import product
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from trueline.cache.state import StateStore, StateView
+from trueline.ops.lightning import StateRow, cpu, reference
+from trueline.ops.registry import OPS, implementation
+from trueline.verify.ops import randn
+
+GATE = 1e-6
+"""Largest error of a row, relative to what its terms would add up to without cancelling."""
+SCALE = 0.37
+LENGTH = 300
+# Heads, and their unequal prime dims.
+SHAPES = {1: (13, 11), 3: (37, 41), 6: (11, 13), 16: (5, 7)}
+CHUNKS = (1, 2, 7, 63, 64, 65, LENGTH)
+FORMS = {"free": 0, "fixed 64": 64, "fixed 8": 8}
+
+each_op = pytest.mark.parametrize("op", [implementation("lightning", n) for n in OPS["lightning"]],
+                                  ids=OPS["lightning"])  # fmt: skip
+each_form = pytest.mark.parametrize("tail", FORMS.values(), ids=FORMS)
+each_fixed = pytest.mark.parametrize("tail", [8, 64])
+
+
+@dataclass(frozen=True)
+class Data:
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    slopes: Tensor
+
+    def __getitem__(self, part: slice) -> tuple[Tensor, Tensor, Tensor]:
+        return self.q[part], self.k[part], self.v[part]
+
+    def map(self, function: Any) -> Data:
+        return Data(function(self.q), function(self.k), function(self.v), self.slopes)
+
+
+def data(heads: int = 3, length: int = LENGTH, seed: int = 0) -> Data:
+    """Strided, with a needle far back, and decays from almost none to strong."""
+    dk, dv = SHAPES[heads]
+    wide = [randn(heads, length, d + 3, seed=seed + i) for i, d in enumerate((dk, dk, dv))]
+    q, k, v = (x.transpose(0, 1)[..., 1:-2] for x in wide)
+    k[min(7, length - 1)] *= 50
+    slopes = torch.logspace(-5, torch.tensor(3.0).log10().item(), heads)
+    return Data(q, k, v, slopes)
+
+
+def empty(d: Data, tail: int, num_slots: int = 4, dtype: torch.dtype = torch.float32) -> StateView:
+    """A layer of slots full of NaN."""
+    heads, dk, dv = d.k.shape[1], d.k.shape[2], d.v.shape[2]
+    store = StateStore(1, num_slots, heads, dk, dv, dtype, tail)
+    store.poison(range(num_slots))
+    return store.views[0]
+
+
+def run(op: Any, view: StateView, d: Data, start: int, stop: int, chunk: int = 0, *,
+        slot: int = 1) -> Tensor:  # fmt: skip
+    """Tokens start..stop on one slot, `chunk` at a time; 0 means by decode."""
+    out, given = [], {"slopes": d.slopes, "scale": SCALE}
+    for at in range(start, stop, chunk or 1):
+        row = StateRow(at, slot if at else None, slot)
+        tokens = d[slice(at, min(at + (chunk or 1), stop))]
+        if chunk:
+            out.append(op.prefill(*tokens, view, row, **given))
+        else:
+            out.append(op.decode(*tokens, view, op.prepare([row]), **given))
+    return torch.cat(out)
+
+
+@cache
+def exact(heads: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Outputs, what their terms add up to without signs, and the last state."""
+    d = data(heads)
+    d = Data(d.q.double(), d.k.double(), d.v.double(), d.slopes)
+    view = empty(d, 0, dtype=torch.float64)
+    out = run(reference, view, d, 0, LENGTH, LENGTH)
+    size = run(reference, view, d.map(torch.abs), 0, LENGTH, LENGTH, slot=2)
+    return out, size, view.state[1]
+
+
+def assert_close(ours: Tensor, wanted: Tensor, size: Tensor, gate: float = GATE) -> None:
+    assert ours.shape == wanted.shape
+    assert ours.isfinite().all()
+    worst = ((ours.double() - wanted).norm(dim=-1) / size.norm(dim=-1)).max()
+    assert worst <= gate, f"row error {worst:.2e}"
+
+
+def assert_states_close(ours: Tensor, wanted: Tensor, gate: float = GATE) -> None:
+    """Head by head: [heads, dk, dv]."""
+    assert_close(ours.flatten(1), wanted.flatten(1), wanted.double().flatten(1), gate)
+
+
+def slots_equal(view: StateView, a: int, other: StateView, b: int) -> bool:
+    return all(torch.equal(x[a], y[b]) for x, y in zip(view.parts, other.parts, strict=True))
+
+
+# -- numbers ---------------------------------------------------------------------------
+
+
+@each_op
+@each_form
+@pytest.mark.parametrize("heads", SHAPES)
+def test_any_chunks_equal_the_recurrence(op: Any, tail: int, heads: int) -> None:
+    d, (wanted, size, state) = data(heads), exact(heads)
+    before = [x.clone() for x in (d.q, d.k, d.v)]
+    # the reference is slow, and its chunks cannot differ much
+    for chunk in (0, *CHUNKS) if op is not reference else (0, 7):
+        view = empty(d, tail)
+        assert_close(run(op, view, d, 0, LENGTH, chunk), wanted, size)
+        if not tail:
+            assert_states_close(view.state[1], state)
+    assert all(torch.equal(x, y) for x, y in zip((d.q, d.k, d.v), before, strict=True))
+
+
+@each_form
+@pytest.mark.parametrize(("first", "second"), list(product(OPS["lightning"], repeat=2)))
+@pytest.mark.parametrize("cut", [1, 8, 64, 70])
+def test_one_goes_on_where_another_stopped(tail: int, first: str, second: str, cut: int) -> None:
+    d, (wanted, size, _) = data(), exact(3)
+    view = empty(d, tail)
+    for name, start, stop in ((first, 0, cut), (second, cut, 140)):
+        out = run(implementation("lightning", name), view, d, start, stop, stop - start)
+        assert_close(out, wanted[start:stop], size[start:stop])
+
+
+@each_op
+@each_form
+def test_decay_so_strong_that_its_inverse_overflows(op: Any, tail: int) -> None:
+    d = data(6, 130)
+    d = Data(*d[slice(None)], torch.tensor([0.0, 1.4, 5, 20, 88, 1000]))
+    wanted = run(reference, empty(d, 0, dtype=torch.float64), d.map(Tensor.double), 0, 130, 130)
+    size = run(reference, empty(d, 0), d.map(torch.abs), 0, 130, 130)
+    for chunk in (0, 1, 63, 130):
+        assert_close(run(op, empty(d, tail), d, 0, 130, chunk), wanted, size)
+
+
+@each_op
+def test_a_weak_decay_does_not_drift(op: Any) -> None:
+    """One token, then thousands of zeros: only the decay is left. exp(-slope) rounded to float32
+    would be off by up to 3e-8 at each of them."""
+    steps, slopes = 3000, torch.tensor([1e-5, 4e-5, 1e-4])
+    d = Data(randn(steps, 3, 4), torch.zeros(steps, 3, 4), randn(steps, 3, 5, seed=1), slopes)
+    d.k[0] = randn(3, 4, seed=2)
+    first = d.k[0].double()[..., None] * d.v[0].double()[:, None]
+    wanted = first * torch.exp(-slopes.double() * (steps - 1))[:, None, None]
+    for chunk in (0, 1):
+        view = empty(d, 0)
+        run(op, view, d, 0, steps, chunk)
+        assert_states_close(view.state[1], wanted, 5e-6)
+
+
+def test_long_rows_go_in_spans(monkeypatch: pytest.MonkeyPatch) -> None:
+    d, (wanted, size, _) = data(), exact(3)
+    for tail, most in product((0, 64), (1, 2 * 3 * 48 * 48)):
+        whole, view = empty(d, tail), empty(d, tail)
+        row = StateRow(0, None, 1, ((130, 2), (128, 3)))
+        given = {"slopes": d.slopes, "scale": SCALE}
+        out = cpu.prefill(*d[slice(None)], whole, row, **given)
+        monkeypatch.setattr(cpu, "SPAN", most)  # a tile, or two, at a time
+        assert torch.equal(cpu.prefill(*d[slice(None)], view, row, **given), out)
+        monkeypatch.undo()
+        assert_close(out, wanted, size)
+        assert all(slots_equal(view, slot, whole, slot) for slot in (1, 2, 3))
+
+
+# -- slots -----------------------------------------------------------------------------
+
+
+@each_op
+@each_form
+@pytest.mark.parametrize(
+    ("start", "count"), [(0, 1), (0, 70), (5, 1), (63, 1), (40, 100), (64, 64)]
+)
+@pytest.mark.parametrize("own", [True, False])
+def test_only_named_slots_are_read_and_written(
+    op: Any, tail: int, start: int, count: int, own: bool
+) -> None:
+    d, (wanted, size, _) = data(), exact(3)
+    view, stop = empty(d, tail, 6), start + count
+    if start:
+        run(op, view, d, 0, start, start, slot=2)
+    source = 2 if start else None
+    slot = 2 if own else 4
+    row = StateRow(start, source, slot, ((stop, 3),))
+    before = [part.clone() for part in view.parts]
+    given = {"slopes": d.slopes, "scale": SCALE}
+    out = op.prefill(*d[slice(start, stop)], view, row, **given)
+    assert_close(out, wanted[start:stop], size[start:stop])
+    assert slots_equal(view, slot, view, 3)
+    for part, old in zip(view.parts, before, strict=True):
+        assert part[[slot, 3]].isfinite().all()
+        rest = [i for i in range(6) if i not in (slot, 3)]
+        assert torch.equal(part[rest].nan_to_num(9.0), old[rest].nan_to_num(9.0))
+
+
+@each_op
+@each_form
+def test_snapshots_are_what_a_run_that_stopped_there_leaves(op: Any, tail: int) -> None:
+    d = data()
+    places = (6, 7, 63, 64, 65, 128, 130, 205)
+    view = empty(d, tail, 12)
+    run(op, view, d, 0, 5, 5)
+    row = StateRow(5, 1, 2, tuple((p, 3 + i) for i, p in enumerate(places)))
+    op.prefill(*d[slice(5, 205)], view, row, slopes=d.slopes, scale=SCALE)
+    for i, p in enumerate(places):
+        stopped = empty(d, tail)
+        run(op, stopped, d, 0, 5, 5)
+        run(op, stopped, d, 5, p, p - 5)
+        if tail:
+            assert slots_equal(view, 3 + i, stopped, 1)
+        else:
+            assert_states_close(view.state[3 + i], stopped.state[1])
+    assert slots_equal(view, 2, view, 3 + len(places) - 1)
+
+
+@each_op
+@each_form
+def test_the_first_token_starts_from_zeros_on_any_slot(op: Any, tail: int) -> None:
+    d = data()
+    q, k, v = d[slice(0, 1)]
+    wanted = SCALE * (q.double() * k).sum(-1, keepdim=True) * v
+    for chunk in (0, 1):
+        view = empty(d, tail)  # never used
+        assert_close(run(op, view, d, 0, 1, chunk), wanted, wanted)
+        run(op, view, d, 0, 100, 50)  # used by a request that is gone
+        assert_close(run(op, view, d, 0, 1, chunk), wanted, wanted)
+        assert all(part[1].isfinite().all() for part in view.parts)
+
+
+@each_op
+@each_form
+def test_decode_of_mixed_rows(op: Any, tail: int) -> None:
+    """Shuffled slots; own and other sources, one of them read by three rows, one of which writes
+    it; a row from zeros; snapshots; padded rows on the null slot, which holds NaN."""
+    d, (wanted, size, _) = data(), exact(3)
+    starts = {5: 63, 9: 64, 2: 7, 7: 0, 3: 100, 8: 100, 4: 100, 0: 1}
+    sources = {5: 5, 9: 1, 2: 2, 7: None, 3: 4, 8: 4, 4: 4, 0: 0}
+    taken = {9: 10, 4: 11, 7: 12}
+    view, given = empty(d, tail, 15), {"slopes": d.slopes, "scale": SCALE}
+    for slot, source in sources.items():
+        if source:
+            run(op, view, d, 0, starts[slot], 50, slot=source)
+    names = [5, 9, 0, 2, 7, 3, 8, 0, 4]
+    rows = [
+        StateRow(starts[s], sources[s], s, ((starts[s] + 1, taken[s]),) if s in taken else ())
+        for s in names
+    ]
+    at = [starts[s] for s in names]
+    out = op.decode(d.q[at], d.k[at], d.v[at], view, op.prepare(rows), **given)
+    live = [i for i, s in enumerate(names) if s]
+    assert_close(out[live], wanted[at][live], size[at][live])
+    for slot in set(names) - {0}:
+        fresh = empty(d, tail)
+        run(op, fresh, d, 0, starts[slot] + 1, 50)
+        if tail:
+            assert slots_equal(view, slot, fresh, 1)
+        else:
+            assert_states_close(view.state[slot], fresh.state[1])
+    assert all(slots_equal(view, slot, view, copy) for slot, copy in taken.items())
+    assert all(part[[6, 13, 14]].isnan().all() for part in view.parts)
+
+
+def test_rows_that_cannot_be_are_refused() -> None:
+    for start, source in ((0, 1), (1, None)):
+        with pytest.raises(AssertionError, match="zeros exactly at the start"):
+            StateRow(start, source, 1)
+    for position in (5, 10):
+        with pytest.raises(AssertionError, match=f"no snapshot at {position} up to 9"):
+            StateRow(5, 1, 1, ((position, 2),)).writes(4)
+    with pytest.raises(AssertionError, match="multiple of 8"):
+        StateStore(1, 2, 3, 4, 5, torch.float32, 12)
+
+
+# -- bits ------------------------------------------------------------------------------
+
+
+@each_op
+@each_fixed
+@pytest.mark.parametrize("heads", SHAPES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_bits_do_not_depend_on_cuts(op: Any, tail: int, heads: int, dtype: torch.dtype) -> None:
+    length = LENGTH if op is not reference else 70
+    d, whole = data(heads), empty(data(heads), tail, dtype=dtype)
+    wanted = run(op, whole, d, 0, length, length)
+    for chunk in (0, *CHUNKS[:-1]) if op is not reference else (0, 7):
+        view = empty(d, tail, dtype=dtype)
+        assert torch.equal(run(op, view, d, 0, length, chunk), wanted)
+        assert slots_equal(view, 1, whole, 1)
+    for cut in (1, 64, 69):  # prefill, then decode
+        view = empty(d, tail, dtype=dtype)
+        out = torch.cat((run(op, view, d, 0, cut, cut), run(op, view, d, cut, length)))
+        assert torch.equal(out, wanted)
+
+
+@each_op
+@each_fixed
+@pytest.mark.parametrize("heads", [1, 3, 16])
+def test_bits_do_not_depend_on_company(op: Any, tail: int, heads: int) -> None:
+    """64 rows, each at another place of its tile, and each of them alone or among some."""
+    d, given = data(heads), {"scale": SCALE}
+    starts = [1 + (37 * i) % 131 for i in range(64)]
+    sources = (1 + torch.randperm(64, generator=torch.Generator().manual_seed(1))).tolist()
+    full = empty(d, tail, 140)
+    for start, source in zip(starts, sources, strict=True):
+        run(cpu, full, d, 0, start, start, slot=source)
+
+    def step(some: list[int], first: int = 0, last: int = heads) -> tuple[Tensor, StateView]:
+        view = StateView(*(part[:, first:last].clone() for part in full.parts))
+        rows = [StateRow(starts[i], sources[i], 70 + i) for i in some]
+        at = [starts[i] for i in some]
+        q, k, v = (x[at, first:last] for x in (d.q, d.k, d.v))
+        slopes = d.slopes[first:last]
+        return op.decode(q, k, v, view, op.prepare(rows), slopes=slopes, **given), view
+
+    wanted, whole = step(list(range(64)))
+    for some in ([0], [63], [5, 4], [9, 60, 33], list(range(20, 50))):
+        out, view = step(some)
+        assert torch.equal(out, wanted[some])
+        assert all(slots_equal(view, 70 + i, whole, 70 + i) for i in some)
+    for first in range(0, heads - 1, 2):  # nor on the other heads: a rank has some of them
+        out, _ = step([3, 17, 40], first, first + 1)
+        assert torch.equal(out, wanted[[3, 17, 40], first : first + 1])
+    decoded = run(op, empty(d, tail), d, 0, 40, 40)
+    for first in range(0, heads - 1, 2):
+        few = slice(first, first + 1)
+        part = Data(d.q[:, few], d.k[:, few], d.v[:, few], d.slopes[few])
+        assert torch.equal(run(op, empty(part, tail), part, 0, 40, 40), decoded[:, few])
+
+
+# -- memory ----------------------------------------------------------------------------
+
+
+@each_op
+@each_form
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+def test_a_narrow_state_is_stored_rounded(op: Any, tail: int, dtype: torch.dtype) -> None:
+    d = data()
+    narrow, plain = empty(d, tail, dtype=dtype), empty(d, tail)
+    for chunk in (0, 64):
+        run(op, plain, d, 0, 64, 64)
+        run(op, narrow, d, 0, 64, 64)
+        state = plain.state[1]
+        assert torch.equal(narrow.state[1], state.to(dtype)) or tail == 8
+        assert not torch.equal(state, state.to(dtype).float())  # and float32 is not
+        # what is read is what was stored: going on from the rounded numbers in float32
+        plain.state[1] = narrow.state[1].float()
+        out = run(op, narrow, d, 64, 65, chunk)
+        assert torch.equal(out, run(op, plain, d, 64, 65, chunk))
+        if tail:  # tokens of the open tile are not rounded
+            assert torch.equal(narrow.keys[1, :, 0], d.k[64])
+            assert torch.equal(narrow.values[1, :, 0], d.v[64])
+
+
+def test_inputs_may_be_narrow() -> None:
+    d = data().map(Tensor.bfloat16)
+    for tail in FORMS.values():
+        wanted = run(cpu, empty(d, tail), d.map(Tensor.float), 0, 70, 70)
+        for chunk in (0, 70):
+            out = run(cpu, empty(d, tail), d, 0, 70, chunk)
+            assert out.dtype == torch.bfloat16
+            assert_close(out, wanted.double(), wanted, 2**-8)
+
+
+@pytest.mark.parametrize("tail", [0, 16])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_slot_bytes_and_poison(tail: int, dtype: torch.dtype) -> None:
+    store = StateStore(2, 5, 3, 4, 7, dtype, tail)
+    parts = (store.state, store.keys, store.values)
+    assert 5 * StateStore.slot_bytes(2, 3, 4, 7, dtype, tail) == sum(part.nbytes for part in parts)
+    for part in parts:
+        part.zero_()
+    store.poison([0, 3])
+    for view in store.views:
+        for part in view.parts:
+            assert part[[0, 3]].isnan().all()
+            assert (part[[1, 2, 4]] == 0).all()
