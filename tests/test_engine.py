@@ -3,38 +3,30 @@ requests under every schedule."""
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch
 
 from trueline import native
 from trueline.config import EngineConfig
 from trueline.device import find_device
 from trueline.engine.core import EngineCore
 from trueline.engine.loading import load_engine
-from trueline.engine.runner import Runner
 from trueline.errors import RequestRejected, UsageError
 from trueline.models import read_model
 from trueline.ops.registry import OPS
-from trueline.parallel.collective import Threads
 from trueline.plan import make_plan
 from trueline.spec.mixer import MLASpec
-from trueline.spec.shard import local_spec
 from trueline.tiny.configs import FAMILIES
 from trueline.verify.engine import Ask, Run, oracle, run, same, serve
 from trueline.verify.failed import CheckFailed
+from trueline.verify.ranks import serve_on_ranks
 from trueline.verify.schedules import prompt
-from trueline.weights.load import load_weights
 
 Tiny = Callable[..., Path]
-# Layers with different mixers, which the engine refuses so far.
-ENGINE_LATER = {"bailing_moe_v2_5"}
-RUN = [family for family in FAMILIES if family not in ENGINE_LATER]
 BASE = EngineConfig(max_model_len=400, max_num_seqs=8, num_gpu_blocks_override=600, block_size=16)
 
 
@@ -50,7 +42,7 @@ MIXED = [
 ]
 
 
-@pytest.mark.parametrize("family", RUN)
+@pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("budget", [8, 32, 512])
 @pytest.mark.parametrize("block_size", [1, 3, 16, 64])
 def test_every_position_equals_the_reference(
@@ -250,7 +242,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("ops", [{}, NO_COMPILER], ids=["preferred", "no compiler"])
-@pytest.mark.parametrize("family", RUN)
+@pytest.mark.parametrize("family", FAMILIES)
 def test_bits_do_not_depend_on_the_schedule(family: str, ops: dict[str, str], tiny: Tiny) -> None:
     model, mode = tiny(family), replace(INVARIANT, ops=ops)
     whole = run(model, MIXED, mode)
@@ -291,30 +283,8 @@ def test_ranks_are_as_one(size: int, family: str, tiny: Tiny) -> None:
     model = tiny(family, keys=keys)  # 311 words: the vocabulary is replicated
     asks = [Ask(prompt(20), 4), Ask(prompt(7), 4, arrives=1)]
     one = run(model, asks, BASE)
-    spec = read_model(model)
-    group = Threads(size)
-    plan = make_plan(spec, BASE, find_device("cpu"))
-    results: dict[int, Run] = {}
-    failures: list[BaseException] = []
-
-    def rank(number: int) -> None:
-        try:
-            local = local_spec(spec, number, size)
-            values = load_weights(model, local, dtype=torch.float32)
-            runner = Runner(local, plan, values, group.rank(number))
-            results[number] = serve(EngineCore(runner, plan, BASE), asks)
-        except BaseException as error:
-            failures.append(error)
-            raise
-
-    threads = [threading.Thread(target=rank, args=(i,)) for i in range(size)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not failures
-    for number in range(size):
-        same(f"rank {number} of {size}", results[number], one)
+    for number, done in enumerate(serve_on_ranks(model, asks, BASE, size)):
+        same(f"rank {number} of {size}", done, one)
 
 
 def test_a_divided_vocabulary_is_put_together(tiny: Tiny) -> None:
@@ -322,24 +292,8 @@ def test_a_divided_vocabulary_is_put_together(tiny: Tiny) -> None:
     model = tiny("deepseek_v3", keys=keys)
     asks = [Ask(prompt(12), 3)]
     one = run(model, asks, BASE)
-    spec, group = read_model(model), Threads(2)
-    plan = make_plan(spec, BASE, find_device("cpu"))
-    results: dict[int, Run] = {}
-
-    def rank(number: int) -> None:
-        local = local_spec(spec, number, 2)
-        assert local.vocab.count == 156
-        values = load_weights(model, local, dtype=torch.float32)
-        core = EngineCore(Runner(local, plan, values, group.rank(number)), plan, BASE)
-        results[number] = serve(core, asks)
-
-    threads = [threading.Thread(target=rank, args=(i,)) for i in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    same("ranks", results[0], one)
-    same("ranks", results[1], one)
+    for done in serve_on_ranks(model, asks, BASE, 2):
+        same("divided vocabulary", done, one)
 
 
 # -- replay, aborts, refusals ----------------------------------------------------------------
@@ -425,14 +379,14 @@ def test_stops(tiny: Tiny) -> None:
     assert len(longer.tokens[0]) >= first + 2
 
 
-def test_layers_that_differ_are_refused(tiny: Tiny) -> None:
-    """One rope table and one cache layout serve all layers, so all must want the same."""
+def test_rows_of_different_widths_are_refused(tiny: Tiny) -> None:
+    """One table of blocks serves all layers, so their rows must be alike."""
     spec = read_model(tiny("deepseek_v3"))
     first, *rest = spec.layers
     mixer = first.mixer
     assert isinstance(mixer, MLASpec)
-    odd = replace(first, mixer=replace(mixer, rope=replace(mixer.rope, base=77.0)))
-    with pytest.raises(UsageError, match="different mixers"):
+    odd = replace(first, mixer=replace(mixer, kv_lora_rank=mixer.kv_lora_rank + 1))
+    with pytest.raises(UsageError, match="rows of the same widths"):
         make_plan(replace(spec, layers=(*rest, odd)), BASE, find_device("cpu"))
 
 

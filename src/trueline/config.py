@@ -22,6 +22,12 @@ class EngineConfig:
     num_gpu_blocks_override: int | None = None
     kv_cache_memory_bytes: int | None = None
     gpu_memory_utilization: float = 0.5
+    mamba_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
+    """Of the recurrent state; "auto" is the model's dtype."""
+    num_state_slots: int | None = None
+    """States kept at once, running and as snapshots; None: as the memory allows."""
+    snapshot_spacing: int | Literal["auto"] = "auto"
+    """Tokens between the states that the prefix cache keeps of a long prompt."""
     batch_invariant: bool = False
     overlap: bool = False
     max_logprobs: int = 20
@@ -39,9 +45,10 @@ class EngineConfig:
                 f"tensor_parallel_size = {self.tensor_parallel_size}: accepted so far: 1"
             )
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size",
-                     "num_gpu_blocks_override", "kv_cache_memory_bytes"):  # fmt: skip
+                     "num_gpu_blocks_override", "kv_cache_memory_bytes", "num_state_slots",
+                     "snapshot_spacing"):  # fmt: skip
             value = getattr(self, name)
-            if value is None or (name == "block_size" and value == "auto"):
+            if value is None or (name in ("block_size", "snapshot_spacing") and value == "auto"):
                 continue
             if type(value) is not int or value < 1:
                 raise UsageError(f"{name} = {value!r}: accepted: a whole number from 1 up")
@@ -51,6 +58,7 @@ class EngineConfig:
             )
         for name, accepted in (
             ("dtype", ("auto", "float32", "bfloat16", "float16")),
+            ("mamba_cache_dtype", ("auto", "float32", "bfloat16", "float16")),
             ("load_format", ("auto", "dummy")),
         ):
             if getattr(self, name) not in accepted:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from trueline.cache.layout import LatentLayout
+from trueline.cache.state import StateStore
 from trueline.cache.store import LatentStore
 from trueline.config import EngineConfig
 from trueline.device import Device
@@ -19,7 +20,7 @@ from trueline.errors import UsageError
 from trueline.models.parameters import parameters
 from trueline.ops.mla_decode import Tiling
 from trueline.ops.registry import OPS, check_name, implementation, refusals
-from trueline.spec.mixer import MLASpec
+from trueline.spec.mixer import LightningSpec, MLASpec
 from trueline.spec.model import ModelSpec
 
 AUTO_BLOCK_SIZE = 16
@@ -27,6 +28,9 @@ AUTO_BLOCK_SIZE = 16
 FREE_TILING = Tiling(1024, full=False)
 FIXED_TILING = Tiling(64, full=True)
 SMALL_MODEL = 64_000_000
+# Snapshots of states that the prefix cache may keep, and how far apart those of a prompt lie.
+SNAPSHOTS_PER_SEAT = 4
+AUTO_SPACING_BLOCKS = 32
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -34,6 +38,25 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch
 class Choice:
     name: str
     reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class StatePlan:
+    """Memory of the layers that keep a state per sequence."""
+
+    num_slots: int
+    dtype: torch.dtype
+    tail: int
+    """Positions whose keys and values are kept beside a state: bits must not depend on cuts."""
+    slot_bytes: int
+    spacing: int
+    """Tokens between the snapshots of a long prompt."""
+
+    def __str__(self) -> str:
+        return (
+            f"{self.num_slots * self.slot_bytes / 1e6:,.1f} MB: {self.num_slots} slots of "
+            f"{self.slot_bytes / 1e6:,.2f} MB, {self.dtype}, a snapshot every {self.spacing} tokens"
+        ).replace("torch.", "")
 
 
 @dataclass(frozen=True)
@@ -46,6 +69,7 @@ class Plan:
     dtype_reason: str
     layout: LatentLayout
     num_blocks: int
+    state: StatePlan | None
     max_model_len: int
     tiling: Tiling
     batch_invariant: bool
@@ -65,6 +89,8 @@ class Plan:
             f"{self.layout.block_size} positions ({tokens:,} tokens), "
             f"sequences up to {self.max_model_len:,}"
         )
+        if self.state:
+            yield f"states       {self.state}"
         yield f"invariance   {'bitwise, whatever the batch' if self.batch_invariant else 'off'}"
         for op, choice in self.choices.items():
             yield f"{op:<12} {choice.name} ({choice.reason})"
@@ -77,14 +103,20 @@ def make_plan(spec: ModelSpec, config: EngineConfig, device: Device) -> Plan:
         check_name(op, name)
     storage = DTYPES[spec.dtype if config.dtype == "auto" else config.dtype]
     compute, reason = choose_compute_dtype(storage)
-    choices = {op: _choose(op, config, compute) for op in OPS}
-    mixer = uniform_mixer(spec)
+    latent, linear = latent_mixers(spec), linear_mixers(spec)
+    choices = {op: _choose(op, config, compute) for op in OPS if op != "lightning" or linear}
     size = AUTO_BLOCK_SIZE if config.block_size == "auto" else config.block_size
-    layout = LatentLayout(mixer.kv_lora_rank, mixer.qk_rope_head_dim, size)
+    layout = LatentLayout(latent[0].kv_lora_rank, latent[0].qk_rope_head_dim, size)
     max_len = _max_model_len(spec, config)
     weights = sum(p.count for p in parameters(spec)) * compute.itemsize
-    block_bytes = LatentStore.block_bytes(layout, spec.num_layers, compute)
-    num_blocks = _num_blocks(config, device, block_bytes, -(-max_len // size), weights)
+    budget = config.kv_cache_memory_bytes
+    if budget is None:
+        budget = int((device.free_memory - weights) * config.gpu_memory_utilization)
+    state = _state_plan(linear, config, storage, size, budget) if linear else None
+    if state:
+        budget -= state.num_slots * state.slot_bytes
+    block_bytes = LatentStore.block_bytes(layout, len(latent), compute)
+    num_blocks = _num_blocks(config, budget, block_bytes, -(-max_len // size))
     # Where a step takes microseconds, threads only wait for each other.
     threads = device.threads if weights >= SMALL_MODEL else 1
     return Plan(
@@ -96,6 +128,7 @@ def make_plan(spec: ModelSpec, config: EngineConfig, device: Device) -> Plan:
         reason,
         layout,
         num_blocks,
+        state,
         max_len,
         FIXED_TILING if config.batch_invariant else FREE_TILING,
         config.batch_invariant,
@@ -104,13 +137,52 @@ def make_plan(spec: ModelSpec, config: EngineConfig, device: Device) -> Plan:
     )
 
 
-def uniform_mixer(spec: ModelSpec) -> MLASpec:
-    """The mixer that all layers share: one rope table and one cache layout serve them. A family
-    whose layers differ must not get those of its first layer silently."""
-    first = spec.layers[0].mixer
-    if not isinstance(first, MLASpec) or any(layer.mixer != first for layer in spec.layers):
-        raise UsageError(f"{spec.family}: layers with different mixers cannot be run yet")
-    return first
+def latent_mixers(spec: ModelSpec) -> list[MLASpec]:
+    """Those of the layers with a paged cache: rows of one layout, so that one table of blocks
+    serves them all. A layer that differs must not get the rows of the first silently."""
+    found = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, MLASpec)]
+    if not found or any(mixer.cache_fields != found[0].cache_fields for mixer in found):
+        raise UsageError(
+            f"{spec.family}: accepted so far: models with latent attention in one layer or more, "
+            "and rows of the same widths in all of these"
+        )
+    return found
+
+
+def linear_mixers(spec: ModelSpec) -> list[LightningSpec]:
+    found = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, LightningSpec)]
+    if any(mixer.cache_fields != found[0].cache_fields for mixer in found):
+        raise UsageError(f"{spec.family}: linear layers with states of different widths")
+    return found
+
+
+def _state_plan(
+    mixers: list[LightningSpec],
+    config: EngineConfig,
+    storage: torch.dtype,
+    block_size: int,
+    budget: int,
+) -> StatePlan:
+    """A slot for every sequence and some for snapshots, in at most half of the cache's memory."""
+    wanted = config.mamba_cache_dtype
+    dtype = storage if wanted == "auto" else DTYPES[wanted]
+    tail = FIXED_TILING.size if config.batch_invariant else 0
+    heads, width = mixers[0].heads.count, mixers[0].head_dim
+    each = StateStore.slot_bytes(len(mixers), heads, width, width, dtype, tail)
+    if config.num_state_slots is not None:
+        count = config.num_state_slots
+    else:
+        snapshots = SNAPSHOTS_PER_SEAT if config.enable_prefix_caching else 0
+        count = min(config.max_num_seqs * (1 + snapshots), budget // 2 // each - 1)
+    if count < 1:
+        raise UsageError(
+            f"the states have {budget // 2:,} bytes, one takes {each:,} and a spare one is needed: "
+            "raise kv_cache_memory_bytes or gpu_memory_utilization, or set num_state_slots"
+        )
+    spacing = config.snapshot_spacing
+    if spacing == "auto":
+        spacing = AUTO_SPACING_BLOCKS * block_size
+    return StatePlan(count + 1, dtype, tail, each, spacing)
 
 
 def _choose(op: str, config: EngineConfig, dtype: torch.dtype) -> Choice:
@@ -186,15 +258,10 @@ def _max_model_len(spec: ModelSpec, config: EngineConfig) -> int:
     return config.max_model_len
 
 
-def _num_blocks(
-    config: EngineConfig, device: Device, block_bytes: int, blocks_per_seq: int, weights: int
-) -> int:
+def _num_blocks(config: EngineConfig, budget: int, block_bytes: int, blocks_per_seq: int) -> int:
     """Enough for every sequence at full length, or what memory allows; one more as null block."""
     if config.num_gpu_blocks_override is not None:
         return config.num_gpu_blocks_override + 1
-    budget = config.kv_cache_memory_bytes
-    if budget is None:
-        budget = int((device.free_memory - weights) * config.gpu_memory_utilization)
     fits = budget // block_bytes
     if fits < 2:
         raise UsageError(

@@ -51,6 +51,11 @@ class Pool:
         self._hash_of: dict[int, bytes] = {}
 
     @property
+    def ids(self) -> range:
+        """Places that requests can hold."""
+        return range(NULL + 1, len(self._references))
+
+    @property
     def num_usable(self) -> int:
         """Places that requests can hold at all."""
         return len(self._references) - 1

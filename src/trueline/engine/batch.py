@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from trueline.cache.layout import LatentLayout
 from trueline.engine.step import Row, Step
+from trueline.ops.lightning import StateRow
 from trueline.ops.mla_decode import DecodeRows
 from trueline.ops.mla_prefill import PrefillRow
 
@@ -32,6 +33,9 @@ class Batch:
     cells: list[int]
     decode: DecodeRows
     prefill: tuple[tuple[slice, PrefillRow], ...]
+    states: tuple[tuple[slice, StateRow], ...]
+    """The rows again, for mixers with a state per sequence; the first `num_decode_rows` decode."""
+    num_decode_rows: int
     carried: tuple[tuple[int, str], ...]
     """(index into tokens, request) where the token is UNKNOWN."""
     samples: tuple[tuple[int, str], ...]
@@ -60,6 +64,7 @@ def build_batch(
     cells: list[int] = []
     decode = DecodeRows([], [])
     prefill: list[tuple[slice, PrefillRow]] = []
+    states: list[tuple[slice, StateRow]] = []
     carried: list[tuple[int, str]] = []
     samples: list[tuple[int, str]] = []
     wanted: list[ScoredPrompt] = []
@@ -80,6 +85,9 @@ def build_batch(
             decode.block_ids.extend([blocks] * row.count)
         else:
             prefill.append((at, PrefillRow(row.start, row.count, blocks)))
+        if row.state is not None:
+            state = row.state
+            states.append((at, StateRow(row.start, state.source, state.slot, state.snapshots)))
         if row.samples:
             samples.append((at.stop - 1, name))
         if name in scored and row.start < scored[name] - 1:
@@ -91,6 +99,8 @@ def build_batch(
         cells,
         decode,
         tuple(prefill),
+        tuple(states),
+        step.num_decode_rows,
         tuple(carried),
         tuple(samples),
         tuple(wanted),

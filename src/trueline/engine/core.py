@@ -14,7 +14,9 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from trueline.cache.blocks import BlockPool
+from trueline.cache.pool import NULL, Pool
 from trueline.cache.prefix import hash_blocks, prefix_salt
+from trueline.cache.slots import SlotPool
 from trueline.config import EngineConfig
 from trueline.engine.batch import Batch, build_batch
 from trueline.engine.messages import CoreOutput, CoreRequest, TokenScore
@@ -45,6 +47,15 @@ class Sequence:
         return len(self.tokens) - len(self.request.prompt_token_ids)
 
 
+@dataclass(frozen=True, slots=True)
+class Unowned:
+    """What no request owns: free blocks, unused tails of others, free slots."""
+
+    blocks: list[int]
+    cells: list[int]
+    slots: list[int]
+
+
 class EngineCore:
     def __init__(
         self, runner: Runner, plan: Plan, config: EngineConfig, fingerprint: str = ""
@@ -53,10 +64,14 @@ class EngineCore:
         self.fingerprint = fingerprint
         size = plan.layout.block_size
         self.pool = BlockPool(plan.num_blocks, size, config.enable_prefix_caching)
+        self.slots = SlotPool(plan.state.num_slots) if plan.state else None
         limits = SchedulerConfig(
-            config.max_num_batched_tokens, config.max_num_seqs, plan.max_model_len
+            config.max_num_batched_tokens,
+            config.max_num_seqs,
+            plan.max_model_len,
+            snapshot_spacing=plan.state.spacing if plan.state else None,
         )
-        self.scheduler = Scheduler(limits, self.pool)
+        self.scheduler = Scheduler(limits, self.pool, self.slots)
         self.sequences: dict[str, Sequence] = {}  # by key
         self.keys: dict[str, str] = {}  # request_id -> key, of those alive
         self.ended: list[str] = []  # keys, since the last dispatch
@@ -143,11 +158,13 @@ class EngineCore:
         self.in_flight.append((step, future))
         return True
 
-    def _execute(self, batch: Batch, unowned: tuple[list[int], list[int]] | None) -> Result:
+    def _execute(self, batch: Batch, unowned: Unowned | None) -> Result:
         """In the order of dispatch, so that a step before is done with what is poisoned now."""
         if unowned is not None:
-            self.runner.store.poison(unowned[0])
-            self.runner.store.poison_cells(unowned[1])
+            self.runner.store.poison(unowned.blocks)
+            self.runner.store.poison_cells(unowned.cells)
+            if self.runner.states:
+                self.runner.states.poison(unowned.slots)
         return self.runner.execute(batch)
 
     def _batch(self, step: Step) -> Batch:
@@ -241,15 +258,9 @@ class EngineCore:
         del self.keys[sequence.request.request_id]
         self.ended.append(key)
 
-    def _unowned(self) -> tuple[list[int], list[int]]:
-        """Blocks and single cells that no request owns: free blocks, the null block, unused
-        tails."""
-        free = [
-            block
-            for block in range(1, self.plan.num_blocks)
-            if not self.pool.references(block) and self.pool.hash_of(block) is None
-        ]
-        return [0, *free], list(self._unwritten_cells())
+    def _unowned(self) -> Unowned:
+        slots = _nobodys(self.slots) if self.slots else []
+        return Unowned(_nobodys(self.pool), list(self._unwritten_cells()), slots)
 
     def _unwritten_cells(self) -> Iterator[int]:
         layout = self.plan.layout
@@ -257,3 +268,8 @@ class EngineCore:
             request = sequence.scheduled
             held = len(request.block_ids) * layout.block_size
             yield from layout.cells(request.block_ids, request.num_computed, held)
+
+
+def _nobodys(pool: Pool) -> list[int]:
+    """The null one, and those that nobody holds and that nothing is known of."""
+    return [NULL, *(i for i in pool.ids if not pool.references(i) and pool.hash_of(i) is None)]

@@ -12,14 +12,16 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from trueline.cache.store import LatentStore
+from trueline.cache.state import StateStore, StateView
+from trueline.cache.store import LatentStore, LatentView
 from trueline.engine.batch import Batch, ScoredPrompt
 from trueline.engine.messages import CoreRequest, TokenScore
-from trueline.layers.context import Build, Ops, PrefillSlice, StepInput, Weights
+from trueline.layers.context import Build, Ops, PrefillSlice, StateStep, StepInput, Weights
 from trueline.layers.decoder import Decoder, Replay
 from trueline.ops.sampling import RowState, Scored, build_rows
 from trueline.parallel.collective import Collective, Solo
-from trueline.plan import Plan
+from trueline.plan import Plan, latent_mixers, linear_mixers
+from trueline.spec.mixer import LightningSpec
 from trueline.spec.model import ModelSpec
 
 # Prompt positions whose logits are held at a time.
@@ -60,7 +62,11 @@ class Runner:
         self.ops = build.ops
         self.sampling = plan.op("sampling")
         self.decoder = Decoder(spec, build, Weights(values))
-        self.store = LatentStore(plan.layout, spec.num_layers, plan.num_blocks, plan.compute_dtype)
+        self.store = LatentStore(
+            plan.layout, len(latent_mixers(spec)), plan.num_blocks, plan.compute_dtype
+        )
+        self.states = _state_store(spec, plan)
+        self.views = self._views()
         self.stories: dict[str, Story] = {}
         self.recorded: list[Replay] | None = None
         """Set to a list to record every step's expert choices."""
@@ -68,6 +74,15 @@ class Runner:
         """Expert choices to take instead, step by step."""
         self.probe: Callable[[Batch, Tensor], None] | None = None
         """Set by checks: sees the logits of every token of every step."""
+
+    def _views(self) -> list[LatentView | StateView]:
+        """Each layer's part of the cache it keeps."""
+        latent = iter(self.store.views)
+        states = iter(self.states.views if self.states else [])
+        return [
+            next(states) if isinstance(layer.mixer, LightningSpec) else next(latent)
+            for layer in self.spec.layers
+        ]
 
     def admit(self, key: str, request: CoreRequest, seed: int) -> None:
         outputs: list[int] = []
@@ -113,12 +128,21 @@ class Runner:
             batch.decode,
             tuple(PrefillSlice(at, row) for at, row in batch.prefill),
             prepared,
+            self._state_step(batch),
         )
+
+    def _state_step(self, batch: Batch) -> StateStep | None:
+        if self.ops.lightning is None:
+            return None
+        count = batch.num_decode_rows
+        decode = [row for _, row in batch.states[:count]]
+        prepared = self.ops.lightning.prepare(decode) if decode else None
+        return StateStep(count, prepared, batch.states[count:])
 
     def _forward(self, step: StepInput) -> Tensor:
         recorded: Replay | None = {} if self.recorded is not None else None
         forced = self.forced.pop(0) if self.forced else None
-        hidden = self.decoder.hidden(step, self.store.views, recorded, forced)
+        hidden = self.decoder.hidden(step, self.views, recorded, forced)
         if self.recorded is not None and recorded is not None:
             self.recorded.append(recorded)
         return hidden
@@ -152,6 +176,15 @@ class Runner:
             scored = self.sampling.score(logits, torch.tensor(targets), top)
             found += token_scores(targets, scored, [top] * len(targets))
         return found
+
+
+def _state_store(spec: ModelSpec, plan: Plan) -> StateStore | None:
+    """For this rank's heads."""
+    mixers = linear_mixers(spec)
+    if not mixers or plan.state is None:
+        return None
+    heads, width, state = mixers[0].heads.count, mixers[0].head_dim, plan.state
+    return StateStore(len(mixers), state.num_slots, heads, width, width, state.dtype, state.tail)
 
 
 def token_scores(tokens: list[int], scored: Scored, wanted: list[int | None]) -> list[TokenScore]:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 from torch import Tensor
 
+from trueline.ops.lightning import StateRow
 from trueline.ops.mla_decode import DecodeRows
 from trueline.ops.mla_prefill import PrefillRow
 from trueline.parallel.collective import Collective
@@ -25,6 +26,7 @@ class Ops:
         self.rope: ModuleType = plan.op("rope")
         self.mla_decode: ModuleType = plan.op("mla_decode")
         self.mla_prefill: ModuleType = plan.op("mla_prefill")
+        self.lightning: ModuleType | None = plan.op("lightning") if plan.state else None
         self.route: ModuleType = plan.op("route")
         self.experts: ModuleType = plan.op("experts")
 
@@ -60,6 +62,25 @@ class PrefillSlice:
     row: PrefillRow
 
 
+Rope = tuple[Tensor, Tensor] | None
+"""cos and sin of the step's positions; None for a layer that does not rotate."""
+
+
+class Mixer(Protocol):
+    """A layer's token mixing. `view` is its part of the cache: a LatentView or a StateView."""
+
+    def forward(self, x: Tensor, step: StepInput, view: Any, rope: Rope) -> Tensor: ...
+
+
+@dataclass(frozen=True, slots=True)
+class StateStep:
+    """The same tokens for mixers with a state per sequence: decode rows first, one token each."""
+
+    num_decode: int
+    prepared: Any  # what lightning made of the decode rows
+    prefill: tuple[tuple[slice, StateRow], ...]
+
+
 @dataclass(frozen=True, slots=True)
 class StepInput:
     """One step's tokens: decode rows first, one token each, then prefill rows. Each part carries
@@ -71,6 +92,7 @@ class StepInput:
     decode: DecodeRows
     prefill: tuple[PrefillSlice, ...]
     prepared: Any  # what mla_decode made of `decode`
+    states: StateStep | None
 
     @property
     def num_decode(self) -> int:

@@ -3,21 +3,59 @@ norm, head."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
+from trueline.cache.state import StateView
 from trueline.cache.store import LatentView
-from trueline.layers.context import Build, StepInput, Weights
+from trueline.layers.context import Build, Mixer, Rope, StepInput, Weights
 from trueline.layers.feedforward import Dense, MoE
+from trueline.layers.lightning import Lightning
 from trueline.layers.mla import MLA
 from trueline.ops.rope import table
-from trueline.plan import uniform_mixer
 from trueline.spec.feedforward import MoESpec
-from trueline.spec.mixer import MLASpec
+from trueline.spec.mixer import LightningSpec, MixerSpec, MLASpec
 from trueline.spec.model import LayerSpec, ModelSpec
+from trueline.spec.rope import RopeSpec
 
 Replay = dict[int, Tensor]
 """Layer -> expert ids [n, top_k]: recorded, or forced."""
+
+
+View = LatentView | StateView
+
+
+def make_mixer(spec: MixerSpec, build: Build, weights: Weights, name: str) -> Mixer:
+    if isinstance(spec, LightningSpec):
+        return Lightning(spec, build, weights, name)
+    assert isinstance(spec, MLASpec)
+    return MLA(spec, build, weights, name)
+
+
+class Ropes:
+    """One table for all layers that turn alike. Every position once, exactly float32: rows are
+    looked up, never computed again."""
+
+    def __init__(self, spec: ModelSpec, max_position: int) -> None:
+        self.different: list[RopeSpec] = []
+        ropes = [_rope(layer.mixer) for layer in spec.layers]
+        for rope in ropes:
+            if rope is not None and rope not in self.different:
+                self.different.append(rope)
+        self.of_layer = [None if rope is None else self.different.index(rope) for rope in ropes]
+        places = torch.arange(max_position)
+        self.tables = [table(rope, places) for rope in self.different]
+
+    def at(self, positions: Tensor) -> list[Rope]:
+        """Per layer, the rows of these positions."""
+        rows = [(cos[positions], sin[positions]) for cos, sin in self.tables]
+        return [None if index is None else rows[index] for index in self.of_layer]
+
+
+def _rope(mixer: MixerSpec) -> RopeSpec | None:
+    return mixer.rope
 
 
 class Layer:
@@ -26,8 +64,7 @@ class Layer:
         self.index = spec.index
         self.mixer_norm = weights.take(f"{name}.input_layernorm.weight")
         self.forward_norm = weights.take(f"{name}.post_attention_layernorm.weight")
-        assert isinstance(spec.mixer, MLASpec)
-        self.mixer = MLA(spec.mixer, build, weights, f"{name}.self_attn")
+        self.mixer = make_mixer(spec.mixer, build, weights, f"{name}.self_attn")
         self.feed_forward: Dense | MoE
         if isinstance(spec.feed_forward, MoESpec):
             self.feed_forward = MoE(spec.feed_forward, build, weights, f"{name}.mlp")
@@ -44,25 +81,22 @@ class Decoder:
         self.layers = [Layer(layer, build, weights) for layer in spec.layers]
         self.norm = weights.take("model.norm.weight")
         self.head = self.ops.linear.pack(head)
-        mixer = uniform_mixer(spec)
-        # Every position once, exactly float32: rows are looked up, never computed again.
-        self.rope = table(mixer.rope, torch.arange(build.plan.max_model_len))
+        self.ropes = Ropes(spec, build.plan.max_model_len)
         if weights.left():
             raise AssertionError(f"parameters that no layer took: {weights.left()[:4]}")
 
     def hidden(
         self,
         step: StepInput,
-        views: list[LatentView],
+        views: Sequence[View],
         recorded: Replay | None = None,
         forced: Replay | None = None,
     ) -> Tensor:
         """[n, hidden], before the final norm."""
-        cos, sin = self.rope
-        rope = (cos[step.positions], sin[step.positions])
+        ropes = self.ropes.at(step.positions)
         h = self._embed(step.tokens)
         norm, eps = self.ops.rms_norm.run, self.spec.norm_eps
-        for layer, view in zip(self.layers, views, strict=True):
+        for layer, view, rope in zip(self.layers, views, ropes, strict=True):
             h = h + layer.mixer.forward(norm(h, layer.mixer_norm, eps), step, view, rope)
             choice = forced.get(layer.index) if forced else None
             y, ids = layer.feed_forward.forward(norm(h, layer.forward_norm, eps), choice)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from trueline.cache.store import LatentView
-from trueline.layers.context import Build, StepInput, Weights
+from trueline.layers.context import Build, Rope, StepInput, Weights
 from trueline.ops.mla_prefill import HeadWeights, cheaper_form
 from trueline.spec.mixer import MLASpec
 
@@ -30,10 +30,9 @@ class MLA:
         self.expand = pack_heads(self.heads.value, build.ops.linear, steady)
         self.o = pack(weights.take(f"{name}.o_proj.weight"))
 
-    def forward(
-        self, x: Tensor, step: StepInput, view: LatentView, rope: tuple[Tensor, Tensor]
-    ) -> Tensor:
+    def forward(self, x: Tensor, step: StepInput, view: LatentView, rope: Rope) -> Tensor:
         spec = self.spec
+        assert rope is not None
         q, latent, key = self._project(x)
         turn = self.ops.rope.run
         q_rope = turn(q[..., spec.qk_nope_head_dim :], *rope, spec.rope.pairing)

@@ -119,7 +119,7 @@ def _request(i: int, ask: Ask) -> CoreRequest:
 
 def oracle(model: Path, asks: Sequence[Ask], done: Run) -> float:
     """Every position of every request equals the reference; the largest difference."""
-    exact = reference.load(model)
+    exact = reference.load(model, **done.core.config.facts)
     worst = 0.0
     for i, ask in enumerate(asks):
         sequence = torch.tensor([*ask.prompt, *done.tokens[i]][:-1])

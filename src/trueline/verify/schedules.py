@@ -14,6 +14,7 @@ from trueline.engine.loading import load_engine
 from trueline.verify.cases import Subject
 from trueline.verify.engine import Ask, Run, oracle, run, same, serve
 from trueline.verify.failed import CheckFailed
+from trueline.verify.ranks import serve_on_ranks
 
 BASE = EngineConfig(max_model_len=400, max_num_seqs=8, num_gpu_blocks_override=400, block_size=16)
 
@@ -60,7 +61,7 @@ def prefix_is_cold(subject: Subject) -> None:
         Ask([*head[:16], *other[16:], 9], 3, arrives=8),
         Ask(head, 4, arrives=10),
     ]
-    warm = run(subject.model, asks, BASE)
+    warm = run(subject.model, asks, BASE, snapshot_spacing=16)
     wanted = [0, 0, 48, 16, 32]
     if warm.cached != wanted:
         raise CheckFailed(f"prefix = cold: cached tokens {warm.cached}, expected {wanted}")
@@ -130,12 +131,20 @@ def logprobs_are_raw(subject: Subject) -> None:
 
 def steady_state(subject: Subject) -> None:
     """The same probe before and after the cache has turned over."""
-    core = load_engine(subject.model, replace(BASE, num_gpu_blocks_override=14, block_size=8)).core
+    config = replace(BASE, num_gpu_blocks_override=14, block_size=8, num_state_slots=3)
+    core = load_engine(subject.model, config).core
     probe = Ask(prompt(33, 5), 5)
     before = serve(core, [probe])
     for i in range(12):
         serve(core, [Ask(prompt(40 + i, i), 5), Ask(prompt(20, i), 5)])
     same("steady state", serve(core, [probe]), before)
+
+
+def ranks_are_one(subject: Subject) -> None:
+    asks = [Ask(prompt(20), 4), Ask(prompt(7), 4, arrives=1)]
+    one = run(subject.model, asks, BASE)
+    for number, done in enumerate(serve_on_ranks(subject.model, asks, BASE, 2)):
+        same(f"ranks = one: rank {number} of 2", done, one)
 
 
 ENGINE_CHECKS: Mapping[str, Callable[[Subject], None]] = {
@@ -150,4 +159,5 @@ ENGINE_CHECKS: Mapping[str, Callable[[Subject], None]] = {
     "seeded draws": draws_are_the_requests_own,
     "raw logprobs": logprobs_are_raw,
     "steady state": steady_state,
+    "ranks = one": ranks_are_one,
 }

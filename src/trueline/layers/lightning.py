@@ -1,0 +1,74 @@
+"""Linear attention: one product for q, k, v and the gate; a state per sequence instead of a cache
+row per token."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trueline.cache.state import StateView
+from trueline.layers.context import Build, Rope, StepInput, Weights
+from trueline.ops import steady
+from trueline.spec.mixer import LightningSpec
+
+
+class Lightning:
+    def __init__(self, spec: LightningSpec, build: Build, weights: Weights, name: str) -> None:
+        self.spec, self.ops, self.collective = spec, build.ops, build.collective
+        assert build.ops.lightning is not None, "the plan knows of the layers with a state"
+        self.attend = build.ops.lightning
+        pack = build.ops.linear.pack
+        parts = (weights.take(f"{name}.{part}.weight") for part in ("query_key_value", "g_proj"))
+        self.qkv_gate = pack(torch.cat(tuple(parts)))
+        if spec.qk_norm:
+            self.q_norm = weights.take(f"{name}.query_layernorm.weight")
+            self.k_norm = weights.take(f"{name}.key_layernorm.weight")
+        self.out_norm = weights.take(f"{name}.g_norm.weight")
+        group = len(self.out_norm) // spec.norm_groups.count
+        self.ones = torch.ones(group, dtype=self.out_norm.dtype)
+        self.o = pack(weights.take(f"{name}.o_proj.weight"))
+        self.slopes = torch.tensor(spec.slopes)
+
+    def forward(self, x: Tensor, step: StepInput, view: StateView, rope: Rope) -> Tensor:
+        q, k, v, gate = self._project(x, rope)
+        mixed = self._attend(q, k, v, step, view)
+        out = self._norm_groups(mixed.flatten(1)) * steady.sigmoid(gate.float()).to(x.dtype)
+        return self.collective.add(self.ops.linear.run(out, self.o))
+
+    def _project(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """q, k, v [n, heads, head_dim], normed and rotated; gate [n, channels]."""
+        spec, norm = self.spec, self.ops.rms_norm.run
+        all_parts = self.ops.linear.run(x, self.qkv_gate)
+        channels = spec.heads.count * spec.head_dim
+        qkv, gate = all_parts[:, : 3 * channels], all_parts[:, 3 * channels :]
+        if spec.silu:
+            qkv = steady.silu(qkv)
+        q, k, v = qkv.reshape(len(x), 3, spec.heads.count, spec.head_dim).unbind(1)
+        if spec.qk_norm:
+            q, k = norm(q, self.q_norm, spec.norm_eps), norm(k, self.k_norm, spec.norm_eps)
+        return self._rotate(q, rope), self._rotate(k, rope), v, gate
+
+    def _rotate(self, x: Tensor, rope: Rope) -> Tensor:
+        """The first channels of every head turn, the others stay."""
+        if rope is None or self.spec.rope is None:
+            return x
+        dim = self.spec.rope.dim
+        turned = self.ops.rope.run(x[..., :dim], *rope, self.spec.rope.pairing)
+        return torch.cat((turned, x[..., dim:]), dim=-1)
+
+    def _attend(self, q: Tensor, k: Tensor, v: Tensor, step: StepInput, view: StateView) -> Tensor:
+        states = step.states
+        assert states is not None
+        options = {"slopes": self.slopes, "scale": self.spec.scale}
+        out = torch.empty_like(v, memory_format=torch.contiguous_format)
+        d = states.num_decode
+        if d:
+            out[:d] = self.attend.decode(q[:d], k[:d], v[:d], view, states.prepared, **options)
+        for at, row in states.prefill:
+            out[at] = self.attend.prefill(q[at], k[at], v[at], view, row, **options)
+        return out
+
+    def _norm_groups(self, x: Tensor) -> Tensor:
+        groups = x.view(len(x) * self.spec.norm_groups.count, -1)
+        normed: Tensor = self.ops.rms_norm.run(groups, self.ones, self.spec.norm_eps)
+        return normed.view_as(x) * self.out_norm
