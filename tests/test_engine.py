@@ -61,7 +61,8 @@ def test_every_op_can_be_its_reference(family: str, op: str, tiny: Tiny) -> None
     asks = [Ask(prompt(20), 3), Ask(prompt(5), 3, arrives=1)]
     done = run(tiny(family), asks, BASE, ops={op: "reference"})
     oracle(tiny(family), asks, done)
-    assert done.core.plan.choices[op].reason == "asked for"
+    if op != "lightning":  # no layer of these models has it: see test_hybrid.py
+        assert done.core.plan.choices[op].reason == "asked for"
 
 
 # What a machine without a C++ compiler runs.

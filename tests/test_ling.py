@@ -21,13 +21,10 @@ from safetensors.torch import load_file, save_file
 import published
 from trueline import reference
 from trueline.cli import main
-from trueline.config import EngineConfig
-from trueline.device import find_device
 from trueline.errors import CheckpointError, ConfigError, UsageError
 from trueline.models import read_model
 from trueline.models.parameters import parameters
 from trueline.models.sizes import cache_costs, count_parameters
-from trueline.plan import make_plan
 from trueline.reference import config as second_opinion
 from trueline.reference import lightning
 from trueline.spec.feedforward import DenseSpec, MoESpec
@@ -329,10 +326,7 @@ def test_score_takes_the_fact(tiny: Tiny, capsys: pytest.CaptureFixture[str]) ->
     assert abs(said["l"] - said["l-1"]) > 1e-3
 
 
-def test_the_engine_says_that_it_cannot_yet(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
-    spec = read_model(tiny(FAMILY))
-    with pytest.raises(UsageError, match="layers with different mixers cannot be run yet"):
-        make_plan(spec, EngineConfig(), find_device("cpu"))
+def test_a_wrong_value_of_a_fact_is_refused(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
     fact = ("--fact", "linear_layer_factor=x")
     code, _, err = run(capsys, "generate", tiny(FAMILY), "--prompt", "x", *fact)
     assert code == 2

@@ -85,7 +85,8 @@ def parameters(spec: ModelSpec) -> Iterator[Parameter]:
 
 def _parameters(spec: ModelSpec) -> Iterator[Parameter]:
     D = spec.hidden_size
-    embedding = _divided("model.embed_tokens.weight", (spec.vocab, D), 0, kind="embedding")
+    kind: Kind = "head" if spec.tied_embeddings else "embedding"
+    embedding = _divided("model.embed_tokens.weight", (spec.vocab, D), 0, kind=kind)
     yield replace(embedding, active_share=Fraction(int(spec.tied_embeddings)))
     for layer in spec.layers:
         yield from _layer(layer, D)

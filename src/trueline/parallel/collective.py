@@ -37,6 +37,10 @@ class Threads:
     def rank(self, rank: int) -> ThreadRank:
         return ThreadRank(self, rank)
 
+    def stop(self) -> None:
+        """One rank cannot go on: the others must not wait for it."""
+        self._barrier.abort()
+
     def meet(self, rank: int, x: Tensor) -> list[Tensor]:
         self._parts[rank] = x
         self._barrier.wait()

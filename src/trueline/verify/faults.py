@@ -10,6 +10,7 @@ from trueline.verify.seed.engine import ENGINE_FAULTS
 from trueline.verify.seed.ling import LING_FAULTS
 from trueline.verify.seed.reference import REFERENCE_FAULTS
 from trueline.verify.seed.spec import SPEC_FAULTS
+from trueline.verify.seed.states import STATE_FAULTS
 from trueline.verify.seed.weights import WEIGHT_FAULTS
 
 __all__ = ["FAULTS", "Fault"]
@@ -20,4 +21,5 @@ FAULTS: list[Fault] = [
     *WEIGHT_FAULTS,
     *LING_FAULTS,
     *ENGINE_FAULTS,
+    *STATE_FAULTS,
 ]

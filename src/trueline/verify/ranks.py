@@ -27,7 +27,7 @@ def serve_on_ranks(model: Path, asks: Sequence[Ask], config: EngineConfig, size:
     plan = make_plan(spec, config, find_device("cpu"))
     group = Threads(size)
     results: dict[int, Run] = {}
-    failures: list[BaseException] = []
+    failures: list[Exception] = []
 
     def rank(number: int) -> None:
         try:
@@ -35,9 +35,9 @@ def serve_on_ranks(model: Path, asks: Sequence[Ask], config: EngineConfig, size:
             values = load_weights(model, local, dtype=torch.float32)
             runner = Runner(local, plan, values, group.rank(number))
             results[number] = serve(EngineCore(runner, plan, config), asks)
-        except BaseException as error:
+        except Exception as error:
             failures.append(error)
-            raise
+            group.stop()
 
     threads = [threading.Thread(target=rank, args=(i,)) for i in range(size)]
     for thread in threads:

@@ -65,7 +65,9 @@ def prefix_is_cold(subject: Subject) -> None:
     wanted = [0, 0, 48, 16, 32]
     if warm.cached != wanted:
         raise CheckFailed(f"prefix = cold: cached tokens {warm.cached}, expected {wanted}")
-    same("prefix = cold", warm, run(subject.model, asks, BASE, enable_prefix_caching=False))
+    cold = run(subject.model, asks, BASE, enable_prefix_caching=False)
+    same("prefix = cold", warm, cold)
+    same("prefix = cold, few snapshots", run(subject.model, asks, BASE), cold)
 
 
 def preempted_resumes(subject: Subject) -> None:
