@@ -195,7 +195,7 @@ CASES: Mapping[str, Case] = {
     "ling-l-1": Case(_LING, facts={"linear_layer_factor": "l-1"}),
     "ling-norm-head": Case(_LING, keys={"norm_head": True}),
     # few layers: small embeddings make float32 noise large
-    "ling-tied": Case(_LING, keys={"tie_word_embeddings": True, "num_hidden_layers": 4}),
+    "ling-tied": Case(_LING, keys={"tie_word_embeddings": True, "num_hidden_layers": 4}, seed=3),
     "ling-bf16": Case(_LING, dtype="bfloat16"),
     "ling-fp8": Case(_LING, fp8=FP8_32),
 }
