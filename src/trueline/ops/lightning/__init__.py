@@ -16,8 +16,9 @@ prefill, the cuts between steps, the slots, or who shares the step. To that end 
 to what is stored at every multiple of the tail, and nowhere else; without a tail it is rounded
 where it is written.
 
-All sources are read before a slot is written. Written slots differ from each other; several rows
-may read one source; a source is written by no row but the one whose slot it is.
+All sources are read before a slot is written. Written slots differ from each other, but for the
+null slot, which padded rows name and nobody else reads; several rows may read one source; a source
+is written by no row but the one whose slot it is.
 """
 
 from __future__ import annotations

@@ -1,10 +1,12 @@
 """Decode updates states in place; prefill works in tiles, all tiles of a span in one product.
 
 With a tail both work on whole tiles at absolute positions, and a decode row is computed at its own
-place in its tile. What was seen of the bits of float32 products here (torch.bmm through MKL, 1 and
-2 threads): they do not depend on how many pairs are multiplied, nor on what the other rows of the
-left matrix hold; they do depend on a row's place in it, on the number of its rows (1 is another
-routine), and on where matrices of odd widths begin in memory.
+place among the rows that prefill computes together: every product has the same shape and the same
+row at the same place. What was seen of the bits of float32 products here (torch.bmm through MKL, 1
+and 2 threads): the number of pairs and the other rows of the left matrix never mattered. With odd
+widths, where a matrix begins in memory mattered, and so did a row's place; a left matrix of one row
+is another routine. With widths that are multiples of 16 none of it did, but other machines need
+not agree.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ TILE = 64
 ROWS = 8
 # Numbers in 64 bytes: matrices that wide all begin alike.
 WIDTH = 16
-# Products of one pair take another code path.
+# Products of one pair may take another code path.
 FEWEST = 2
 # Numbers in the states of the tiles of one span: bounds the memory of a long prefill.
 SPAN = 1 << 22
@@ -291,8 +293,8 @@ def _sums(keys: Tensor, values: Tensor, powers: Tensor) -> Tensor:
 
 
 def _fold(state: Tensor, total: Tensor, factor: Tensor) -> Tensor:
-    """factor · S + total, in plain products and sums: fused ones differ in bits from place to
-    place."""
+    """factor · S + total, in plain products and sums, which round alike everywhere; fused ones
+    need not."""
     keep, loss = _decay(factor)
     kept = state if keep is None else state * keep
     return (kept * loss).add_(kept).add_(total)
