@@ -6,7 +6,7 @@ q and k [n, heads, dk], v [n, heads, dv], any strides, normed and rotated alread
 float32 at least; out [n, heads, dv] in q's dtype. `slopes` [heads] float32 and `scale` have no
 default.
 
-- `decode(q, k, v, view, prepared, slopes=…, scale=…)`: one token per row, for any number of rows;
+- `decode(q, k, v, view, prepared, slopes=…, scale=…)`: one token per row, for one row or more;
   `prepare(rows)` once a step.
 - `prefill(q, k, v, view, row, slopes=…, scale=…)`: all new tokens of one row.
 
