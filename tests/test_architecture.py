@@ -21,7 +21,7 @@ TESTS = Path(__file__).parent
 ROOMS = (
     *("errors", "device", "config", "progress", "locate", "outputs", "spec", "models", "weights"),
     *("cache", "native", "ops", "tiny", "parallel", "plan", "layers", "text", "engine", "llm"),
-    *("benchmark", "verify", "describe", "cli"),
+    *("benchmark", "benchmark_context", "verify", "describe", "cli"),
 )
 NO_TORCH = ("errors", "config", "spec", "models", "describe", "outputs", "locate")
 # The scheduler, the pools and the prefix cache are pure bookkeeping.

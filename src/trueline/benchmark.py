@@ -88,13 +88,13 @@ def _tokens(engine: LLMEngine) -> Iterator[tuple[float, str]]:
                 yield time.perf_counter(), output.request_id
 
 
-def bench_engine(model: str, **options: Any) -> LLMEngine:
+def bench_engine(model: str, *, caching: bool = False, **options: Any) -> LLMEngine:
     """For a model directory; for a config.json, or a directory without weights, they are drawn."""
     path = Path(model)
     if path.is_file() or (path.is_dir() and not any(path.glob("*.safetensors"))):
         options["load_format"] = "dummy"
         path = path.parent if path.is_file() else path
-    return LLMEngine(path, skip_tokenizer_init=True, enable_prefix_caching=False, **options)
+    return LLMEngine(path, skip_tokenizer_init=True, enable_prefix_caching=caching, **options)
 
 
 def main(model: str, works: str, started: str, mode: str) -> None:

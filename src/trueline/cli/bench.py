@@ -81,6 +81,51 @@ def latency(
 
 
 @bench.command
+def context(
+    model: str,
+    /,
+    *,
+    length: tuple[int, ...] = (128, 8192),
+    batch: int = 8,
+    steps: int = 32,
+    as_json: Json = False,
+) -> None:
+    """What a long context costs: decode steps, the part of them outside attention over the paged
+    cache, prefill, and the memory of a sequence beside the same model all-latent.
+
+    Parameters
+    ----------
+    model
+        A model directory, or a config.json (then weights are drawn).
+    length
+        Tokens of context. May be given several times.
+    batch
+        Requests at once; they share one prompt.
+    steps
+        Decode steps to take the median of.
+    """
+    from trueline.benchmark_context import measure_contexts
+
+    figures = measure_contexts(model, list(length), batch, steps, _say)
+    if as_json:
+        print(json.dumps([each.as_json() for each in figures], indent=1))
+        return
+    from rich import box
+    from rich.table import Table
+
+    heads = ("context", "step ms", "attention", "rest", "prefill tokens/s", "MB / sequence",
+             "all-latent MB")  # fmt: skip
+    table = Table(*heads, box=box.SIMPLE_HEAD)
+    for each in figures:
+        times = (f"{value:.2f}" for value in (each.step_ms, each.attention_ms, each.rest_ms))
+        sizes = (f"{value / 1e6:.2f}" for value in (each.sequence_bytes, each.all_latent_bytes))
+        table.add_row(f"{each.context:,}", *times, f"{each.prefill_tokens_per_s:.0f}", *sizes)
+    tables().print(table)
+    print(f"rest at {figures[-1].context:,} / rest at {figures[0].context:,}: "
+          f"{figures[-1].rest_ms / figures[0].rest_ms:.2f}")  # fmt: skip
+
+
+@bench.command
 def compare(
     config: Path,
     /,
