@@ -69,10 +69,10 @@ def _read_weights(model: Path, overrides: dict[str, Any]) -> dict[str, Any]:
     count = 0
     bad: list[str] = []
     with progress_bar("reading weights") as progress:
-        for _, piece, numbers in stream_weights(checkpoint, read_model(model, overrides), progress):
+        for name, numbers in stream_weights(checkpoint, read_model(model, overrides), progress):
             count += numbers.numel()
-            if not bool(torch.isfinite(numbers).all()) and piece.source not in bad:
-                bad.append(piece.source)
+            if not bool(torch.isfinite(numbers).all()) and name not in bad:
+                bad.append(name)
     return {"numbers": count, "not_finite": bad}
 
 

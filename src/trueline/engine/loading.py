@@ -16,12 +16,13 @@ from trueline.config import EngineConfig
 from trueline.device import find_device
 from trueline.engine.core import EngineCore
 from trueline.engine.runner import Runner
+from trueline.layers.context import Parameters
 from trueline.models import read_model
 from trueline.models.parameters import parameters
 from trueline.plan import Plan, make_plan
 from trueline.spec.model import ModelSpec
 from trueline.tiny.make import draw
-from trueline.weights.load import FLOAT32_KINDS, load_weights
+from trueline.weights.load import FLOAT32_KINDS, StoredWeights
 
 Progress = Callable[[int, int], None]
 
@@ -42,14 +43,14 @@ def load_engine(model: Path, config: EngineConfig, progress: Progress | None = N
     plan = make_plan(spec, config, device)
     torch.set_num_threads(plan.threads)
     clock.lap("plan")
+    values: Parameters
     if config.load_format == "dummy":
         values = draw_weights(spec, plan, config.seed)
     else:
-        values = load_weights(model, spec, dtype=plan.compute_dtype, progress=progress)
-    clock.lap("weights")
+        values = StoredWeights(model, spec, dtype=plan.compute_dtype, progress=progress)
     runner = Runner(spec, plan, values)
     core = EngineCore(runner, plan, config, _fingerprint(model, plan))
-    clock.lap("layers and cache")
+    clock.lap("weights and cache")
     return Loaded(spec, plan, core, clock.laps)
 
 

@@ -16,7 +16,15 @@ from trueline.cache.state import StateStore, StateView
 from trueline.cache.store import LatentStore, LatentView
 from trueline.engine.batch import Batch, ScoredPrompt
 from trueline.engine.messages import CoreRequest, TokenScore
-from trueline.layers.context import Build, Ops, PrefillSlice, StateStep, StepInput, Weights
+from trueline.layers.context import (
+    Build,
+    Ops,
+    Parameters,
+    PrefillSlice,
+    StateStep,
+    StepInput,
+    Weights,
+)
 from trueline.layers.decoder import Decoder, Replay
 from trueline.ops.sampling import RowState, Scored, build_rows
 from trueline.parallel.collective import Collective, Solo
@@ -54,7 +62,7 @@ class Runner:
         self,
         spec: ModelSpec,
         plan: Plan,
-        values: dict[str, Tensor],
+        values: Parameters,
         collective: Collective | None = None,
     ) -> None:
         self.spec, self.plan = spec, plan

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any, Protocol
@@ -38,17 +39,22 @@ class Build:
     collective: Collective
 
 
-class Weights:
-    """Loaded parameters, handed out once: whoever packs one frees the plain copy."""
+class Parameters(Protocol):
+    """By name; read or drawn before, or when they are taken."""
 
-    def __init__(self, values: dict[str, Tensor]) -> None:
+    def pop(self, name: str, /) -> Tensor: ...
+
+    def __iter__(self) -> Iterator[str]: ...
+
+
+class Weights:
+    """Parameters, handed out once: whoever packs one frees the plain copy."""
+
+    def __init__(self, values: Parameters) -> None:
         self._values = values
 
     def take(self, name: str) -> Tensor:
         return self._values.pop(name)
-
-    def has(self, name: str) -> bool:
-        return name in self._values
 
     def left(self) -> list[str]:
         return list(self._values)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import hashlib
-import math
 import os
 import subprocess
 import tempfile
@@ -16,17 +15,14 @@ from functools import cache
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from trueline.device import cache_directory, compiler, cpu_features
 
 SOURCE = Path(__file__).with_name("kernels.cpp")
-HUGE_PAGE = 1 << 21
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp")
 
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 SIGNATURES = {
-    "use_huge_pages": (_POINTER, _INT),
     "pack_weight": (_POINTER, _INT, _INT, _POINTER),
     "pack_gate_up": (_POINTER, _INT, _INT, _POINTER),
     "product": (
@@ -81,19 +77,6 @@ def unavailable() -> str | None:
     except (CannotBuild, OSError, AttributeError) as error:
         return str(error).splitlines()[0]
     return None
-
-
-def buffer(*shape: int) -> Tensor:
-    """Uninitialised float32 for weights. In large pages where the system has them: reading
-    hundreds of megabytes a step, a core spends much of its time looking up small ones."""
-    count = math.prod(shape)
-    if count * 4 < 2 * HUGE_PAGE:
-        return torch.empty(shape)
-    raw = torch.empty(count + HUGE_PAGE // 4)
-    start = -raw.data_ptr() % HUGE_PAGE // 4
-    aligned = raw[start : start + count]
-    library().use_huge_pages(aligned.data_ptr(), count * 4)
-    return aligned.view(shape)
 
 
 def refusals(dtype: torch.dtype) -> list[str]:

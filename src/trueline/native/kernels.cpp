@@ -5,8 +5,6 @@
 // call: a sum runs over its terms from first to last in one lane, keys are taken in tiles at
 // absolute positions. So bits never depend on the batch, the number of threads or the block size.
 
-#include <sys/mman.h>
-
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
@@ -590,12 +588,3 @@ extern "C" void mla_decode(const float* q, const float* cached, const int64_t* b
 }
 
 extern "C" int32_t panel_width() { return PANEL; }
-
-// Asks for large pages; where the system has none, nothing happens.
-extern "C" void use_huge_pages(void* start, int64_t bytes) {
-#if defined(MADV_HUGEPAGE)
-  madvise(start, bytes, MADV_HUGEPAGE);
-#else
-  (void)start, (void)bytes;
-#endif
-}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -41,15 +41,14 @@ Progress = Callable[[int, int], None]
 class _Files:
     """The checkpoint's files, mapped when first touched."""
 
-    def __init__(self, stack: ExitStack) -> None:
-        self._stack = stack
+    def __init__(self) -> None:
         self._maps: dict[Path, mmap.mmap] = {}
 
     def _map(self, file: Path) -> mmap.mmap:
         if file not in self._maps:
-            stream = self._stack.enter_context(file.open("rb"))
-            # Copy-on-write, because torch wants writable memory; nobody writes.
-            self._maps[file] = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
+            with file.open("rb") as stream:
+                # Copy-on-write, because torch wants writable memory; nobody writes.
+                self._maps[file] = mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_COPY)
         return self._maps[file]
 
     def view(self, stored: StoredTensor) -> Tensor:
@@ -73,48 +72,118 @@ class _Files:
             self._map(stored.file).madvise(mmap.MADV_DONTNEED, first, length)
 
 
-def stream_weights(
-    checkpoint: Checkpoint, spec: ModelSpec, progress: Progress | None = None
-) -> Iterator[tuple[Parameter, Piece, Tensor]]:
-    """This rank's pieces, ready to be copied into `parameter[piece.put]`. A yielded tensor lives
-    until the next one is asked for."""
+class StoredWeights:
+    """The parameters of a checkpoint, each read when it is taken, so that whoever packs one and
+    lets it go never holds all of them twice. Names are those of `models/parameters.py`, iterated
+    in file order."""
+
+    def __init__(
+        self, model: Path, spec: ModelSpec, *, dtype: torch.dtype, progress: Progress | None = None
+    ) -> None:
+        checkpoint = open_checkpoint(model)
+        if checkpoint is None:
+            raise CheckpointError(f"{model}: no *.safetensors files; accepted: a model directory")
+        self._spec, self._dtype, self._progress = spec, dtype, progress
+        self._files = _Files()
+        self._uses: dict[str, list[Wanted]] = {}
+        for wanted in wanted_pieces(checkpoint, spec):
+            self._uses.setdefault(wanted.parameter.name, []).append(wanted)
+        uses = (wanted.use for several in self._uses.values() for wanted in several)
+        self._total = sum(use.tensor.nbytes for use in uses)
+        self._done = 0
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._uses)
+
+    def pop(self, name: str) -> Tensor:
+        pieces = self._uses.pop(name)
+        parameter = pieces[0].parameter
+        exact = parameter.kind in FLOAT32_KINDS
+        value = torch.empty(parameter.shape, dtype=torch.float32 if exact else self._dtype)
+        unwritten = value.numel()
+        for wanted in pieces:
+            for put, numbers in read_piece(self._files, wanted, self._spec):
+                target = value[put]
+                target.copy_(numbers)
+                unwritten -= target.numel()
+            self._done += wanted.use.tensor.nbytes
+            if self._progress:
+                self._progress(self._done, self._total)
+        if unwritten:  # the ledger balanced, so this is our own bug
+            raise AssertionError(f"{name}: not filled exactly once: {unwritten} numbers off")
+        return value
+
+
+def load_weights(
+    model: Path, spec: ModelSpec, *, dtype: torch.dtype, progress: Progress | None = None
+) -> dict[str, Tensor]:
+    """All parameters of `spec` (whole, or one rank's)."""
+    stored = StoredWeights(model, spec, dtype=dtype, progress=progress)
+    return {name: stored.pop(name) for name in list(stored)}
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """A stored tensor, and the parameter it belongs into."""
+
+    use: Use
+    parameter: Parameter
+    piece: Piece
+
+
+def wanted_pieces(checkpoint: Checkpoint, spec: ModelSpec) -> list[Wanted]:
+    """What this rank reads, in file order. The ledger must balance."""
     ledger = balance(checkpoint, spec)
     ledger.require_balanced(checkpoint)
-    wanted = {
+    known = {
         piece.source: (parameter, piece)
         for parameter in parameters(spec)
         for piece in (*parameter.pieces, *([parameter.fused] if parameter.fused else []))
     }
-    uses = sorted(
-        (use for use in ledger.uses if use.piece.source in wanted),
-        key=lambda use: (use.tensor.file, use.tensor.begin),
-    )
-    total = sum(use.tensor.nbytes for use in uses)
+    uses = (use for use in ledger.uses if use.piece.source in known)
+    ordered = sorted(uses, key=lambda use: (use.tensor.file, use.tensor.begin))
+    return [Wanted(use, *known[use.piece.source]) for use in ordered]
+
+
+def stream_weights(
+    checkpoint: Checkpoint, spec: ModelSpec, progress: Progress | None = None
+) -> Iterator[tuple[str, Tensor]]:
+    """This rank's numbers with the name they are stored under, in runs; each lives until the next
+    is asked for."""
+    pieces = wanted_pieces(checkpoint, spec)
+    total = sum(wanted.use.tensor.nbytes for wanted in pieces)
     done = 0
-    with ExitStack() as stack:
-        files = _Files(stack)
-        for use in uses:
-            parameter, piece = wanted[use.piece.source]
-            for part in piece.split():
-                yield from _chunks(files, use, parameter, part, spec)
-            files.release(use.tensor)
-            done += use.tensor.nbytes
-            if progress:
-                progress(done, total)
+    files = _Files()
+    for wanted in pieces:
+        for _, numbers in read_piece(files, wanted, spec):
+            yield wanted.piece.source, numbers
+        done += wanted.use.tensor.nbytes
+        if progress:
+            progress(done, total)
+
+
+def read_piece(
+    files: _Files, wanted: Wanted, spec: ModelSpec
+) -> Iterator[tuple[tuple[int | slice, ...], Tensor]]:
+    """Numbers, and where they go in the parameter."""
+    for part in wanted.piece.split():
+        for piece, numbers in _chunks(files, wanted.use, wanted.parameter, part, spec):
+            yield piece.put, numbers
+    files.release(wanted.use.tensor)
 
 
 def _chunks(
     files: _Files, use: Use, parameter: Parameter, piece: Piece, spec: ModelSpec
-) -> Iterator[tuple[Parameter, Piece, Tensor]]:
+) -> Iterator[tuple[Piece, Tensor]]:
     stored = files.view(use.tensor)
     if parameter.unit_columns:
         at = 0
         for numbers in unit_columns(stored, piece.take[0]):
-            yield parameter, _rows(piece, at, len(numbers)), numbers
+            yield _rows(piece, at, len(numbers)), numbers
             at += len(numbers)
         return
     if use.scale is None:
-        yield parameter, piece, stored[piece.take]
+        yield piece, stored[piece.take]
         return
     assert isinstance(spec.storage, BlockFp8)
     scale = _scales(files.view(use.scale), use.scale, spec.storage)
@@ -126,7 +195,7 @@ def _chunks(
     for start in range(0, len(rows), step):
         part = rows[start : start + step]
         numbers = dequantise(stored, scale, part, columns, spec.storage.block)
-        yield parameter, _rows(piece, start, len(part)), numbers
+        yield _rows(piece, start, len(part)), numbers
 
 
 def unit_columns(stored: Tensor, taken: slice) -> Iterator[Tensor]:
@@ -167,34 +236,3 @@ def dequantise(
     corner = weight[int(rows[0]) : int(rows[-1]) + 1, int(columns[0]) : int(columns[-1]) + 1]
     scales = scale[rows // block[0]][:, columns // block[1]]
     return corner.to(torch.float32) * scales
-
-
-def load_weights(
-    model: Path,
-    spec: ModelSpec,
-    *,
-    dtype: torch.dtype,
-    device: torch.device | str = "cpu",
-    progress: Progress | None = None,
-) -> dict[str, Tensor]:
-    """All parameters of `spec` (whole, or one rank's), by the names of `models/parameters.py`."""
-    checkpoint = open_checkpoint(model)
-    if checkpoint is None:
-        raise CheckpointError(f"{model}: no *.safetensors files; accepted: a model directory")
-    values = {
-        parameter.name: torch.empty(
-            parameter.shape,
-            dtype=torch.float32 if parameter.kind in FLOAT32_KINDS else dtype,
-            device=device,
-        )
-        for parameter in parameters(spec)
-    }
-    unwritten = {name: value.numel() for name, value in values.items()}
-    for parameter, piece, numbers in stream_weights(checkpoint, spec, progress):
-        target = values[parameter.name][piece.put]
-        target.copy_(numbers)
-        unwritten[parameter.name] -= target.numel()
-    wrong = [name for name, count in unwritten.items() if count]
-    if wrong:  # the ledger balanced, so this is our own bug
-        raise AssertionError(f"parameters not filled exactly once: {wrong[:4]}")
-    return values

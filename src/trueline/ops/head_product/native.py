@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueline.native import buffer, library, panel, refusals
+from trueline.device import large_empty
+from trueline.native import library, panel, refusals
 
 __all__ = ["pack", "refusals", "run"]
 
@@ -21,7 +22,7 @@ class Packed:
 def pack(weight: Tensor, linear: Any, steady: bool) -> Packed:
     weight = weight.contiguous()
     heads, columns, inner = weight.shape
-    data = buffer(heads, -(-columns // panel()) * panel() * inner)
+    data = large_empty(heads, -(-columns // panel()) * panel() * inner)
     for head, to in zip(weight, data, strict=True):
         library().pack_weight(head.data_ptr(), columns, inner, to.data_ptr())
     return Packed(data, columns, inner)

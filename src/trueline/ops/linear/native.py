@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trueline.native import buffer, library, panel, refusals
+from trueline.device import large_empty
+from trueline.native import library, panel, refusals
 
 __all__ = ["pack", "refusals", "run"]
 
@@ -23,7 +24,7 @@ class Packed:
 def pack(weight: Tensor) -> Packed:
     weight = weight.contiguous()
     columns, inner = weight.shape
-    data = buffer(-(-columns // panel()) * panel() * inner)
+    data = large_empty(-(-columns // panel()) * panel() * inner)
     library().pack_weight(weight.data_ptr(), columns, inner, data.data_ptr())
     return Packed(data, columns, inner)
 

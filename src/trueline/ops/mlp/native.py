@@ -6,7 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueline.native import buffer, library, panel, refusals
+from trueline.device import large_empty
+from trueline.native import library, panel, refusals
 
 __all__ = ["pack", "refusals", "run"]
 
@@ -27,8 +28,8 @@ def pack_all(gate_up: Tensor, down: Tensor) -> Packed:
     """Several, one after the other: [count, 2 width, hidden] and [count, hidden, width]."""
     gate_up, down = gate_up.contiguous(), down.contiguous()
     count, hidden, width = down.shape
-    first = buffer(count, -(-width // (panel() // 2)) * panel() * hidden)
-    second = buffer(count, -(-hidden // panel()) * panel() * width)
+    first = large_empty(count, -(-width // (panel() // 2)) * panel() * hidden)
+    second = large_empty(count, -(-hidden // panel()) * panel() * width)
     for e in range(count):
         library().pack_gate_up(gate_up[e].data_ptr(), width, hidden, first[e].data_ptr())
         library().pack_weight(down[e].data_ptr(), hidden, width, second[e].data_ptr())
