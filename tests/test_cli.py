@@ -17,8 +17,10 @@ from safetensors.torch import load_file, save_file
 
 import published
 from trueline import __version__, reference
+from trueline.benchmark_context import context_engine, pretend_computed
 from trueline.cli import main
 from trueline.cli.bench import comparison
+from trueline.engine.params import SamplingParams
 from trueline.progress import human_bytes, human_count, progress_bar
 
 Tiny = Callable[..., Path]
@@ -311,6 +313,33 @@ def test_bench(tiny: Tiny, run: Run) -> None:
                        *flags[:4])  # fmt: skip
     assert code == 0
     assert "1 requests of 8 + 4 tokens" in out
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "bailing_moe_v2_5"])
+def test_bench_context(family: str, tiny: Tiny, run: Run) -> None:
+    flags = ["--length", "200", "--length", "40", "--batch", "2", "--steps", "4"]
+    report = json.loads(run("bench", "context", tiny(family), *flags, "--json")[1])
+    short, long = report["rows"]
+    assert (short["context"], long["context"]) == (40, 200)
+    assert long["step_ms"] >= long["attention_ms"] > 0
+    assert long["sequence_bytes"] > short["sequence_bytes"]
+    state = family != "deepseek_v3"
+    assert (long["sequence_bytes"] == long["all_latent_bytes"]) is not state
+    code, out, _ = run("bench", "context", tiny(family), *flags)
+    assert code == 0
+    assert "all-latent MB" in out
+
+
+def test_the_cache_of_bench_context_is_found(tiny: Tiny) -> None:
+    """Or it would measure prefill."""
+    for family in ("deepseek_v3", "bailing_moe_v2_5"):
+        engine = context_engine(str(tiny(family)), [100], 1, 1)
+        prompt = list(range(100))
+        pretend_computed(engine, prompt)
+        params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True)
+        engine.add_request("probe", {"prompt_token_ids": prompt}, params)
+        (output,) = engine.step()
+        assert output.num_cached_tokens == 96
 
 
 def test_comparison_is_by_the_same_rule() -> None:

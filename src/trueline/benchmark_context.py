@@ -11,7 +11,8 @@ from dataclasses import asdict, dataclass
 from types import SimpleNamespace
 from typing import Any
 
-from trueline.benchmark import bench_engine
+from trueline.benchmark import Workload, bench_engine, measure
+from trueline.cache.prefix import hash_blocks, prefix_salt
 from trueline.engine.params import SamplingParams
 from trueline.llm import LLMEngine
 from trueline.models.sizes import CacheCost, cache_costs
@@ -24,10 +25,10 @@ ATTENTION = ("mla_decode", "mla_prefill")
 @dataclass(frozen=True, slots=True)
 class ContextFigures:
     context: int
+    batch: int
     step_ms: float
     attention_ms: float
     """Inside attention over the paged cache."""
-    prefill_tokens_per_s: float
     sequence_bytes: int
     """Cache and states of one sequence of that length."""
     all_latent_bytes: int
@@ -37,17 +38,24 @@ class ContextFigures:
     def rest_ms(self) -> float:
         return self.step_ms - self.attention_ms
 
+    @property
+    def tokens_per_s(self) -> float:
+        return 1e3 * self.batch / self.step_ms
+
     def as_json(self) -> dict[str, Any]:
-        return asdict(self) | {"rest_ms": self.rest_ms}
+        return asdict(self) | {"rest_ms": self.rest_ms, "tokens_per_s": self.tokens_per_s}
+
+
+def context_engine(model: str, contexts: list[int], batch: int, steps: int) -> LLMEngine:
+    return bench_engine(
+        model, caching=True, max_num_seqs=max(batch, 1), max_model_len=max(contexts) + steps + 1
+    )
 
 
 def measure_contexts(
-    model: str, contexts: list[int], batch: int, steps: int, say: Callable[[str], None]
+    engine: LLMEngine, contexts: list[int], batch: int, steps: int, say: Callable[[str], None]
 ) -> list[ContextFigures]:
     """The longest first, so that nothing that grows with use flatters it."""
-    engine = bench_engine(
-        model, caching=True, max_num_seqs=max(batch, 1), max_model_len=max(contexts) + steps + 1
-    )
     clock = Clock(engine)
     found = []
     for context in sorted(contexts, reverse=True):
@@ -79,13 +87,9 @@ class Clock:
 
 
 def _at(engine: LLMEngine, clock: Clock, context: int, batch: int, steps: int) -> ContextFigures:
-    """One prompt is computed; the others share its cache and its state, so that filling it takes
-    no longer for many than for one."""
     draw = random.Random(context)
     prompt = [draw.randrange(engine.spec.vocab.total) for _ in range(context)]
-    first = time.perf_counter()
-    _finish(engine, prompt, "first", 1)
-    prefill = context / (time.perf_counter() - first)
+    pretend_computed(engine, prompt)
     params = SamplingParams(temperature=0.0, max_tokens=steps, ignore_eos=True)
     for i in range(batch):
         engine.add_request(f"context-{i}", {"prompt_token_ids": prompt}, params)
@@ -99,18 +103,35 @@ def _at(engine: LLMEngine, clock: Clock, context: int, batch: int, steps: int) -
     middle = sorted(range(len(whole)), key=whole.__getitem__)[len(whole) // 2]
     return ContextFigures(
         context,
+        batch,
         1e3 * statistics.median(whole),
         1e3 * inside[middle],
-        prefill,
         *sequence_bytes(engine.spec, context),
     )
 
 
-def _finish(engine: LLMEngine, prompt: list[int], name: str, max_tokens: int) -> None:
-    params = SamplingParams(temperature=0.0, max_tokens=max_tokens, ignore_eos=True)
-    engine.add_request(name, {"prompt_token_ids": prompt}, params)
-    while engine.has_unfinished_requests():
-        engine.step()
+def pretend_computed(engine: LLMEngine, prompt: list[int]) -> None:
+    """Put a prompt's blocks (and its state) into the prefix cache with random contents: requests
+    that ask for it find them, and no time is spent on computing them."""
+    core = engine.core
+    size = core.plan.layout.block_size
+    whole = (len(prompt) - 1) // size * size
+    hashes = hash_blocks(prompt[:whole], size, prefix_salt(core.fingerprint), [])
+    blocks = core.pool.allocate(len(hashes))
+    for block, value in zip(blocks, hashes, strict=True):
+        core.pool.register(block, value)
+        core.runner.store.rows[:, block * size : (block + 1) * size].normal_()
+    core.pool.release(blocks)
+    if core.slots is not None and core.runner.states is not None:
+        slots = core.slots.allocate(1)
+        core.slots.register(slots[0], hashes[-1])
+        core.runner.states.state[:, slots[0]].normal_()
+        core.slots.release(slots)
+
+
+def prefill_rate(engine: LLMEngine, length: int) -> float:
+    """Tokens a second of one prompt that nobody has asked for before."""
+    return measure(engine, Workload(1, length, 1)).prefill_tokens_per_s
 
 
 def sequence_bytes(spec: ModelSpec, context: int) -> tuple[int, int]:

@@ -17,6 +17,7 @@ from trueline.errors import UsageError
 
 if TYPE_CHECKING:
     from trueline.benchmark import Figures
+    from trueline.benchmark_context import ContextFigures
 
 Json = Annotated[bool, Parameter(name="--json", negative=())]
 Dtype = Literal["float32", "bfloat16"]
@@ -100,29 +101,36 @@ def context(
     length
         Tokens of context. May be given several times.
     batch
-        Requests at once; they share one prompt.
+        Requests at once; they share one prompt, whose cache is filled with random numbers.
     steps
         Decode steps to take the median of.
     """
-    from trueline.benchmark_context import measure_contexts
+    from trueline.benchmark_context import context_engine, measure_contexts, prefill_rate
 
-    figures = measure_contexts(model, list(length), batch, steps, _say)
+    engine = context_engine(model, list(length), batch, steps)
+    prefill = prefill_rate(engine, min(max(length), 2048))
+    figures = measure_contexts(engine, list(length), batch, steps, _say)
     if as_json:
-        print(json.dumps([each.as_json() for each in figures], indent=1))
+        rows = [each.as_json() for each in figures]
+        print(json.dumps({"prefill_tokens_per_s": prefill, "rows": rows}, indent=1))
         return
+    _print_contexts(figures)
+    print(f"prefill: {prefill:.0f} tokens/s; rest at {figures[-1].context:,} / rest at "
+          f"{figures[0].context:,}: {figures[-1].rest_ms / figures[0].rest_ms:.2f}")  # fmt: skip
+
+
+def _print_contexts(figures: list[ContextFigures]) -> None:
     from rich import box
     from rich.table import Table
 
-    heads = ("context", "step ms", "attention", "rest", "prefill tokens/s", "MB / sequence",
+    heads = ("context", "tokens/s", "step ms", "attention", "rest", "MB / sequence",
              "all-latent MB")  # fmt: skip
     table = Table(*heads, box=box.SIMPLE_HEAD)
     for each in figures:
-        times = (f"{value:.2f}" for value in (each.step_ms, each.attention_ms, each.rest_ms))
-        sizes = (f"{value / 1e6:.2f}" for value in (each.sequence_bytes, each.all_latent_bytes))
-        table.add_row(f"{each.context:,}", *times, f"{each.prefill_tokens_per_s:.0f}", *sizes)
+        times = (each.tokens_per_s, each.step_ms, each.attention_ms, each.rest_ms)
+        sizes = (each.sequence_bytes / 1e6, each.all_latent_bytes / 1e6)
+        table.add_row(f"{each.context:,}", *(f"{value:.2f}" for value in (*times, *sizes)))
     tables().print(table)
-    print(f"rest at {figures[-1].context:,} / rest at {figures[0].context:,}: "
-          f"{figures[-1].rest_ms / figures[0].rest_ms:.2f}")  # fmt: skip
 
 
 @bench.command
