@@ -290,18 +290,24 @@ def test_no_stop_before_min_tokens(llm: LLM) -> None:
     assert len(llm.generate(["Hello"], params)[0].outputs[0].token_ids) == 8
 
 
-def test_hub_ids_are_found_in_the_cache_and_never_fetched(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("variable", "below"), [("HF_HUB_CACHE", "."), ("HF_HOME", "hub")])
+def test_hub_ids_are_found_in_the_cache_and_never_fetched(
+    variable: str, below: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("HF_HUB_CACHE", "HF_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv(variable, str(tmp_path))
     with pytest.raises(UsageError, match="nothing is fetched"):
-        find_model("org/name", tmp_path)
-    folder = tmp_path / "models--org--name"
+        find_model("org/name")
+    folder = tmp_path / below / "models--org--name"
     (folder / "snapshots" / "abc").mkdir(parents=True)
-    assert find_model("org/name", tmp_path) == folder / "snapshots" / "abc"
+    assert find_model("org/name") == folder / "snapshots" / "abc"
     (folder / "snapshots" / "def").mkdir()
     (folder / "refs").mkdir()
     (folder / "refs" / "main").write_text("def\n")
-    assert find_model("org/name", tmp_path) == folder / "snapshots" / "def"
+    assert find_model("org/name") == folder / "snapshots" / "def"
     with pytest.raises(UsageError, match="no such directory"):
-        find_model("nothing", tmp_path)
+        find_model("nothing")
 
 
 def test_nan_never_becomes_a_token(tiny: Tiny) -> None:

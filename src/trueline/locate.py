@@ -7,16 +7,16 @@ from pathlib import Path
 
 from trueline.errors import UsageError
 
-HUB_CACHE = Path.home() / ".cache" / "huggingface" / "hub"
 
-
-def find_model(model: str | Path, cache: Path = HUB_CACHE) -> Path:
+def find_model(model: str | Path) -> Path:
     path = Path(model)
     if path.is_dir():
         return path
     name = str(model)
     if name.count("/") == 1 and not name.startswith((".", "/")):
-        folder = cache / f"models--{name.replace('/', '--')}"
+        from trueline.device import hub_cache
+
+        folder = hub_cache() / f"models--{name.replace('/', '--')}"
         snapshot = _snapshot(folder)
         if snapshot is not None:
             return snapshot
