@@ -19,11 +19,12 @@ TESTS = Path(__file__).parent
 
 # A room may import those before it. `reference` stands aside: see below.
 ROOMS = (
-    *("errors", "device", "config", "progress", "locate", "outputs", "spec", "models", "weights"),
-    *("cache", "native", "ops", "tiny", "parallel", "plan", "layers", "text", "engine", "llm"),
-    *("benchmark", "benchmark_context", "verify", "describe", "cli"),
+    *("errors", "plugins", "device", "config", "progress", "locate", "outputs", "spec", "models"),
+    *("weights", "cache", "native", "ops", "tiny", "parallel", "choices", "plan", "layers", "text"),
+    *("engine", "llm", "benchmark", "benchmark_context", "verify", "conformance", "describe"),
+    "cli",
 )
-NO_TORCH = ("errors", "config", "spec", "models", "describe", "outputs", "locate")
+NO_TORCH = ("errors", "plugins", "config", "spec", "models", "describe", "outputs", "locate")
 # The scheduler, the pools and the prefix cache are pure bookkeeping.
 NO_TORCH_FILES = (
     *("scheduler.py", "request.py", "step.py", "states.py", "params.py", "batch.py", "messages.py"),

@@ -292,7 +292,9 @@ def test_generate_from_a_file_and_as_chat(tiny: Tiny, run: Run, tmp_path: Path) 
     ("flags", "part"),
     [
         ([], "--prompt or --prompts-file"),
-        (["--prompt", "x", "--op", "linear"], "NAME=IMPLEMENTATION"),
+        (["--prompt", "x", "--op", "linear"], "--op linear: accepted: KIND=NAME"),
+        (["--prompt", "x", "--layer", "mla="], "--layer mla=: accepted: KIND=NAME"),
+        (["--prompt", "x", "--layer", "mla=fast"], "no implementation 'fast'; accepted: trueline"),
         (["--prompt", "x", "--op", "linear=fast"], "accepted: native, onednn"),
         (["--prompt", "x", "--temperature", "-1"], "temperature"),
         (["--prompts-file", "/nowhere"], "not readable"),

@@ -42,7 +42,7 @@ def test_without_a_compiler_it_says_so(
 ) -> None:
     monkeypatch.setenv("CXX", program)
     assert part in (native.unavailable() or "")
-    assert native.refusals(torch.float32) == [native.unavailable()]
+    assert native.refusals(torch.float32, False) == [native.unavailable()]
 
 
 def test_a_cache_that_cannot_be_written_is_a_reason(
@@ -53,7 +53,7 @@ def test_a_cache_that_cannot_be_written_is_a_reason(
 
 
 def test_other_dtypes_are_refused() -> None:
-    assert native.refusals(torch.bfloat16) == ["float32 only"]
+    assert native.refusals(torch.bfloat16, False) == ["float32 only"]
 
 
 @pytest.mark.parametrize("rows", [1, 7, 200])

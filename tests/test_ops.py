@@ -13,6 +13,7 @@ from torch import Tensor
 
 from trueline.cache.layout import LatentLayout
 from trueline.cache.store import LatentStore
+from trueline.choices import bits_are_steady
 from trueline.ops import rope, steady
 from trueline.ops.experts import cpu as experts_cpu
 from trueline.ops.experts import reference as experts_reference
@@ -30,7 +31,6 @@ from trueline.ops.registry import OPS, implementation
 from trueline.ops.rms_norm import reference as rms_norm_reference
 from trueline.ops.rope import reference as rotate_reference
 from trueline.ops.route import reference as route_reference
-from trueline.plan import bits_are_steady
 from trueline.spec.feedforward import RouterSpec
 from trueline.verify.ops import H, L, R, paged, randn
 
@@ -45,7 +45,7 @@ def every(op: str) -> Any:
 
 def runnable(op: str, name: str) -> Any:
     module = implementation(op, name)
-    refused = module.refusals(torch.float32) if hasattr(module, "refusals") else []
+    refused = module.refusals(torch.float32, False) if hasattr(module, "refusals") else []
     if refused:
         pytest.skip(f"refused here: {refused}")
     return module

@@ -35,6 +35,9 @@ class EngineConfig:
     load_format: Literal["auto", "dummy"] = "auto"
     tensor_parallel_size: int = 1
     ops: Mapping[str, str] = field(default_factory=dict)
+    """Implementations by name, instead of the plan's choice."""
+    layers: Mapping[str, str] = field(default_factory=dict)
+    """Layers of other packages by name, instead of ours."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     poison: bool = False
     """Fill every cache byte that nobody owns with NaN: slow, for checks."""

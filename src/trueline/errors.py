@@ -22,6 +22,10 @@ class UsageError(TruelineError):
     """A wrong argument from a caller or a command line."""
 
 
+class PluginError(UsageError):
+    """An installed package whose replacement does not fit."""
+
+
 class RequestRejected(TruelineError):
     """A request that could never finish here. The engine lives on."""
 

@@ -6,7 +6,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -14,12 +13,13 @@ import torch
 from trueline.cache.layout import LatentLayout
 from trueline.cache.state import StateStore
 from trueline.cache.store import LatentStore
+from trueline.choices import LAYERS, OWN, Choice, choose_layers, choose_op
 from trueline.config import EngineConfig
 from trueline.device import Device
 from trueline.errors import UsageError
 from trueline.models.parameters import parameters
 from trueline.ops.mla_decode import Tiling
-from trueline.ops.registry import OPS, check_name, implementation, refusals
+from trueline.ops.registry import OPS, REGISTRY, implementation, refusals
 from trueline.spec.mixer import LightningSpec, MLASpec
 from trueline.spec.model import ModelSpec
 
@@ -32,12 +32,6 @@ SMALL_MODEL = 64_000_000
 SNAPSHOTS_PER_SEAT = 4
 AUTO_SPACING_BLOCKS = 32
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    name: str
-    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +58,7 @@ class Plan:
     device: Device
     threads: int
     choices: dict[str, Choice]
+    layers: dict[str, Choice]
     storage_dtype: torch.dtype
     compute_dtype: torch.dtype
     dtype_reason: str
@@ -76,8 +71,11 @@ class Plan:
     weight_bytes: int
     cache_bytes: int
 
-    def op(self, name: str) -> ModuleType:
+    def op(self, name: str) -> Any:
         return implementation(name, self.choices[name].name)
+
+    def layer(self, kind: str) -> Any:
+        return LAYERS.get(kind, self.layers[kind].name)
 
     def lines(self) -> Iterator[str]:
         yield f"device       {self.device.kind} ({self.device.name}), {self.threads} threads"
@@ -94,17 +92,20 @@ class Plan:
         yield f"invariance   {'bitwise, whatever the batch' if self.batch_invariant else 'off'}"
         for op, choice in self.choices.items():
             yield f"{op:<12} {choice.name} ({choice.reason})"
+        for kind, choice in self.layers.items():
+            if choice.name != OWN:
+                yield f"layer        {kind}: {choice.name} ({choice.reason})"
 
 
 def make_plan(spec: ModelSpec, config: EngineConfig, device: Device) -> Plan:
     if spec.not_runnable:
         raise UsageError(f"{spec.family}: {spec.not_runnable}")
     for op, name in config.ops.items():
-        check_name(op, name)
+        REGISTRY.check_name(op, name)
     storage = DTYPES[spec.dtype if config.dtype == "auto" else config.dtype]
     compute, reason = choose_compute_dtype(storage)
     latent, linear = latent_mixers(spec), linear_mixers(spec)
-    choices = {op: _choose(op, config, compute) for op in OPS if op != "lightning" or linear}
+    choices = {op: choose_op(op, config, compute) for op in OPS if op != "lightning" or linear}
     size = AUTO_BLOCK_SIZE if config.block_size == "auto" else config.block_size
     layout = LatentLayout(latent[0].kv_lora_rank, latent[0].qk_rope_head_dim, size)
     max_len = _max_model_len(spec, config)
@@ -123,6 +124,7 @@ def make_plan(spec: ModelSpec, config: EngineConfig, device: Device) -> Plan:
         device,
         threads,
         choices,
+        choose_layers(spec, config, compute),
         storage,
         compute,
         reason,
@@ -185,48 +187,12 @@ def _state_plan(
     return StatePlan(count + 1, dtype, tail, each, spacing)
 
 
-def _choose(op: str, config: EngineConfig, dtype: torch.dtype) -> Choice:
-    if op in config.ops:
-        return Choice(config.ops[op], "asked for")
-    refused: list[str] = []
-    for name in OPS[op]:
-        reasons = _refusals(op, name, config.batch_invariant, dtype)
-        if not reasons:
-            return Choice(name, "; ".join(refused) or "preferred, and runs here")
-        refused.append(f"not {name}: {', '.join(reasons)}")
-    raise UsageError(f"no implementation of {op} can run: {'; '.join(refused)}")
-
-
-def _refusals(op: str, name: str, batch_invariant: bool, dtype: torch.dtype) -> list[str]:
-    reasons = refusals(op, name, dtype)
-    probed = op == "linear" and batch_invariant and not reasons
-    if probed and not bits_are_steady(implementation(op, name), dtype):
-        return ["a row's bits depend on the number of rows"]
-    return reasons
-
-
-def bits_are_steady(linear: Any, dtype: torch.dtype) -> bool:
-    """Whether a row's product has the same bits alone, among any number of others and at any
-    place among them, probed on shapes with and without remainders."""
-    generator = torch.Generator().manual_seed(0)
-    for out, inner in ((200, 128), (101, 67), (11, 37), (37, 13), (1024, 512), (48, 1030)):
-        packed = linear.pack(torch.randn(out, inner, generator=generator).to(dtype))
-        x = torch.randn(300, inner, generator=generator).to(dtype)
-        whole = linear.run(x, packed)
-        for first in (0, 5, 19):
-            for count in (1, 2, 3, 4, 5, 7, 8, 12, 16, 17, 31, 64, 100, 256):
-                part = slice(first, first + count)
-                if not torch.equal(linear.run(x[part], packed), whole[part]):
-                    return False
-    return True
-
-
 def choose_compute_dtype(storage: torch.dtype) -> tuple[torch.dtype, str]:
     """float32 as it is; a 16-bit dtype only where this CPU multiplies it faster."""
     if storage == torch.float32:
         return storage, "as stored"
     linear = implementation("linear", "onednn")
-    if linear.refusals(storage):
+    if refusals("linear", "onednn", storage):
         return torch.float32, f"{storage} products do not run here".replace("torch.", "")
     timings = {dtype: _product_time(linear, dtype) for dtype in (storage, torch.float32)}
     ratio = timings[torch.float32] / timings[storage]

@@ -13,6 +13,18 @@ def parse_facts(texts: Iterable[str]) -> dict[str, float | str]:
     return dict(_parse_fact(text) for text in texts)
 
 
+def parse_choices(option: str, texts: Iterable[str]) -> dict[str, str]:
+    """--op and --layer, as KIND=NAME."""
+    return dict(_parse_choice(option, text) for text in texts)
+
+
+def _parse_choice(option: str, text: str) -> tuple[str, str]:
+    kind, _, name = text.partition("=")
+    if not kind or not name:
+        raise UsageError(f"{option} {text}: accepted: KIND=NAME, as linear=torch_mm")
+    return kind, name
+
+
 def _parse_fact(text: str) -> tuple[str, float | str]:
     name, _, value = text.partition("=")
     if not name or not value:

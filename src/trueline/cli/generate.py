@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from trueline.cli.arguments import parse_facts
+from trueline.cli.arguments import parse_choices, parse_facts
 from trueline.errors import UsageError
 from trueline.progress import human_bytes
 
@@ -42,6 +42,7 @@ def generate(
     block_size: int | None = None,
     batch_invariant: Annotated[bool, Parameter(negative=())] = False,
     op: tuple[str, ...] = (),
+    layer: tuple[str, ...] = (),
     fact: tuple[str, ...] = (),
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
     quiet: Annotated[bool, Parameter(negative=())] = False,
@@ -73,7 +74,11 @@ def generate(
     batch_invariant
         The same bits for a request, whoever shares its steps.
     op
-        Choose an implementation, as linear=torch_mm. May be given several times.
+        Choose an implementation of an op, ours or an installed package's, as linear=torch_mm.
+        May be given several times.
+    layer
+        Replace a kind of layer by an installed package's, as lightning=NAME. May be given
+        several times.
     fact
         Override a fact that published sources contradict each other on, as NAME=VALUE
         (known: latent_norm_eps, linear_layer_factor). May be given several times.
@@ -97,7 +102,8 @@ def generate(
         max_num_seqs=max_num_seqs,
         block_size=block_size or "auto",
         batch_invariant=batch_invariant,
-        ops=dict(_parse_op(text) for text in op),
+        ops=parse_choices("--op", op),
+        layers=parse_choices("--layer", layer),
         facts=parse_facts(fact),
     )
     start = time.perf_counter()
@@ -124,13 +130,6 @@ def _texts(prompt: tuple[str, ...], file: Path | None) -> list[str]:
     if not texts:
         raise UsageError("give --prompt or --prompts-file")
     return texts
-
-
-def _parse_op(text: str) -> tuple[str, str]:
-    name, _, implementation = text.partition("=")
-    if not name or not implementation:
-        raise UsageError(f"--op {text}: accepted: NAME=IMPLEMENTATION, as linear=torch_mm")
-    return name, implementation
 
 
 def _as_text(output: RequestOutput) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -20,16 +19,16 @@ class Ops:
     """The chosen implementation of each op."""
 
     def __init__(self, plan: Plan) -> None:
-        self.linear: ModuleType = plan.op("linear")
-        self.head_product: ModuleType = plan.op("head_product")
-        self.mlp: ModuleType = plan.op("mlp")
-        self.rms_norm: ModuleType = plan.op("rms_norm")
-        self.rope: ModuleType = plan.op("rope")
-        self.mla_decode: ModuleType = plan.op("mla_decode")
-        self.mla_prefill: ModuleType = plan.op("mla_prefill")
-        self.lightning: ModuleType | None = plan.op("lightning") if plan.state else None
-        self.route: ModuleType = plan.op("route")
-        self.experts: ModuleType = plan.op("experts")
+        self.linear: Any = plan.op("linear")
+        self.head_product: Any = plan.op("head_product")
+        self.mlp: Any = plan.op("mlp")
+        self.rms_norm: Any = plan.op("rms_norm")
+        self.rope: Any = plan.op("rope")
+        self.mla_decode: Any = plan.op("mla_decode")
+        self.mla_prefill: Any = plan.op("mla_prefill")
+        self.lightning: Any = plan.op("lightning") if plan.state else None
+        self.route: Any = plan.op("route")
+        self.experts: Any = plan.op("experts")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +75,13 @@ class Mixer(Protocol):
     """A layer's token mixing. `view` is its part of the cache: a LatentView or a StateView."""
 
     def forward(self, x: Tensor, step: StepInput, view: Any, rope: Rope) -> Tensor: ...
+
+
+class FeedForward(Protocol):
+    """Returns the output, and the experts chosen where there are any. `forced`: choices to take
+    instead."""
+
+    def forward(self, x: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor | None]: ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,19 +4,18 @@ norm, head."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from trueline.cache.state import StateView
 from trueline.cache.store import LatentView
-from trueline.layers.context import Build, Mixer, Rope, StepInput, Weights
-from trueline.layers.feedforward import Dense, MoE
-from trueline.layers.lightning import Lightning
-from trueline.layers.mla import MLA
+from trueline.choices import KINDS
+from trueline.layers.context import Build, FeedForward, Mixer, Rope, StepInput, Weights
 from trueline.ops.rope import table
-from trueline.spec.feedforward import MoESpec
-from trueline.spec.mixer import LightningSpec, MixerSpec, MLASpec
+from trueline.spec.feedforward import FeedForwardSpec
+from trueline.spec.mixer import MixerSpec
 from trueline.spec.model import LayerSpec, ModelSpec
 from trueline.spec.rope import RopeSpec
 
@@ -27,11 +26,9 @@ Replay = dict[int, Tensor]
 View = LatentView | StateView
 
 
-def make_mixer(spec: MixerSpec, build: Build, weights: Weights, name: str) -> Mixer:
-    if isinstance(spec, LightningSpec):
-        return Lightning(spec, build, weights, name)
-    assert isinstance(spec, MLASpec)
-    return MLA(spec, build, weights, name)
+def make(spec: MixerSpec | FeedForwardSpec, build: Build, weights: Weights, name: str) -> Any:
+    """The layer that the plan has chosen for this kind of spec."""
+    return build.plan.layer(KINDS[type(spec)])(spec, build, weights, name)
 
 
 class Ropes:
@@ -64,12 +61,8 @@ class Layer:
         self.index = spec.index
         self.mixer_norm = weights.take(f"{name}.input_layernorm.weight")
         self.forward_norm = weights.take(f"{name}.post_attention_layernorm.weight")
-        self.mixer = make_mixer(spec.mixer, build, weights, f"{name}.self_attn")
-        self.feed_forward: Dense | MoE
-        if isinstance(spec.feed_forward, MoESpec):
-            self.feed_forward = MoE(spec.feed_forward, build, weights, f"{name}.mlp")
-        else:
-            self.feed_forward = Dense(spec.feed_forward, build, weights, f"{name}.mlp")
+        self.mixer: Mixer = make(spec.mixer, build, weights, f"{name}.self_attn")
+        self.feed_forward: FeedForward = make(spec.feed_forward, build, weights, f"{name}.mlp")
 
 
 class Decoder:

@@ -2,31 +2,40 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from trueline.errors import ConfigError, did_you_mean
 from trueline.models import bailing, deepseek, deepseek_v4, kimi_k25
+from trueline.plugins import Registry
 from trueline.spec.fields import Fields, read_json
 from trueline.spec.model import ModelSpec
 
-Reader = Callable[[Fields, dict[str, Any]], ModelSpec]
-
-FAMILIES: Mapping[str, Reader] = {
-    **{
-        line.model_type: deepseek.reader(line)
-        for line in (
-            deepseek.DEEPSEEK_V2,
-            deepseek.DEEPSEEK_V3,
-            deepseek.KIMI_K2,
-            deepseek.GLM4_MOE_LITE,
-        )
-    },
-    "kimi_k25": kimi_k25.read,
-    "deepseek_v4": deepseek_v4.read,
-    "bailing_hybrid": bailing.read,
+# Where `read(fields, overrides)` is, and which architectures it takes.
+_OURS: Mapping[str, tuple[str, tuple[str, ...]]] = {
+    "deepseek_v2": ("deepseek:DEEPSEEK_V2", deepseek.DEEPSEEK_V2.architectures),
+    "deepseek_v3": ("deepseek:DEEPSEEK_V3", deepseek.DEEPSEEK_V3.architectures),
+    "kimi_k2": ("deepseek:KIMI_K2", deepseek.KIMI_K2.architectures),
+    "glm4_moe_lite": ("deepseek:GLM4_MOE_LITE", deepseek.GLM4_MOE_LITE.architectures),
+    "kimi_k25": ("kimi_k25", kimi_k25.ARCHITECTURES),
+    "deepseek_v4": ("deepseek_v4", deepseek_v4.ARCHITECTURES),
+    "bailing_hybrid": ("bailing", (bailing.ARCHITECTURE,)),
 }
+FAMILIES = tuple(_OURS)
+"""Values of model_type that we read; packages may add more."""
+
+REGISTRY = Registry(
+    "trueline.models",
+    "model",
+    {f"model_type.{name}": f"trueline.models.{home}" for name, (home, _) in _OURS.items()}
+    | {
+        f"architecture.{name}": f"trueline.models.{home}"
+        for home, names in _OURS.values()
+        for name in names
+    },
+    {"model_type": ("read",), "architecture": ("read",)},
+)
 
 # Facts that published sources contradict each other on, and that a user may state.
 OVERRIDES: Mapping[str, str] = {
@@ -54,12 +63,7 @@ def read_model(model: str | Path, facts: Mapping[str, Any] | None = None) -> Mod
     few facts named in OVERRIDES."""
     file = config_file(model)
     fields = Fields(read_json(file), file)
-    family = fields.raw.get("model_type")
-    if not isinstance(family, str) or family not in FAMILIES:
-        hint = did_you_mean(family, FAMILIES) if isinstance(family, str) else ""
-        raise ConfigError(
-            f"{file}: 'model_type': found {family!r}; accepted: {', '.join(FAMILIES)}{hint}"
-        )
+    family = find_family(fields)
     overrides = dict(facts or {})
     for name in overrides:
         if name not in OVERRIDES:
@@ -67,7 +71,23 @@ def read_model(model: str | Path, facts: Mapping[str, Any] | None = None) -> Mod
                 f"fact '{name}' cannot be overridden; accepted: "
                 f"{', '.join(OVERRIDES)}{did_you_mean(name, OVERRIDES)}"
             )
-    spec = FAMILIES[family](fields, overrides)
+    spec: ModelSpec = family.read(fields, overrides)
     if overrides:
         raise ConfigError(f"fact '{next(iter(overrides))}' has no meaning for {spec.family}")
     return spec
+
+
+def find_family(fields: Fields) -> Any:
+    """Who reads this config. `architectures` comes first where a package has a reader for it: one
+    model_type may name several. What is ours is told apart by its model_type."""
+    found = fields.raw.get("architectures")
+    for name in found if isinstance(found, list) else ():
+        if REGISTRY.package("architecture", name):
+            return REGISTRY.get("architecture", name)
+    family, known = fields.raw.get("model_type"), REGISTRY.names("model_type")
+    if family not in known:
+        hint = did_you_mean(family, known) if isinstance(family, str) else ""
+        raise ConfigError(
+            f"{fields.file}: 'model_type': found {family!r}; accepted: {', '.join(known)}{hint}"
+        )
+    return REGISTRY.get("model_type", family)

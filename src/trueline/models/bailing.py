@@ -42,6 +42,12 @@ from trueline.spec.source import Fact, Source, default, formula
 
 FAMILY: Final = "bailing_moe_v2_5"
 ARCHITECTURE: Final = "BailingMoeV2_5ForCausalLM"
+RENAMED: Final = (
+    ("model.embed_tokens.", "model.word_embeddings."),
+    (".self_attn.o_proj.", ".attention.dense."),
+    (".self_attn.", ".attention."),
+    (".gate.e_score_correction_bias", ".gate.expert_bias"),
+)
 # Keys that only Ling 3 has, whatever its file calls its architecture.
 LING_3_KEYS: Final = ("kda_", "short_conv_", "no_kda_", "gated_attention_proj_")
 
@@ -92,6 +98,7 @@ def read(fields: Fields, overrides: dict[str, Any]) -> ModelSpec:
         eos_token_ids=read_token_ids(fields, "eos_token_id"),
         layers=layers,
         storage=read_storage(fields),
+        renamed=RENAMED,
     )
     finish_bailing(fields)
     return spec

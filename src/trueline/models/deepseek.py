@@ -62,6 +62,12 @@ class Line:
     rope_may_be_halves: bool = True
     lists_layer_types: bool = False
 
+    def read(self, fields: Fields, overrides: dict[str, Any]) -> ModelSpec:
+        fields.ignore("model_type")
+        spec = read_decoder(self, fields, overrides)
+        finish(fields)
+        return spec
+
 
 def read_decoder(line: Line, fields: Fields, overrides: dict[str, Any]) -> ModelSpec:
     """The whole model from one JSON object; the caller finishes `fields`."""
@@ -267,13 +273,3 @@ KIMI_K2 = Line("kimi_k2", ("DeepseekV3ForCausalLM", "KimiK2ForCausalLM"), read_s
 GLM4_MOE_LITE = Line(
     "glm4_moe_lite", ("Glm4MoeLiteForCausalLM",), read_sigmoid_router, lists_layer_types=True
 )
-
-
-def reader(line: Line) -> Callable[[Fields, dict[str, Any]], ModelSpec]:
-    def read(fields: Fields, overrides: dict[str, Any]) -> ModelSpec:
-        fields.ignore("model_type")
-        spec = read_decoder(line, fields, overrides)
-        finish(fields)
-        return spec
-
-    return read

@@ -29,6 +29,7 @@ from trueline.spec.model import LayerSpec, ModelSpec, Storage
 from trueline.spec.rope import RopeSpec
 from trueline.spec.source import Fact, Source, default, formula
 
+ARCHITECTURES = ("DeepseekV4ForCausalLM",)
 NOT_RUNNABLE = (
     "not runnable yet: DeepSeek-V4's compressed attention and hyper-connections have no engine"
 )
@@ -41,7 +42,7 @@ LAYER_TYPES = {
 
 def read(fields: Fields, overrides: dict[str, Any]) -> ModelSpec:
     fields.ignore("model_type")
-    check_architectures(fields, ("DeepseekV4ForCausalLM",))
+    check_architectures(fields, ARCHITECTURES)
     num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS).value
     max_position = fields.integer("max_position_embeddings")
     ratios = read_ratios(fields, num_layers)

@@ -75,10 +75,9 @@ class Parameter:
 def parameters(spec: ModelSpec) -> Iterator[Parameter]:
     if spec.not_runnable:
         raise ConfigError(f"{spec.family}: {spec.not_runnable}")
-    renamed = _RENAMED.get(spec.family, ())
     for parameter in _parameters(spec):
         pieces = tuple(
-            replace(piece, source=_rename(piece.source, renamed)) for piece in parameter.pieces
+            replace(piece, source=_rename(piece.source, spec.renamed)) for piece in parameter.pieces
         )
         yield replace(parameter, pieces=pieces)
 
@@ -203,16 +202,6 @@ def _divided(name: str, dims: tuple[Span | int, ...], dim: int, kind: Kind = "ma
 
 
 # -- names as stored -------------------------------------------------------------------
-
-# What a family's files call parameters that others share: (our name, theirs), the first that fits.
-_RENAMED = {
-    "bailing_moe_v2_5": (
-        ("model.embed_tokens.", "model.word_embeddings."),
-        (".self_attn.o_proj.", ".attention.dense."),
-        (".self_attn.", ".attention."),
-        (".gate.e_score_correction_bias", ".gate.expert_bias"),
-    )
-}
 
 # Published K2.5 names, the names transformers holds in memory, and those its save_pretrained
 # writes (it turns `layers` into `blocks`).

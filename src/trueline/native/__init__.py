@@ -79,7 +79,7 @@ def unavailable() -> str | None:
     return None
 
 
-def refusals(dtype: torch.dtype) -> list[str]:
+def refusals(dtype: torch.dtype, batch_invariant: bool) -> list[str]:
     if dtype != torch.float32:
         return ["float32 only"]
     reason = unavailable()

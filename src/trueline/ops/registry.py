@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from importlib import import_module
-from types import ModuleType
+from typing import Any
 
 import torch
 
-from trueline.errors import UsageError, did_you_mean
+from trueline.plugins import Registry
 
 OPS: dict[str, tuple[str, ...]] = {
     "linear": ("native", "onednn", "torch_mm", "reference"),
@@ -22,30 +21,46 @@ OPS: dict[str, tuple[str, ...]] = {
     "experts": ("native", "cpu", "reference"),
     "sampling": ("cpu", "reference"),
 }
+"""Ours; packages may add more."""
+
+FUNCTIONS: dict[str, tuple[str, ...]] = {
+    "linear": ("pack", "run"),
+    "head_product": ("pack", "run"),
+    "mlp": ("pack", "run"),
+    "rms_norm": ("run",),
+    "rope": ("run",),
+    "mla_decode": ("prepare", "run"),
+    "mla_prefill": ("run",),
+    "lightning": ("prepare", "decode", "prefill"),
+    "route": ("run",),
+    "experts": ("pack", "run"),
+    "sampling": ("sample", "score"),
+}
+
+REGISTRY = Registry(
+    "trueline.ops",
+    "op",
+    {f"{op}.{name}": f"trueline.ops.{op}.{name}" for op, names in OPS.items() for name in names},
+    FUNCTIONS,
+)
 
 
-def refusals(op: str, name: str, dtype: torch.dtype) -> list[str]:
+def refusals(op: str, name: str, dtype: torch.dtype, *, batch_invariant: bool = False) -> list[str]:
     """Why an implementation cannot run here; most can everywhere."""
-    module = implementation(op, name)
-    reasons: list[str] = module.refusals(dtype) if hasattr(module, "refusals") else []
-    return reasons
+    return reasons(implementation(op, name), dtype, batch_invariant)
+
+
+def reasons(found: Any, dtype: torch.dtype, batch_invariant: bool) -> list[str]:
+    """What an op's or a layer's own `refusals`, if it has any, say."""
+    told: list[str] = found.refusals(dtype, batch_invariant) if hasattr(found, "refusals") else []
+    return told
 
 
 def runnable(op: str, dtype: torch.dtype) -> list[str]:
-    """Implementations that run here, in the order of preference."""
+    """Our implementations that run here, in the order of preference."""
     return [name for name in OPS[op] if not refusals(op, name, dtype)]
 
 
-def implementation(op: str, name: str) -> ModuleType:
-    check_name(op, name)
-    return import_module(f"trueline.ops.{op}.{name}")
-
-
-def check_name(op: str, name: str) -> None:
-    if op not in OPS:
-        raise UsageError(f"op '{op}': accepted: {', '.join(OPS)}{did_you_mean(op, OPS)}")
-    if name not in OPS[op]:
-        raise UsageError(
-            f"ops: '{op}' has no implementation '{name}'; accepted: "
-            f"{', '.join(OPS[op])}{did_you_mean(name, OPS[op])}"
-        )
+def implementation(op: str, name: str) -> Any:
+    """A module, or whatever else has the op's functions."""
+    return REGISTRY.get(op, name)

@@ -55,6 +55,8 @@ class ModelSpec(Spec):
     norm_head: bool = False
     """Whether each column of lm_head is divided by its length over the whole vocabulary."""
     storage: Storage = None
+    renamed: tuple[tuple[str, str], ...] = ()
+    """What its files call parameters that others share: (our name, theirs), the first that fits."""
     refused_inputs: tuple[str, ...] = ()
     """Inputs the checkpoint could take and this engine refuses by name."""
     not_runnable: str | None = None

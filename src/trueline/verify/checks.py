@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trueline import reference
 from trueline.errors import CheckpointError, ConfigError
-from trueline.models import FAMILIES, config_file, read_model
+from trueline.models import config_file, find_family, read_model
 from trueline.ops.rope import inv_freq
 from trueline.reference import config as second_opinion
 from trueline.reference.weights import load_weights as load_reference_weights
@@ -222,9 +222,9 @@ def strict(subject: Subject) -> None:
     architecture that another reader is for."""
     file = config_file(subject.model)
     for key, value in (("index_topk_freq", 2), ("architectures", ["BailingHybridForCausalLM"])):
-        raw = read_json(file) | {key: value}
+        fields = Fields(read_json(file) | {key: value}, file)
         try:
-            FAMILIES[raw["model_type"]](Fields(raw, file), {})
+            find_family(fields).read(fields, {})
         except ConfigError as error:
             if key not in str(error):
                 raise CheckFailed(f"strict: {key} got another error: {error}") from error

@@ -29,7 +29,7 @@ def run(x: Tensor, packed: Any) -> Tensor:
     return full
 
 
-def refusals(dtype: torch.dtype) -> list[str]:
+def refusals(dtype: torch.dtype, batch_invariant: bool) -> list[str]:
     """Why it cannot run here; empty if it can."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return ["this PyTorch has no oneDNN"]

@@ -12,7 +12,3 @@ def pack(weight: Tensor) -> Tensor:
 
 def run(x: Tensor, packed: Tensor) -> Tensor:
     return (x.to(torch.float64) @ packed.T).to(x.dtype)
-
-
-def refusals(dtype: torch.dtype) -> list[str]:
-    return []

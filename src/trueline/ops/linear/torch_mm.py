@@ -19,7 +19,3 @@ def run(x: Tensor, packed: Tensor) -> Tensor:
     if padded != count:
         x = torch.nn.functional.pad(x, (0, 0, 0, padded - count))
     return torch.mm(packed, x.t()).t()[:count]
-
-
-def refusals(dtype: torch.dtype) -> list[str]:
-    return []

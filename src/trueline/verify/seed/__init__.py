@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 import torch
@@ -23,7 +22,7 @@ class Running:
 
     op: str
 
-    def module(self) -> ModuleType:
+    def module(self) -> Any:
         return implementation(self.op, runnable(self.op, torch.float32)[0])
 
 

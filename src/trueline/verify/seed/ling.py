@@ -222,7 +222,7 @@ LING_FAULTS = [
           lambda original: lambda fields, width, key: replace(
               original(fields, width, key), value=Span.whole(fields.raw["moe_intermediate_size"]))),
     Fault("ling-names", "word_embeddings, attention and dense are not known", "ledger", "ling",
-          parameter_table, "_RENAMED", lambda _: {}),
+          bailing, "RENAMED", lambda _: ()),
     Fault("ling-head-as-stored", "norm_head is ignored", "ledger", "ling-norm-head",
           bailing, "ModelSpec",
           lambda original: Rewriting(original, norm_head=formula(False, "guessed"))),
