@@ -19,54 +19,14 @@ from torch import Tensor
 from trueline.engine.params import SamplingParams
 from trueline.errors import UsageError
 from trueline.ops.sampling import RowState, Sampled, build_rows, cpu, reference
+from trueline.verify.ops.sampling import EOS, alone_or_together, hard_logits, row, same
+from trueline.verify.ops.sampling import draw as checked_draw
 
 IMPLEMENTATIONS = [cpu, reference]
-EOS = (2, 5)
-
-
-def row(
-    prompt: Sequence[int] = (1, 4, 4),
-    output: Sequence[int] = (),
-    seed: int = 7,
-    bad_words: Sequence[Sequence[int]] = (),
-    **params: Any,
-) -> RowState:
-    position = len(prompt) + len(output)
-    return RowState(SamplingParams(**params), prompt, output, position, EOS, seed, bad_words)
 
 
 def draw(logits: Tensor, states: Sequence[RowState], op: ModuleType = cpu) -> Sampled:
-    before = logits.clone()
-    sampled: Sampled = op.sample(logits, build_rows(states))
-    assert torch.equal(torch.nan_to_num(logits), torch.nan_to_num(before))  # nothing is written
-    return sampled
-
-
-def same(a: Sampled, b: Sampled, rows: Any = slice(None), tolerance: float = 0.0) -> None:
-    """Equal, or within `tolerance` in logprobs."""
-    assert a.tokens.tolist() == b.tokens[rows].tolist()
-    assert a.bad.tolist() == b.bad[rows].tolist()
-    assert a.ranks.tolist() == b.ranks[rows].tolist()
-    k = a.top_ids.shape[1]
-    assert a.top_ids.tolist() == b.top_ids[rows][:, :k].tolist()
-    for name in ("logprobs", "top_logprobs"):
-        x, y = getattr(a, name), getattr(b, name)[rows]
-        y = y[:, :k] if y.ndim == 2 else y
-        torch.testing.assert_close(x, y, rtol=tolerance, atol=tolerance, equal_nan=True)
-
-
-def hard_logits(rows: int, vocab_size: int, seed: int) -> Tensor:
-    """Ties, large and tiny gaps, -Inf, signed zeros."""
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, vocab_size, generator=generator) * 3
-    kind = torch.randint(0, 6, (rows, 1), generator=generator)
-    x = torch.where(kind == 1, x.round(), x)  # many ties
-    x = torch.where(kind == 2, x * 100, x)
-    x = torch.where(kind == 3, x * 1e-6, x)
-    x = torch.where(kind == 4, torch.zeros_like(x), x)
-    x = torch.where((kind == 5) & (x < 0), -math.inf, x)
-    x[:, 0] = torch.where(x[:, 0].isinf(), -0.0, x[:, 0])
-    return x
+    return checked_draw(op, logits, states)
 
 
 # Against the definition
@@ -490,44 +450,12 @@ def test_neighbouring_positions_draw_independently() -> None:
 # Company
 
 
-def company() -> tuple[Tensor, list[RowState]]:
-    """Every kind of row. Some need a whole vocabulary sorted, some ask for all logprobs."""
-    logits = hard_logits(14, 2500, 21)
-    logits[9] = torch.linspace(0, 1, 2500)
-    logits[13, 5] = math.nan
-    return logits, [
-        row(temperature=0),
-        row(temperature=0, logprobs=2),
-        row(seed=1),
-        row(seed=1, temperature=0.7, logprobs=5),
-        row(seed=2, top_k=20),
-        row(seed=3, top_p=0.9),
-        row(seed=4, top_k=1500, top_p=0.99, logprobs=1),
-        row(seed=5, min_p=0.1, temperature=1.5),
-        row(seed=6, output=[7, 7, 9], repetition_penalty=1.3, frequency_penalty=0.5),
-        row(seed=7, top_p=0.95),
-        row(seed=8, allowed_token_ids=[3, 4, 5], logprobs=0),
-        row(temperature=0, logit_bias={77: 30.0}, min_tokens=2),
-        row(seed=9, bad_words=[[4], [1, 2]], logprobs=-1),
-        row(seed=10, logprobs=3),
-    ]
-
-
 @pytest.mark.parametrize("threads", [1, 2])
 def test_alone_is_in_a_batch(threads: int) -> None:
-    """Bitwise, in any order and any company, also with other numbers of threads."""
-    logits, states = company()
-    whole = draw(logits, states)
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
-        for i, state in enumerate(states):
-            same(draw(logits[i : i + 1], [state]), whole, [i])
-        for order in (list(range(13, -1, -1)), [5, 2], [9, 4, 0], [3, 12, 7, 1, 6]):
-            mixed = draw(logits[order], [states[i] for i in order])
-            for place, i in enumerate(order):
-                alone = draw(logits[i : i + 1], [states[i]])
-                same(alone, mixed, [place])
+        alone_or_together(cpu)
     finally:
         torch.set_num_threads(before)
 

@@ -54,6 +54,8 @@ class Subject:
     positions: Tensor
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Facts to override, for both readers."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """Options of the engine: what replaces ours."""
     oracle: Tensor | None = None
     """float64 logprobs of an implementation that shares no code with ours."""
 

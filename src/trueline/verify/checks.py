@@ -27,7 +27,7 @@ from trueline.verify.lightning import (
     linear_is_a_sum,
     ranks_hold_their_heads,
 )
-from trueline.verify.ops import attention
+from trueline.verify.ops import attention_ops
 from trueline.verify.routing import routing
 from trueline.verify.schedules import ENGINE_CHECKS
 from trueline.weights.checkpoint import open_checkpoint
@@ -247,7 +247,7 @@ CHECKS: Mapping[str, Callable[[Subject], None]] = {
     "ledger": ledger,
     "strict": strict,
     "routing": routing,
-    "op = reference": attention,
+    "op = reference": attention_ops,
     "linear = sum": linear_is_a_sum,
     "ranks = whole": ranks_hold_their_heads,
     **ENGINE_CHECKS,

@@ -19,6 +19,10 @@ from trueline.verify.ranks import serve_on_ranks
 BASE = EngineConfig(max_model_len=400, max_num_seqs=8, num_gpu_blocks_override=400, block_size=16)
 
 
+def base(subject: Subject) -> EngineConfig:
+    return replace(BASE, facts=subject.facts, **subject.options)
+
+
 def prompt(length: int, seed: int = 0) -> list[int]:
     generator = torch.Generator().manual_seed(1000 * seed + length)
     return torch.randint(311, (length,), generator=generator).tolist()
@@ -34,20 +38,22 @@ MIXED = [
 
 def engine_oracle(subject: Subject) -> None:
     """Mixed steps, blocks of 3: every position equals the float64 reference."""
-    oracle(subject.model, MIXED, run(subject.model, MIXED, BASE, block_size=3))
+    oracle(subject.model, MIXED, run(subject.model, MIXED, base(subject), block_size=3))
 
 
 def split_is_whole(subject: Subject) -> None:
-    whole = run(subject.model, MIXED, BASE)
+    whole = run(subject.model, MIXED, base(subject))
     for budget in (8, 13):
-        split = run(subject.model, MIXED, BASE, max_num_batched_tokens=budget, block_size=5)
+        split = run(
+            subject.model, MIXED, base(subject), max_num_batched_tokens=budget, block_size=5
+        )
         same("split = whole", split, whole)
 
 
 def solo_is_batch(subject: Subject) -> None:
-    batch = run(subject.model, MIXED, BASE)
+    batch = run(subject.model, MIXED, base(subject))
     for i, ask in enumerate(MIXED):
-        alone = run(subject.model, [replace(ask, arrives=0)], BASE)
+        alone = run(subject.model, [replace(ask, arrives=0)], base(subject))
         same("solo = batch", alone, Run([batch.tokens[i]], [batch.logits[i]], [0], [], batch.core))
 
 
@@ -61,40 +67,40 @@ def prefix_is_cold(subject: Subject) -> None:
         Ask([*head[:16], *other[16:], 9], 3, arrives=8),
         Ask(head, 4, arrives=10),
     ]
-    warm = run(subject.model, asks, BASE, snapshot_spacing=16)
+    warm = run(subject.model, asks, base(subject), snapshot_spacing=16)
     wanted = [0, 0, 48, 16, 32]
     if warm.cached != wanted:
         raise CheckFailed(f"prefix = cold: cached tokens {warm.cached}, expected {wanted}")
-    cold = run(subject.model, asks, BASE, enable_prefix_caching=False)
+    cold = run(subject.model, asks, base(subject), enable_prefix_caching=False)
     same("prefix = cold", warm, cold)
-    same("prefix = cold, few snapshots", run(subject.model, asks, BASE), cold)
+    same("prefix = cold, few snapshots", run(subject.model, asks, base(subject)), cold)
 
 
 def preempted_resumes(subject: Subject) -> None:
     asks = [Ask(prompt(30, i), 30) for i in range(4)]
-    tight = run(subject.model, asks, BASE, num_gpu_blocks_override=16, block_size=8,
+    tight = run(subject.model, asks, base(subject), num_gpu_blocks_override=16, block_size=8,
                 max_num_batched_tokens=64)  # fmt: skip
     if not tight.core.scheduler.counters.num_preemptions:
         raise CheckFailed("preempt = resume: nothing was preempted")
-    same("preempt = resume", tight, run(subject.model, asks, BASE))
+    same("preempt = resume", tight, run(subject.model, asks, base(subject)))
 
 
 def poison(subject: Subject) -> None:
     """NaN in every byte that no request owns changes nothing."""
-    clean = run(subject.model, MIXED, BASE, block_size=5)
-    same("poison", run(subject.model, MIXED, BASE, block_size=5, poison=True), clean)
+    clean = run(subject.model, MIXED, base(subject), block_size=5)
+    same("poison", run(subject.model, MIXED, base(subject), block_size=5, poison=True), clean)
 
 
 def overlapped_is_plain(subject: Subject) -> None:
     asks = [replace(ask, params={"temperature": 0.9, "seed": i, "repetition_penalty": 1.3})
             for i, ask in enumerate(MIXED)]  # fmt: skip
-    plain, ahead = (run(subject.model, asks, BASE, overlap=o) for o in (False, True))
+    plain, ahead = (run(subject.model, asks, base(subject), overlap=o) for o in (False, True))
     same("overlapped = plain", ahead, plain)
 
 
 def bits_are_the_rows_own(subject: Subject) -> None:
     """Batch-invariant mode: bit by bit the same, split or whole, alone or together."""
-    config = replace(BASE, batch_invariant=True)
+    config = replace(base(subject), batch_invariant=True)
     whole = run(subject.model, MIXED, config)
     oracle(subject.model, MIXED, whole)
     split = run(subject.model, MIXED, config, max_num_batched_tokens=8, block_size=3)
@@ -108,19 +114,20 @@ def draws_are_the_requests_own(subject: Subject) -> None:
     """A seeded request draws the same tokens alone, and beside others with or without seeds."""
     hot = {"temperature": 1.0, "top_p": 0.95}
     seeded = Ask(prompt(12), 10, params=hot | {"seed": 3})
-    alone = run(subject.model, [seeded], BASE).tokens[0]
+    alone = run(subject.model, [seeded], base(subject)).tokens[0]
     others = [Ask(prompt(5, 1), 9, params=hot), Ask(prompt(8, 2), 4, params=hot | {"seed": 3})]
     for asks, at in (([*others, seeded], 2), ([others[0], seeded, others[1]], 1)):
-        if run(subject.model, asks, BASE).tokens[at] != alone:
+        if run(subject.model, asks, base(subject)).tokens[at] != alone:
             raise CheckFailed("seeded draws: a request's tokens depend on its neighbours")
-    if run(subject.model, [replace(seeded, params=hot | {"seed": 4})], BASE).tokens[0] == alone:
+    reseeded = replace(seeded, params=hot | {"seed": 4})
+    if run(subject.model, [reseeded], base(subject)).tokens[0] == alone:
         raise CheckFailed("seeded draws: the seed changes nothing")
 
 
 def logprobs_are_raw(subject: Subject) -> None:
     """Reported logprobs are the model's own, whatever bias and penalties do to the choice."""
     params: dict[str, Any] = {"logprobs": 3, "logit_bias": {5: 40.0}, "presence_penalty": 1.5}
-    done = run(subject.model, [Ask(prompt(12), 4, params=params)], BASE)
+    done = run(subject.model, [Ask(prompt(12), 4, params=params)], base(subject))
     rows = done.logits[0]
     scores = [score for news in done.outputs[0] for score in news.scores]
     for i, score in enumerate(scores):
@@ -133,7 +140,7 @@ def logprobs_are_raw(subject: Subject) -> None:
 
 def steady_state(subject: Subject) -> None:
     """The same probe before and after the cache has turned over."""
-    config = replace(BASE, num_gpu_blocks_override=14, block_size=8, num_state_slots=3)
+    config = replace(base(subject), num_gpu_blocks_override=14, block_size=8, num_state_slots=3)
     core = load_engine(subject.model, config).core
     probe = Ask(prompt(33, 5), 5)
     before = serve(core, [probe])
@@ -144,8 +151,8 @@ def steady_state(subject: Subject) -> None:
 
 def ranks_are_one(subject: Subject) -> None:
     asks = [Ask(prompt(20), 4), Ask(prompt(7), 4, arrives=1)]
-    one = run(subject.model, asks, BASE)
-    for number, done in enumerate(serve_on_ranks(subject.model, asks, BASE, 2)):
+    one = run(subject.model, asks, base(subject))
+    for number, done in enumerate(serve_on_ranks(subject.model, asks, base(subject), 2)):
         same(f"ranks = one: rank {number} of 2", done, one)
 
 

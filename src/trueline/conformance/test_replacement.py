@@ -1,0 +1,102 @@
+"""Each replacement alone against its float64 reference, then inside the engine: the invariants on
+tiny models, with every position held against the float64 reference of the whole model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+import torch
+
+from trueline.choices import LAYERS
+from trueline.errors import UsageError
+from trueline.ops.registry import REGISTRY as OPS
+from trueline.ops.registry import reasons
+from trueline.plugins import Registry
+from trueline.verify.cases import Subject, make_subject
+from trueline.verify.ops import OP_CHECKS, OpCheck
+from trueline.verify.schedules import ENGINE_CHECKS
+
+LING = "ling"
+CASES = ("v3-near", LING)
+RANKS = "ranks = one"
+
+
+@dataclass(frozen=True)
+class Replacement:
+    registry: Registry
+    kind: str
+    name: str
+
+    def __str__(self) -> str:
+        return f"{self.registry.noun} {self.kind}={self.name}"
+
+    def load(self, *, invariant: bool) -> Any:
+        """Skips what it refuses of batch-invariant mode; any other refusal is a failure."""
+        found = self.registry.get(self.kind, self.name)
+        refused = reasons(found, torch.float32, False)
+        assert not refused, f"{self} cannot run here: {refused}"
+        refused = reasons(found, torch.float32, True) if invariant else []
+        if refused:
+            pytest.skip(f"{self} refuses batch-invariant mode: {refused[0]}")
+        return found
+
+    def options(self) -> dict[str, dict[str, str]]:
+        return {f"{self.registry.noun}s": {self.kind: self.name}}
+
+    def cases(self, check: str) -> tuple[str, ...]:
+        """Only Ling has linear layers, and only its dims are even."""
+        return (LING,) if self.kind == "lightning" or check == RANKS else CASES
+
+
+def asked_for(config: pytest.Config) -> Iterator[Replacement]:
+    for registry in (OPS, LAYERS):
+        for text in config.getoption(f"--{registry.noun}"):
+            kind, _, name = text.partition("=")
+            try:
+                registry.check_name(kind, name)
+            except UsageError as error:
+                raise pytest.UsageError(str(error)) from error
+            yield Replacement(registry, kind, name)
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    replacements = list(asked_for(metafunc.config))
+    if not replacements:
+        raise pytest.UsageError("give --op OP=NAME or --layer KIND=NAME")
+    if metafunc.definition.name == "test_against_the_reference":
+        cases: list[Any] = [
+            pytest.param(each, check, id=f"{each}: {check.what}")
+            for each in replacements
+            if each.registry is OPS
+            for check in OP_CHECKS[each.kind]
+        ]
+        metafunc.parametrize(("replacement", "check"), cases)
+    else:
+        cases = [
+            pytest.param(each, check, case, id=f"{each}: {check} on {case}")
+            for each in replacements
+            for check in ENGINE_CHECKS
+            for case in each.cases(check)
+        ]
+        metafunc.parametrize(("replacement", "check", "case"), cases)
+
+
+@pytest.fixture(scope="module")
+def subjects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Subject]:
+    """Tiny models, each made once."""
+    root = tmp_path_factory.mktemp("conformance")
+    return {case: make_subject(case, root / case) for case in CASES}
+
+
+def test_against_the_reference(replacement: Replacement, check: OpCheck) -> None:
+    check.run(replacement.load(invariant=check.invariant))
+
+
+def test_in_the_engine(
+    replacement: Replacement, check: str, case: str, subjects: dict[str, Subject]
+) -> None:
+    replacement.load(invariant=check == "batch-invariant")
+    ENGINE_CHECKS[check](replace(subjects[case], options=replacement.options()))

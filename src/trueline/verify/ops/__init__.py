@@ -1,0 +1,64 @@
+"""What every implementation of an op must pass, whoever wrote it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trueline.ops.registry import implementation, runnable
+from trueline.verify.cases import Subject
+from trueline.verify.ops import attention, lightning, parts, sampling
+from trueline.verify.ops.data import H, L, R, paged, randn
+
+__all__ = ["OP_CHECKS", "H", "L", "OpCheck", "R", "attention_ops", "paged", "randn"]
+
+
+@dataclass(frozen=True)
+class OpCheck:
+    what: str
+    run: Callable[[Any], None]
+    """Takes the implementation, and raises CheckFailed with the evidence."""
+    invariant: bool = False
+    """Asks for what only batch-invariant mode needs: an implementation may refuse that mode."""
+
+
+OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
+    "linear": (OpCheck("numbers", parts.linear), OpCheck("bits", parts.linear_bits, True)),
+    "head_product": (
+        OpCheck("numbers", parts.head_product),
+        OpCheck("bits", parts.head_product_bits, True),
+    ),
+    "mlp": (OpCheck("numbers", parts.mlp), OpCheck("bits", parts.mlp_bits, True)),
+    "rms_norm": (OpCheck("numbers", parts.rms_norm),),
+    "rope": (OpCheck("numbers", parts.rope),),
+    "mla_decode": (
+        OpCheck("numbers", attention.mla_decode),
+        OpCheck("natural lse", attention.natural_lse),
+        OpCheck("bits", attention.mla_decode_bits, True),
+    ),
+    "mla_prefill": (OpCheck("numbers", attention.mla_prefill),),
+    "lightning": (
+        OpCheck("any cuts", lightning.any_cuts),
+        OpCheck("any decay", lightning.any_decay),
+        OpCheck("slots", lightning.free_slots),
+        OpCheck("fixed form", lightning.fixed_form, True),
+        OpCheck("bits", lightning.fixed_bits, True),
+    ),
+    "route": (OpCheck("choices", parts.route),),
+    "experts": (OpCheck("numbers", parts.experts),),
+    "sampling": (
+        OpCheck("definition", sampling.sampling),
+        OpCheck("scores", sampling.scores),
+        OpCheck("company", sampling.alone_or_together),
+    ),
+}
+
+
+def attention_ops(subject: Subject) -> None:
+    """Latent attention in every implementation that runs here."""
+    for op in ("mla_decode", "mla_prefill"):
+        for name in runnable(op, torch.float32):
+            OP_CHECKS[op][0].run(implementation(op, name))

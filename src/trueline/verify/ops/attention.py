@@ -1,0 +1,83 @@
+"""Latent attention against its float64 references: ragged, empty and long contexts, every tiling
+and form."""
+
+from __future__ import annotations
+
+from typing import Any, get_args
+
+import torch
+
+from trueline.cache.layout import LatentLayout
+from trueline.cache.store import LatentStore
+from trueline.ops.mla_decode import DecodeRows, Tiling
+from trueline.ops.mla_decode import reference as decode_reference
+from trueline.ops.mla_prefill import Form, HeadWeights, PrefillRow
+from trueline.ops.mla_prefill import reference as prefill_reference
+from trueline.verify.ops.data import H, L, P, R, V, close, paged, randn, require
+
+PREFILL_GATE = 6e-6
+"""Needles make scores of 50 and more."""
+LSE_GATE = 2e-5
+SCALE = 0.21
+FIXED = Tiling(64, full=True)
+TILINGS = (Tiling(1024, full=False), Tiling(16, full=False), FIXED)
+
+
+def mla_decode(op: Any) -> None:
+    for block_size, heads in ((1, 1), (3, H), (3, 19), (16, 8), (64, H)):
+        view, rows = paged([1, 2, 63, 64, 65, 130, 0, 300], block_size)
+        q = randn(8, heads, L + R, seed=9)
+        exact, exact_lse = decode_reference.run(q.double(), view, rows, softmax_scale=SCALE)
+        for tiling in TILINGS:
+            what = f"mla_decode, {heads} heads, blocks of {block_size}, tiles of {tiling.size}"
+            prepared = op.prepare(rows, view, tiling)
+            out, lse = op.run(q, view, prepared, softmax_scale=SCALE)
+            close(what, out, exact)
+            same = (lse == exact_lse) | ((lse - exact_lse).abs() <= LSE_GATE)
+            require(bool(same.all()), f"{what}: lse differs")
+            require(bool((out[6] == 0).all()), f"{what}: a row without keys is not zero")
+
+
+def natural_lse(op: Any) -> None:
+    """Two keys with known scores: ln(e^a + e^b)."""
+    store = LatentStore(LatentLayout(2, 2, 1), 1, 3, torch.float32)
+    view = store.views[0]
+    keys = torch.tensor([[1.0, 0, 0, 0], [0, 2.0, 0, 0]])
+    view.write(torch.tensor([1, 2]), keys[:, :2], keys[:, 2:])
+    q = torch.tensor([[[1.0, 1.0, 0, 0]]])
+    prepared = op.prepare(DecodeRows([2], [[1, 2]]), view, TILINGS[0])
+    _, lse = op.run(q, view, prepared, softmax_scale=0.5)
+    off = abs(lse.item() - torch.tensor([0.5, 1.0]).logsumexp(0).item())
+    require(off <= 1e-6, f"mla_decode: lse is not natural: off by {off:.2g}")
+
+
+def mla_decode_bits(op: Any) -> None:
+    lengths = [1, 64, 65, 200, 130, 7, 300, 2]
+    view, rows = paged(lengths, 3)
+    q = randn(8, H, L + R, seed=4)
+    whole, _ = op.run(q, view, op.prepare(rows, view, FIXED), softmax_scale=SCALE)
+    for some in ([3], [0, 7], [6, 2, 4], [5, 6, 7, 0, 1, 2, 3, 4]):
+        part = DecodeRows([lengths[i] for i in some], [rows.block_ids[i] for i in some])
+        out, _ = op.run(q[some], view, op.prepare(part, view, FIXED), softmax_scale=SCALE)
+        require(torch.equal(out, whole[some]), "mla_decode: a row's bits depend on its company")
+
+
+def mla_prefill(op: Any) -> None:
+    heads = HeadWeights(randn(H, L, P, seed=5) / 6, randn(H, V, L, seed=6) / 6)
+    for block_size in (1, 5, 64):
+        for start, count in ((0, 1), (0, 40), (17, 1), (30, 25), (600, 3), (1, 700), (2030, 30)):
+            view, rows = paged([start + count], block_size)
+            q = randn(count, H, P + R, seed=7)
+            blocks = rows.block_ids[0]
+            last = min(count, 50)  # the reference is slow
+            exact = prefill_reference.run(
+                q[-last:].double(), view, PrefillRow(start + count - last, last, blocks), heads,
+                softmax_scale=SCALE, form="expanded",
+            )  # fmt: skip
+            for form in get_args(Form):
+                ours = op.run(
+                    q, view, PrefillRow(start, count, blocks), heads,
+                    softmax_scale=SCALE, form=form,
+                )  # fmt: skip
+                what = f"mla_prefill, {form}, {start} + {count}, blocks of {block_size}"
+                close(what, ours[-last:], exact, PREFILL_GATE)

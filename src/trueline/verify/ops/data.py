@@ -1,0 +1,59 @@
+"""Data that hides nothing: needles, unequal prime-ish dims, shuffled blocks, NaN in every byte that
+is not owned; and how far from the exact numbers a row may be."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trueline.cache.layout import LatentLayout
+from trueline.cache.store import LatentStore, LatentView
+from trueline.ops.mla_decode import DecodeRows
+from trueline.verify.failed import CheckFailed
+
+L, R, H, P, V = 37, 10, 5, 13, 11
+GATE = 3e-6
+"""Largest relative error of a row, float32 to float64."""
+
+
+def randn(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def require(good: bool, what: str) -> None:
+    if not good:
+        raise CheckFailed(f"op = reference: {what}")
+
+
+def close(what: str, ours: Tensor, exact: Tensor, gate: float = GATE) -> None:
+    """Per row, so that no large row hides a small one."""
+    near(what, ours, exact, exact, gate)
+
+
+def near(what: str, ours: Tensor, exact: Tensor, size: Tensor, gate: float) -> None:
+    """The same, but an error is measured by `size`: what a row's terms add up to."""
+    require(ours.shape == exact.shape, f"{what}: shape {list(ours.shape)}, not {list(exact.shape)}")
+    error = (ours.double() - exact.double()).norm(dim=-1)
+    worst = float((error / size.double().norm(dim=-1).clamp_min(1e-30)).max())
+    # the comparison is false for NaN too
+    require(worst <= gate, f"{what}: a row is off by {worst:.2g}, accepted {gate:g}")
+
+
+def paged(lengths: list[int], block_size: int, seed: int = 0) -> tuple[LatentView, DecodeRows]:
+    """A cache with shuffled blocks and a needle in every row; every byte not owned is NaN."""
+    counts = [-(-length // block_size) for length in lengths]
+    num_blocks = sum(counts) + 8
+    order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(seed))
+    ids = (order + 1).tolist()
+    blocks = [[ids.pop() for _ in range(count)] for count in counts]
+    layout = LatentLayout(L, R, block_size)
+    store = LatentStore(layout, 1, num_blocks, torch.float32)
+    store.poison(range(num_blocks))
+    view = store.views[0]
+    for row, length in enumerate(lengths):
+        if length:
+            numbers = randn(length, L + R, seed=seed + row + 1)
+            numbers[length // 2] *= 12
+            cells = torch.tensor(layout.cells(blocks[row], 0, length))
+            view.write(cells, numbers[:, :L], numbers[:, L:])
+    return view, DecodeRows(lengths, blocks)

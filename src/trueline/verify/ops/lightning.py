@@ -1,0 +1,217 @@
+"""Linear attention against the recurrence in float64: any cuts, any slots, snapshots, decays from
+almost none to overwhelming, and bits in the fixed form."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trueline.cache.state import StateStore, StateView
+from trueline.ops.lightning import StateRow, reference
+from trueline.verify.ops.data import near, randn, require
+
+GATE = 1e-6
+"""Largest error of a row, relative to what its terms would add up to without cancelling."""
+DRIFT_GATE = 5e-6
+SCALE = 0.37
+LENGTH = 300
+HEADS, DK, DV = 3, 37, 41
+FREE, FIXED = 0, (64, 8)
+"""Positions in the tail of a slot."""
+
+
+@dataclass(frozen=True)
+class Tokens:
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    slopes: Tensor
+
+    def exactly(self) -> Tokens:
+        return Tokens(self.q.double(), self.k.double(), self.v.double(), self.slopes)
+
+    def unsigned(self) -> Tokens:
+        return Tokens(self.q.abs(), self.k.abs(), self.v.abs(), self.slopes)
+
+
+@cache
+def tokens(length: int = LENGTH) -> Tokens:
+    """Strided, with a needle far back."""
+    wide = [randn(HEADS, length, d + 3, seed=i) for i, d in enumerate((DK, DK, DV))]
+    q, k, v = (x.transpose(0, 1)[..., 1:-2] for x in wide)
+    k[7] *= 50
+    return Tokens(q, k, v, torch.tensor([1e-5, 0.02, 3.0]))
+
+
+def slots(tail: int, count: int, dtype: torch.dtype = torch.float32) -> StateView:
+    """A layer of slots full of NaN."""
+    store = StateStore(1, count, HEADS, DK, DV, dtype, tail)
+    store.poison(range(count))
+    return store.views[0]
+
+
+def run(
+    op: Any, view: StateView, t: Tokens, start: int, stop: int, chunk: int, slot: int = 1
+) -> Tensor:
+    """Tokens start..stop on one slot, `chunk` at a time; 0 means by decode."""
+    out = []
+    for at in range(start, stop, chunk or 1):
+        row = StateRow(at, slot if at else None, slot)
+        part = slice(at, min(at + (chunk or 1), stop))
+        if chunk:
+            given, call = row, op.prefill
+        else:
+            given, call = op.prepare([row]), op.decode
+        q, k, v = t.q[part], t.k[part], t.v[part]
+        out.append(call(q, k, v, view, given, slopes=t.slopes, scale=SCALE))
+    return torch.cat(out)
+
+
+@cache
+def exact(length: int = LENGTH) -> tuple[Tensor, Tensor]:
+    """Outputs, and what their terms add up to without signs."""
+    t = tokens(length).exactly()
+    view = slots(FREE, 2, torch.float64)
+    out = run(reference, view, t, 0, length, length)
+    return out, run(reference, view, t.unsigned(), 0, length, length)
+
+
+def _cuts(op: Any, tail: int) -> None:
+    t, (wanted, size) = tokens(), exact()
+    before = [x.clone() for x in (t.q, t.k, t.v)]
+    for chunk in (0, 1, 7, 63, 64, 65, LENGTH):
+        ours = run(op, slots(tail, 2), t, 0, LENGTH, chunk)
+        near(f"lightning, tail {tail}, {chunk} tokens at a time", ours, wanted, size, GATE)
+    same = all(torch.equal(x, y) for x, y in zip((t.q, t.k, t.v), before, strict=True))
+    require(same, "lightning writes its input")
+
+
+def any_cuts(op: Any) -> None:
+    _cuts(op, FREE)
+
+
+def any_decay(op: Any) -> None:
+    """So strong that its inverse overflows; and so weak that a rounded factor would drift."""
+    t = tokens(130)
+    t = Tokens(t.q, t.k, t.v, torch.tensor([0.0, 20.0, 1000.0]))
+    wanted = run(reference, slots(FREE, 2, torch.float64), t.exactly(), 0, 130, 130)
+    size = run(reference, slots(FREE, 2), t.unsigned(), 0, 130, 130)
+    for chunk in (0, 63, 130):
+        ours = run(op, slots(FREE, 2), t, 0, 130, chunk)
+        near("lightning, strong decay", ours, wanted, size, GATE)
+    steps, slopes = 2000, torch.tensor([1e-5, 4e-5, 1e-4])
+    zeros = torch.zeros(steps, HEADS, DK)
+    zeros[0] = 1
+    t = Tokens(zeros, zeros, torch.ones(steps, HEADS, DV), slopes)
+    left = torch.exp(-slopes.double() * (steps - 1))[:, None].expand(-1, DK * DV)
+    for chunk in (0, 1):
+        view = slots(FREE, 2)
+        run(op, view, t, 0, steps, chunk)
+        near("lightning, weak decay", view.state[1].flatten(1), left, left, DRIFT_GATE)
+
+
+def _slots(op: Any, tail: int) -> None:
+    """Rows of prefill, with and without a source, own or another's, and a snapshot at the end."""
+    t, (wanted, size) = tokens(), exact()
+    for start, count, slot in ((0, 1, 4), (0, 70, 2), (5, 1, 4), (63, 1, 2), (40, 100, 4)):
+        what = f"lightning, tail {tail}, {start} + {count} into slot {slot}"
+        view, stop = slots(tail, 6), start + count
+        if start:
+            run(op, view, t, 0, start, start, slot=2)
+        before = [part.clone() for part in view.parts]
+        row = StateRow(start, 2 if start else None, slot, ((stop, 3),))
+        part = slice(start, stop)
+        ours = op.prefill(t.q[part], t.k[part], t.v[part], view, row, slopes=t.slopes, scale=SCALE)
+        near(what, ours, wanted[part], size[part], GATE)
+        for now, old in zip(view.parts, before, strict=True):
+            require(torch.equal(now[slot], now[3]), f"{what}: the snapshot differs")
+            rest = [i for i in range(6) if i not in (slot, 3)]
+            kept = torch.equal(now[rest].nan_to_num(9.0), old[rest].nan_to_num(9.0))
+            require(kept, f"{what}: another slot was written")
+
+
+def _snapshots(op: Any, tail: int) -> None:
+    """What a run that stopped there leaves."""
+    t, places = tokens(), (6, 7, 63, 64, 65, 128, 130, 205)
+    view = slots(tail, 12)
+    run(op, view, t, 0, 5, 5)
+    row = StateRow(5, 1, 2, tuple((p, 3 + i) for i, p in enumerate(places)))
+    part = slice(5, 205)
+    op.prefill(t.q[part], t.k[part], t.v[part], view, row, slopes=t.slopes, scale=SCALE)
+    for i, place in enumerate(places):
+        stopped = slots(tail, 2)
+        run(reference, stopped, t, 0, place, place)
+        _same_slot(f"lightning, tail {tail}, snapshot at {place}", view, 3 + i, stopped)
+
+
+def _mixed(op: Any, tail: int) -> None:
+    """Decode of shuffled slots: own and other sources, one of them read by three rows, one of
+    which writes it; a row from zeros; snapshots."""
+    t, (wanted, size) = tokens(), exact()
+    starts = {5: 63, 9: 64, 2: 7, 7: 0, 3: 100, 8: 100, 4: 100}
+    sources = {5: 5, 9: 1, 2: 2, 7: None, 3: 4, 8: 4, 4: 4}
+    taken = {9: 10, 4: 11, 7: 12}
+    view, what = slots(tail, 15), f"lightning, tail {tail}, mixed decode rows"
+    for slot, source in sources.items():
+        if source:
+            run(op, view, t, 0, starts[slot], 50, slot=source)
+    rows = [
+        StateRow(start, sources[s], s, ((start + 1, taken[s]),) if s in taken else ())
+        for s, start in starts.items()
+    ]
+    at = list(starts.values())
+    q, k, v = t.q[at], t.k[at], t.v[at]
+    out = op.decode(q, k, v, view, op.prepare(rows), slopes=t.slopes, scale=SCALE)
+    near(what, out, wanted[at], size[at], GATE)
+    for slot, start in starts.items():
+        alone = slots(tail, 2)
+        run(reference, alone, t, 0, start + 1, 50)
+        for place in {slot, taken.get(slot, slot)}:
+            _same_slot(f"{what}: slot {place}", view, place, alone)
+    untouched = all(bool(part[[6, 13, 14]].isnan().all()) for part in view.parts)
+    require(untouched, f"{what}: another slot was written")
+
+
+def _same_slot(what: str, view: StateView, slot: int, wanted: StateView) -> None:
+    """Against slot 1 of the reference's. Keys and values of an open tile are never rounded."""
+    ours, exactly = view.state[slot].flatten(1), wanted.state[1].flatten(1)
+    near(what, ours, exactly, exactly, GATE)
+    require(torch.equal(view.keys[slot], wanted.keys[1]), f"{what}: keys of the open tile")
+    require(torch.equal(view.values[slot], wanted.values[1]), f"{what}: values of the open tile")
+
+
+def free_slots(op: Any) -> None:
+    for check in (_slots, _snapshots, _mixed):
+        check(op, FREE)
+
+
+def fixed_form(op: Any) -> None:
+    for tail in FIXED:
+        for check in (_cuts, _slots, _snapshots, _mixed):
+            check(op, tail)
+
+
+def fixed_bits(op: Any) -> None:
+    """The same bits, in outputs and slots, whatever the cuts, and whoever shares the step."""
+    t = tokens()
+    for tail in FIXED:
+        whole = slots(tail, 2)
+        wanted = run(op, whole, t, 0, LENGTH, LENGTH)
+        for chunk in (0, 1, 7, 63, 65):
+            view = slots(tail, 2)
+            ours = run(op, view, t, 0, LENGTH, chunk)
+            what = f"lightning, tail {tail}, {chunk} tokens at a time: bits differ"
+            require(torch.equal(ours, wanted), what)
+            for now, then in zip(view.parts, whole.parts, strict=True):
+                require(torch.equal(now[1], then[1]), f"{what} in the slot")
+        view, starts = slots(tail, 7), [1, 63, 64, 9, 200]
+        for slot, start in enumerate(starts, 1):
+            run(op, view, t, 0, start, 50, slot=slot)
+        rows = [StateRow(start, slot, slot) for slot, start in enumerate(starts, 1)]
+        ours = op.decode(t.q[starts], t.k[starts], t.v[starts], view, op.prepare(rows),
+                         slopes=t.slopes, scale=SCALE)  # fmt: skip
+        require(torch.equal(ours, wanted[starts]), f"lightning, tail {tail}: bits in a batch")

@@ -1,0 +1,164 @@
+"""Products, norms, rotation, experts: against their float64 references."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trueline.choices import bits_are_steady
+from trueline.ops.experts import reference as experts_reference
+from trueline.ops.head_product import reference as head_product_reference
+from trueline.ops.linear import reference as linear_reference
+from trueline.ops.linear import torch_mm
+from trueline.ops.mlp import reference as mlp_reference
+from trueline.ops.rms_norm import reference as rms_norm_reference
+from trueline.ops.rope import reference as rope_reference
+from trueline.ops.route import reference as route_reference
+from trueline.spec.feedforward import RouterSpec
+from trueline.spec.rope import Pairing
+from trueline.verify.ops.data import close, randn, require
+
+SUMS_GATE = 5e-6
+"""Of sums over experts, whose signs differ."""
+
+
+def linear(op: Any) -> None:
+    for shape in ((17, 13), (101, 67), (256, 384)):
+        weight = randn(*shape)
+        packed, exact_packed = op.pack(weight), linear_reference.pack(weight)
+        for rows in (1, 2, 3, 4, 5, 17, 130):
+            x = randn(rows, shape[1] + 3, seed=1)[:, 1:-2]
+            before = x.clone()
+            exact = linear_reference.run(x.double(), exact_packed)
+            for strided in (x, x.T.contiguous().T):
+                close(f"linear {shape}, {rows} rows", op.run(strided, packed), exact)
+            require(torch.equal(x, before), "linear writes its input")
+
+
+def linear_bits(op: Any) -> None:
+    require(bits_are_steady(op, torch.float32), "linear: a row's bits depend on other rows")
+
+
+def head_product(op: Any) -> None:
+    weight = randn(5, 37, 19)
+    exact_packed = head_product_reference.pack(weight, torch_mm, True)
+    for steady in (True, False):
+        packed = op.pack(weight, torch_mm, steady)
+        for rows in (1, 4, 9):
+            x = randn(rows, 5, 23, seed=1)[..., 2:-2]
+            exact = head_product_reference.run(x.double(), exact_packed)
+            for strided in (x, x.permute(2, 1, 0).contiguous().permute(2, 1, 0)):
+                close(f"head_product, {rows} rows", op.run(strided, packed), exact)
+
+
+def head_product_bits(op: Any) -> None:
+    packed, x = op.pack(randn(5, 37, 19), torch_mm, True), randn(9, 5, 19, seed=1)
+    whole = op.run(x, packed)
+    for part in (slice(0, 1), slice(2, 6), slice(8, 9)):
+        require(torch.equal(op.run(x[part], packed), whole[part]), "head_product: a row's bits")
+
+
+def mlp(op: Any) -> None:
+    D, W = 29, 43
+    gate_up, down = randn(2 * W, D), randn(D, W, seed=1)
+    packed, exact_packed = op.pack(gate_up, down, torch_mm), mlp_reference.pack(gate_up, down, None)
+    for rows in (1, 3, 8, 21):
+        x = _far_into_silu(rows, D)
+        exact = mlp_reference.run(x.double(), exact_packed, None)
+        close(f"mlp, {rows} rows", op.run(x, packed, torch_mm), exact)
+
+
+def mlp_bits(op: Any) -> None:
+    packed = op.pack(randn(86, 29), randn(29, 43, seed=1), torch_mm)
+    x = _far_into_silu(21, 29)
+    whole = op.run(x, packed, torch_mm)
+    for part in (slice(0, 1), slice(3, 8)):
+        require(torch.equal(op.run(x[part], packed, torch_mm), whole[part]), "mlp: a row's bits")
+
+
+def _far_into_silu(rows: int, width: int) -> torch.Tensor:
+    """Strided, and far into both ends of silu."""
+    return 40 * randn(rows, width + 2, seed=2)[:, 1:-1]
+
+
+def rms_norm(op: Any) -> None:
+    sizes = torch.tensor([1e-4, 1e-2, 1, 10, 1e3, 1, 1, 1, 1])[:, None]
+    for width in (13, 37, 128):
+        x, weight = randn(9, width + 1)[:, 1:] * sizes, 0.5 + randn(width, seed=2).abs()
+        for eps in (1e-6, 1e-2):
+            exact = rms_norm_reference.run(x.double(), weight.double(), eps)
+            for strided in (x, x.T.contiguous().T):
+                close(f"rms_norm, width {width}", op.run(strided, weight, eps), exact)
+
+
+def rope(op: Any) -> None:
+    x = randn(14, 3, 7).permute(2, 1, 0)[..., 2:12]  # strided
+    angles = 100 * randn(7, 5, seed=3)
+    cos, sin = 1.3 * angles.cos(), 1.3 * angles.sin()
+    before = x.clone()
+    pairings: tuple[Pairing, ...] = ("pairs", "halves")
+    for pairing in pairings:
+        ours = op.run(x, cos, sin, pairing)
+        exact = rope_reference.run(x.double(), cos.double(), sin.double(), pairing)
+        close(f"rope, {pairing}", ours, exact)
+        require(torch.equal(x, before), "rope writes its input")
+
+
+# -- experts ---------------------------------------------------------------------------
+
+ROUTERS = {
+    "v2 greedy": RouterSpec(scoring="softmax", correction_bias=False, num_groups=1, top_groups=1,
+                            group_score=None, top_k=3, renormalise=False, scaling_factor=16.0),
+    "v2 groups": RouterSpec(scoring="softmax", correction_bias=False, num_groups=4, top_groups=2,
+                            group_score="max", top_k=3, renormalise=False, scaling_factor=1.0),
+    "v3": RouterSpec(scoring="sigmoid", correction_bias=True, num_groups=4, top_groups=2,
+                     group_score="top2_sum", top_k=3, renormalise=True, scaling_factor=2.5),
+    "k2": RouterSpec(scoring="sigmoid", correction_bias=True, num_groups=1, top_groups=1,
+                     group_score=None, top_k=5, renormalise=True, scaling_factor=2.827),
+}  # fmt: skip
+
+
+def route(op: Any) -> None:
+    logits, bias = 2 * randn(40, 12), 0.3 * randn(12, seed=1)
+    kinds = {
+        "random": (logits, bias),
+        "negative bias": (logits, bias - 5),
+        "underflow": (logits - 200, bias),
+        "ties": (torch.zeros(40, 12), torch.zeros(12)),
+    }
+    for name, router in ROUTERS.items():
+        for kind, (scores, added) in kinds.items():
+            what = f"route, {name}, {kind}"
+            given = added if router.correction_bias else None
+            ids, weights = op.run(scores, given, router)
+            exact_ids, exact = route_reference.run(scores.double(), given, router)
+            require(torch.equal(ids, exact_ids), f"{what}: other experts")
+            # false for NaN too
+            require(torch.allclose(weights, exact, rtol=1e-5, atol=1e-12), f"{what}: weights")
+            forced = (exact_ids + 1) % 12
+            got, weights = op.run(scores, given, router, forced)
+            _, exact = route_reference.run(scores.double(), given, router, forced)
+            require(torch.equal(got, forced), f"{what}: forced experts are not taken")
+            require(torch.allclose(weights, exact, rtol=1e-5, atol=1e-12), f"{what}: forced")
+
+
+def experts(op: Any) -> None:
+    E, K, D, W = 12, 3, 29, 17
+    gate_up, down = randn(E, 2 * W, D) / 5, randn(E, D, W, seed=1) / 4
+    for first in (0, 4):
+        held = slice(first, first + 8)
+        packed = op.pack(gate_up[held], down[held], torch_mm)
+        exact_packed = experts_reference.pack(gate_up[held], down[held], None)
+        for tokens in (1, 2, 33):
+            x, weights = randn(tokens, D, seed=2), randn(tokens, K, seed=3).abs() * 2.5
+            ids = torch.stack([torch.randperm(E, generator=torch.Generator().manual_seed(i))[:K]
+                               for i in range(tokens)])  # fmt: skip
+            exact = experts_reference.run(
+                x.double(), ids, weights.double(), exact_packed, None, first
+            )
+            ours = op.run(x, ids, weights, packed, torch_mm, first)
+            zero = exact.norm(dim=-1) == 0  # tokens whose experts are all elsewhere
+            what = f"experts from {first}, {tokens} tokens"
+            require(bool((ours[zero] == 0).all()), f"{what}: others' experts")
+            close(what, ours[~zero], exact[~zero], SUMS_GATE)

@@ -1,0 +1,122 @@
+"""Sampling against its definition, and against the company it is in."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trueline.engine.params import SamplingParams
+from trueline.ops.sampling import RowState, Sampled, Scored, build_rows, reference
+from trueline.verify.ops.data import require
+
+EOS = (2, 5)
+GATE = 1e-6
+"""In logprob, float32 to exact."""
+
+
+def row(
+    prompt: Sequence[int] = (1, 4, 4),
+    output: Sequence[int] = (),
+    seed: int = 7,
+    bad_words: Sequence[Sequence[int]] = (),
+    **params: Any,
+) -> RowState:
+    position = len(prompt) + len(output)
+    return RowState(SamplingParams(**params), prompt, output, position, EOS, seed, bad_words)
+
+
+def draw(op: Any, logits: Tensor, states: Sequence[RowState]) -> Sampled:
+    before = logits.clone()
+    sampled: Sampled = op.sample(logits, build_rows(states))
+    kept = torch.equal(torch.nan_to_num(logits), torch.nan_to_num(before))
+    require(kept, "sampling writes the logits")
+    return sampled
+
+
+def hard_logits(rows: int, vocab_size: int, seed: int) -> Tensor:
+    """Ties, large and tiny gaps, -Inf, signed zeros."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(rows, vocab_size, generator=generator) * 3
+    kind = torch.randint(0, 6, (rows, 1), generator=generator)
+    x = torch.where(kind == 1, x.round(), x)  # many ties
+    x = torch.where(kind == 2, x * 100, x)
+    x = torch.where(kind == 3, x * 1e-6, x)
+    x = torch.where(kind == 4, torch.zeros_like(x), x)
+    x = torch.where((kind == 5) & (x < 0), -math.inf, x)
+    x[:, 0] = torch.where(x[:, 0].isinf(), -0.0, x[:, 0])
+    return x
+
+
+def company() -> tuple[Tensor, list[RowState]]:
+    """Every kind of row. Some need a whole vocabulary sorted, some ask for all logprobs."""
+    logits = hard_logits(14, 2500, 21)
+    logits[9] = torch.linspace(0, 1, 2500)
+    logits[13, 5] = math.nan
+    return logits, [
+        row(temperature=0),
+        row(temperature=0, logprobs=2),
+        row(seed=1),
+        row(seed=1, temperature=0.7, logprobs=5),
+        row(seed=2, top_k=20),
+        row(seed=3, top_p=0.9),
+        row(seed=4, top_k=1500, top_p=0.99, logprobs=1),
+        row(seed=5, min_p=0.1, temperature=1.5),
+        row(seed=6, output=[7, 7, 9], repetition_penalty=1.3, frequency_penalty=0.5),
+        row(seed=7, top_p=0.95),
+        row(seed=8, allowed_token_ids=[3, 4, 5], logprobs=0),
+        row(temperature=0, logit_bias={77: 30.0}, min_tokens=2),
+        row(seed=9, bad_words=[[4], [1, 2]], logprobs=-1),
+        row(seed=10, logprobs=3),
+    ]
+
+
+def same(a: Sampled, b: Sampled, rows: Any = slice(None), tolerance: float = 0.0) -> None:
+    """Equal, or within `tolerance` in logprobs."""
+    for name in ("tokens", "bad"):
+        require(torch.equal(getattr(a, name), getattr(b, name)[rows]), f"sampling: {name} differ")
+    same_scores(a, b, rows, tolerance)
+
+
+def same_scores(a: Scored, b: Scored, rows: Any = slice(None), tolerance: float = 0.0) -> None:
+    k = a.top_ids.shape[1]
+    require(torch.equal(a.ranks, b.ranks[rows]), "sampling: ranks differ")
+    require(torch.equal(a.top_ids, b.top_ids[rows][:, :k]), "sampling: likeliest tokens differ")
+    for name in ("logprobs", "top_logprobs"):
+        x, y = getattr(a, name), getattr(b, name)[rows]
+        y = y[:, :k] if y.ndim == 2 else y
+        near = torch.allclose(x, y, rtol=tolerance, atol=tolerance, equal_nan=True)
+        require(near, f"sampling: {name} differ")
+
+
+def sampling(op: Any) -> None:
+    logits, states = company()
+    same(draw(op, logits, states), draw(reference, logits, states), tolerance=GATE)
+    for seed in range(12):  # every kind of row on every kind of logits, strided
+        wide = hard_logits(14, 97, seed)
+        view = wide[:, 3:90]
+        same(draw(op, view, states), draw(reference, view, states), tolerance=GATE)
+
+
+def scores(op: Any) -> None:
+    logits = hard_logits(12, 41, 5)
+    logits[3, 7] = math.nan
+    targets = torch.arange(12)
+    for num_top in (0, 6, 100):
+        exact = reference.score(logits, targets, num_top)
+        same_scores(op.score(logits, targets, num_top), exact, tolerance=GATE)
+
+
+def alone_or_together(op: Any) -> None:
+    """Bitwise, in any order and any company."""
+    logits, states = company()
+    whole = draw(op, logits, states)
+    for i, state in enumerate(states):
+        same(draw(op, logits[i : i + 1], [state]), whole, [i])
+    for order in (list(range(13, -1, -1)), [5, 2], [9, 4, 0], [3, 12, 7, 1, 6]):
+        mixed = draw(op, logits[order], [states[i] for i in order])
+        for place, i in enumerate(order):
+            same(draw(op, logits[i : i + 1], [states[i]]), mixed, [place])
