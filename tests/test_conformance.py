@@ -1,0 +1,193 @@
+"""Every check of an op goes red for an implementation with a mistake in it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from trueline.ops.lightning import StateRow
+from trueline.ops.registry import FUNCTIONS, implementation, runnable
+from trueline.ops.rms_norm import cpu as rms_norm
+from trueline.verify.failed import CheckFailed
+from trueline.verify.ops import OP_CHECKS
+
+Function = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Mistake:
+    what: str
+    op: str
+    check: str
+    function: str
+    broken: Callable[[Function], Function]
+
+    def implementation(self) -> SimpleNamespace:
+        """What the engine would take here, but for one function."""
+        right = implementation(self.op, runnable(self.op, torch.float32)[0])
+        functions = {name: getattr(right, name) for name in FUNCTIONS[self.op]}
+        return SimpleNamespace(**functions | {self.function: self.broken(functions[self.function])})
+
+
+def other_rows(changed: Callable[[StateRow], StateRow]) -> Callable[[Function], Function]:
+    def make(prefill: Function) -> Function:
+        def broken(q: Any, k: Any, v: Any, view: Any, row: StateRow, **options: Any) -> Any:
+            return prefill(q, k, v, view, changed(row), **options)
+
+        return broken
+
+    return make
+
+
+def undecayed(prefill: Function) -> Function:
+    """The state that a chunk starts from has one decay too few."""
+
+    def broken(q: Any, k: Any, v: Any, view: Any, row: StateRow, *, slopes: Any, scale: Any) -> Any:
+        if row.source is not None:
+            view.state[row.source] *= slopes.clamp_max(50).exp()[:, None, None]
+        return prefill(q, k, v, view, row, slopes=slopes, scale=scale)
+
+    return broken
+
+
+def one_after_the_other(decode: Function) -> Function:
+    """A row reads what the row before has just written."""
+
+    def broken(q: Any, k: Any, v: Any, view: Any, prepared: Any, **options: Any) -> Tensor:
+        prepare, rows = prepared
+        return torch.cat([
+            decode(q[[i]], k[[i]], v[[i]], view, prepare([row]), **options)
+            for i, row in enumerate(rows)
+        ])  # fmt: skip
+
+    return broken
+
+
+def forgotten_tail(prefill: Function) -> Function:
+    """The tokens of an open tile are not kept."""
+
+    def broken(q: Any, k: Any, v: Any, view: Any, row: StateRow, **options: Any) -> Any:
+        out = prefill(q, k, v, view, row, **options)
+        view.keys[row.slot] = 0
+        return out
+
+    return broken
+
+
+def of_the_count(run: Function) -> Function:
+    """The last bit depends on how many rows there are."""
+    return lambda x, *rest, **named: run(x, *rest, **named) * (1 + 2.0**-22 * (len(x) % 7))
+
+
+def lse_in_bits(run: Function) -> Function:
+    def broken(*given: Any, **named: Any) -> tuple[Tensor, Tensor]:
+        out, lse = run(*given, **named)
+        return out, lse / math.log(2)
+
+    return broken
+
+
+def decode_of_the_count(run: Function) -> Function:
+    def broken(q: Tensor, *given: Any, **named: Any) -> tuple[Tensor, Tensor]:
+        out, lse = run(q, *given, **named)
+        return out * (1 + 2.0**-22 * (len(q) % 7)), lse
+
+    return broken
+
+
+def one_key_short(run: Function) -> Function:
+    """The last query's own key is left out where a chunk has a history."""
+
+    def broken(q: Any, view: Any, row: Any, heads: Any, **named: Any) -> Any:
+        return run(q, view, replace(row, start=max(row.start - 1, 0)), heads, **named)
+
+    return broken
+
+
+def neighbours_seed(sample: Function) -> Function:
+    def broken(logits: Any, rows: Any) -> Any:
+        return sample(logits, replace(rows, seed=rows.seed + len(logits)))
+
+    return broken
+
+
+def no_ties(sample: Function) -> Function:
+    """Of equal tokens the last is taken."""
+    return lambda logits, rows: sample(logits + 1e-9 * torch.arange(logits.shape[1]), rows)
+
+
+MISTAKES = [
+    Mistake("rounded products", "linear", "numbers", "run",
+            lambda run: lambda x, packed: run(x.bfloat16().float(), packed)),
+    Mistake("bits of the count", "linear", "bits", "run", of_the_count),
+    Mistake("heads reversed", "head_product", "numbers", "run",
+            lambda run: lambda x, packed: run(x, packed).flip(1)),
+    Mistake("bits of the count", "head_product", "bits", "run", of_the_count),
+    Mistake("gate and up swapped", "mlp", "numbers", "pack",
+            lambda pack: lambda both, *rest: pack(both.roll(len(both) // 2, 0), *rest)),
+    Mistake("bits of the count", "mlp", "bits", "run", of_the_count),
+    Mistake("eps left out", "rms_norm", "numbers", "run",
+            lambda run: lambda x, weight, eps: rms_norm.run(x, weight, 0.0)),
+    Mistake("pairs only", "rope", "numbers", "run",
+            lambda run: lambda x, cos, sin, pairing: run(x, cos, sin, "pairs")),
+    Mistake("scale of the cache row", "mla_decode", "numbers", "run",
+            lambda run: lambda *given, softmax_scale: run(*given, softmax_scale=0.145)),
+    Mistake("lse in base 2", "mla_decode", "natural lse", "run", lse_in_bits),
+    Mistake("bits of the count", "mla_decode", "bits", "run", decode_of_the_count),
+    Mistake("one key short", "mla_prefill", "numbers", "run", one_key_short),
+    Mistake("decay off by one where a chunk begins", "lightning", "any cuts", "prefill", undecayed),
+    Mistake("weak decay taken for none", "lightning", "any decay", "decode",
+            lambda decode: lambda *given, slopes, scale:
+                decode(*given, slopes=slopes.where(slopes > 5e-5, 0.0), scale=scale)),
+    Mistake("snapshots forgotten", "lightning", "slots", "prefill",
+            other_rows(lambda row: replace(row, snapshots=()))),
+    Mistake("the next slot is written", "lightning", "slots", "prefill",
+            other_rows(lambda row: replace(row, slot=row.slot + 1))),
+    Mistake("open tile forgotten", "lightning", "fixed form", "prefill", forgotten_tail),
+    Mistake("bits of the count", "lightning", "bits", "prefill", of_the_count),
+    Mistake("weights with the bias", "route", "choices", "run",
+            lambda run: lambda logits, bias, *rest:
+                run(logits if bias is None else logits + bias, None, *rest)),
+    Mistake("experts counted from 0", "experts", "numbers", "run",
+            lambda run: lambda x, ids, weights, packed, linear, first=0:
+                run(x, ids, weights, packed, linear, 0)),
+    Mistake("the seed of the batch", "sampling", "definition", "sample", neighbours_seed),
+    Mistake("ties the other way", "sampling", "definition", "sample", no_ties),
+    Mistake("scores of the token before", "sampling", "scores", "score",
+            lambda score: lambda logits, tokens, top: score(logits, tokens.roll(1), top)),
+    Mistake("the seed of the batch", "sampling", "company", "sample", neighbours_seed),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: f"{m.op} {m.check}: {m.what}")
+def test_mistake_turns_its_check_red(mistake: Mistake) -> None:
+    check = next(check for check in OP_CHECKS[mistake.op] if check.what == mistake.check)
+    with pytest.raises(CheckFailed):
+        check.run(mistake.implementation())
+
+
+def test_rows_that_read_too_late_are_seen() -> None:
+    """Needs the rows themselves, which `prepare` of ours does not keep."""
+    right = implementation("lightning", "cpu")
+    wrong = SimpleNamespace(
+        prefill=right.prefill,
+        prepare=lambda rows: (right.prepare, rows[::-1]),
+        decode=lambda q, k, v, view, prepared, **named: one_after_the_other(right.decode)(
+            q.flip(0), k.flip(0), v.flip(0), view, prepared, **named
+        ).flip(0),
+    )
+    check = next(check for check in OP_CHECKS["lightning"] if check.what == "slots")
+    with pytest.raises(CheckFailed, match="mixed decode rows"):
+        check.run(wrong)
+
+
+def test_every_check_has_a_mistake() -> None:
+    named = {(mistake.op, mistake.check) for mistake in MISTAKES}
+    assert named == {(op, check.what) for op, checks in OP_CHECKS.items() for check in checks}
