@@ -17,6 +17,7 @@ from trueline.weights.ledger import balance, stored_dtypes
 
 KIND_NAMES = {
     "MLASpec": "latent attention (MLA)",
+    "IndexerSpec": "selection of keys (indexer)",
     "CompressedSpec": "compressed attention",
     "LightningSpec": "linear attention (lightning)",
     "DenseSpec": "dense MLP",

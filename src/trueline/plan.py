@@ -143,6 +143,11 @@ def latent_mixers(spec: ModelSpec) -> list[MLASpec]:
     """Those of the layers with a paged cache: rows of one layout, so that one table of blocks
     serves them all. A layer that differs must not get the rows of the first silently."""
     found = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, MLASpec)]
+    if any(mixer.indexer for mixer in found):
+        raise UsageError(
+            f"{spec.family}: latent attention over selected keys is not in the engine yet; "
+            "inspect, score and make-tiny know it"
+        )
     if not found or any(mixer.cache_fields != found[0].cache_fields for mixer in found):
         raise UsageError(
             f"{spec.family}: accepted so far: models with latent attention in one layer or more, "

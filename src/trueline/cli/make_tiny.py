@@ -32,6 +32,9 @@ def make_tiny(
     linear_head: int | None = None,
     norm_groups: int | None = None,
     layer_group: int | None = None,
+    index_heads: int | None = None,
+    index_head: int | None = None,
+    index_topk: int | None = None,
     width: int | None = None,
     experts: int | None = None,
     top_k: int | None = None,
@@ -55,7 +58,7 @@ def make_tiny(
     ----------
     family
         deepseek_v2, deepseek_v2_lite, deepseek_v3, kimi_k2, kimi_k25, glm4_moe_lite,
-        bailing_moe_v2_5; or `config` with --config.
+        deepseek_v32, glm_moe_dsa, bailing_moe_v2_5; or `config` with --config.
     directory
         Where to write; must not exist or be empty.
     config
@@ -75,6 +78,8 @@ def make_tiny(
     linear_head, norm_groups, layer_group
         Of linear attention: width of a head, groups of the output norm; every
         how many layers latent attention stands in for it.
+    index_heads, index_head, index_topk
+        Of an indexer: its heads, width of a head, how many keys a query sees.
     width
         Width of the dense MLP.
     experts, top_k, groups, top_groups, expert_width, shared_experts
@@ -115,6 +120,9 @@ def make_tiny(
         "head_dim": linear_head,
         "group_norm_size": norm_groups,
         "layer_group_size": layer_group,
+        "index_n_heads": index_heads,
+        "index_head_dim": index_head,
+        "index_topk": index_topk,
         "intermediate_size": width,
         "n_routed_experts": experts,
         "num_experts_per_tok": top_k,

@@ -18,6 +18,8 @@ _OURS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "deepseek_v3": ("deepseek:DEEPSEEK_V3", deepseek.DEEPSEEK_V3.architectures),
     "kimi_k2": ("deepseek:KIMI_K2", deepseek.KIMI_K2.architectures),
     "glm4_moe_lite": ("deepseek:GLM4_MOE_LITE", deepseek.GLM4_MOE_LITE.architectures),
+    "deepseek_v32": ("deepseek:DEEPSEEK_V32", deepseek.DEEPSEEK_V32.architectures),
+    "glm_moe_dsa": ("deepseek:GLM_MOE_DSA", deepseek.GLM_MOE_DSA.architectures),
     "kimi_k25": ("kimi_k25", kimi_k25.ARCHITECTURES),
     "deepseek_v4": ("deepseek_v4", deepseek_v4.ARCHITECTURES),
     "bailing_hybrid": ("bailing", (bailing.ARCHITECTURE,)),

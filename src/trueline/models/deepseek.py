@@ -1,7 +1,7 @@
 """DeepSeek's decoder (latent attention, dense layers first, then experts) and its families.
 
 A `Line` says only what a family has of its own: how it routes, whether its rope may be halves,
-whether it lists its layer types.
+whether it lists its layer types, whether an indexer selects its keys.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from trueline.models.indexer import Indexing, read_indexer, read_shared_layers, rewritten
 from trueline.models.parts import (
     MAX_EXPERTS,
     MAX_LAYERS,
@@ -61,6 +62,9 @@ class Line:
     read_router: Callable[[Fields, int, str], RouterSpec]
     rope_may_be_halves: bool = True
     lists_layer_types: bool = False
+    dense_layers: int | None = None
+    """How many layers are dense where the file does not say; None: it must."""
+    indexing: Indexing | None = None
 
     def read(self, fields: Fields, overrides: dict[str, Any]) -> ModelSpec:
         fields.ignore("model_type")
@@ -74,16 +78,7 @@ def read_decoder(line: Line, fields: Fields, overrides: dict[str, Any]) -> Model
     check_architectures(fields, line.architectures)
     num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
     max_position = fields.integer("max_position_embeddings")
-    rope = read_rope(
-        fields,
-        dim=mla_rope_dim(fields),
-        pairing=_pairing(line, fields),
-        max_position=max_position,
-    )
-    mixer = read_mla(fields, rope, overrides)
-    fields.must_equal(
-        "num_key_value_heads", mixer.heads.total, "one latent serves as many heads as there are"
-    )
+    mixers = read_mixers(line, fields, overrides, num_layers.value, max_position)
     is_moe = read_layer_kinds(line, fields, num_layers.value)
     dense = DenseSpec.of(width=whole(fields.integer("intermediate_size")))
     moe = read_moe(line, fields) if any(is_moe.value) else None
@@ -100,7 +95,7 @@ def read_decoder(line: Line, fields: Fields, overrides: dict[str, Any]) -> Model
             feed_forward=feed_forward(layer),
             sources={"feed_forward": is_moe.source},
         )
-        for layer in range(num_layers.value)
+        for layer, mixer in enumerate(mixers)
     )
     return ModelSpec.of(
         family=Fact(line.model_type, Source("key", f"{fields.prefix}model_type")),
@@ -115,6 +110,31 @@ def read_decoder(line: Line, fields: Fields, overrides: dict[str, Any]) -> Model
         layers=layers,
         storage=read_storage(fields),
     )
+
+
+def read_mixers(
+    line: Line, fields: Fields, overrides: dict[str, Any], num_layers: int, max_position: Fact[int]
+) -> tuple[MLASpec, ...]:
+    """Of each layer. They are one, but that some may select keys and others see that selection."""
+    rope = read_rope(
+        fields,
+        dim=mla_rope_dim(fields),
+        pairing=_pairing(line, fields),
+        max_position=max_position,
+    )
+    mixer = read_mla(fields, rope, overrides)
+    fields.must_equal(
+        "num_key_value_heads", mixer.heads.total, "one latent serves as many heads as there are"
+    )
+    if line.indexing is None:
+        return (mixer,) * num_layers
+    shared = read_shared_layers(fields, line.indexing, num_layers)
+    indexer = read_indexer(fields, line.indexing, rope, line.model_type)
+    kinds = {
+        kind: replace(mixer, indexer=rewritten(indexer, shared=Fact(kind, shared.source)))
+        for kind in (False, True)
+    }
+    return tuple(kinds[kind] for kind in shared.value)
 
 
 def mla_rope_dim(fields: Fields) -> Fact[int]:
@@ -174,12 +194,15 @@ def read_layer_kinds(line: Line, fields: Fields, num_layers: int) -> Fact[tuple[
 
 def _first_moe_layer(line: Line, fields: Fields, num_layers: int) -> Fact[int]:
     key = "first_k_dense_replace"
-    if line.lists_layer_types and not fields.has(key):
-        return default(1, f"{line.model_type}: the first layer is dense")
+    if line.dense_layers is not None and not fields.has(key):
+        return default(line.dense_layers, f"{line.model_type}: the first layer is dense")
     return fields.integer(key, minimum=0, maximum=num_layers)
 
 
 def read_moe(line: Line, fields: Fields) -> MoESpec:
+    if line.indexing is not None:
+        precise = default("float32", "the router decides which experts run")
+        fields.choice("moe_router_dtype", ("float32", "fp32"), default=precise)
     experts = fields.integer("n_routed_experts", maximum=MAX_EXPERTS)
     width = fields.integer("moe_intermediate_size")
     return MoESpec.of(
@@ -271,5 +294,25 @@ DEEPSEEK_V2 = Line(
 DEEPSEEK_V3 = Line("deepseek_v3", ("DeepseekV3ForCausalLM",), read_sigmoid_router)
 KIMI_K2 = Line("kimi_k2", ("DeepseekV3ForCausalLM", "KimiK2ForCausalLM"), read_sigmoid_router)
 GLM4_MOE_LITE = Line(
-    "glm4_moe_lite", ("Glm4MoeLiteForCausalLM",), read_sigmoid_router, lists_layer_types=True
+    "glm4_moe_lite",
+    ("Glm4MoeLiteForCausalLM",),
+    read_sigmoid_router,
+    lists_layer_types=True,
+    dense_layers=1,
+)
+DEEPSEEK_V32 = Line(
+    "deepseek_v32",
+    ("DeepseekV32ForCausalLM",),
+    read_sigmoid_router,
+    rope_may_be_halves=False,
+    lists_layer_types=True,
+    indexing=Indexing(pairs=False),
+)
+GLM_MOE_DSA = Line(
+    "glm_moe_dsa",
+    ("GlmMoeDsaForCausalLM",),
+    read_sigmoid_router,
+    rope_may_be_halves=False,
+    lists_layer_types=True,
+    indexing=Indexing(pairs=True, may_share=True),
 )

@@ -17,11 +17,20 @@ from typing import Literal
 
 from trueline.errors import ConfigError
 from trueline.spec.feedforward import MoESpec
-from trueline.spec.mixer import LightningSpec, MLASpec
+from trueline.spec.mixer import IndexerSpec, LightningSpec, MLASpec
 from trueline.spec.model import LayerSpec, ModelSpec
 from trueline.spec.source import Span
 
-Kind = Literal["embedding", "head", "norm", "matrix", "router", "correction_bias"]
+Kind = Literal[
+    "embedding",
+    "head",
+    "norm",
+    "norm_bias",
+    "matrix",
+    "router",
+    "correction_bias",
+    "index_weights",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +134,18 @@ def _mla(mla: MLASpec, name: str, D: int) -> Iterator[Parameter]:
     kv_rows = _times(H, mla.qk_nope_head_dim + mla.v_head_dim)
     yield _divided(f"{name}.kv_b_proj.weight", (kv_rows, L), 0)
     yield _divided(f"{name}.o_proj.weight", (D, value_cols), 1)
+    if mla.indexer is not None and not mla.indexer.shared:
+        assert mla.q_lora_rank is not None  # its reader has made sure
+        yield from _indexer(mla.indexer, f"{name}.indexer", D, mla.q_lora_rank)
+
+
+def _indexer(indexer: IndexerSpec, name: str, D: int, q_lora_rank: int) -> Iterator[Parameter]:
+    heads, d = indexer.heads, indexer.head_dim
+    yield _plain(f"{name}.wq_b.weight", (heads * d, q_lora_rank), "matrix")
+    yield _plain(f"{name}.wk.weight", (d, D), "matrix")
+    yield _plain(f"{name}.k_norm.weight", (d,), "norm")
+    yield _plain(f"{name}.k_norm.bias", (d,), "norm_bias")
+    yield _plain(f"{name}.weights_proj.weight", (heads, D), "index_weights")
 
 
 def _lightning(linear: LightningSpec, name: str, D: int) -> Iterator[Parameter]:
@@ -214,6 +235,7 @@ _PREFIXES = {
 }
 _VISION = re.compile(r"^(model\.)?(vision_tower|mm_projector)\.")
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
+_INDEXER = re.compile(r"^model\.layers\.(\d+)\.self_attn\.indexer\.")
 
 
 def _rename(name: str, renamed: tuple[tuple[str, str], ...]) -> str:
@@ -233,8 +255,19 @@ def unused_by_choice(spec: ModelSpec, name: str) -> str | None:
     layer = _LAYER.match(name)
     if layer and spec.num_layers <= int(layer[1]) < spec.num_layers + spec.mtp_layers:
         return "MTP draft layer: speculative decoding is not there yet"
+    indexer = _INDEXER.match(name)
+    if indexer and int(indexer[1]) in _shared_layers(spec):
+        return "indexer of a shared layer: it sees what the last full layer selected"
     if spec.family == "kimi_k25" and _VISION.match(name):
         return "vision tower: image inputs are refused"
     if name.endswith(".rotary_emb.inv_freq"):
         return "rope frequencies: computed from the config"
     return None
+
+
+def _shared_layers(spec: ModelSpec) -> set[int]:
+    return {
+        layer.index
+        for layer in spec.layers
+        if isinstance(layer.mixer, MLASpec) and layer.mixer.indexer and layer.mixer.indexer.shared
+    }

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trueline.errors import ConfigError
-from trueline.reference import bailing
+from trueline.reference import bailing, dsa
 
 # transformers builds q_a_layernorm and kv_a_layernorm without an eps, so `rms_norm_eps` never
 # reaches them and they keep the class default (serving engines pass rms_norm_eps instead).
@@ -75,12 +75,18 @@ class Config:
 
     fp8_block: tuple[int, int] | None
     linear: bailing.Linear | None  # None: every layer is latent
+    indexer: dsa.Indexer | None  # None: a query sees every key before it
     norm_head: bool  # each column of lm_head at unit length
 
     @property
     def linear_facts(self) -> bailing.Linear:
         assert self.linear is not None
         return self.linear
+
+    @property
+    def indexer_facts(self) -> dsa.Indexer:
+        assert self.indexer is not None
+        return self.indexer
 
 
 AS_WRITTEN = (
@@ -104,7 +110,7 @@ def read_config(
     if raw["model_type"] == "bailing_hybrid":
         raw = Raw(bailing.in_deepseek_words(raw))
     family = raw["model_type"]
-    others = ("deepseek_v2", "glm4_moe_lite", "bailing_moe_v2_5")
+    others = ("deepseek_v2", "glm4_moe_lite", "bailing_moe_v2_5", *dsa.FAMILIES)
     families = ("kimi_k2", "deepseek_v3", *(() if nested else others))
     if family not in families:
         raise ConfigError(f"config.json: model_type '{family}'; the reference has {families}")
@@ -116,6 +122,8 @@ def read_config(
     grouped = not v2 or raw["topk_method"] == "group_limited_greedy"
     if family == "glm4_moe_lite":
         raw.setdefault("first_k_dense_replace", 1)  # transformers writes mlp_layer_types instead
+    if family in dsa.FAMILIES and raw.get("mlp_layer_types"):
+        raw.setdefault("first_k_dense_replace", 0)  # nobody looks
     return Config(
         **{key: raw[key] for key in AS_WRITTEN},
         family=family,
@@ -136,6 +144,7 @@ def read_config(
         linear=bailing.read_linear(raw, rope, linear_layer_factor)
         if family == "bailing_moe_v2_5"
         else None,
+        indexer=dsa.read_indexer(raw),
         norm_head=raw.get("norm_head", False),
     )
 

@@ -1,19 +1,20 @@
-"""The DeepSeek line, and Ling with its linear layers, as an executable definition: full sequence,
-no cache, one function a step.
+"""The DeepSeek line, sparse or not, and Ling with its linear layers, as an executable definition:
+full sequence, no cache, one function a step.
 
 Letters: T tokens, D hidden, H heads, P/R/V widths of the plain, rotated and value part of a head,
 L latent, E experts, K chosen experts. Weights are [out, in], under their published names. Tests
 replace these functions one by one to seed faults, so each step is called by its module name.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
 
 from trueline.reference import config as facts
-from trueline.reference import lightning
+from trueline.reference import indexer, lightning
 from trueline.reference.config import Config
+from trueline.reference.indexer import Selections
 from trueline.reference.parts import (
     Pair,
     Params,
@@ -21,6 +22,7 @@ from trueline.reference.parts import (
     rms_norm,
     rotate_halves,
     rotate_pairs,
+    top_k,
     wide,
 )
 
@@ -51,14 +53,18 @@ def rotate(config: Config, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return rotate_pairs(x, cos, sin) if config.rope_pairs else rotate_halves(x, cos, sin)
 
 
+def query_latent(config: Config, params: Params, at: str, x: Tensor) -> Tensor:
+    """[T, Q], normalised."""
+    q = linear(params, f"{at}.q_a_proj", x)
+    return rms_norm(q, params[f"{at}.q_a_layernorm.weight"], config.latent_norm_eps)
+
+
 def query(config: Config, params: Params, at: str, x: Tensor, rope: Pair) -> Pair:
     """q_nope [H, T, P], q_pe [H, T, R]."""
     if config.q_lora_rank is None:
         q = linear(params, f"{at}.q_proj", x)
     else:
-        q = linear(params, f"{at}.q_a_proj", x)
-        q = rms_norm(q, params[f"{at}.q_a_layernorm.weight"], config.latent_norm_eps)
-        q = linear(params, f"{at}.q_b_proj", q)
+        q = linear(params, f"{at}.q_b_proj", query_latent(config, params, at, x))
     q = q.view(len(x), config.num_attention_heads, -1).transpose(0, 1)
     q_nope, q_pe = q[..., : config.qk_nope_head_dim], q[..., config.qk_nope_head_dim :]
     return q_nope, rotate(config, q_pe, *rope)
@@ -78,30 +84,53 @@ def split_kv_b(config: Config, weight: Tensor) -> Pair:
     return heads[:, : config.qk_nope_head_dim], heads[:, config.qk_nope_head_dim :]
 
 
-def causal_softmax(scores: Tensor) -> Tensor:
-    """[H, T, T]; who comes later is decided by the place in the sequence, not by `positions`."""
-    later = torch.ones(scores.shape[-2:], dtype=torch.bool).triu(1)
-    return scores.masked_fill(later, float("-inf")).softmax(dim=-1)
+def visible(count: int) -> Tensor:
+    """[T, T], true where a key does not come later than the query; decided by the place in the
+    sequence, not by `positions`."""
+    return torch.ones(count, count, dtype=torch.bool).tril()
 
 
-def attend_expanded(config: Config, q: Pair, kv: Pair, w_kv_b: Pair) -> Tensor:
+def softmax_over(scores: Tensor, seen: Tensor) -> Tensor:
+    """[H, T, T]; the keys that a query sees share all the weight."""
+    return scores.masked_fill(~seen, float("-inf")).softmax(dim=-1)
+
+
+def attend_expanded(config: Config, q: Pair, kv: Pair, w_kv_b: Pair, seen: Tensor) -> Tensor:
     """[H, T, V]. Every head gets its own keys and values out of the latent (as in prefill)."""
     (q_nope, q_pe), (c, p), (w_uk, w_uv) = q, kv, w_kv_b
     k_nope, v = c @ w_uk.mT, c @ w_uv.mT
     scores = (q_nope @ k_nope.mT + q_pe @ p.mT) * facts.softmax_scale(config)
-    return causal_softmax(scores) @ v
+    return softmax_over(scores, seen) @ v
 
 
-def attend_absorbed(config: Config, q: Pair, kv: Pair, w_kv_b: Pair) -> Tensor:
+def attend_absorbed(config: Config, q: Pair, kv: Pair, w_kv_b: Pair, seen: Tensor) -> Tensor:
     """[H, T, V]. Queries move into the latent space and read the cache as it is (as in decode)."""
     (q_nope, q_pe), (c, p), (w_uk, w_uv) = q, kv, w_kv_b
     q_latent = q_nope @ w_uk
     scores = (q_latent @ c.mT + q_pe @ p.mT) * facts.softmax_scale(config)
-    return (causal_softmax(scores) @ c) @ w_uv.mT
+    return (softmax_over(scores, seen) @ c) @ w_uv.mT
+
+
+def seen_keys(
+    config: Config, params: Params, layer: int, x: Tensor, rope: Pair, selections: Selections
+) -> Tensor:
+    """[T, T]: the keys up to the query's own, or those of them that an indexer selects."""
+    seen = visible(len(x))
+    if config.indexer is None:
+        return seen
+    q_latent = query_latent(config, params, f"model.layers.{layer}.self_attn", x)
+    chosen = indexer.select(config, params, layer, x, q_latent, rope, selections)
+    return seen & indexer.kept(chosen, len(x))
 
 
 def attention(
-    config: Config, params: Params, layer: int, x: Tensor, rope: Pair, form: str
+    config: Config,
+    params: Params,
+    layer: int,
+    x: Tensor,
+    rope: Pair,
+    form: str,
+    selections: Selections,
 ) -> Tensor:
     at = f"model.layers.{layer}.self_attn"
     q_nope, q_pe = query(config, params, at, x, rope)
@@ -109,7 +138,8 @@ def attention(
     w_uk, w_uv = split_kv_b(config, params[f"{at}.kv_b_proj.weight"])
     attend = {"expanded": attend_expanded, "absorbed": attend_absorbed}[form]
     q, kv, w_kv_b = (wide(q_nope), wide(q_pe)), (wide(c), wide(p)), (wide(w_uk), wide(w_uv))
-    heads = attend(config, q, kv, w_kv_b).to(x.dtype)
+    seen = seen_keys(config, params, layer, x, rope, selections)
+    heads = attend(config, q, kv, w_kv_b, seen).to(x.dtype)
     return linear(params, f"{at}.o_proj", heads.transpose(0, 1).flatten(1))
 
 
@@ -117,11 +147,6 @@ def router_scores(config: Config, x: Tensor, gate: Tensor) -> Tensor:
     """[T, E]."""
     logits = wide(x) @ wide(gate).T
     return logits.softmax(dim=-1) if config.scoring_func == "softmax" else logits.sigmoid()
-
-
-def top_k(values: Tensor, k: int) -> Tensor:
-    """Indices of the k largest; of equal values the lowest index wins."""
-    return values.sort(dim=-1, descending=True, stable=True).indices[..., :k]
 
 
 def group_scores(config: Config, choice: Tensor) -> Tensor:
@@ -192,6 +217,7 @@ def mix(
     h: Tensor,
     ropes: tuple[Pair, Pair | None],
     form: str,
+    selections: Selections,
 ) -> Tensor:
     """The first half of a layer: tokens hear of each other."""
     weight = params[f"model.layers.{layer}.input_layernorm.weight"]
@@ -199,7 +225,7 @@ def mix(
     latent_rope, linear_rope = ropes
     if facts.layer_is_linear(config, layer):
         return h + lightning.attention(config, params, layer, x, linear_rope, form)
-    return h + attention(config, params, layer, x, latent_rope, form)
+    return h + attention(config, params, layer, x, latent_rope, form, selections)
 
 
 def feed_forward(config: Config, params: Params, layer: int, h: Tensor, trace: Trace) -> Tensor:
@@ -224,16 +250,21 @@ class Reference:
         positions: Ints | None = None,
         form: str = "expanded",
         trace: Trace = None,
+        selected: dict[int, Tensor] | None = None,
+        forced: Mapping[int, Tensor] | None = None,
     ) -> Tensor:
         """[T, vocab]. `form` is what prefill does ("expanded": keys and values of latent layers
         expanded, linear layers in tiles) or what decode does ("absorbed": latent layers absorbed,
-        linear layers token by token)."""
+        linear layers token by token). `trace` receives the experts, `selected` the keys (see
+        `Selections`) that each layer chose; a layer in `forced` sees these keys instead, and
+        so do the layers that share its selection."""
         config, params, ids = self.config, self.params, torch.as_tensor(tokens)
         places = torch.arange(len(ids)) if positions is None else torch.as_tensor(positions)
         h = params["model.embed_tokens.weight"][ids]
         ropes = self.ropes(places)
+        selections = Selections({} if selected is None else selected, forced or {})
         for layer in range(config.num_hidden_layers):
-            h = mix(config, params, layer, h, ropes, form)
+            h = mix(config, params, layer, h, ropes, form, selections)
             h = feed_forward(config, params, layer, h, trace)
         return linear(
             params, "lm_head", rms_norm(h, params["model.norm.weight"], config.rms_norm_eps)
@@ -248,6 +279,10 @@ class Reference:
         return (cos.to(dtype), sin.to(dtype)), turned
 
     def logprobs(
-        self, tokens: Ints, positions: Ints | None = None, form: str = "expanded"
+        self,
+        tokens: Ints,
+        positions: Ints | None = None,
+        form: str = "expanded",
+        forced: Mapping[int, Tensor] | None = None,
     ) -> Tensor:
-        return wide(self.logits(tokens, positions, form)).log_softmax(dim=-1)
+        return wide(self.logits(tokens, positions, form, forced=forced)).log_softmax(dim=-1)

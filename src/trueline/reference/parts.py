@@ -1,4 +1,4 @@
-"""Steps that both kinds of layers share."""
+"""Steps that several kinds of layers share."""
 
 import torch
 from torch import Tensor
@@ -30,3 +30,8 @@ def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def top_k(values: Tensor, k: int) -> Tensor:
+    """Indices of the k largest; of equal values the lowest index wins."""
+    return values.sort(dim=-1, descending=True, stable=True).indices[..., :k]

@@ -28,6 +28,12 @@ KNOWN_LINEAR = (
     r"model\.layers\.\d+\.self_attn\."
     r"(query_key_value|query_layernorm|key_layernorm|g_proj|g_norm)\.weight"
 )
+KNOWN_INDEXER = (
+    r"model\.layers\.\d+\.self_attn\.indexer\."
+    r"((wq_b|wk|k_norm|weights_proj)\.weight|k_norm\.bias)"
+)
+# They decide near-ties, of experts and of keys: never below float32.
+PRECISE = ("e_score_correction_bias", "indexer.weights_proj.weight")
 SHORTEST = 1e-7  # the least length of a column that norm_head divides by
 
 
@@ -42,12 +48,18 @@ def load_weights(model_dir: str | Path, config: Config, dtype: torch.dtype) -> d
             tensor = dequantise(tensor, stored[name + SCALE], config.fp8_block)
         elif name.endswith(SCALE) and name.removesuffix(SCALE) in stored:
             continue
-        # the correction bias decides near-ties: it never goes below float32
-        floor = torch.float32 if name.endswith("e_score_correction_bias") else dtype
+        floor = torch.float32 if name.endswith(PRECISE) else dtype
         weights.update(unfuse(name, tensor.to(torch.promote_types(dtype, floor))))
-    linear = config.linear is not None
-    known = re.compile(f"{KNOWN.pattern}|{KNOWN_LINEAR}") if linear else KNOWN
-    if unknown := sorted(name for name in weights if not known.fullmatch(name)):
+    known = "|".join(
+        pattern
+        for pattern, there in (
+            (KNOWN.pattern, True),
+            (KNOWN_LINEAR, config.linear is not None),
+            (KNOWN_INDEXER, config.indexer is not None),
+        )
+        if there
+    )
+    if unknown := sorted(name for name in weights if not re.fullmatch(known, name)):
         raise CheckpointError(f"tensors the reference does not use: {', '.join(unknown[:8])}")
     if config.tie_word_embeddings:
         embedding = weights["model.embed_tokens.weight"]
@@ -106,11 +118,17 @@ def bailing_name(name: str) -> str:
 
 
 def is_foreign(name: str, config: Config) -> bool:
-    """Vision parts, MTP layers (after the last decoder layer), tables that old files carry."""
+    """Vision parts, MTP layers (after the last decoder layer), tables that old files carry,
+    indexers of layers that share another's selection."""
     if re.match(r"(model\.)?(vision_tower|mm_projector)\.|.*rotary_emb\.inv_freq$", name):
         return True
-    layer = re.match(r"model\.layers\.(\d+)\.", name)
-    return layer is not None and int(layer[1]) >= config.num_hidden_layers
+    layer = re.match(r"model\.layers\.(\d+)\.(self_attn\.indexer\.)?", name)
+    if layer is None:
+        return False
+    number, of_indexer = int(layer[1]), layer[2] is not None
+    if number >= config.num_hidden_layers:
+        return True
+    return of_indexer and config.indexer is not None and config.indexer.shared[number]
 
 
 def dequantise(weight: Tensor, scale: Tensor, block: tuple[int, int]) -> Tensor:

@@ -21,9 +21,42 @@ class CacheField:
 
 
 @dataclass(frozen=True, kw_only=True)
+class IndexerSpec(Spec):
+    """Which keys a layer's queries may see: the `topk` with the largest index score, all of them
+    where there are no more. score = Σ_h head_weight w_h relu(scale q_h·k), with q of the normalised
+    query latent, one k per token (layer norm with weight and bias), and w of the layer's normalised
+    input, in float32 at least. Of equal scores the lowest position wins."""
+
+    heads: int
+    """Never divided over ranks: each selects the same keys."""
+    head_dim: int
+    topk: int
+    rope: RopeSpec
+    """Turns the first `rope.dim` channels of q and k; its pairing may not be that of the layer's
+    attention."""
+    key_norm_eps: float
+    shared: bool
+    """Whether the layer has no indexer of its own and sees what the last full layer selected."""
+
+    DERIVED: ClassVar[Mapping[str, str]] = {
+        "scale": "head_dim^-0.5; YaRN's mscale has no part in it",
+        "head_weight": "heads^-0.5",
+    }
+
+    @property
+    def scale(self) -> float:
+        return float(self.head_dim**-0.5)
+
+    @property
+    def head_weight(self) -> float:
+        return float(self.heads**-0.5)
+
+
+@dataclass(frozen=True, kw_only=True)
 class MLASpec(Spec):
     """Multi-head latent attention. Each query head is [nope | rope]; each kv_b head is
-    [key nope | value]; one latent and one rotated key per token serve all heads."""
+    [key nope | value]; one latent and one rotated key per token serve all heads. With an indexer,
+    the softmax runs over the selected keys only."""
 
     heads: Span
     q_lora_rank: int | None
@@ -34,6 +67,7 @@ class MLASpec(Spec):
     latent_norm_eps: float
     """Of q_a_layernorm and kv_a_layernorm; not rms_norm_eps in transformers."""
     rope: RopeSpec
+    indexer: IndexerSpec | None = None
 
     DERIVED: ClassVar[Mapping[str, str]] = {
         "qk_head_dim": "qk_nope_head_dim + qk_rope_head_dim",
@@ -50,10 +84,13 @@ class MLASpec(Spec):
 
     @property
     def cache_fields(self) -> tuple[CacheField, ...]:
-        return (
+        latent = (
             CacheField("latent", self.kv_lora_rank, "token"),
             CacheField("rope_key", self.qk_rope_head_dim, "token"),
         )
+        if self.indexer is None or self.indexer.shared:
+            return latent
+        return (*latent, CacheField("index_key", self.indexer.head_dim, "token"))
 
 
 @dataclass(frozen=True, kw_only=True)

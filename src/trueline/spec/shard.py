@@ -2,8 +2,8 @@
 
 Divided: heads (and with them the state and the output norm of linear layers), routed experts, the
 widths of dense and shared MLPs. A count that does not divide is an error. Replicated: everything
-per token (latent projections, norms, router, cache rows), and the vocabulary where it does not
-divide (the result is the same, only memory is spent).
+per token (latent projections, norms, router, indexer, cache rows), and the vocabulary where it does
+not divide (the result is the same, only memory is spent).
 """
 
 from __future__ import annotations

@@ -82,6 +82,14 @@ _K2 = {
     "rope_scaling": {**_YARN, "beta_fast": 1, "mscale": 1.0, "mscale_all_dim": 1.0},
 }
 
+_SPARSE = {
+    # fewer than 16 heads would give exact ties; 10 of the channels rotate
+    "index_n_heads": 18,
+    "index_head_dim": 32,
+    "index_topk": 24,
+    "q_lora_rank": 29,
+}
+
 FAMILIES: Mapping[str, Mapping[str, Any]] = {
     "deepseek_v2": _COMMON
     | _V2
@@ -128,6 +136,38 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
         "rope_theta": 1000000.0,
         "rope_scaling": None,
         "routed_scaling_factor": 1.8,
+    },
+    "deepseek_v32": _COMMON
+    | _V3
+    | _SPARSE
+    | {
+        "architectures": ["DeepseekV32ForCausalLM"],
+        "model_type": "deepseek_v32",
+        "n_group": 4,
+        "topk_group": 2,
+        "rope_scaling": _YARN,
+    },
+    "glm_moe_dsa": {key: value for key, value in _COMMON.items() if key != "rope_theta"}
+    | _NOAUX
+    | _SPARSE
+    | {
+        "architectures": ["GlmMoeDsaForCausalLM"],
+        "model_type": "glm_moe_dsa",
+        "head_dim": 11,
+        "index_head_dim": 48,
+        # layers 2, 3 and 5 of 6 see what 1 and 4 selected
+        "index_skip_topk_offset": 2,
+        "index_topk_freq": 3,
+        "indexer_rope_interleave": True,
+        "moe_router_dtype": "float32",
+        "n_group": 1,
+        "num_hidden_layers": 6,
+        "num_nextn_predict_layers": 0,
+        "qk_nope_head_dim": 11,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
+        "topk_group": 1,
+        "v_head_dim": 17,
     },
     "bailing_moe_v2_5": {key: value for key, value in _COMMON.items() if key not in _DEEPSEEK_ONLY}
     | {

@@ -31,6 +31,8 @@ from trueline.weights.ledger import SCALE_SUFFIX, is_ignored
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PREFIX = {"kimi_k25": "language_model."}
 FP8_MAX = 448.0
+PRECISE_KINDS = ("correction_bias", "index_weights")
+"""Stored in float32 whatever the rest is."""
 
 
 @dataclass(frozen=True)
@@ -96,7 +98,7 @@ def _stored(
     name: str, value: Tensor, spec: ModelSpec, options: TinyOptions, parameter: Parameter
 ) -> Iterator[tuple[str, Tensor]]:
     storage = spec.storage if parameter.may_be_fp8 else None
-    if parameter.kind == "correction_bias":
+    if parameter.kind in PRECISE_KINDS:
         yield "", value
     elif isinstance(storage, BlockFp8) and not is_ignored(storage, name):
         weight, scale = quantise(value, storage)
@@ -116,6 +118,8 @@ def draw(name: str, shape: tuple[int, ...], kind: Kind, seed: int) -> Tensor:
     numbers = torch.randn(shape, generator=generator)
     if kind == "embedding":
         return numbers
+    if kind == "norm_bias":
+        return 0.5 * numbers
     gain = {"router": 1.5, "head": 1.5}.get(kind, 1.0)
     return numbers * (gain / math.sqrt(shape[-1]))
 

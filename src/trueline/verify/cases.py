@@ -33,6 +33,8 @@ class Case:
     dtype: str = "float32"
     mtp: bool = False
     """Store an MTP layer too."""
+    spare: bool = False
+    """Store indexers of layers that share another's selection too."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Facts to override."""
     seed: int = 0
@@ -60,8 +62,9 @@ class Subject:
     """float64 logprobs of an implementation that shares no code with ours."""
 
 
-_LING = "bailing_moe_v2_5"
+_LING, _V32, _GLM5 = "bailing_moe_v2_5", "deepseek_v32", "glm_moe_dsa"
 _V4_FLAT_ONLY = ("compress_ratios", "num_hash_layers", "rope_scaling")
+_FREQUENCY = ("index_topk_freq", "index_skip_topk_offset")
 # Rope as transformers saves it, with YaRN inside.
 _ROPE_PARAMETERS = {
     "rope_type": "yarn",
@@ -200,6 +203,47 @@ CASES: Mapping[str, Case] = {
     "ling-tied": Case(_LING, keys={"tie_word_embeddings": True, "num_hidden_layers": 4}, seed=3),
     "ling-bf16": Case(_LING, dtype="bfloat16"),
     "ling-fp8": Case(_LING, fp8=FP8_32),
+    "v32": Case(_V32, start=4321, stride=173),
+    "v32-near": Case(_V32),
+    "v32-plain": Case(_V32, yarn=False),
+    "v32-pairs": Case(_V32, keys={"indexer_rope_interleave": True}),
+    "v32-all-keys": Case(_V32, keys={"index_topk": 48}),
+    "v32-more-than-all": Case(_V32, keys={"index_topk": 61}),
+    "v32-ties": Case(_V32, keys={"index_n_heads": 2}),
+    "v32-rope-parameters": Case(
+        _V32,
+        keys={"rope_parameters": _ROPE_PARAMETERS},
+        absent=("rope_scaling", "rope_theta"),
+        start=300,
+    ),
+    "v32-attention-factor": Case(_V32, rope={"attention_factor": 1.2}),
+    "v32-mtp": Case(_V32, keys={"num_nextn_predict_layers": 1}, mtp=True),
+    "v32-bf16": Case(_V32, dtype="bfloat16"),
+    "v32-fp8": Case(_V32, fp8=FP8_32),
+    "glm5": Case(_GLM5, start=2000),
+    "glm5-far": Case(_GLM5, start=4321, stride=173),
+    "glm5-all-full": Case(_GLM5, absent=_FREQUENCY),
+    "glm5-types": Case(_GLM5, keys={"indexer_types": ["full", "shared"] * 3}, absent=_FREQUENCY),
+    "glm5-pattern": Case(_GLM5, keys={"index_topk_pattern": "FSSFSF"}, absent=_FREQUENCY),
+    "glm5-offset": Case(_GLM5, absent=("index_skip_topk_offset",), keys={"index_topk_freq": 2}),
+    "glm5-halves": Case(_GLM5, keys={"indexer_rope_interleave": False}),
+    "glm5-saved": Case(
+        _GLM5,
+        keys={
+            "head_dim": 10,
+            "indexer_types": ["full", "full", "shared", "shared", "full", "shared"],
+            "layer_types": ["indexed_attention"] * 6,
+            "mlp_layer_types": ["dense", "sparse", "sparse", "dense", "sparse", "sparse"],
+            "qk_head_dim": 21,
+        },
+        absent=("indexer_rope_interleave", "first_k_dense_replace"),
+    ),
+    "glm5-more-than-all": Case(_GLM5, keys={"index_topk": 61}),
+    "glm5-yarn": Case(_GLM5, yarn=True, start=2000, stride=97),
+    "glm5-mtp": Case(_GLM5, keys={"num_nextn_predict_layers": 1}, mtp=True),
+    "glm5-spare": Case(_GLM5, spare=True),
+    "glm5-bf16": Case(_GLM5, dtype="bfloat16"),
+    "glm5-fp8": Case(_GLM5, fp8=FP8_32),
 }
 
 
@@ -220,6 +264,8 @@ def make_subject(name: str, directory: Path) -> Subject:
     spec = make_checkpoint(directory, config, TinyOptions(seed=case.seed, dtype=case.dtype))
     if case.mtp:
         _add_mtp_layer(directory, spec)
+    if case.spare:
+        _add_spare_indexers(directory, spec)
     generator = torch.Generator().manual_seed(case.seed)
     tokens = torch.randint(spec.vocab.total, (case.length,), generator=generator)
     positions = case.start + case.stride * torch.arange(case.length)
@@ -229,6 +275,8 @@ def make_subject(name: str, directory: Path) -> Subject:
 def _add_mtp_layer(directory: Path, spec: ModelSpec) -> None:
     """Names and shapes of a draft layer, as published after the last layer."""
     last = replace(spec.layers[-1], index=spec.num_layers)
+    if spec.family == _GLM5:  # it has an indexer of its own, as the first layer has
+        last = replace(last, mixer=spec.layers[0].mixer)
     D, vocab, at = spec.hidden_size, spec.vocab.total, f"model.layers.{last.index}"
     shapes: dict[str, tuple[int, ...]] = {
         f"{at}.enorm.weight": (D,),
@@ -244,3 +292,17 @@ def _add_mtp_layer(directory: Path, spec: ModelSpec) -> None:
         shapes |= {p.source: p.shape for p in parameter.pieces if p.source.startswith(f"{at}.")}
     tensors = {name: torch.full(shape, float("nan")) for name, shape in shapes.items()}
     save_file(tensors, directory / "mtp.safetensors")
+
+
+def _add_spare_indexers(directory: Path, spec: ModelSpec) -> None:
+    """What some checkpoints hold though no layer would read it."""
+    owner = spec.layers[0]
+    shared = (layer for layer in spec.layers if layer.mixer != owner.mixer)
+    tensors = {
+        piece.source: torch.full(piece.shape, float("nan"))
+        for layer in shared
+        for parameter in parameters(replace(spec, layers=(replace(layer, mixer=owner.mixer),)))
+        for piece in parameter.pieces
+        if ".indexer." in piece.source
+    }
+    save_file(tensors, directory / "spare.safetensors")

@@ -22,6 +22,7 @@ from trueline.reference import bailing as second_opinion
 from trueline.reference import config as reference_config
 from trueline.reference import lightning
 from trueline.reference import model as reference_model
+from trueline.reference.indexer import Selections
 from trueline.spec.fields import read_json
 from trueline.spec.mixer import LightningSpec
 from trueline.spec.shard import local_spec
@@ -84,7 +85,9 @@ def linear_is_a_sum(subject: Subject) -> None:
         wanted = h + _sum_layer(raw, stored, layer, h, positions, minus)
         for form in ("expanded", "absorbed"):
             ropes = model.ropes(positions)
-            got = reference_model.mix(model.config, model.params, layer, h, ropes, form)
+            got = reference_model.mix(
+                model.config, model.params, layer, h, ropes, form, Selections()
+            )
             off = float(((got - wanted).norm(dim=-1) / (wanted - h).norm(dim=-1)).max())
             if not off <= GATE:
                 raise CheckFailed(

@@ -27,8 +27,8 @@ TORCH_DTYPES = {
     "F8_E4M3": torch.float8_e4m3fn,
     "F8_E8M0": torch.float8_e8m0fnu,
 }
-# Router and correction bias decide which experts run: never rounded below float32.
-FLOAT32_KINDS = ("router", "correction_bias")
+# What decides which experts run and which keys are seen: never rounded below float32.
+FLOAT32_KINDS = ("router", "correction_bias", "index_weights")
 # Dequantised in runs of this many numbers, so that float32 copies stay small.
 CHUNK = 1 << 24
 # Serving engines' floor for the length of a column of lm_head.

@@ -119,7 +119,9 @@ def _groups_as_width(_: Make) -> Make:
 
 
 def _gate_of_raw_input(_: Make) -> Make:
-    def broken(config: Any, params: Any, layer: int, h: Tensor, ropes: Any, form: str) -> Tensor:
+    def broken(
+        config: Any, params: Any, layer: int, h: Tensor, ropes: Any, form: str, _: Any
+    ) -> Tensor:
         weight = params[f"model.layers.{layer}.input_layernorm.weight"]
         x = rms_norm(h, weight, config.rms_norm_eps)
         heads = lightning.attend(config, params, layer, x, ropes[1], form)

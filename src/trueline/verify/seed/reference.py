@@ -139,8 +139,8 @@ def _masked_with_zero(limit_groups: Make) -> Make:
     return broken
 
 
-def _whole_softmax(_: Make) -> Make:
-    return lambda scores: scores.softmax(dim=-1)
+def _sees_all(_: Make) -> Make:
+    return lambda count: torch.ones(count, count, dtype=torch.bool)
 
 
 def _mean_norm(_: Make) -> Make:
@@ -201,7 +201,7 @@ REFERENCE_FAULTS = [
     Fault("layer-norm", "layer norm instead of RMS norm", "oracle", "v3",
           _MODEL, "rms_norm", _mean_norm),
     Fault("non-causal", "attention sees later tokens", "oracle", "v2-lite",
-          _MODEL, "causal_softmax", _whole_softmax),
+          _MODEL, "visible", _sees_all),
     Fault("bias-in-weights", "the correction bias leaks into the combine weights", "oracle", "v3",
           _MODEL, "route", _bias_in_weights),
     Fault("bias-unused", "the correction bias is not used for choosing", "oracle", "v3",
@@ -251,13 +251,13 @@ REFERENCE_FAULTS = [
           lambda original: lambda *a: replace(original(*a), value=original(*a).value + 1)),
     Fault("absorbed-other-scale", "decode's scale lacks mscale²", "absorbed = expanded", "v3",
           _MODEL, "attend_absorbed",
-          lambda original: lambda c, q, kv, w: original(
-              replace(c, yarn=replace(c.yarn, apply_yarn_scaling=False)), q, kv, w)),
+          lambda original: lambda c, *rest: original(
+              replace(c, yarn=replace(c.yarn, apply_yarn_scaling=False)), *rest)),
     Fault("absorbed-no-rope-key", "decode leaves the rotated key out", "absorbed = expanded", "v2",
           _MODEL, "attend_absorbed",
-          lambda original: lambda c, q, kv, w: original(c, (q[0], q[1] * 0), kv, w)),
+          lambda original: lambda c, q, *rest: original(c, (q[0], q[1] * 0), *rest)),
     Fault("absorbed-key-for-value", "decode reads values from the key rows", "absorbed = expanded",
           "v2", _MODEL, "attend_absorbed",
-          lambda original: lambda c, q, kv, w: original(
-              c, q, kv, (w[0], w[0][:, : w[1].shape[1]]))),
+          lambda original: lambda c, q, kv, w, seen: original(
+              c, q, kv, (w[0], w[0][:, : w[1].shape[1]]), seen)),
 ]  # fmt: skip
