@@ -18,7 +18,9 @@ import torch
 
 from trueline.device import cache_directory, compiler, cpu_features
 
-SOURCE = Path(__file__).with_name("kernels.cpp")
+HERE = Path(__file__).parent
+SOURCES = tuple(sorted(HERE.glob("*.cpp")))
+HEADERS = tuple(sorted(HERE.glob("*.h")))
 FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp")
 
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
@@ -90,7 +92,8 @@ def _built() -> Path:
     program = compiler()
     if program is None:
         raise CannotBuild("no C++ compiler (c++, g++ or clang++) on this machine")
-    made_of = (SOURCE.read_text(), *FLAGS, program, cpu_features(), torch.__version__)
+    text = (file.read_text() for file in (*SOURCES, *HEADERS))
+    made_of = (*text, *FLAGS, program, cpu_features(), torch.__version__)
     name = hashlib.blake2b(repr(made_of).encode(), digest_size=12).hexdigest()
     directory = cache_directory() / "native"
     built = directory / f"{name}.so"
@@ -103,11 +106,12 @@ def _built() -> Path:
 def _build(program: str, built: Path) -> None:
     """Into a directory of its own, then moved: another process may be building the same."""
     with tempfile.TemporaryDirectory(dir=built.parent) as work:
-        compiled, linked = Path(work, "kernels.o"), Path(work, "kernels.so")
+        compiled = {file: str(Path(work, f"{file.stem}.o")) for file in SOURCES}
+        linked = Path(work, "kernels.so")
         # Linked without OpenMP: torch has loaded its own, and two would fight for the cores.
         for command in (
-            [program, *FLAGS, "-c", str(SOURCE), "-o", str(compiled)],
-            [program, "-shared", str(compiled), "-o", str(linked)],
+            *([program, *FLAGS, "-c", str(file), "-o", to] for file, to in compiled.items()),
+            [program, "-shared", *compiled.values(), "-o", str(linked)],
         ):
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             if done.returncode:

@@ -5,86 +5,16 @@
 // call: a sum runs over its terms from first to last in one lane, keys are taken in tiles at
 // absolute positions. So bits never depend on the batch, the number of threads or the block size.
 
-#include <cstdint>
-#include <cstdlib>
-#include <cstring>
+#include "attention.h"
+#include "vectors.h"
 
 #if defined(__AVX512F__)
-constexpr int LANES = 16;
 constexpr int ROWS = 8;  // rows computed together: accumulators and operands fit the registers
-constexpr int KEYS = 3;  // keys multiplied together with all heads of a group: the same
-constexpr int RUNS = 2;  // runs of channels added up together: the same
 #else
-constexpr int LANES = 8;
 constexpr int ROWS = 4;
-constexpr int KEYS = 1;
-constexpr int RUNS = 1;
 #endif
 constexpr int PANEL = 2 * LANES;  // columns of a packed weight that lie side by side
-constexpr int TILE = 64;          // keys taken together, counted from position 0
-constexpr int HEADS = 8;          // heads that share one reading of the keys
 
-typedef float Vec __attribute__((vector_size(LANES * 4)));
-typedef int32_t Ints __attribute__((vector_size(LANES * 4)));
-
-static inline Vec load(const float* p) {
-  Vec v;
-  std::memcpy(&v, p, sizeof v);
-  return v;
-}
-static inline void store(float* p, Vec v) { std::memcpy(p, &v, sizeof v); }
-static inline Vec same(float x) { return x - Vec{}; }
-
-static inline Vec exp_lanes(Vec x) {
-  // 2^n * e^r with |r| <= ln(2)/2; zero below the smallest normal number, infinity above the largest.
-  Ints low = x < same(-87.0f), high = x > same(88.0f);
-  Vec y = low || high ? Vec{} : x;
-  const Vec magic = same(12582912.0f);  // adding it rounds to an integer
-  Vec t = y * same(1.44269504088896341f) + magic;
-  Vec n = t - magic;
-  Vec r = y - n * same(0.693359375f);
-  r = r - n * same(-2.12194440e-4f);
-  Vec p = same(1.9875691500e-4f);
-  p = p * r + same(1.3981999507e-3f);
-  p = p * r + same(8.3334519073e-3f);
-  p = p * r + same(4.1665795894e-2f);
-  p = p * r + same(1.6666665459e-1f);
-  p = p * r + same(5.0000001201e-1f);
-  p = p * r * r + r + same(1.0f);
-  Ints power = (__builtin_convertvector(n, Ints) + 127) << 23;
-  Vec scale;
-  std::memcpy(&scale, &power, sizeof scale);
-  return low ? Vec{} : high ? same(__builtin_inff()) : p * scale;
-}
-
-typedef float Four __attribute__((vector_size(16)));
-typedef float Eight __attribute__((vector_size(32)));
-
-static inline float sum_lanes(Vec v) {
-#if defined(__AVX512F__)
-  Eight half = __builtin_shufflevector(v, v, 0, 1, 2, 3, 4, 5, 6, 7) +
-               __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15);
-#else
-  Eight half = v;
-#endif
-  Four four = __builtin_shufflevector(half, half, 0, 1, 2, 3) +
-              __builtin_shufflevector(half, half, 4, 5, 6, 7);
-  return (four[0] + four[2]) + (four[1] + four[3]);
-}
-
-// Scratch that grows and stays; one per thread, never shared.
-struct Scratch {
-  float* data = nullptr;
-  size_t size = 0;
-  float* get(size_t count) {
-    if (count > size) {
-      std::free(data);
-      size = count + count / 2;
-      data = static_cast<float*>(std::aligned_alloc(64, (size * 4 + 63) / 64 * 64));
-    }
-    return data;
-  }
-};
 static thread_local Scratch rows_scratch, hidden_scratch, output_scratch;
 
 // ---- products: y = x W^T ----------------------------------------------------------------
@@ -450,141 +380,16 @@ extern "C" void routed(const float* x, int64_t x_row, const int64_t* ids, const 
 
 // ---- latent attention over the paged cache ----------------------------------------------
 
-struct Cache {
-  const float* rows;
-  const int64_t* blocks;  // this sequence's
-  int64_t block_size, width, latent;
-  const float* row(int64_t position) const {
-    return rows + (blocks[position / block_size] * block_size + position % block_size) * width;
-  }
-};
-
-// scores[h][j] = q[h] . keys[j], for N heads and K keys.
-template <int N, int K>
-static inline void dot(const float* q, const float* const* keys, int64_t width, float* scores) {
-  Vec total[N][K] = {};
-  int64_t c = 0;
-  for (; c + LANES <= width; c += LANES) {
-    Vec key[K];
-    for (int j = 0; j < K; j++) key[j] = load(keys[j] + c);
-#pragma GCC unroll 8
-    for (int h = 0; h < N; h++) {
-      Vec query = load(q + h * width + c);
-      for (int j = 0; j < K; j++) total[h][j] += query * key[j];
-    }
-  }
-  for (int h = 0; h < N; h++)
-    for (int j = 0; j < K; j++) {
-      float rest = 0;
-      for (int64_t i = c; i < width; i++) rest += q[h * width + i] * keys[j][i];
-      scores[h * TILE + j] = sum_lanes(total[h][j]) + rest;
-    }
-}
-
-// out[h] += sum over the tile's keys of p[h][key] * latent[key], for W runs of LANES channels.
-template <int N, int W>
-static inline void add_values(const float (*p)[TILE], const float* const* keys, int64_t count,
-                              float* out, int64_t latent) {
-  Vec total[N][W];
-  for (int h = 0; h < N; h++)
-    for (int w = 0; w < W; w++) total[h][w] = load(out + h * latent + w * LANES);
-  for (int64_t j = 0; j < count; j++) {
-    Vec value[W];
-    for (int w = 0; w < W; w++) value[w] = load(keys[j] + w * LANES);
-#pragma GCC unroll 8
-    for (int h = 0; h < N; h++)
-      for (int w = 0; w < W; w++) total[h][w] += same(p[h][j]) * value[w];
-  }
-  for (int h = 0; h < N; h++)
-    for (int w = 0; w < W; w++) store(out + h * latent + w * LANES, total[h][w]);
-}
-
-template <int N>
-static void add_tile(const float (*p)[TILE], const float** keys, int64_t count, float* out,
-                     int64_t latent) {
-  int64_t c = 0;
-  for (; c + RUNS * LANES <= latent; c += RUNS * LANES) {
-    add_values<N, RUNS>(p, keys, count, out + c, latent);
-    for (int64_t j = 0; j < count; j++) keys[j] += RUNS * LANES;
-  }
-  for (; c + LANES <= latent; c += LANES) {
-    add_values<N, 1>(p, keys, count, out + c, latent);
-    for (int64_t j = 0; j < count; j++) keys[j] += LANES;
-  }
-  for (int h = 0; h < N; h++)
-    for (int64_t i = 0; i < latent - c; i++) {
-      float total = out[h * latent + c + i];
-      for (int64_t j = 0; j < count; j++) total += p[h][j] * keys[j][i];
-      out[h * latent + c + i] = total;
-    }
-}
-
-template <int N>
-static void attend_heads(const float* q, const Cache& cache, int64_t length, float scale,
-                         float* out, float* lse) {
-  float top[N], norm[N];
-  float scores[N][TILE];
-  const float* keys[TILE];
-  for (int h = 0; h < N; h++) top[h] = -__builtin_inff(), norm[h] = 0;
-  std::memset(out, 0, N * cache.latent * sizeof(float));
-  for (int64_t start = 0; start < length; start += TILE) {
-    int64_t count = length - start < TILE ? length - start : TILE;
-    for (int64_t j = 0; j < count; j++) keys[j] = cache.row(start + j);
-    int64_t j = 0;
-    for (; j + KEYS <= count; j += KEYS) dot<N, KEYS>(q, keys + j, cache.width, &scores[0][j]);
-    for (; j < count; j++) dot<N, 1>(q, keys + j, cache.width, &scores[0][j]);
-    for (int h = 0; h < N; h++) {
-      float best = top[h];
-      for (int64_t j = 0; j < count; j++) {
-        scores[h][j] *= scale;
-        best = scores[h][j] > best ? scores[h][j] : best;
-      }
-      for (int64_t j = count; j < TILE; j++) scores[h][j] = -__builtin_inff();
-      Vec sums = {};
-      for (int64_t j = 0; j < TILE; j += LANES) {
-        Vec p = exp_lanes(load(scores[h] + j) - same(best));
-        store(scores[h] + j, p);
-        sums += p;
-      }
-      float fade = start ? exp_lanes(same(top[h] - best))[0] : 0.0f;
-      norm[h] = norm[h] * fade + sum_lanes(sums);
-      top[h] = best;
-      if (start && fade != 1.0f)
-        for (int64_t c = 0; c < cache.latent; c++) out[h * cache.latent + c] *= fade;
-    }
-    add_tile<N>(scores, keys, count, out, cache.latent);
-  }
-  for (int h = 0; h < N; h++) {
-    float inverse = norm[h] > 0 ? 1.0f / norm[h] : 0.0f;
-    for (int64_t c = 0; c < cache.latent; c++) out[h * cache.latent + c] *= inverse;
-    lse[h] = norm[h] > 0 ? top[h] + __builtin_logf(norm[h]) : -__builtin_inff();
-  }
-}
-
-// q [rows, heads, width] and out [rows, heads, latent], contiguous; block_ids [rows, most].
+// Keys are the positions from 0 on; block_ids [rows, most].
 extern "C" void mla_decode(const float* q, const float* cached, const int64_t* block_ids,
                            int64_t most, const int64_t* lengths, int64_t block_size, int64_t width,
                            int64_t latent, int64_t rows, int64_t heads, float scale, float* out,
                            float* lse) {
-  int64_t groups = (heads + HEADS - 1) / HEADS;
-#pragma omp parallel for schedule(dynamic)
-  for (int64_t item = 0; item < rows * groups; item++) {
-    int64_t row = item / groups, head = item % groups * HEADS;
-    Cache cache{cached, block_ids + row * most, block_size, width, latent};
-    const float* from = q + (row * heads + head) * width;
-    float* to = out + (row * heads + head) * latent;
-    float* z = lse + row * heads + head;
-    switch (heads - head < HEADS ? heads - head : HEADS) {
-      case 1: attend_heads<1>(from, cache, lengths[row], scale, to, z); break;
-      case 2: attend_heads<2>(from, cache, lengths[row], scale, to, z); break;
-      case 3: attend_heads<3>(from, cache, lengths[row], scale, to, z); break;
-      case 4: attend_heads<4>(from, cache, lengths[row], scale, to, z); break;
-      case 5: attend_heads<5>(from, cache, lengths[row], scale, to, z); break;
-      case 6: attend_heads<6>(from, cache, lengths[row], scale, to, z); break;
-      case 7: attend_heads<7>(from, cache, lengths[row], scale, to, z); break;
-      case 8: attend_heads<8>(from, cache, lengths[row], scale, to, z); break;
-    }
-  }
+  auto row = [=](int64_t i, int64_t position) {
+    int64_t block = block_ids[i * most + position / block_size];
+    return cached + (block * block_size + position % block_size) * width;
+  };
+  attend_rows(q, row, lengths, width, latent, rows, heads, scale, out, lse);
 }
 
 extern "C" int32_t panel_width() { return PANEL; }

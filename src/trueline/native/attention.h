@@ -1,0 +1,145 @@
+// Absorbed attention of a few heads over a list of cached rows, in tiles of 64 list entries.
+
+#pragma once
+
+#include "vectors.h"
+
+#if defined(__AVX512F__)
+constexpr int KEYS = 3;  // keys multiplied together with all heads of a group: fits the registers
+constexpr int RUNS = 2;  // runs of channels added up together: the same
+#else
+constexpr int KEYS = 1;
+constexpr int RUNS = 1;
+#endif
+constexpr int TILE = 64;  // keys taken together, counted from the first
+constexpr int HEADS = 8;  // heads that share one reading of the keys
+
+// scores[h][j] = q[h] . keys[j], for N heads and K keys.
+template <int N, int K>
+static inline void dot(const float* q, const float* const* keys, int64_t width, float* scores) {
+  Vec total[N][K] = {};
+  int64_t c = 0;
+  for (; c + LANES <= width; c += LANES) {
+    Vec key[K];
+    for (int j = 0; j < K; j++) key[j] = load(keys[j] + c);
+#pragma GCC unroll 8
+    for (int h = 0; h < N; h++) {
+      Vec query = load(q + h * width + c);
+      for (int j = 0; j < K; j++) total[h][j] += query * key[j];
+    }
+  }
+  for (int h = 0; h < N; h++)
+    for (int j = 0; j < K; j++) {
+      float rest = 0;
+      for (int64_t i = c; i < width; i++) rest += q[h * width + i] * keys[j][i];
+      scores[h * TILE + j] = sum_lanes(total[h][j]) + rest;
+    }
+}
+
+// out[h] += sum over the tile's keys of p[h][key] * latent[key], for W runs of LANES channels.
+template <int N, int W>
+static inline void add_values(const float (*p)[TILE], const float* const* keys, int64_t count,
+                              float* out, int64_t latent) {
+  Vec total[N][W];
+  for (int h = 0; h < N; h++)
+    for (int w = 0; w < W; w++) total[h][w] = load(out + h * latent + w * LANES);
+  for (int64_t j = 0; j < count; j++) {
+    Vec value[W];
+    for (int w = 0; w < W; w++) value[w] = load(keys[j] + w * LANES);
+#pragma GCC unroll 8
+    for (int h = 0; h < N; h++)
+      for (int w = 0; w < W; w++) total[h][w] += same(p[h][j]) * value[w];
+  }
+  for (int h = 0; h < N; h++)
+    for (int w = 0; w < W; w++) store(out + h * latent + w * LANES, total[h][w]);
+}
+
+template <int N>
+static void add_tile(const float (*p)[TILE], const float** keys, int64_t count, float* out,
+                     int64_t latent) {
+  int64_t c = 0;
+  for (; c + RUNS * LANES <= latent; c += RUNS * LANES) {
+    add_values<N, RUNS>(p, keys, count, out + c, latent);
+    for (int64_t j = 0; j < count; j++) keys[j] += RUNS * LANES;
+  }
+  for (; c + LANES <= latent; c += LANES) {
+    add_values<N, 1>(p, keys, count, out + c, latent);
+    for (int64_t j = 0; j < count; j++) keys[j] += LANES;
+  }
+  for (int h = 0; h < N; h++)
+    for (int64_t i = 0; i < latent - c; i++) {
+      float total = out[h * latent + c + i];
+      for (int64_t j = 0; j < count; j++) total += p[h][j] * keys[j][i];
+      out[h * latent + c + i] = total;
+    }
+}
+
+// `row(j)` is where the j-th key lies.
+template <int N, typename Row>
+static void attend_heads(const float* q, Row row, int64_t length, int64_t width, int64_t latent,
+                         float scale, float* out, float* lse) {
+  float top[N], norm[N];
+  float scores[N][TILE];
+  const float* keys[TILE];
+  for (int h = 0; h < N; h++) top[h] = -__builtin_inff(), norm[h] = 0;
+  std::memset(out, 0, N * latent * sizeof(float));
+  for (int64_t start = 0; start < length; start += TILE) {
+    int64_t count = length - start < TILE ? length - start : TILE;
+    for (int64_t j = 0; j < count; j++) keys[j] = row(start + j);
+    int64_t j = 0;
+    for (; j + KEYS <= count; j += KEYS) dot<N, KEYS>(q, keys + j, width, &scores[0][j]);
+    for (; j < count; j++) dot<N, 1>(q, keys + j, width, &scores[0][j]);
+    for (int h = 0; h < N; h++) {
+      float best = top[h];
+      for (int64_t j = 0; j < count; j++) {
+        scores[h][j] *= scale;
+        best = scores[h][j] > best ? scores[h][j] : best;
+      }
+      for (int64_t j = count; j < TILE; j++) scores[h][j] = -__builtin_inff();
+      Vec sums = {};
+      for (int64_t j = 0; j < TILE; j += LANES) {
+        Vec p = exp_lanes(load(scores[h] + j) - same(best));
+        store(scores[h] + j, p);
+        sums += p;
+      }
+      float fade = start ? exp_lanes(same(top[h] - best))[0] : 0.0f;
+      norm[h] = norm[h] * fade + sum_lanes(sums);
+      top[h] = best;
+      if (start && fade != 1.0f)
+        for (int64_t c = 0; c < latent; c++) out[h * latent + c] *= fade;
+    }
+    add_tile<N>(scores, keys, count, out, latent);
+  }
+  for (int h = 0; h < N; h++) {
+    float inverse = norm[h] > 0 ? 1.0f / norm[h] : 0.0f;
+    for (int64_t c = 0; c < latent; c++) out[h * latent + c] *= inverse;
+    lse[h] = norm[h] > 0 ? top[h] + __builtin_logf(norm[h]) : -__builtin_inff();
+  }
+}
+
+// q [rows, heads, width] and out [rows, heads, latent], contiguous. `row(i, j)` is where the j-th of
+// row i's `lengths[i]` keys lies: the first `latent` numbers of a key are its value too.
+template <typename Row>
+static void attend_rows(const float* q, Row row, const int64_t* lengths, int64_t width,
+                        int64_t latent, int64_t rows, int64_t heads, float scale, float* out,
+                        float* lse) {
+  int64_t groups = (heads + HEADS - 1) / HEADS;
+#pragma omp parallel for schedule(dynamic)
+  for (int64_t item = 0; item < rows * groups; item++) {
+    int64_t i = item / groups, head = item % groups * HEADS, length = lengths[i];
+    auto key = [=](int64_t j) { return row(i, j); };
+    const float* from = q + (i * heads + head) * width;
+    float* to = out + (i * heads + head) * latent;
+    float* z = lse + i * heads + head;
+    switch (heads - head < HEADS ? heads - head : HEADS) {
+      case 1: attend_heads<1>(from, key, length, width, latent, scale, to, z); break;
+      case 2: attend_heads<2>(from, key, length, width, latent, scale, to, z); break;
+      case 3: attend_heads<3>(from, key, length, width, latent, scale, to, z); break;
+      case 4: attend_heads<4>(from, key, length, width, latent, scale, to, z); break;
+      case 5: attend_heads<5>(from, key, length, width, latent, scale, to, z); break;
+      case 6: attend_heads<6>(from, key, length, width, latent, scale, to, z); break;
+      case 7: attend_heads<7>(from, key, length, width, latent, scale, to, z); break;
+      case 8: attend_heads<8>(from, key, length, width, latent, scale, to, z); break;
+    }
+  }
+}
