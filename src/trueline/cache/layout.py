@@ -1,8 +1,11 @@
-"""How a cached row lies in memory. Writers and readers take it from here; nobody guesses."""
+"""How cached rows lie in memory. Writers and readers take it from here; nobody guesses."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
+
+from trueline.errors import UsageError
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,10 +21,127 @@ class LatentLayout:
     def width(self) -> int:
         return self.latent + self.rope
 
-    def cell(self, block_id: int, position: int) -> int:
+    def cell(self, block_id: Any, position: Any) -> Any:
+        """Of one position, or of a tensor of them."""
         return block_id * self.block_size + position % self.block_size
 
     def cells(self, block_ids: list[int], start: int, stop: int) -> list[int]:
         """Addresses of positions start..stop of a sequence with these blocks."""
         size = self.block_size
         return [block_ids[p // size] * size + p % size for p in range(start, stop)]
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8:
+    """A variant of e4m3. The same byte is another number in the other variant."""
+
+    largest: float
+    step: float
+    """Between the numbers next to zero."""
+    nan: int
+    """A byte that is no number, whatever its sign if it has one."""
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    itemsize: int
+    fp8: Fp8 | None = None
+
+
+STORAGES = {
+    "float32": Storage(4),
+    "bfloat16": Storage(2),
+    "float16": Storage(2),
+    "e4m3fn": Storage(1, Fp8(448.0, 2.0**-9, 0x7F)),
+    "e4m3fnuz": Storage(1, Fp8(240.0, 2.0**-10, 0x80)),
+}
+SCALE_BYTES = 4
+AMAX_FLOOR = 1e-4
+"""A key without a larger number than this is scaled as if it had one: zeros need a scale too."""
+KINDS = ("rows", "planar", "shuffled")
+GROUP = 16
+"""Tokens of a shuffled group, and bytes that one of them has side by side."""
+
+
+@dataclass(frozen=True, slots=True)
+class IndexLayout:
+    """Where the bytes of the indexer's keys lie; one key of `dim` numbers per position.
+
+    - `rows`: token after token, the key and then its scale;
+    - `planar`: all keys of a block, then all its scales;
+    - `shuffled`: keys as [block / 16, key bytes / 16, 16 tokens, 16 bytes], then all scales.
+
+    An fp8 key has one float32 scale: amax / largest, rounded up to a power of two unless
+    `power_of_two` is off. Reading multiplies by it, which a power of two makes exact. Other storage
+    has no scale.
+
+    Addresses are within one layer's bytes, of one cell or a tensor of them: byte b of a key is at
+    `key_start(cell) + key_offset(b)`."""
+
+    dim: int
+    block_size: int
+    storage: str
+    kind: str
+    power_of_two: bool = True
+
+    def __post_init__(self) -> None:
+        for name, value, accepted in (
+            ("storage", self.storage, tuple(STORAGES)),
+            ("layout", self.kind, KINDS),
+        ):
+            if value not in accepted:
+                raise UsageError(f"index cache: {name} = {value!r}: accepted: {accepted}")
+        for name, count in (("block_size", self.block_size), ("key bytes", self.key_bytes)):
+            if self.kind == "shuffled" and count % GROUP:
+                raise UsageError(
+                    f"index cache: {name} = {count}: the shuffled layout takes multiples of "
+                    f"{GROUP}; 'rows' and 'planar' take any"
+                )
+
+    @property
+    def fp8(self) -> Fp8 | None:
+        return STORAGES[self.storage].fp8
+
+    @property
+    def itemsize(self) -> int:
+        return STORAGES[self.storage].itemsize
+
+    @property
+    def key_bytes(self) -> int:
+        return self.dim * self.itemsize
+
+    @property
+    def token_bytes(self) -> int:
+        return self.key_bytes + (SCALE_BYTES if self.fp8 else 0)
+
+    @property
+    def block_bytes(self) -> int:
+        return self.block_size * self.token_bytes
+
+    @property
+    def run(self) -> tuple[int, int]:
+        """Bytes of a key that lie side by side, and the distance from one such run to the next."""
+        if self.kind == "shuffled":
+            return GROUP, GROUP * GROUP
+        return self.key_bytes, self.key_bytes
+
+    def key_start(self, cell: Any) -> Any:
+        block, place = cell // self.block_size, cell % self.block_size
+        if self.kind == "rows":
+            within = place * self.token_bytes
+        elif self.kind == "planar":
+            within = place * self.key_bytes
+        else:
+            within = place // GROUP * GROUP * self.key_bytes + place % GROUP * GROUP
+        return block * self.block_bytes + within
+
+    def key_offset(self, byte: Any) -> Any:
+        length, distance = self.run
+        return byte // length * distance + byte % length
+
+    def scale_start(self, cell: Any) -> Any:
+        block, place = cell // self.block_size, cell % self.block_size
+        if self.kind == "rows":
+            return self.key_start(cell) + self.key_bytes
+        keys = self.block_size * self.key_bytes
+        return block * self.block_bytes + keys + place * SCALE_BYTES

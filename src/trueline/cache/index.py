@@ -1,0 +1,121 @@
+"""The memory of the indexer's keys: bytes, at the addresses that the layout gives."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trueline.cache.layout import AMAX_FLOOR, SCALE_BYTES, Fp8, IndexLayout
+
+DTYPES = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+    "e4m3fn": torch.float8_e4m3fn,
+    "e4m3fnuz": torch.float8_e4m3fnuz,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class IndexView:
+    """One layer's keys."""
+
+    bytes: Tensor  # [blocks * bytes of a block]
+    layout: IndexLayout
+    offsets: Tensor  # [dim] from a key's start to each of its numbers
+
+    def write(self, cells: Tensor, keys: Tensor) -> None:
+        """keys [n, dim], of any float dtype and stride, rounded to what is stored."""
+        dtype = DTYPES[self.layout.storage]
+        if self.layout.fp8:
+            scales = fp8_scales(keys.float(), self.layout.fp8, self.layout.power_of_two)
+            self._write_scales(cells, scales)
+            keys = quantise(keys.float(), scales, self.layout.fp8.largest)
+        self._numbers()[self._at(cells)] = self._unit(keys.to(dtype).contiguous())
+
+    def read(self, cells: Tensor) -> Tensor:
+        """Keys at cells [n] -> float32 [n, dim]."""
+        dtype = DTYPES[self.layout.storage]
+        numbers = self._numbers().take(self._at(cells)).view(dtype).float()
+        if self.layout.fp8 is None:
+            return numbers
+        return dequantise(numbers, self.scales(cells))
+
+    def scales(self, cells: Tensor) -> Tensor:
+        """float32 [n] of fp8 keys."""
+        raw = self.bytes.take(self._scales_at(cells))
+        return raw.view(torch.float32)[:, 0]
+
+    def poison(self, cells: Tensor) -> None:
+        """What is read at these cells is no number, by its bytes and by its scale."""
+        fp8 = self.layout.fp8
+        self._numbers()[self._at(cells)] = fp8.nan if fp8 else torch.nan
+        if fp8:
+            self._write_scales(cells, torch.full(cells.shape, torch.nan))
+
+    def _numbers(self) -> Tensor:
+        """The bytes as what a key is a run of; fp8 as bytes, which every torch can index."""
+        return self._unit(self.bytes)
+
+    def _unit(self, x: Tensor) -> Tensor:
+        return x.view(torch.uint8 if self.layout.fp8 else DTYPES[self.layout.storage])
+
+    def _at(self, cells: Tensor) -> Tensor:
+        starts: Tensor = self.layout.key_start(cells)
+        return (starts[:, None] + self.offsets) // self.layout.itemsize
+
+    def _scales_at(self, cells: Tensor) -> Tensor:
+        starts: Tensor = self.layout.scale_start(cells)
+        return starts[:, None] + torch.arange(SCALE_BYTES)
+
+    def _write_scales(self, cells: Tensor, scales: Tensor) -> None:
+        self.bytes[self._scales_at(cells)] = scales[:, None].contiguous().view(torch.uint8)
+
+
+class IndexStore:
+    """The keys of all layers with an indexer of their own, allocated once."""
+
+    def __init__(self, layout: IndexLayout, num_layers: int, num_blocks: int) -> None:
+        self.layout = layout
+        # Not cleared: nobody reads a key that its owner has not written.
+        size = num_blocks * layout.block_bytes
+        self.bytes = torch.empty(num_layers, size, dtype=torch.uint8)
+        offsets = layout.key_offset(torch.arange(layout.dim) * layout.itemsize)
+        self.views = [IndexView(layer, layout, offsets) for layer in self.bytes]
+
+    @staticmethod
+    def block_bytes(layout: IndexLayout, num_layers: int) -> int:
+        return num_layers * layout.block_bytes
+
+    def poison(self, blocks: Iterable[int]) -> None:
+        """Fill blocks that nobody owns with NaN: whoever reads them shows it."""
+        size = self.layout.block_size
+        self.poison_cells([cell for b in blocks for cell in range(b * size, (b + 1) * size)])
+
+    def poison_cells(self, cells: list[int]) -> None:
+        """The same for single keys: the unused tail of a block."""
+        for view in self.views:
+            view.poison(torch.tensor(cells, dtype=torch.long))
+
+
+def fp8_scales(keys: Tensor, fp8: Fp8, power_of_two: bool) -> Tensor:
+    """float32 [n]; NaN for a key that has an infinity or a NaN, so that it stays visible."""
+    amax = keys.abs().amax(-1)
+    # In float64, where a quotient just above a power of two is not rounded down to it.
+    wanted = amax.double().clamp_min(AMAX_FLOOR) / fp8.largest
+    if power_of_two:
+        mantissa, exponent = torch.frexp(wanted)
+        wanted = torch.ldexp(torch.ones_like(wanted), exponent - (mantissa == 0.5).int())
+    return wanted.float().masked_fill(~amax.isfinite(), torch.nan)
+
+
+def quantise(keys: Tensor, scales: Tensor, largest: float) -> Tensor:
+    """In the range of the storage, not yet rounded to it. Outside it some casts give NaN."""
+    return (keys / scales[:, None]).clamp(-largest, largest)
+
+
+def dequantise(codes: Tensor, scales: Tensor) -> Tensor:
+    return codes * scales[:, None]
