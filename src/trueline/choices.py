@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from trueline.cache.layout import IndexLayout
 from trueline.config import EngineConfig
 from trueline.errors import PluginError, UsageError
 from trueline.ops.registry import REGISTRY, reasons
@@ -46,11 +47,13 @@ class Choice:
     """With the package it comes from, if it is not ours."""
 
 
-def choose_op(op: str, config: EngineConfig, dtype: torch.dtype) -> Choice:
+def choose_op(
+    op: str, config: EngineConfig, dtype: torch.dtype, layout: IndexLayout | None = None
+) -> Choice:
     """The one asked for; or the first that runs here of those that packages call preferred, then
     of ours."""
     if op in config.ops:
-        return _asked(REGISTRY, op, config.ops[op], config, dtype)
+        return _asked(REGISTRY, op, config.ops[op], config, dtype, layout)
     refused: list[str] = []
     names = REGISTRY.names(op)
     for name in sorted(names, key=lambda name: REGISTRY.package(op, name) is None):
@@ -58,7 +61,7 @@ def choose_op(op: str, config: EngineConfig, dtype: torch.dtype) -> Choice:
         try:
             if package and not getattr(REGISTRY.get(op, name), "preferred", False):
                 continue
-            found = _refusals(REGISTRY, op, name, config, dtype)
+            found = _refusals(REGISTRY, op, name, config, dtype, layout)
         except PluginError as error:  # nobody asked for it: told, and left out
             found = [str(error)]
         if not found:
@@ -88,9 +91,14 @@ def kinds(layer: LayerSpec) -> Iterable[str]:
 
 
 def _asked(
-    registry: Registry, kind: str, name: str, config: EngineConfig, dtype: torch.dtype
+    registry: Registry,
+    kind: str,
+    name: str,
+    config: EngineConfig,
+    dtype: torch.dtype,
+    layout: IndexLayout | None = None,
 ) -> Choice:
-    found = _refusals(registry, kind, name, config, dtype)
+    found = _refusals(registry, kind, name, config, dtype, layout)
     if found:
         raise UsageError(f"{registry.noun} {kind}={name} was asked for and refuses: {found[0]}")
     package = registry.package(kind, name)
@@ -98,10 +106,15 @@ def _asked(
 
 
 def _refusals(
-    registry: Registry, kind: str, name: str, config: EngineConfig, dtype: torch.dtype
+    registry: Registry,
+    kind: str,
+    name: str,
+    config: EngineConfig,
+    dtype: torch.dtype,
+    layout: IndexLayout | None,
 ) -> list[str]:
     found = registry.get(kind, name)
-    told = reasons(found, dtype, config.batch_invariant)
+    told = reasons(found, dtype, config.batch_invariant, layout)
     probed = registry is REGISTRY and kind == "linear" and config.batch_invariant and not told
     if probed and not bits_are_steady(found, dtype):
         return ["a row's bits depend on the number of rows"]

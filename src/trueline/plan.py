@@ -19,7 +19,7 @@ from trueline.device import Device
 from trueline.errors import UsageError
 from trueline.models.parameters import parameters
 from trueline.ops.mla_decode import Tiling
-from trueline.ops.registry import OPS, REGISTRY, implementation, refusals
+from trueline.ops.registry import NEEDS, OPS, REGISTRY, Need, implementation, refusals
 from trueline.spec.mixer import LightningSpec, MLASpec
 from trueline.spec.model import ModelSpec
 
@@ -105,7 +105,9 @@ def make_plan(spec: ModelSpec, config: EngineConfig, device: Device) -> Plan:
     storage = DTYPES[spec.dtype if config.dtype == "auto" else config.dtype]
     compute, reason = choose_compute_dtype(storage)
     latent, linear = latent_mixers(spec), linear_mixers(spec)
-    choices = {op: choose_op(op, config, compute) for op in OPS if op != "lightning" or linear}
+    has: set[Need] = {"states"} if linear else set()
+    used = [op for op in OPS if op not in NEEDS or NEEDS[op] in has]
+    choices = {op: choose_op(op, config, compute) for op in used}
     size = AUTO_BLOCK_SIZE if config.block_size == "auto" else config.block_size
     layout = LatentLayout(latent[0].kv_lora_rank, latent[0].qk_rope_head_dim, size)
     max_len = _max_model_len(spec, config)

@@ -49,6 +49,15 @@ SIGNATURES = {
         *(_POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT, _INT, _INT, _INT, _INT, _FLOAT),
         *(_POINTER, _POINTER),
     ),
+    "index_scores": (
+        *(_POINTER, _POINTER, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _INT, _INT, _INT),
+        *(_INT, _FLOAT, _INT, _POINTER, _INT, _POINTER, _INT, _INT, _POINTER, _INT),
+    ),
+    "top_positions": (_POINTER, _INT, _POINTER, _INT, _INT, _POINTER),
+    "sparse_mla": (
+        *(_POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT, _INT, _INT, _INT, _FLOAT),
+        *(_POINTER, _POINTER),
+    ),
 }
 
 

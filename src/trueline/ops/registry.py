@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
+from trueline.cache.layout import IndexLayout
 from trueline.plugins import Registry
 
 OPS: dict[str, tuple[str, ...]] = {
@@ -17,6 +18,9 @@ OPS: dict[str, tuple[str, ...]] = {
     "mla_decode": ("native", "cpu", "reference"),
     "mla_prefill": ("cpu", "reference"),
     "lightning": ("cpu", "reference"),
+    "index_scores": ("native", "cpu", "reference"),
+    "top_positions": ("native", "cpu", "reference"),
+    "sparse_mla": ("native", "cpu", "reference"),
     "route": ("native", "cpu", "reference"),
     "experts": ("native", "cpu", "reference"),
     "sampling": ("cpu", "reference"),
@@ -32,6 +36,9 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "mla_decode": ("prepare", "run"),
     "mla_prefill": ("run",),
     "lightning": ("prepare", "decode", "prefill"),
+    "index_scores": ("prepare", "run"),
+    "top_positions": ("run",),
+    "sparse_mla": ("prepare", "run"),
     "route": ("run",),
     "experts": ("pack", "run"),
     "sampling": ("sample", "score"),
@@ -45,14 +52,29 @@ REGISTRY = Registry(
 )
 
 
+Need = Literal["states", "indexer"]
+NEEDS: dict[str, Need] = {
+    "lightning": "states",
+    "index_scores": "indexer",
+    "top_positions": "indexer",
+    "sparse_mla": "indexer",
+}
+"""Ops that only some models use, and what these have."""
+
+
 def refusals(op: str, name: str, dtype: torch.dtype, *, batch_invariant: bool = False) -> list[str]:
     """Why an implementation cannot run here; most can everywhere."""
     return reasons(implementation(op, name), dtype, batch_invariant)
 
 
-def reasons(found: Any, dtype: torch.dtype, batch_invariant: bool) -> list[str]:
-    """What an op's or a layer's own `refusals`, if it has any, say."""
+def reasons(
+    found: Any, dtype: torch.dtype, batch_invariant: bool, layout: IndexLayout | None = None
+) -> list[str]:
+    """What an op's or a layer's own `refusals`, if it has any, say; and its `layout_refusals` of
+    the index cache."""
     told: list[str] = found.refusals(dtype, batch_invariant) if hasattr(found, "refusals") else []
+    if layout is not None and hasattr(found, "layout_refusals"):
+        told = [*told, *found.layout_refusals(layout)]
     return told
 
 

@@ -1,0 +1,13 @@
+"""The indexer's scores of cached keys, for every row:
+
+    score[t, s] = Σ_h weights[t, h] · relu(q[t, h] · k[s])        s < length of t
+
+- `prepare(rows, view, tiling, topk=…)` once a step; `run(q [n, heads, dim], weights [n, heads],
+  view, prepared)` per layer -> scores [n, width] float32, -inf from a row's length on.
+- q is rotated already. `weights` are float32 and carry every factor there is: the head's weight,
+  the scale of the heads and the softmax scale. The op knows none of them, so it has no default.
+- Keys are what the view reads; products and sums are float32.
+- Rows that see no more than `topk` positions select all of them: they are not scored, and are -inf
+  throughout. `width` is the longest scored row's length, 0 if there is none. topk = 0 scores all.
+- With full tiles, the bits of a score depend on its own query, weights and key alone.
+"""

@@ -1,0 +1,74 @@
+"""Keys are decoded from the cache's bytes, a tile of 64 at a time, once for all rows of a run."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trueline.cache.index import IndexView
+from trueline.cache.layout import IndexLayout
+from trueline.native import library, refusals
+from trueline.ops.mla_decode import Tiling
+from trueline.ops.sparse_rows import SparseRows, Table
+
+__all__ = ["layout_refusals", "prepare", "refusals", "run"]
+
+TILE = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    blocks: Tensor  # [runs, most]
+    runs: Tensor  # [runs, 3]: the first row that is scored, the row after the last, first's length
+    items: Tensor  # [tiles, 2]: run and first position
+    width: int
+    keys: Tensor  # [block_size] where the key of each place of a block starts
+    scales: Tensor  # [block_size] and its scale
+
+
+def layout_refusals(layout: IndexLayout) -> list[str]:
+    if layout.fp8 is None and layout.storage != "float32":
+        return [f"reads float32 and fp8 keys, not {layout.storage}"]
+    return []
+
+
+def prepare(rows: SparseRows, view: IndexView, tiling: Tiling, *, topk: int) -> Prepared:
+    layout = view.layout
+    assert not layout_refusals(layout), layout_refusals(layout)
+    runs, items, row, width = [], [], 0, 0
+    for i, run in enumerate(rows.runs):
+        skipped = min(max(topk + 1 - run.first, 0), run.count)
+        runs.append((row + skipped, row + run.count, run.first + skipped))
+        if skipped < run.count:
+            longest = run.first + run.count - 1
+            items += [(i, start) for start in range(0, longest, TILE)]
+            width = max(width, longest)
+        row += run.count
+    places = torch.arange(layout.block_size)
+    return Prepared(
+        Table.of(rows).blocks,
+        torch.tensor(runs, dtype=torch.long),
+        torch.tensor(items, dtype=torch.long),
+        width,
+        layout.key_start(places),
+        layout.scale_start(places),
+    )
+
+
+def run(q: Tensor, weights: Tensor, view: IndexView, prepared: Prepared) -> Tensor:
+    q, weights = q.contiguous(), weights.contiguous()
+    layout = view.layout
+    scores = torch.full((len(q), prepared.width), float("-inf"))
+    length, distance = layout.run
+    step, nan = (layout.fp8.step, layout.fp8.nan) if layout.fp8 else (0.0, 0)
+    library().index_scores(
+        *(q.data_ptr(), weights.data_ptr(), view.bytes.data_ptr()),
+        *(prepared.blocks.data_ptr(), prepared.blocks.shape[1]),
+        *(prepared.keys.data_ptr(), prepared.scales.data_ptr(), layout.block_size),
+        *(layout.block_bytes, length, distance, step, nan),
+        *(prepared.runs.data_ptr(), len(prepared.items), prepared.items.data_ptr()),
+        *(q.shape[1], layout.dim, scores.data_ptr(), prepared.width),
+    )
+    return scores

@@ -1,0 +1,11 @@
+"""Absorbed latent attention of every row over its chosen positions in the paged cache.
+
+`prepare(rows, view, tiling)` once a step; `run(q [n, heads, width], view, prepared, positions
+[n, k], softmax_scale=…)` per layer -> out [n, heads, latent], lse [n, heads] in natural log (-inf
+where nothing is chosen, with zeros as output). `softmax_scale` has no default.
+
+`positions` are logical, in the order in which they are to be added up; a row's list ends at its
+first -1, and what follows is not looked at. A position that the row does not see is an error. With
+full tiles, cut at every 64th entry of the list, a row's bits depend on the row alone. Work and
+memory go by the lists' lengths, not by the context's.
+"""

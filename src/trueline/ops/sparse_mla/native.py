@@ -1,0 +1,33 @@
+"""The kernel of `mla_decode` over lists of cells: all positions chosen, its bits are the same."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trueline.cache.store import LatentView
+from trueline.native import library, refusals
+from trueline.ops.mla_decode import Tiling
+from trueline.ops.sparse_rows import SparseRows, Table
+
+__all__ = ["prepare", "refusals", "run"]
+
+
+def prepare(rows: SparseRows, view: LatentView, tiling: Tiling) -> Table:
+    return Table.of(rows)
+
+
+def run(
+    q: Tensor, view: LatentView, prepared: Table, positions: Tensor, *, softmax_scale: float
+) -> tuple[Tensor, Tensor]:
+    q = q.contiguous()
+    rows, heads, width = q.shape
+    cells, counts = prepared.cells(positions, view.layout)
+    out = torch.empty(rows, heads, view.layout.latent)
+    lse = torch.empty(rows, heads)
+    library().sparse_mla(
+        *(q.data_ptr(), view.rows.data_ptr(), cells.data_ptr(), cells.shape[1]),
+        *(counts.data_ptr(), width, view.layout.latent, rows, heads, softmax_scale),
+        *(out.data_ptr(), lse.data_ptr()),
+    )
+    return out, lse

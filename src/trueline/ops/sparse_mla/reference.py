@@ -1,0 +1,34 @@
+"""One row, one head, one key at a time, in float64."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from trueline.cache.store import LatentView
+from trueline.ops.mla_decode import Tiling
+from trueline.ops.sparse_rows import SparseRows
+
+
+def prepare(rows: SparseRows, view: LatentView, tiling: Tiling) -> SparseRows:
+    return rows
+
+
+def run(
+    q: Tensor, view: LatentView, prepared: SparseRows, positions: Tensor, *, softmax_scale: float
+) -> tuple[Tensor, Tensor]:
+    latent, size = view.layout.latent, view.layout.block_size
+    out = torch.zeros(*q.shape[:2], latent, dtype=torch.float64)
+    lse = torch.full(q.shape[:2], -math.inf, dtype=torch.float64)
+    owners = [run.block_ids for run in prepared.runs for _ in range(run.count)]
+    for row, block_ids in enumerate(owners):
+        listed = positions[row].tolist()
+        chosen = listed[: listed.index(-1)] if -1 in listed else listed
+        keys = [view.rows[block_ids[p // size] * size + p % size].double() for p in chosen]
+        for head in range(q.shape[1] if keys else 0):
+            dots = torch.stack([q[row, head].double() @ key for key in keys]) * softmax_scale
+            out[row, head] = dots.softmax(0) @ torch.stack(keys)[:, :latent]
+            lse[row, head] = dots.logsumexp(0)
+    return out.to(q.dtype), lse.float()

@@ -1,0 +1,60 @@
+"""The queries of a step, for the ops of sparse attention: which sequence each belongs to, and how
+much of it it sees. Decode rows and every token of a prefill row are rows of the same kind."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trueline.cache.layout import LatentLayout
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """`count` rows of one sequence that follow each other: the first sees the sequence's first
+    `first` positions, each further row one more. A decode row is a run of one."""
+
+    block_ids: list[int]
+    first: int
+    count: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class SparseRows:
+    runs: tuple[Run, ...]
+
+    @property
+    def lengths(self) -> list[int]:
+        """How many positions each row sees."""
+        return [run.first + i for run in self.runs for i in range(run.count)]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """The same as tensors."""
+
+    blocks: Tensor  # [runs, most]; the null block after a sequence's last
+    run: Tensor  # [n] which run a row is of: rows and runs are counted apart
+    lengths: Tensor  # [n]
+
+    @staticmethod
+    def of(rows: SparseRows) -> Table:
+        most = max((len(run.block_ids) for run in rows.runs), default=0)
+        blocks = torch.zeros(len(rows.runs), max(most, 1), dtype=torch.long)
+        for i, run in enumerate(rows.runs):
+            blocks[i, : len(run.block_ids)] = torch.tensor(run.block_ids, dtype=torch.long)
+        counts = torch.tensor([run.count for run in rows.runs], dtype=torch.long)
+        owner = torch.repeat_interleave(torch.arange(len(rows.runs)), counts)
+        return Table(blocks, owner, torch.tensor(rows.lengths, dtype=torch.long))
+
+    def cells(self, positions: Tensor, layout: LatentLayout) -> tuple[Tensor, Tensor]:
+        """Where the chosen positions [n, k] of each row lie, and how many there are: a row's list
+        ends at its first -1. Cells after the end are 0."""
+        chosen = (positions >= 0).cumprod(1)
+        if bool((positions >= self.lengths[:, None]).any()):
+            raise ValueError("a row's selection names a position that the row does not see")
+        at = positions.masked_fill(chosen == 0, 0)
+        blocks = self.blocks[self.run[:, None], at // layout.block_size]
+        return (layout.cell(blocks, at) * chosen).contiguous(), chosen.sum(1)

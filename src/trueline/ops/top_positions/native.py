@@ -1,0 +1,19 @@
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trueline.native import library, refusals
+
+__all__ = ["refusals", "run"]
+
+
+def run(scores: Tensor, lengths: Tensor, topk: int) -> Tensor:
+    scores = scores if scores.stride(1) == 1 else scores.contiguous()
+    lengths = lengths.contiguous()
+    out = torch.empty(len(lengths), topk, dtype=torch.long)
+    library().top_positions(
+        *(scores.data_ptr(), scores.stride(0), lengths.data_ptr()),
+        *(len(lengths), topk, out.data_ptr()),
+    )
+    return out
