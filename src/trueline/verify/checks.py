@@ -28,8 +28,10 @@ from trueline.verify.lightning import (
     ranks_hold_their_heads,
 )
 from trueline.verify.ops import attention_ops
+from trueline.verify.rope import rope_contract
 from trueline.verify.routing import routing
 from trueline.verify.schedules import ENGINE_CHECKS
+from trueline.verify.sparse import index_cache, sparse_ops
 from trueline.weights.checkpoint import open_checkpoint
 from trueline.weights.ledger import balance
 from trueline.weights.load import load_weights
@@ -248,6 +250,9 @@ CHECKS: Mapping[str, Callable[[Subject], None]] = {
     "strict": strict,
     "routing": routing,
     "op = reference": attention_ops,
+    "sparse op = reference": sparse_ops,
+    "index cache": index_cache,
+    "rope contract": rope_contract,
     "linear = sum": linear_is_a_sum,
     "ranks = whole": ranks_hold_their_heads,
     **ENGINE_CHECKS,

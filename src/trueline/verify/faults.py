@@ -7,6 +7,7 @@ issue adds its rows.
 
 from trueline.verify.seed import Fault
 from trueline.verify.seed.engine import ENGINE_FAULTS
+from trueline.verify.seed.index_cache import INDEX_FAULTS
 from trueline.verify.seed.ling import LING_FAULTS
 from trueline.verify.seed.reference import REFERENCE_FAULTS
 from trueline.verify.seed.spec import SPEC_FAULTS
@@ -22,4 +23,5 @@ FAULTS: list[Fault] = [
     *LING_FAULTS,
     *ENGINE_FAULTS,
     *STATE_FAULTS,
+    *INDEX_FAULTS,
 ]

@@ -1,0 +1,68 @@
+"""The contract of rotation: a new tensor, arguments as they were, whatever the implementation does
+inside. Callers of which one half relies on writing in place, and the other on not, cannot be."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor
+
+from trueline.ops.registry import implementation, runnable
+from trueline.ops.rope import reference
+from trueline.spec.rope import Pairing
+from trueline.verify.cases import Subject
+from trueline.verify.failed import CheckFailed
+from trueline.verify.ops import randn
+
+TOKENS, HEADS, WIDTH, TURNED = 9, 5, 26, 14
+PAIRINGS: tuple[Pairing, ...] = ("pairs", "halves")
+GATE = 2e-6
+
+
+def buffers() -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
+    """(how, memory, q [n, heads, width], k [n, 1, width]): alone, side by side in one buffer, one
+    inside the other, and overlapping by half."""
+    q, k = randn(TOKENS, HEADS, WIDTH), randn(TOKENS, 1, WIDTH, seed=1)
+    yield "q alone", q, q, k
+    yield "k alone", k, q, k
+    both = randn(TOKENS, HEADS + 1, WIDTH, seed=2)
+    yield "one buffer", both, both[:, :HEADS], both[:, HEADS:]
+    yield "k is a head of q", both, both, both[:, 2:3]
+    flat = randn(TOKENS * HEADS * WIDTH + 3 * WIDTH, seed=3)
+    strides = (HEADS * WIDTH, WIDTH, 1)
+    q = flat.as_strided((TOKENS, HEADS, WIDTH), strides)
+    yield "overlapping", flat, q, flat.as_strided((TOKENS, 1, WIDTH), strides, WIDTH // 2)
+    turned = randn(WIDTH, TOKENS, HEADS + 1, seed=4)
+    across = turned.permute(1, 2, 0)
+    yield "not contiguous", turned, across[:, :HEADS], across[:, HEADS:]
+
+
+def angles() -> tuple[Tensor, Tensor]:
+    made = 50 * randn(TOKENS, TURNED // 2, seed=5)
+    return 1.2 * made.cos(), 1.2 * made.sin()
+
+
+def rope_contract(subject: Subject) -> None:
+    """Every implementation on the first channels of q and of k, as an indexer uses it."""
+    cos, sin = angles()
+    for name in runnable("rope", torch.float32):
+        turn = implementation("rope", name).run
+        for pairing in PAIRINGS:
+            for how, memory, q, k in buffers():
+                what = f"rope, {name}, {pairing}, {how}"
+                for order in ((q, k), (k, q)):
+                    given = [x[..., :TURNED] for x in order]
+                    before = [x.clone() for x in (memory, cos, sin)]
+                    exact = [reference.run(x.double(), cos, sin, pairing) for x in given]
+                    made = [turn(x, cos, sin, pairing) for x in given]
+                    after = (memory, cos, sin)
+                    if not all(map(torch.equal, before, after)):
+                        raise CheckFailed(f"rope contract: {what}: an argument was written")
+                    for ours, wanted in zip(made, exact, strict=True):
+                        if not bool((ours - wanted).abs().max() <= GATE * wanted.abs().max()):
+                            raise CheckFailed(f"rope contract: {what}: other numbers")
+                    for ours in made:  # its own memory: whoever writes it changes nobody's argument
+                        ours.fill_(torch.nan)
+                    if not torch.equal(memory, before[0]):
+                        raise CheckFailed(f"rope contract: {what}: the result is the argument")

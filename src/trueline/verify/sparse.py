@@ -1,0 +1,256 @@
+"""Sparse attention: where the bytes of the index cache lie, and its ops against their references,
+on mixed steps with shuffled blocks and NaN in every byte that nobody owns."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trueline.cache.index import IndexStore, IndexView
+from trueline.cache.layout import GROUP, KINDS, STORAGES, IndexLayout, LatentLayout
+from trueline.cache.store import LatentStore, LatentView
+from trueline.ops.index_scores import reference as scores_reference
+from trueline.ops.mla_decode import Tiling
+from trueline.ops.registry import implementation, refusals, runnable
+from trueline.ops.sparse_mla import reference as attention_reference
+from trueline.ops.sparse_rows import Run, SparseRows
+from trueline.ops.top_positions import reference as top_reference
+from trueline.verify.cases import Subject
+from trueline.verify.failed import CheckFailed
+from trueline.verify.ops import GATE, LSE_GATE, H, L, R, randn
+
+DIM, INDEX_HEADS, TOPK = 48, 9, 24
+BLOCK_SIZES = (1, 2, 16, 64, 128)
+DECODE = (TOPK + 1, 0, 150, 1, TOPK, 130, TOPK - 1)
+PREFILL = ((1, 5), (TOPK - 4, 30))
+"""Lengths of the decode rows; first length and count of the prefill runs."""
+FULL = Tiling(64, full=True)
+TILINGS = (FULL, Tiling(1024, full=False), Tiling(16, full=False))
+SCORE_GATE = 2e-7
+"""Largest error of a score, relative to what its terms could add up to."""
+ROUNDING = {"float32": 0.0, "bfloat16": 2.0**-8, "float16": 2.0**-10, "e4m3": 2.0**-4}
+"""Largest error of a stored number, relative to it or to the smallest that is not denormal."""
+
+
+@dataclass(frozen=True)
+class Step:
+    """A mixed step: decode rows, then prefill runs, with a cache of each kind that holds them."""
+
+    rows: SparseRows
+    keys: list[Tensor]  # of each run's sequence, as written
+    index: IndexView
+    latent: LatentView
+    free: Tensor  # cells that nobody owns
+
+    def cells(self, run: int) -> Tensor:
+        each = self.rows.runs[run]
+        stop = each.first + each.count - 1
+        return torch.tensor(self.latent.layout.cells(each.block_ids, 0, stop), dtype=torch.long)
+
+
+def layouts(storage: str) -> Iterator[IndexLayout]:
+    """All that exist in this storage."""
+    for size in BLOCK_SIZES:
+        for kind in KINDS:
+            if kind != "shuffled" or size % GROUP == 0:
+                yield IndexLayout(DIM, size, storage, kind)
+
+
+def mixed_step(layout: IndexLayout, seed: int = 0) -> Step:
+    """The same keys in every layout. One position of every longer sequence is a needle."""
+    size = layout.block_size
+    shapes = [*((length, 1) for length in DECODE), *PREFILL]
+    needed = [-(-(first + count - 1) // size) for first, count in shapes]
+    num_blocks = sum(needed) + 8
+    order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(seed))
+    ids = (order + 1).tolist()
+    runs = tuple(
+        Run([ids.pop() for _ in range(count)], *shape)
+        for count, shape in zip(needed, shapes, strict=True)
+    )
+    index = IndexStore(layout, 2, num_blocks)
+    latent = LatentStore(LatentLayout(L, R, size), 2, num_blocks, torch.float32)
+    keys = [numbers(run, DIM, seed + 7 * i) for i, run in enumerate(runs)]
+    # The second layer: an address that forgets its layer shows.
+    step = Step(SparseRows(runs), keys, index.views[1], latent.views[1], torch.empty(0))
+    owned = torch.cat([step.cells(i) for i in range(len(runs))])
+    unowned = torch.ones(num_blocks * size, dtype=torch.bool)
+    unowned[owned] = False
+    for store in (index, latent):
+        store.poison(range(num_blocks))
+    for i, run in enumerate(runs):
+        step.index.write(step.cells(i), keys[i])
+        rows = numbers(run, L + R, seed + 7 * i + 1)
+        step.latent.write(step.cells(i), rows[:, :L], rows[:, L:])
+    return Step(step.rows, keys, step.index, step.latent, unowned.nonzero()[:, 0])
+
+
+def numbers(run: Run, width: int, seed: int) -> Tensor:
+    length = run.first + run.count - 1
+    made = randn(length, width + 3, seed=seed)[:, 1:-2]  # strided
+    made[length // 2 : length // 2 + 1] *= 12
+    return made
+
+
+def queries(step: Step) -> tuple[Tensor, Tensor]:
+    n = len(step.rows.lengths)
+    return randn(n, INDEX_HEADS, DIM, seed=5), randn(n, INDEX_HEADS, seed=6)
+
+
+def fail(check: str, what: str) -> None:
+    raise CheckFailed(f"{check}: {what}")
+
+
+def index_cache(subject: Subject) -> None:
+    """What is written is read again, and its bytes lie where the description of the layout says;
+    no byte of another cell is written."""
+    for storage in STORAGES:
+        for layout in layouts(storage):
+            what = f"{storage}, {layout.kind}, blocks of {layout.block_size}"
+            step = mixed_step(layout)
+            for i, run in enumerate(step.rows.runs):
+                wanted, cells = step.keys[i], step.cells(i)
+                lying = scores_reference.read_keys(step.index, run.block_ids, len(cells))
+                read = step.index.read(cells)
+                if not torch.equal(read.double(), lying):
+                    fail("index cache", f"{what}: what is read is not what lies there")
+                _nearest(what, layout, read, wanted)
+                if layout.fp8:
+                    _scales(what, layout, step.index.scales(cells), wanted)
+            if not bool(step.index.read(step.free).isnan().all()):
+                fail("index cache", f"{what}: a key that nobody owns was written")
+
+
+def _nearest(what: str, layout: IndexLayout, read: Tensor, wanted: Tensor) -> None:
+    rounding = next(value for name, value in ROUNDING.items() if layout.storage.startswith(name))
+    small = wanted.abs().amax(-1, keepdim=True) * 2.0**-10
+    if not bool(((read - wanted).abs() <= rounding * wanted.abs().maximum(small)).all()):
+        fail("index cache", f"{what}: keys are not those written")
+
+
+def _scales(what: str, layout: IndexLayout, scales: Tensor, keys: Tensor) -> None:
+    """2^ceil(log2(amax / largest)), the largest by the variant's name."""
+    largest = {"e4m3fn": 448.0, "e4m3fnuz": 240.0}[layout.storage]
+    for scale, key in zip(scales.tolist(), keys, strict=True):
+        mantissa, exponent = math.frexp(max(float(key.abs().max()), 1e-4) / largest)
+        if scale != math.ldexp(1.0, exponent - (mantissa == 0.5)):
+            fail("index cache", f"{what}: a scale of {scale}, largest number {key.abs().max()}")
+
+
+def sparse_ops(subject: Subject) -> None:
+    """Index scores, selection and attention, every implementation against float64; scores have
+    the same bits in every layout that holds the same numbers."""
+    for storage in STORAGES:
+        _scores(storage)
+    _selection()
+    step = mixed_step(IndexLayout(DIM, 16, "float32", "rows"))
+    _attention(step)
+
+
+def _scores(storage: str) -> None:
+    step = mixed_step(IndexLayout(DIM, 16, storage, "rows"))
+    q, weights = queries(step)
+    given = scores_reference.prepare(step.rows, step.index, FULL, topk=TOPK)
+    exact = scores_reference.run(q, weights, step.index, given)
+    gate = SCORE_GATE * terms(step, q, weights)[:, : exact.shape[1]]
+    for name in fast("index_scores"):
+        op, bits = implementation("index_scores", name), None
+        for layout in layouts(storage):
+            if refusals("index_scores", name, torch.float32, layout):
+                continue
+            step = mixed_step(layout)
+            what = f"index_scores, {name}, {storage}, {layout.kind}, blocks of {layout.block_size}"
+            for tiling in TILINGS if layout.block_size == 2 else (FULL,):
+                prepared = op.prepare(step.rows, step.index, tiling, topk=TOPK)
+                ours = op.run(q, weights, step.index, prepared)
+                off = torch.where(ours.double() == exact, 0.0, (ours.double() - exact).abs())
+                if not bool((off <= gate).all()):
+                    fail("sparse op = reference", f"{what}: off by {float(off.max()):.2g}")
+                if tiling is not FULL:
+                    continue
+                bits = ours if bits is None else bits
+                if not torch.equal(bits, ours):
+                    fail("sparse op = reference", f"{what}: other bits than in another layout")
+
+
+def fast(op: str) -> list[str]:
+    return [name for name in runnable(op, torch.float32) if name != "reference"]
+
+
+def terms(step: Step, q: Tensor, weights: Tensor) -> Tensor:
+    """[n, longest]: how large a score could be, were all its signs the same."""
+    lengths = step.rows.lengths
+    sizes = torch.ones(len(lengths), max(lengths), dtype=torch.float64)
+    row = 0
+    for run, keys in zip(step.rows.runs, step.keys, strict=True):
+        sizes[row : row + run.count, : len(keys)] = keys.double().norm(dim=-1)
+        row += run.count
+    of_rows: Tensor = (weights.abs() * q.norm(dim=-1)).sum(1, keepdim=True)
+    return sizes * of_rows
+
+
+def hard_scores() -> tuple[Tensor, Tensor]:
+    """Ties at the edge, few values, all equal, infinities, NaN, both zeros; garbage after a row's
+    length. [7 kinds × lengths, width]."""
+    lengths = [0, 1, TOPK - 1, TOPK, TOPK + 1, 60, 97]
+    kinds = [
+        randn(97, seed=1),
+        (randn(97, seed=2) * 2).round(),
+        torch.zeros(97),
+        torch.tensor([0.0, -0.0, -1.0])[torch.arange(97) % 3],
+        torch.where(randn(97, seed=3) > 0.2, torch.nan, randn(97, seed=4)),
+        torch.where(randn(97, seed=5) > 0.3, -torch.inf, randn(97, seed=6)),
+        torch.where(randn(97, seed=7) > 1, torch.inf, -randn(97, seed=8).abs()),
+    ]
+    scores = torch.stack([kind for kind in kinds for _ in lengths])
+    at = torch.tensor(lengths * len(kinds))
+    garbage = torch.tensor([torch.nan, torch.inf, 1e9])[torch.arange(97) % 3]
+    return torch.where(torch.arange(97) >= at[:, None], garbage, scores), at
+
+
+def _selection() -> None:
+    scores, lengths = hard_scores()
+    wanted = top_reference.run(scores, lengths, TOPK)
+    for name in fast("top_positions"):
+        ours = implementation("top_positions", name).run(scores, lengths, TOPK)
+        if not torch.equal(ours, wanted):
+            row = int((ours != wanted).any(1).nonzero()[0])
+            fail("sparse op = reference", f"top_positions, {name}: row {row} chose others")
+
+
+def selections(step: Step) -> dict[str, Tensor]:
+    """Lists of positions for every row: all it sees, some of it, and nothing."""
+    lengths = torch.tensor(step.rows.lengths)
+    n, longest = len(lengths), int(lengths.max())
+    every = torch.arange(longest).expand(n, longest)
+    every = torch.where(every < lengths[:, None], every, -1)
+    scores = randn(n, longest, seed=11)
+    return {
+        "all": every,
+        "some": top_reference.run(scores, lengths, TOPK),
+        "none": torch.full((n, 3), -1),
+    }
+
+
+def _attention(step: Step) -> None:
+    q = randn(len(step.rows.lengths), H, L + R, seed=9)
+    for chosen, positions in selections(step).items():
+        exact, exact_lse = attention_reference.run(
+            q.double(), step.latent, step.rows, positions, softmax_scale=0.21
+        )
+        for name in fast("sparse_mla"):
+            op = implementation("sparse_mla", name)
+            for tiling in TILINGS:
+                what = f"sparse_mla, {name}, {chosen} positions, tiles of {tiling.size}"
+                prepared = op.prepare(step.rows, step.latent, tiling)
+                out, lse = op.run(q, step.latent, prepared, positions, softmax_scale=0.21)
+                off = (out.double() - exact).norm(dim=-1)
+                if not bool((off <= GATE * exact.norm(dim=-1)).all()):
+                    fail("sparse op = reference", f"{what}: off by {float(off.max()):.2g}")
+                same = (lse == exact_lse) | ((lse - exact_lse).abs() <= LSE_GATE)
+                if not bool(same.all()):
+                    fail("sparse op = reference", f"{what}: lse differs")
