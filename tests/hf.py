@@ -27,6 +27,7 @@ transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 # deepseek_v2 wants H to divide D, and its complex rotation an even L + R
 D, H, Q, L, P, R, V = 48, 3, 13, 22, 10, 14, 7
 VOCAB, EXPERTS, GROUPS, LAYERS = 101, 12, 4, 4
+INDEX_HEADS, INDEX_DIM = 17, 19
 
 YARN = {
     "rope_type": "yarn",
@@ -65,6 +66,17 @@ CLASSES = {
     "kimi_k2": "DeepseekV3",  # transformers has no class of its own for it
     "kimi_k25": "DeepseekV3",
     "glm4_moe_lite": "Glm4MoeLite",
+    "deepseek_v32": "DeepseekV32",
+    "glm_moe_dsa": "GlmMoeDsa",
+}
+SPARSE = ("deepseek_v32", "glm_moe_dsa")
+# Which layers of GLM-5 see another's selection, in every spelling.
+SHARING: dict[str, dict[str, Any]] = {
+    "types": {"indexer_types": ["full", "shared", "shared", "full"]},
+    "pattern": {"index_topk_pattern": "FSFS"},
+    "freq": {"index_topk_freq": 3, "index_skip_topk_offset": 1},
+    "freq-only": {"index_topk_freq": 2},
+    "none": {},
 }
 
 VISION = {
@@ -86,20 +98,41 @@ class Case:
     pairs: bool = True
     moe: bool = True
     tied: bool = False
+    topk: int = 11
+    """How many keys an indexer selects, of 33."""
+    sharing: str = "types"
 
     def __str__(self) -> str:
         names = ("q" if self.q_lora else "noq", "yarn" if self.yarn else "plain")
         rare = {"halves": not self.pairs, "dense": not self.moe, "tied": self.tied}
         groups = ("groups",) if self.groups else ()
-        return "-".join((self.family, *names, *groups, *(name for name, on in rare.items() if on)))
+        indexer = {f"top{self.topk}": self.topk != 11, self.sharing: self.sharing != "types"}
+        on = (name for name, here in (rare | indexer).items() if here)
+        return "-".join((self.family, *names, *groups, *on))
+
+    @property
+    def sparse(self) -> bool:
+        return self.family in SPARSE
 
 
 BOTH = (True, False)
-GRID = [Case(*values) for values in product(CLASSES, BOTH, BOTH, BOTH)]
-CASES = [*GRID, Case("deepseek_v3", pairs=False), Case("deepseek_v3", pairs=False, yarn=False)]
+# the query latent is where an indexer's queries come from
+GRID = [
+    case
+    for values in product(CLASSES, BOTH, BOTH, BOTH)
+    if (case := Case(*values)).q_lora or not case.sparse
+]
+CASES = [
+    *GRID,
+    Case("deepseek_v3", pairs=False),
+    Case("deepseek_v3", pairs=False, yarn=False),
+    *(Case(family, topk=topk) for family in SPARSE for topk in (1, 33, 50)),
+    *(Case("glm_moe_dsa", yarn=False, sharing=name) for name in SHARING if name != "types"),
+]
 
-# Where the seed drawn from the name leaves some token with two experts nearly on a par (which would
-# fall differently in float32 and float64) or with too uniform a choice: another, found by trying.
+# Where the seed drawn from the name leaves some token with two experts or keys nearly on a par
+# (which would fall differently in float32 and float64) or with too uniform a choice: another, found
+# by trying.
 SEEDS = {
     "deepseek_v2-q-yarn": 2,
     "deepseek_v2-q-plain-groups": 4,
@@ -122,6 +155,12 @@ SEEDS = {
     "glm4_moe_lite-noq-plain": 1,
     "deepseek_v3-q-yarn-groups-halves": 1,
     "deepseek_v3-q-plain-groups-halves": 1,
+    "deepseek_v32-q-plain-groups": 2,
+    "glm_moe_dsa-q-yarn": 1,
+    "glm_moe_dsa-q-plain-groups": 3,
+    "glm_moe_dsa-q-plain": 1,
+    "glm_moe_dsa-q-plain-groups-pattern": 1,
+    "glm_moe_dsa-q-plain-groups-freq": 1,
 }
 
 
@@ -147,6 +186,8 @@ def make(case: Case, path: Path) -> Checkpoint:
         save_file(model.state_dict(), path / "model.safetensors")
     else:
         model.save_pretrained(path)
+    if case.family == "glm_moe_dsa" and case.sharing != "types":
+        edit_config(path, indexer_types=None)  # it writes what it derived
     if case.family == "kimi_k2":
         edit_config(path, model_type="kimi_k2", architectures=["DeepseekV3ForCausalLM"])
     return Checkpoint(case, path, model)
@@ -196,8 +237,13 @@ def text_config(case: Case) -> Any:
     if case.family == "deepseek_v2":
         fields["topk_method"] = "group_limited_greedy" if case.groups else "greedy"
         fields["routed_scaling_factor"] = 3.7  # softmax weights are small
-    else:
+    elif not case.sparse:
         fields["rope_interleave"] = case.pairs
+    if case.sparse:
+        fields |= {"index_n_heads": INDEX_HEADS, "index_head_dim": INDEX_DIM}
+        fields |= {"index_topk": case.topk}
+    if case.family == "glm_moe_dsa":
+        fields |= SHARING[case.sharing]
     if case.family == "glm4_moe_lite":
         kinds = ["sparse", "dense", "sparse", "sparse"] if case.moe else ["dense"] * LAYERS
         fields["mlp_layer_types"] = kinds
@@ -237,7 +283,9 @@ def fill(model: Any, case: Case) -> None:
     for name, tensor in sorted(model.state_dict().items()):
         noise = torch.randn(tensor.shape, generator=generator)
         module = name.split(".")[-2]
-        if "norm" in module:
+        if name.endswith("k_norm.bias"):
+            tensor.copy_(0.5 * noise)
+        elif "norm" in module:
             tensor.copy_(1.0 + 0.3 * noise)
         elif name.endswith("e_score_correction_bias"):
             tensor.copy_(0.3 * noise - 0.7)  # below every score: 0 is not a safe filler

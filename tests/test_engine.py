@@ -42,7 +42,18 @@ MIXED = [
 ]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+# Refused by the plan: the engine cannot select keys yet.
+NOT_SERVED = {"deepseek_v32", "glm_moe_dsa"}
+SERVED = [family for family in FAMILIES if family not in NOT_SERVED]
+
+
+@pytest.mark.parametrize("family", sorted(NOT_SERVED))
+def test_what_cannot_be_served_is_refused_by_name(family: str, tiny: Tiny) -> None:
+    with pytest.raises(UsageError, match=f"{family}: latent attention over selected keys"):
+        load_engine(tiny(family), BASE)
+
+
+@pytest.mark.parametrize("family", SERVED)
 @pytest.mark.parametrize("budget", [8, 32, 512])
 @pytest.mark.parametrize("block_size", [1, 3, 16, 64])
 def test_every_position_equals_the_reference(
@@ -243,7 +254,7 @@ CASES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("ops", [{}, NO_COMPILER], ids=["preferred", "no compiler"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", SERVED)
 def test_bits_do_not_depend_on_the_schedule(family: str, ops: dict[str, str], tiny: Tiny) -> None:
     model, mode = tiny(family), replace(INVARIANT, ops=ops)
     whole = run(model, MIXED, mode)

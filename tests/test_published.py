@@ -61,6 +61,15 @@ ROPES: dict[str, tuple[dict[str, Any], Figures]] = {
         published.GLM_4_7_FLASH,
         Figures(PLAIN_256, 1.0, (1e-3, 1.778279e-4, 1.539927e-6)),
     ),
+    "V3.2": (published.V32, Figures(0.1352338, 1.0, _V2_FREQUENCIES)),
+    "GLM-5": (
+        published.GLM_5,
+        Figures(PLAIN_256, 1.0, (1e-3, 1.778279e-4, 1.539927e-6)),
+    ),
+    "GLM-5.2": (
+        published.GLM_5_2,
+        Figures(PLAIN_256, 1.0, (3.535534e-4, 4.848069e-5, 2.054147e-7)),
+    ),
     # the plain scale that Ling, Kimi-Linear and LongCat share: no YaRN, heads of 128 + 64
     "V3 without YaRN": (
         published.V3 | {"rope_scaling": None},
@@ -120,6 +129,9 @@ ROUTING: dict[str, tuple[Any, ...]] = {
     "K2 factor 32": (384, 8, 2048, 1, "sigmoid", 1, 1, True, 2.827),
     "K2.5": (384, 8, 2048, 1, "sigmoid", 1, 1, True, 2.827),
     "GLM-4.7-Flash": (64, 4, 1536, 1, "sigmoid", 1, 1, True, 1.8),
+    "V3.2": (256, 8, 2048, 3, "sigmoid", 8, 4, True, 2.5),
+    "GLM-5": (256, 8, 2048, 3, "sigmoid", 1, 1, True, 2.5),
+    "GLM-5.2": (256, 8, 2048, 3, "sigmoid", 1, 1, True, 2.5),
 }
 
 
@@ -244,6 +256,9 @@ SIZES = {
     "V3": (671.0, 36.6, 61 * 576 * 2),
     "K2 factor 32": (1026.4, 31.7, 61 * 576 * 2),
     "GLM-4.7-Flash": (29.9, 3.58, 47 * 576 * 2),
+    "V3.2": (671.9, 37.5, 61 * (576 + 128) * 2),
+    "GLM-5": (744, 40.8, 78 * (576 + 128) * 2),
+    "GLM-5.2": (743.4, 40.3, (78 * 576 + 21 * 128) * 2),
 }
 
 
@@ -275,7 +290,7 @@ def test_dense_layers_come_first(write_config: WriteConfig) -> None:
     ]
 
 
-@pytest.mark.parametrize("config", ["mid", "v2lite", "mid-hybrid", "ling25s"])
+@pytest.mark.parametrize("config", ["mid", "v2lite", "mid-hybrid", "ling25s", "mid-sparse", "v32s"])
 def test_benchmark_configs(config: str) -> None:
     directory = Path(__file__).parent.parent / "bench" / "configs" / config
     spec = read_model(directory)

@@ -11,12 +11,13 @@ import hf
 from hf import FLOAT64_GATE, TOKENS, Case, Checkpoints, T, distance
 from trueline import reference
 from trueline.reference import config as facts
-from trueline.reference import model
+from trueline.reference import indexer, model
 from trueline.reference.config import Config
 
 FLOAT32_GATE = 3e-5
 ROUNDING_GATE = 1e-6  # once those are imitated, nothing is left but a float32 that falls otherwise
 MARGIN = 1e-4  # between the last expert chosen and the first one not; float32 noise is 1e-6
+INDEX_MARGIN = 1e-5  # the same for keys, in index scores, which transformers has in float32 only
 
 # Rotation is relative: only distance, not the start, shows what YaRN does to the slow channels.
 PLACES = {
@@ -38,6 +39,15 @@ def routing_margin(config: Config, scores: Tensor, bias: Tensor | None) -> float
     return min((values[:, k - 1] - values[:, k]).min().item() for values, k in ranked)
 
 
+def index_margin(scores: Tensor, topk: int) -> float:
+    """The least distance, over all rows, of the last key selected to the first one that is not."""
+    gaps = [float("inf")]
+    for place, row in enumerate(scores[topk:], topk):
+        ranked = row[: place + 1].sort(descending=True).values
+        gaps.append(float(ranked[topk - 1] - ranked[topk]))
+    return min(gaps)
+
+
 # transformers
 
 
@@ -54,7 +64,15 @@ def test_equals_transformers(
         margins.append(routing_margin(config, scores, bias))
         return choose(config, scores, bias)
 
+    index_margins = []
+    largest = indexer.largest
+
+    def watched_keys(scores: Tensor, topk: int) -> Tensor:
+        index_margins.append(index_margin(scores, topk))
+        return largest(scores, topk)
+
     monkeypatch.setattr(model, "choose_experts", watched)
+    monkeypatch.setattr(indexer, "largest", watched_keys)
     for positions in PLACES.values():
         ours = oracle.logprobs(TOKENS, positions)
         assert ours.dtype == torch.float64
@@ -62,6 +80,8 @@ def test_equals_transformers(
         assert distance(ours, checkpoint.logprobs(TOKENS, positions, torch.float32)) <= FLOAT32_GATE
     assert len(margins) == 3 * len(PLACES)  # three of the four layers are MoE
     assert min(margins) >= MARGIN
+    assert bool(index_margins) == case.sparse
+    assert min(index_margins, default=1.0) >= INDEX_MARGIN
 
 
 def imitate_rounding(monkeypatch: pytest.MonkeyPatch, family: str) -> None:

@@ -78,7 +78,7 @@ def test_routing_spreads_and_logits_vary(family: str, tiny: Tiny) -> None:
 
 
 @pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "kimi_k2",
-                                    "glm4_moe_lite"])  # fmt: skip
+                                    "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa"])  # fmt: skip
 def test_transformers_loads_it_and_agrees(family: str, tiny: Tiny, tmp_path: Path) -> None:
     """In published form, with no warning to hide behind: every logprob, every position."""
     model = tiny(family)
@@ -111,6 +111,16 @@ def test_options_reach_the_config(tmp_path: Path) -> None:
     assert (spec.max_position, mixer.rope.yarn, spec.dtype) == (999, None, "bfloat16")
 
 
+def test_options_of_an_indexer(tmp_path: Path) -> None:
+    options = ("--index-heads", "16", "--index-head", "40", "--index-topk", "5")
+    make("glm_moe_dsa", tmp_path / "m", *options)
+    mixer = read_model(tmp_path / "m").layers[0].mixer
+    assert isinstance(mixer, MLASpec)
+    assert mixer.indexer is not None
+    indexer = mixer.indexer
+    assert (indexer.heads, indexer.head_dim, indexer.topk) == (16, 40, 5)
+
+
 def test_fp8_from_the_command_line(tmp_path: Path) -> None:
     make("deepseek_v3", tmp_path / "m", "--dtype", "fp8", "--ue8m0", "--fp8-block", "16")
     stored = load_file(tmp_path / "m" / "model.safetensors")
@@ -124,12 +134,14 @@ def test_yarn_can_be_put_in(tmp_path: Path) -> None:
     assert read_model(tmp_path / "m").layers[0].mixer.rope.yarn is not None
 
 
-@pytest.mark.parametrize("config", ["mid", "v2lite", "mid-hybrid", "ling25s"])
+@pytest.mark.parametrize("config", ["mid", "v2lite", "mid-hybrid", "ling25s", "mid-sparse", "v32s"])
 def test_from_a_config_file(config: str, tmp_path: Path) -> None:
     """Benchmark configs, made narrow: the file's other keys stay as they are."""
     narrow = ("--layers", "2", "--hidden", "64", "--width", "32", "--expert-width", "16")
     if config in ("mid-hybrid", "ling25s"):
         narrow = (*narrow, "--layer-group", "2", "--linear-head", "24", "--norm-groups", "3")
+    if config in ("mid-sparse", "v32s"):
+        narrow = (*narrow, "--q-lora", "24", "--index-head", "70", "--index-heads", "16")
     file = BENCH / config / "config.json"
     make("config", tmp_path / "m", "--config", file, *narrow, "--vocab", "32000", "--heads", "2")
     nothing = torch.empty(0, dtype=torch.long)
@@ -167,12 +179,11 @@ def test_refused(
 def test_unsupported_config_is_refused_by_name(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    file = tmp_path / "other.json"
+    file.write_text(json.dumps(family_config("deepseek_v3") | {"model_type": "glm5_next"}))
     with pytest.raises(SystemExit):
-        main(
-            ["make-tiny", "config", str(tmp_path / "m"), "--config",
-             str(BENCH / "v32s" / "config.json")]
-        )  # fmt: skip
-    assert "'deepseek_v32'" in capsys.readouterr().err
+        main(["make-tiny", "config", str(tmp_path / "m"), "--config", str(file)])
+    assert "'glm5_next'" in capsys.readouterr().err
 
 
 def test_nothing_is_overwritten(tmp_path: Path) -> None:

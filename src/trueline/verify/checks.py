@@ -21,6 +21,7 @@ from trueline.spec.mixer import CompressedSpec, LightningSpec, MLASpec
 from trueline.spec.model import LayerSpec, ModelSpec
 from trueline.verify.cases import Subject
 from trueline.verify.failed import CheckFailed
+from trueline.verify.indexer import index_is_a_sum, indexer_facts
 from trueline.verify.lightning import (
     Pair,
     linear_facts,
@@ -76,6 +77,7 @@ def _layer_facts(layer: LayerSpec, config: second_opinion.Config) -> Iterator[Pa
         yield from linear_facts(mixer, config, layer.index)
     elif isinstance(mixer, MLASpec):
         yield from _mla_facts(mixer, config, at)
+        yield from indexer_facts(mixer, config, layer.index)
     moe = layer.feed_forward
     is_moe = isinstance(moe, MoESpec)
     yield at + "is MoE", is_moe, second_opinion.layer_is_moe(config, layer.index)
@@ -254,6 +256,7 @@ CHECKS: Mapping[str, Callable[[Subject], None]] = {
     "index cache": index_cache,
     "rope contract": rope_contract,
     "linear = sum": linear_is_a_sum,
+    "index = sum": index_is_a_sum,
     "ranks = whole": ranks_hold_their_heads,
     **ENGINE_CHECKS,
 }

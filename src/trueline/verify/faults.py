@@ -8,6 +8,7 @@ issue adds its rows.
 from trueline.verify.seed import Fault
 from trueline.verify.seed.engine import ENGINE_FAULTS
 from trueline.verify.seed.index_cache import INDEX_FAULTS
+from trueline.verify.seed.indexer import INDEXER_FAULTS
 from trueline.verify.seed.ling import LING_FAULTS
 from trueline.verify.seed.reference import REFERENCE_FAULTS
 from trueline.verify.seed.spec import SPEC_FAULTS
@@ -21,6 +22,7 @@ FAULTS: list[Fault] = [
     *SPEC_FAULTS,
     *WEIGHT_FAULTS,
     *LING_FAULTS,
+    *INDEXER_FAULTS,
     *ENGINE_FAULTS,
     *STATE_FAULTS,
     *INDEX_FAULTS,
