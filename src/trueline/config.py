@@ -28,6 +28,10 @@ class EngineConfig:
     """States kept at once, running and as snapshots; None: as the memory allows."""
     snapshot_spacing: int | Literal["auto"] = "auto"
     """Tokens between the states that the prefix cache keeps of a long prompt."""
+    index_cache_dtype: str = "auto"
+    """Of the indexer's keys: "auto" (as computed), float32, bfloat16, float16, e4m3fn, e4m3fnuz."""
+    index_cache_layout: str = "auto"
+    """How they lie: "auto" (rows), rows, planar, shuffled."""
     batch_invariant: bool = False
     overlap: bool = False
     max_logprobs: int = 20

@@ -10,7 +10,8 @@ from typing import Any
 
 import torch
 
-from trueline.cache.layout import LatentLayout
+from trueline.cache.index import IndexStore
+from trueline.cache.layout import IndexLayout, LatentLayout
 from trueline.cache.state import StateStore
 from trueline.cache.store import LatentStore
 from trueline.choices import LAYERS, OWN, Choice, choose_layers, choose_op
@@ -20,7 +21,7 @@ from trueline.errors import UsageError
 from trueline.models.parameters import parameters
 from trueline.ops.mla_decode import Tiling
 from trueline.ops.registry import NEEDS, OPS, REGISTRY, Need, implementation, refusals
-from trueline.spec.mixer import LightningSpec, MLASpec
+from trueline.spec.mixer import IndexerSpec, LightningSpec, MLASpec
 from trueline.spec.model import ModelSpec
 
 AUTO_BLOCK_SIZE = 16
@@ -53,6 +54,22 @@ class StatePlan:
         ).replace("torch.", "")
 
 
+@dataclass(frozen=True, slots=True)
+class IndexPlan:
+    """The cache of the indexer's keys, and how many positions it lets through."""
+
+    layout: IndexLayout
+    topk: int
+    block_bytes: int
+
+    def __str__(self) -> str:
+        layout = self.layout
+        return (
+            f"the {self.topk:,} best positions; keys in {layout.storage}, layout '{layout.kind}', "
+            f"{layout.token_bytes} bytes a token and layer"
+        )
+
+
 @dataclass(frozen=True)
 class Plan:
     device: Device
@@ -65,6 +82,7 @@ class Plan:
     layout: LatentLayout
     num_blocks: int
     state: StatePlan | None
+    index: IndexPlan | None
     max_model_len: int
     tiling: Tiling
     batch_invariant: bool
@@ -89,6 +107,8 @@ class Plan:
         )
         if self.state:
             yield f"states       {self.state}"
+        if self.index:
+            yield f"selection    {self.index}"
         yield f"invariance   {'bitwise, whatever the batch' if self.batch_invariant else 'off'}"
         for op, choice in self.choices.items():
             yield f"{op:<12} {choice.name} ({choice.reason})"
@@ -105,10 +125,12 @@ def make_plan(spec: ModelSpec, config: EngineConfig, device: Device) -> Plan:
     storage = DTYPES[spec.dtype if config.dtype == "auto" else config.dtype]
     compute, reason = choose_compute_dtype(storage)
     latent, linear = latent_mixers(spec), linear_mixers(spec)
-    has: set[Need] = {"states"} if linear else set()
-    used = [op for op in OPS if op not in NEEDS or NEEDS[op] in has]
-    choices = {op: choose_op(op, config, compute) for op in used}
     size = AUTO_BLOCK_SIZE if config.block_size == "auto" else config.block_size
+    index = _index_plan(own_indexers(spec), config, compute, size)
+    has: dict[Need, Any] = {"states": linear, "indexer": index}
+    used = [op for op in OPS if op not in NEEDS or has[NEEDS[op]]]
+    keys = index.layout if index else None
+    choices = {op: choose_op(op, config, compute, keys) for op in used}
     layout = LatentLayout(latent[0].kv_lora_rank, latent[0].qk_rope_head_dim, size)
     max_len = _max_model_len(spec, config)
     weights = sum(p.count for p in parameters(spec)) * compute.itemsize
@@ -119,6 +141,7 @@ def make_plan(spec: ModelSpec, config: EngineConfig, device: Device) -> Plan:
     if state:
         budget -= state.num_slots * state.slot_bytes
     block_bytes = LatentStore.block_bytes(layout, len(latent), compute)
+    block_bytes += index.block_bytes if index else 0
     num_blocks = _num_blocks(config, budget, block_bytes, -(-max_len // size))
     # Where a step takes microseconds, threads only wait for each other.
     threads = device.threads if weights >= SMALL_MODEL else 1
@@ -133,6 +156,7 @@ def make_plan(spec: ModelSpec, config: EngineConfig, device: Device) -> Plan:
         layout,
         num_blocks,
         state,
+        index,
         max_len,
         FIXED_TILING if config.batch_invariant else FREE_TILING,
         config.batch_invariant,
@@ -145,12 +169,8 @@ def latent_mixers(spec: ModelSpec) -> list[MLASpec]:
     """Those of the layers with a paged cache: rows of one layout, so that one table of blocks
     serves them all. A layer that differs must not get the rows of the first silently."""
     found = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, MLASpec)]
-    if any(mixer.indexer for mixer in found):
-        raise UsageError(
-            f"{spec.family}: latent attention over selected keys is not in the engine yet; "
-            "inspect, score and make-tiny know it"
-        )
-    if not found or any(mixer.cache_fields != found[0].cache_fields for mixer in found):
+    widths = {(mixer.kv_lora_rank, mixer.qk_rope_head_dim) for mixer in found}
+    if len(widths) != 1:
         raise UsageError(
             f"{spec.family}: accepted so far: models with latent attention in one layer or more, "
             "and rows of the same widths in all of these"
@@ -158,11 +178,32 @@ def latent_mixers(spec: ModelSpec) -> list[MLASpec]:
     return found
 
 
+def own_indexers(spec: ModelSpec) -> list[IndexerSpec]:
+    """Of the layers that choose positions themselves; they must choose from alike."""
+    mixers = (layer.mixer for layer in spec.layers)
+    indexers = [mixer.indexer for mixer in mixers if isinstance(mixer, MLASpec) and mixer.indexer]
+    if len({(indexer.head_dim, indexer.topk) for indexer in indexers}) > 1:
+        raise UsageError(f"{spec.family}: indexers of different widths or topk")
+    return [indexer for indexer in indexers if not indexer.shared]
+
+
 def linear_mixers(spec: ModelSpec) -> list[LightningSpec]:
     found = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, LightningSpec)]
     if any(mixer.cache_fields != found[0].cache_fields for mixer in found):
         raise UsageError(f"{spec.family}: linear layers with states of different widths")
     return found
+
+
+def _index_plan(
+    indexers: list[IndexerSpec], config: EngineConfig, compute: torch.dtype, block_size: int
+) -> IndexPlan | None:
+    if not indexers:
+        return None
+    wanted = config.index_cache_dtype
+    storage = str(compute).removeprefix("torch.") if wanted == "auto" else wanted
+    kind = "rows" if config.index_cache_layout == "auto" else config.index_cache_layout
+    layout = IndexLayout(indexers[0].head_dim, block_size, storage, kind)
+    return IndexPlan(layout, indexers[0].topk, IndexStore.block_bytes(layout, len(indexers)))
 
 
 def _state_plan(

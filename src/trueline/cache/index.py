@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from trueline.cache.layout import AMAX_FLOOR, SCALE_BYTES, Fp8, IndexLayout
+from trueline.cache.store import LatentView
 
 DTYPES = {
     "float32": torch.float32,
@@ -73,6 +74,14 @@ class IndexView:
 
     def _write_scales(self, cells: Tensor, scales: Tensor) -> None:
         self.bytes[self._scales_at(cells)] = scales[:, None].contiguous().view(torch.uint8)
+
+
+@dataclass(frozen=True, slots=True)
+class SparseView:
+    """One layer's rows and, where it has an indexer of its own, its keys."""
+
+    latent: LatentView
+    index: IndexView | None
 
 
 class IndexStore:

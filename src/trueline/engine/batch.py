@@ -10,6 +10,7 @@ from trueline.engine.step import Row, Step
 from trueline.ops.lightning import StateRow
 from trueline.ops.mla_decode import DecodeRows
 from trueline.ops.mla_prefill import PrefillRow
+from trueline.ops.sparse_rows import Run, SparseRows
 
 UNKNOWN = -1
 """Stands for a token that the step before samples; the runner puts it in."""
@@ -32,6 +33,11 @@ class Batch:
     positions: list[int]
     cells: list[int]
     decode: DecodeRows
+    decode_tokens: list[int]
+    """Where its rows stand among the tokens."""
+    sparse: SparseRows
+    sparse_tokens: list[int]
+    """Tokens that see more than the indexer lets through, however they were scheduled."""
     prefill: tuple[tuple[slice, PrefillRow], ...]
     states: tuple[tuple[slice, StateRow], ...]
     """The rows again, for mixers with a state per sequence; the first `num_decode_rows` decode."""
@@ -52,17 +58,22 @@ def build_batch(
     layout: LatentLayout,
     *,
     one_form: bool,
+    topk: int | None = None,
     forget: tuple[str, ...] = (),
 ) -> Batch:
     """`known`: each request's tokens whose values are known. `scored`: prompt lengths of requests
     that want prompt logprobs. With `one_form` every token is a row of its own, attended in the
-    same way however it was scheduled."""
+    same way however it was scheduled. Tokens that see more than `topk` positions choose among
+    them."""
     check_order(step)
     rows: list[tuple[str, slice, int]] = []
     tokens: list[int] = []
     positions: list[int] = []
     cells: list[int] = []
     decode = DecodeRows([], [])
+    decode_tokens: list[int] = []
+    runs: list[Run] = []
+    sparse_tokens: list[int] = []
     prefill: list[tuple[slice, PrefillRow]] = []
     states: list[tuple[slice, StateRow]] = []
     carried: list[tuple[int, str]] = []
@@ -80,11 +91,17 @@ def build_batch(
         tokens += values
         positions += range(row.start, stop)
         cells += layout.cells(blocks, row.start, stop)
-        if row.is_decode or one_form:
-            decode.lengths.extend(range(row.start + 1, stop + 1))
-            decode.block_ids.extend([blocks] * row.count)
-        else:
-            prefill.append((at, PrefillRow(row.start, row.count, blocks)))
+        dense = row.count if topk is None else min(max(topk - row.start, 0), row.count)
+        cut = at.start + dense
+        if dense and (row.is_decode or one_form):
+            decode.lengths.extend(range(row.start + 1, row.start + dense + 1))
+            decode.block_ids.extend([blocks] * dense)
+            decode_tokens += range(at.start, cut)
+        elif dense:
+            prefill.append((slice(at.start, cut), PrefillRow(row.start, dense, blocks)))
+        if dense < row.count:
+            runs.append(Run(blocks, row.start + dense + 1, row.count - dense))
+            sparse_tokens += range(cut, at.stop)
         if row.state is not None:
             state = row.state
             states.append((at, StateRow(row.start, state.source, state.slot, state.snapshots)))
@@ -98,6 +115,9 @@ def build_batch(
         positions,
         cells,
         decode,
+        decode_tokens,
+        SparseRows(tuple(runs)),
+        sparse_tokens,
         tuple(prefill),
         tuple(states),
         step.num_decode_rows,

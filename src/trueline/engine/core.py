@@ -163,6 +163,9 @@ class EngineCore:
         if unowned is not None:
             self.runner.store.poison(unowned.blocks)
             self.runner.store.poison_cells(unowned.cells)
+            if self.runner.index:
+                self.runner.index.poison(unowned.blocks)
+                self.runner.index.poison_cells(unowned.cells)
             if self.runner.states:
                 self.runner.states.poison(unowned.slots)
         return self.runner.execute(batch)
@@ -180,6 +183,7 @@ class EngineCore:
             },
             self.plan.layout,
             one_form=self.plan.batch_invariant,
+            topk=self.plan.index.topk if self.plan.index else None,
             forget=forget,
         )
 

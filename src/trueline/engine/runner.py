@@ -12,8 +12,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from trueline.cache.state import StateStore, StateView
-from trueline.cache.store import LatentStore, LatentView
+from trueline.cache.index import IndexStore, SparseView
+from trueline.cache.state import StateStore
+from trueline.cache.store import LatentStore
 from trueline.engine.batch import Batch, ScoredPrompt
 from trueline.engine.messages import CoreRequest, TokenScore
 from trueline.layers.context import (
@@ -21,15 +22,16 @@ from trueline.layers.context import (
     Ops,
     Parameters,
     PrefillSlice,
+    SparseStep,
     StateStep,
     StepInput,
     Weights,
 )
-from trueline.layers.decoder import Decoder, Replay
+from trueline.layers.decoder import Decoder, Replay, View
 from trueline.ops.sampling import RowState, Scored, build_rows
 from trueline.parallel.collective import Collective, Solo
-from trueline.plan import Plan, latent_mixers, linear_mixers
-from trueline.spec.mixer import LightningSpec
+from trueline.plan import Plan, latent_mixers, linear_mixers, own_indexers
+from trueline.spec.mixer import LightningSpec, MLASpec
 from trueline.spec.model import ModelSpec
 
 # Prompt positions whose logits are held at a time.
@@ -74,23 +76,32 @@ class Runner:
             plan.layout, len(latent_mixers(spec)), plan.num_blocks, plan.compute_dtype
         )
         self.states = _state_store(spec, plan)
+        self.index = _index_store(spec, plan)
         self.views = self._views()
         self.stories: dict[str, Story] = {}
         self.recorded: list[Replay] | None = None
-        """Set to a list to record every step's expert choices."""
+        """Set to a list to record every step's choices."""
         self.forced: list[Replay] | None = None
-        """Expert choices to take instead, step by step."""
+        """Choices to take instead, step by step."""
         self.probe: Callable[[Batch, Tensor], None] | None = None
         """Set by checks: sees the logits of every token of every step."""
 
-    def _views(self) -> list[LatentView | StateView]:
+    def _views(self) -> list[View]:
         """Each layer's part of the cache it keeps."""
         latent = iter(self.store.views)
         states = iter(self.states.views if self.states else [])
-        return [
-            next(states) if isinstance(layer.mixer, LightningSpec) else next(latent)
-            for layer in self.spec.layers
-        ]
+        keys = iter(self.index.views if self.index else [])
+        views: list[View] = []
+        for layer in self.spec.layers:
+            mixer = layer.mixer
+            if isinstance(mixer, LightningSpec):
+                views.append(next(states))
+            elif isinstance(mixer, MLASpec) and mixer.indexer is not None:
+                own = None if mixer.indexer.shared else next(keys)
+                views.append(SparseView(next(latent), own))
+            else:
+                views.append(next(latent))
+        return views
 
     def admit(self, key: str, request: CoreRequest, seed: int) -> None:
         outputs: list[int] = []
@@ -134,9 +145,23 @@ class Runner:
             torch.tensor(batch.positions),
             torch.tensor(batch.cells),
             batch.decode,
+            _places(batch.decode_tokens),
             tuple(PrefillSlice(at, row) for at, row in batch.prefill),
             prepared,
             self._state_step(batch),
+            self._sparse_step(batch),
+        )
+
+    def _sparse_step(self, batch: Batch) -> SparseStep | None:
+        if not batch.sparse_tokens or self.index is None or self.plan.index is None:
+            return None
+        rows, tiling, topk = batch.sparse, self.plan.tiling, self.plan.index.topk
+        return SparseStep(
+            torch.tensor(batch.sparse_tokens),
+            torch.tensor(rows.lengths),
+            self.ops.index_scores.prepare(rows, self.index.views[0], tiling, topk=topk),
+            self.ops.sparse_mla.prepare(rows, self.store.views[0], tiling),
+            list(self.forced[0].positions) if self.forced else [],
         )
 
     def _state_step(self, batch: Batch) -> StateStep | None:
@@ -148,10 +173,11 @@ class Runner:
         return StateStep(count, prepared, batch.states[count:])
 
     def _forward(self, step: StepInput) -> Tensor:
-        recorded: Replay | None = {} if self.recorded is not None else None
+        recorded = Replay() if self.recorded is not None else None
         forced = self.forced.pop(0) if self.forced else None
         hidden = self.decoder.hidden(step, self.views, recorded, forced)
         if self.recorded is not None and recorded is not None:
+            recorded.positions = step.sparse.recorded if step.sparse else []
             self.recorded.append(recorded)
         return hidden
 
@@ -184,6 +210,19 @@ class Runner:
             scored = self.sampling.score(logits, torch.tensor(targets), top)
             found += token_scores(targets, scored, [top] * len(targets))
         return found
+
+
+def _places(tokens: list[int]) -> slice | Tensor:
+    """A slice where they follow each other, as without an indexer they always do."""
+    if tokens == list(range(len(tokens))):
+        return slice(0, len(tokens))
+    return torch.tensor(tokens)
+
+
+def _index_store(spec: ModelSpec, plan: Plan) -> IndexStore | None:
+    if plan.index is None:
+        return None
+    return IndexStore(plan.index.layout, len(own_indexers(spec)), plan.num_blocks)
 
 
 def _state_store(spec: ModelSpec, plan: Plan) -> StateStore | None:

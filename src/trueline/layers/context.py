@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from torch import Tensor
@@ -27,6 +27,10 @@ class Ops:
         self.mla_decode: Any = plan.op("mla_decode")
         self.mla_prefill: Any = plan.op("mla_prefill")
         self.lightning: Any = plan.op("lightning") if plan.state else None
+        sparse = plan.index is not None
+        self.index_scores: Any = plan.op("index_scores") if sparse else None
+        self.top_positions: Any = plan.op("top_positions") if sparse else None
+        self.sparse_mla: Any = plan.op("sparse_mla") if sparse else None
         self.route: Any = plan.op("route")
         self.experts: Any = plan.op("experts")
 
@@ -72,7 +76,8 @@ Rope = tuple[Tensor, Tensor] | None
 
 
 class Mixer(Protocol):
-    """A layer's token mixing. `view` is its part of the cache: a LatentView or a StateView."""
+    """A layer's token mixing. `view` is its part of the cache: a LatentView, a SparseView or a
+    StateView."""
 
     def forward(self, x: Tensor, step: StepInput, view: Any, rope: Rope) -> Tensor: ...
 
@@ -93,6 +98,21 @@ class StateStep:
     prefill: tuple[tuple[slice, StateRow], ...]
 
 
+@dataclass(slots=True)
+class SparseStep:
+    """The tokens that see more positions than the indexer lets through."""
+
+    at: Tensor  # [rows] where they stand among the step's tokens
+    lengths: Tensor  # [rows]
+    scores: Any  # what index_scores made of them
+    attention: Any  # what sparse_mla made of them
+    forced: list[Tensor]
+    """Choices to take instead, layer by layer."""
+    recorded: list[Tensor] = field(default_factory=list)
+    chosen: Tensor | None = None
+    """Positions [rows, topk] that the last layer with an indexer of its own chose."""
+
+
 @dataclass(frozen=True, slots=True)
 class StepInput:
     """One step's tokens: decode rows first, one token each, then prefill rows. Each part carries
@@ -102,9 +122,12 @@ class StepInput:
     positions: Tensor  # [n]
     cells: Tensor  # [n] where each token's cache row goes
     decode: DecodeRows
+    decode_at: slice | Tensor
+    """Where the rows of `decode` stand among the tokens."""
     prefill: tuple[PrefillSlice, ...]
     prepared: Any  # what mla_decode made of `decode`
     states: StateStep | None
+    sparse: SparseStep | None
 
     @property
     def num_decode(self) -> int:

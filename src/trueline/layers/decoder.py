@@ -4,11 +4,13 @@ norm, head."""
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from trueline.cache.index import SparseView
 from trueline.cache.state import StateView
 from trueline.cache.store import LatentView
 from trueline.choices import KINDS
@@ -19,11 +21,17 @@ from trueline.spec.mixer import MixerSpec
 from trueline.spec.model import LayerSpec, ModelSpec
 from trueline.spec.rope import RopeSpec
 
-Replay = dict[int, Tensor]
-"""Layer -> expert ids [n, top_k]: recorded, or forced."""
+View = LatentView | SparseView | StateView
 
 
-View = LatentView | StateView
+@dataclass(slots=True)
+class Replay:
+    """What a step chose, recorded or to be taken instead of choosing."""
+
+    experts: dict[int, Tensor] = field(default_factory=dict)
+    """Layer -> expert ids [n, top_k]."""
+    positions: list[Tensor] = field(default_factory=list)
+    """Of each layer with an indexer of its own, [rows, topk] of the rows that chose."""
 
 
 def make(spec: MixerSpec | FeedForwardSpec, build: Build, weights: Weights, name: str) -> Any:
@@ -91,10 +99,10 @@ class Decoder:
         norm, eps = self.ops.rms_norm.run, self.spec.norm_eps
         for layer, view, rope in zip(self.layers, views, ropes, strict=True):
             h = h + layer.mixer.forward(norm(h, layer.mixer_norm, eps), step, view, rope)
-            choice = forced.get(layer.index) if forced else None
+            choice = forced.experts.get(layer.index) if forced else None
             y, ids = layer.feed_forward.forward(norm(h, layer.forward_norm, eps), choice)
             if recorded is not None and ids is not None:
-                recorded[layer.index] = ids
+                recorded.experts[layer.index] = ids
             h = h + y
         return h
 

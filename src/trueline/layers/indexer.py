@@ -24,8 +24,8 @@ class Indexer:
         self.norm = weights.take(f"{name}.k_norm.weight"), weights.take(f"{name}.k_norm.bias")
         self.weights = pack(weights.take(f"{name}.weights_proj.weight").float())
         ours, theirs = self.spec.rope, mla.rope
-        same = torch.equal(inv_freq(ours), inv_freq(theirs))
-        assert same and ours.cos_sin_scale == theirs.cos_sin_scale, "one table turns both"
+        assert torch.equal(inv_freq(ours), inv_freq(theirs)), "one table turns both"
+        assert ours.cos_sin_scale == theirs.cos_sin_scale
 
     def keys(self, projected: Tensor, rope: Rope) -> Tensor:
         """What the index cache holds of each token: [n, head_dim]."""

@@ -1,25 +1,43 @@
-"""Latent attention: fused projections, the cache, and both forms of attention."""
+"""Latent attention: fused projections, the cache, and both forms of attention; with an indexer,
+over the positions that it selects."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from trueline.cache.index import SparseView
 from trueline.cache.store import LatentView
 from trueline.layers.context import Build, Rope, StepInput, Weights
-from trueline.ops.mla_prefill import HeadWeights, cheaper_form
+from trueline.layers.indexer import Indexer
+from trueline.ops.mla_prefill import HeadWeights, PrefillRow, cheaper_form
 from trueline.spec.mixer import MLASpec
+
+
+@dataclass(frozen=True, slots=True)
+class Projected:
+    q: Tensor  # [n, heads, nope + rope]
+    latent: Tensor  # [n, latent], normalised
+    key: Tensor  # [n, rope]
+    q_latent: Tensor  # [n, q_lora_rank], normalised; the input's own where there is none
+    index_key: Tensor  # [n, index head]; empty without an indexer
 
 
 class MLA:
     def __init__(self, spec: MLASpec, build: Build, weights: Weights, name: str) -> None:
         self.spec, self.ops, self.collective = spec, build.ops, build.collective
         pack = build.ops.linear.pack
+        own = spec.indexer is not None and not spec.indexer.shared
+        self.indexer = Indexer(spec, build, weights, f"{name}.indexer") if own else None
         first = "q_proj" if spec.q_lora_rank is None else "q_a_proj"
         query = weights.take(f"{name}.{first}.weight")
-        self.query_width = query.shape[0]
-        # One product gives the query (or its latent) and the key-value latent.
-        self.qkv_a = pack(torch.cat((query, weights.take(f"{name}.kv_a_proj_with_mqa.weight"))))
+        latent = weights.take(f"{name}.kv_a_proj_with_mqa.weight")
+        index = [self.indexer.key_weight] if self.indexer else []
+        self.widths = [len(query), spec.kv_lora_rank, spec.qk_rope_head_dim, sum(map(len, index))]
+        # One product gives the query (or its latent), the key-value latent and the index key.
+        self.first = pack(torch.cat((query, latent, *index)))
         if spec.q_lora_rank is not None:
             self.q_norm = weights.take(f"{name}.q_a_layernorm.weight")
             self.q_b = pack(weights.take(f"{name}.q_b_proj.weight"))
@@ -30,47 +48,94 @@ class MLA:
         self.expand = pack_heads(self.heads.value, build.ops.linear, steady)
         self.o = pack(weights.take(f"{name}.o_proj.weight"))
 
-    def forward(self, x: Tensor, step: StepInput, view: LatentView, rope: Rope) -> Tensor:
+    def forward(
+        self, x: Tensor, step: StepInput, view: LatentView | SparseView, rope: Rope
+    ) -> Tensor:
         spec = self.spec
         assert rope is not None
-        q, latent, key = self._project(x)
+        made = self._project(x)
         turn = self.ops.rope.run
-        q_rope = turn(q[..., spec.qk_nope_head_dim :], *rope, spec.rope.pairing)
-        key = turn(key[:, None], *rope, spec.rope.pairing)[:, 0]
-        view.write(step.cells, latent, key)
-        q_nope = q[..., : spec.qk_nope_head_dim]
-        out = q.new_empty(len(x), spec.heads.count, spec.v_head_dim)
-        d = step.num_decode
-        if d:
-            out[:d] = self._decode(q_nope[:d], q_rope[:d], step, view)
+        q_nope = made.q[..., : spec.qk_nope_head_dim]
+        q_rope = turn(made.q[..., spec.qk_nope_head_dim :], *rope, spec.rope.pairing)
+        key = turn(made.key[:, None], *rope, spec.rope.pairing)[:, 0]
+        latent = view.latent if isinstance(view, SparseView) else view
+        latent.write(step.cells, made.latent, key)
+        self._select(x, made, step, view, rope)
+        out = made.q.new_empty(len(x), spec.heads.count, spec.v_head_dim)
+        if step.num_decode:
+            at = step.decode_at
+            out[at] = self._decode(q_nope[at], q_rope[at], step, latent)
+        if step.sparse is not None:
+            at = step.sparse.at
+            out[at] = self._attend_selected(q_nope[at], q_rope[at], step, latent)
         for part in step.prefill:
             at = part.tokens
-            queries = torch.cat((q_nope[at], q_rope[at]), dim=-1)
-            form = cheaper_form(
-                self.heads, spec.qk_rope_head_dim, part.row.count, part.row.start + part.row.count
-            )
-            out[at] = self.ops.mla_prefill.run(
-                queries, view, part.row, self.heads, softmax_scale=spec.softmax_scale, form=form
-            )
+            out[at] = self._prefill(torch.cat((q_nope[at], q_rope[at]), dim=-1), part.row, latent)
         return self.collective.add(self.ops.linear.run(out.flatten(1), self.o))
 
-    def _project(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries [n, heads, nope + rope], normalised latent [n, latent], key part [n, rope]."""
+    def _project(self, x: Tensor) -> Projected:
         spec, ops = self.spec, self.ops
-        both = ops.linear.run(x, self.qkv_a)
-        q = both[:, : self.query_width]
+        q, latent, key, index_key = ops.linear.run(x, self.first).split(self.widths, dim=-1)
         if spec.q_lora_rank is not None:
-            q = ops.rms_norm.run(q, self.q_norm, spec.latent_norm_eps)
-            q = ops.linear.run(q, self.q_b)
-        kv = both[:, self.query_width :]
-        latent = ops.rms_norm.run(kv[:, : spec.kv_lora_rank], self.kv_norm, spec.latent_norm_eps)
-        return q.reshape(len(x), spec.heads.count, -1), latent, kv[:, spec.kv_lora_rank :]
+            q_latent = ops.rms_norm.run(q, self.q_norm, spec.latent_norm_eps)
+            q = ops.linear.run(q_latent, self.q_b)
+        else:
+            q_latent = q
+        latent = ops.rms_norm.run(latent, self.kv_norm, spec.latent_norm_eps)
+        return Projected(q.reshape(len(x), spec.heads.count, -1), latent, key, q_latent, index_key)
+
+    def _select(
+        self, x: Tensor, made: Projected, step: StepInput, view: LatentView | SparseView, rope: Rope
+    ) -> None:
+        """Keys are written for every token; only rows that see too much choose. A layer without
+        an indexer of its own leaves the choice of the layer before."""
+        if self.indexer is None:
+            return
+        assert isinstance(view, SparseView)
+        assert view.index is not None
+        view.index.write(step.cells, self.indexer.keys(made.index_key, rope))
+        if step.sparse is not None:
+            chosen = step.sparse.forced.pop(0) if step.sparse.forced else None
+            if chosen is None:
+                chosen = self.indexer.choose(x, made.q_latent, rope, step.sparse, view.index)
+            step.sparse.chosen = chosen
+            step.sparse.recorded.append(chosen)
+
+    def _prefill(self, queries: Tensor, row: PrefillRow, view: LatentView) -> Tensor:
+        form = cheaper_form(
+            self.heads, self.spec.qk_rope_head_dim, row.count, row.start + row.count
+        )
+        out: Tensor = self.ops.mla_prefill.run(
+            queries, view, row, self.heads, softmax_scale=self.spec.softmax_scale, form=form
+        )
+        return out
+
+    def _absorbed(self, q_nope: Tensor, q_rope: Tensor) -> Tensor:
+        moved = self.ops.head_product.run(q_nope, self.absorb)
+        return torch.cat((moved, q_rope), dim=-1)
 
     def _decode(self, q_nope: Tensor, q_rope: Tensor, step: StepInput, view: LatentView) -> Tensor:
-        moved = self.ops.head_product.run(q_nope, self.absorb)
-        queries = torch.cat((moved, q_rope), dim=-1)
         out, _ = self.ops.mla_decode.run(
-            queries, view, step.prepared, softmax_scale=self.spec.softmax_scale
+            self._absorbed(q_nope, q_rope),
+            view,
+            step.prepared,
+            softmax_scale=self.spec.softmax_scale,
+        )
+        y: Tensor = self.ops.head_product.run(out, self.expand)
+        return y
+
+    def _attend_selected(
+        self, q_nope: Tensor, q_rope: Tensor, step: StepInput, view: LatentView
+    ) -> Tensor:
+        sparse = step.sparse
+        assert sparse is not None
+        assert sparse.chosen is not None, "a layer before has chosen"
+        out, _ = self.ops.sparse_mla.run(
+            self._absorbed(q_nope, q_rope),
+            view,
+            sparse.attention,
+            sparse.chosen,
+            softmax_scale=self.spec.softmax_scale,
         )
         y: Tensor = self.ops.head_product.run(out, self.expand)
         return y

@@ -15,13 +15,15 @@ from trueline.cache.layout import GROUP, KINDS, STORAGES, IndexLayout, LatentLay
 from trueline.cache.store import LatentStore, LatentView
 from trueline.ops.index_scores import reference as scores_reference
 from trueline.ops.mla_decode import Tiling
-from trueline.ops.registry import implementation, refusals, runnable
+from trueline.ops.registry import implementation, reasons, runnable
 from trueline.ops.sparse_mla import reference as attention_reference
 from trueline.ops.sparse_rows import Run, SparseRows
 from trueline.ops.top_positions import reference as top_reference
 from trueline.verify.cases import Subject
 from trueline.verify.failed import CheckFailed
-from trueline.verify.ops import GATE, LSE_GATE, H, L, R, randn
+from trueline.verify.ops.attention import LSE_GATE
+from trueline.verify.ops.attention import PREFILL_GATE as GATE
+from trueline.verify.ops.data import H, L, R, randn
 
 DIM, INDEX_HEADS, TOPK = 48, 9, 24
 BLOCK_SIZES = (1, 2, 16, 64, 128)
@@ -160,7 +162,7 @@ def _scores(storage: str) -> None:
     for name in fast("index_scores"):
         op, bits = implementation("index_scores", name), None
         for layout in layouts(storage):
-            if refusals("index_scores", name, torch.float32, layout):
+            if reasons(op, torch.float32, False, layout):
                 continue
             step = mixed_step(layout)
             what = f"index_scores, {name}, {storage}, {layout.kind}, blocks of {layout.block_size}"
