@@ -6,8 +6,11 @@ import importlib.util
 import re
 from pathlib import Path
 
-from trueline.models import FAMILIES, OVERRIDES
+from trueline.choices import KINDS
+from trueline.models import FAMILIES, OVERRIDES, REGISTRY
 from trueline.models.harmless import HARMLESS
+from trueline.ops.registry import FUNCTIONS
+from trueline.plugins import API_VERSION
 from trueline.tiny.configs import FAMILIES as TINY_FAMILIES
 from trueline.verify.checks import CHECKS
 from trueline.verify.faults import FAULTS
@@ -45,7 +48,19 @@ def test_docs_name_what_exists() -> None:
         assert family in checkpoints, family
 
 
+def test_the_contracts_are_listed() -> None:
+    page = (ROOT / "docs" / "plugins.md").read_text()
+    assert f"`api_version = {API_VERSION}`" in page
+    for op, functions in FUNCTIONS.items():
+        assert f"| `{op}` | {', '.join(f'`{name}`' for name in functions)} |" in page
+    for spec, kind in KINDS.items():
+        assert f"| `{kind}` | `{spec.__name__}` |" in page
+    for kind in REGISTRY.needs:
+        assert f'"{kind}.' in page
+
+
 def test_links_lead_somewhere() -> None:
-    for page in (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")):
+    own = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"))
+    for page in (*own, *(ROOT / "examples").rglob("*.md")):
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"

@@ -271,6 +271,7 @@ def test_what_does_not_fit_is_named(source: str, part: str, package: Package, ti
             "kind of linear, head_product,",
         ),
         ({"ops": {"mine": "odd"}}, "entry point 'mine' of trueline.ops: accepted: KIND.NAME"),
+        ({"ops": {"linear": "odd"}}, "entry point 'linear' of trueline.ops: accepted: KIND.NAME"),
         ({"layers": {"norm.mine": "odd"}}, "a kind of mla, lightning, dense, moe"),
         ({"models": {"deepseek_v9": "odd"}}, "a kind of model_type, architecture"),
         ({"ops": {"linear.native": "odd"}}, "is claimed by trueline itself and by odd 1.0"),

@@ -11,6 +11,7 @@ from trueline.verify.seed.index_cache import INDEX_FAULTS
 from trueline.verify.seed.indexer import INDEXER_FAULTS
 from trueline.verify.seed.ling import LING_FAULTS
 from trueline.verify.seed.reference import REFERENCE_FAULTS
+from trueline.verify.seed.selection import SELECTION_FAULTS
 from trueline.verify.seed.spec import SPEC_FAULTS
 from trueline.verify.seed.states import STATE_FAULTS
 from trueline.verify.seed.weights import WEIGHT_FAULTS
@@ -26,4 +27,5 @@ FAULTS: list[Fault] = [
     *ENGINE_FAULTS,
     *STATE_FAULTS,
     *INDEX_FAULTS,
+    *SELECTION_FAULTS,
 ]

@@ -9,6 +9,7 @@ __all__ = ["refusals", "run"]
 
 
 def run(scores: Tensor, lengths: Tensor, topk: int) -> Tensor:
+    scores = scores.float()
     scores = scores if scores.stride(1) == 1 else scores.contiguous()
     lengths = lengths.contiguous()
     out = torch.empty(len(lengths), topk, dtype=torch.long)
