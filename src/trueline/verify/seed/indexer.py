@@ -156,7 +156,7 @@ def _scales_by_head(original: Make) -> Make:
         head, inside = torch.arange(len(stored)) // height, torch.arange(len(stored)) % height
         at = head * each + (inside // rows).clamp_max(each - 1)
         across = torch.arange(stored.shape[1]) // columns
-        yield parameter, piece, stored * scale[at][:, across]
+        yield piece, stored * scale[at][:, across]
 
     return broken
 

@@ -11,6 +11,7 @@ from torch import Tensor
 from trueline.engine import core as core_module
 from trueline.layers.indexer import Indexer
 from trueline.layers.mla import MLA
+from trueline.spec.rope import Pairing
 from trueline.verify.seed import Fault, Make
 
 
@@ -50,7 +51,7 @@ def _last_dims_turn(rotate: Make) -> Make:
 def _other_pairing(init: Make) -> Make:
     def broken(self: Indexer, *arguments: Any) -> None:
         init(self, *arguments)
-        other = "halves" if self.spec.rope.pairing == "pairs" else "pairs"
+        other: Pairing = "halves" if self.spec.rope.pairing == "pairs" else "pairs"
         self.spec = replace(self.spec, rope=replace(self.spec.rope, pairing=other))
 
     return broken
@@ -106,7 +107,7 @@ SELECTION_FAULTS = [
           Indexer, "choose", _first_positions),
     Fault("engine-sees-everything", "rows attend to all they have", "engine oracle", _V,
           core_module, "build_batch", _everything_is_seen),
-    Fault("engine-keys-of-long-rows", "short steps write no index keys", "engine oracle", _V,
+    Fault("engine-keys-of-long-rows", "short steps write no index keys", "split = whole", _V,
           MLA, "_select", _keys_of_long_rows_only),
     Fault("engine-index-last-dims", "the indexer turns the last dims", "engine oracle", _V,
           Indexer, "_rotate", _last_dims_turn),
