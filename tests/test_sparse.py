@@ -404,6 +404,21 @@ def test_indexers_of_shared_layers_are_unused_by_choice(tmp_path: Path) -> None:
     assert f"{AT.replace('.0.', '.3.')}.wk.weight" in taken
 
 
+@pytest.mark.parametrize("name", [f"{AT}.surprise.weight", f"{AT}.wk.bias"])
+@pytest.mark.parametrize("family", ["deepseek_v3", "glm_moe_dsa"])
+def test_other_indexer_tensors_are_unexpected(
+    name: str, family: str, tiny: Tiny, tmp_path: Path
+) -> None:
+    def put(tensors: dict[str, Tensor]) -> None:
+        tensors[name] = torch.ones(1)
+
+    model = edited(tiny(family), tmp_path, put)
+    with pytest.raises(CheckpointError, match=rf"1 unexpected: .*'{re.escape(name)}'"):
+        load_weights(model, read_model(model), dtype=torch.float32)
+    with pytest.raises(CheckpointError, match=re.escape(name)):
+        reference.load(model)
+
+
 @pytest.mark.parametrize("name", ["v32-mtp", "glm5-mtp"])
 def test_mtp_layer_is_unused_by_choice(name: str, tmp_path: Path) -> None:
     subject = make_subject(name, tmp_path / name)
