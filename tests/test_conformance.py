@@ -152,6 +152,15 @@ MISTAKES = [
             other_rows(lambda row: replace(row, slot=row.slot + 1))),
     Mistake("open tile forgotten", "lightning", "fixed form", "prefill", forgotten_tail),
     Mistake("bits of the count", "lightning", "bits", "prefill", of_the_count),
+    Mistake("relu forgotten", "index_scores", "numbers", "run",
+            lambda run: lambda q, weights, view, given:
+                run(q, weights, view, given) - run(-q, weights, view, given)),
+    Mistake("one position too few", "top_positions", "choices", "run",
+            lambda run: lambda scores, lengths, topk:
+                torch.nn.functional.pad(run(scores, lengths, topk - 1), (0, 1), value=-1)),
+    Mistake("lse in base 2", "sparse_mla", "numbers", "run",
+            lambda run: lambda *given, **named:
+                (lambda made: (made[0], made[1] / math.log(2)))(run(*given, **named))),
     Mistake("weights with the bias", "route", "choices", "run",
             lambda run: lambda logits, bias, *rest:
                 run(logits if bias is None else logits + bias, None, *rest)),

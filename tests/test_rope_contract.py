@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from test_ops import every, runnable
+from implementations import every, runnable
 from trueline.cache.index import IndexStore
 from trueline.cache.layout import IndexLayout
 from trueline.ops.index_scores import reference as index_scores

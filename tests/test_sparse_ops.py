@@ -12,23 +12,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from test_ops import assert_rows_close, every, runnable
-from trueline import plan
+from implementations import every, runnable
 from trueline.cache.index import IndexStore, IndexView
 from trueline.cache.layout import STORAGES, IndexLayout, LatentLayout
 from trueline.cache.store import LatentStore
+from trueline.choices import choose_op
 from trueline.config import EngineConfig
 from trueline.device import find_device
 from trueline.errors import UsageError
 from trueline.models import read_model
 from trueline.ops.index_scores import reference as scores_reference
 from trueline.ops.mla_decode import DecodeRows
-from trueline.ops.registry import NEEDS, OPS, implementation, refusals
+from trueline.ops.registry import NEEDS, OPS, implementation, reasons
+from trueline.ops.registry import runnable as names
 from trueline.ops.sparse_mla import reference as attention_reference
 from trueline.ops.sparse_rows import Run, SparseRows, Table
 from trueline.ops.top_positions import reference as top_reference
 from trueline.plan import make_plan
-from trueline.verify.ops import LSE_GATE, H, L, R, randn
+from trueline.verify.ops.attention import LSE_GATE
+from trueline.verify.ops.data import H, L, R, close, randn
 from trueline.verify.sparse import (
     DIM,
     FULL,
@@ -37,13 +39,17 @@ from trueline.verify.sparse import (
     TILINGS,
     TOPK,
     Step,
-    fast,
     hard_scores,
     mixed_step,
     queries,
     selections,
     terms,
 )
+
+
+def fast(op: str) -> list[str]:
+    return [name for name in names(op, torch.float32) if name != "reference"]
+
 
 PLAIN = IndexLayout(DIM, 16, "float32", "rows")
 BIG = 1 << 40
@@ -206,10 +212,10 @@ def test_a_step_without_rows(op: str) -> None:
 def test_layouts_are_refused_with_the_reason() -> None:
     for storage in STORAGES:
         layout = IndexLayout(DIM, 16, storage, "rows")
-        why = refusals("index_scores", "native", torch.float32, layout)
+        why = reasons(implementation("index_scores", "native"), torch.float32, False, layout)
         narrow = storage in ("bfloat16", "float16")
         assert (f"reads float32 and fp8 keys, not {storage}" in why) == narrow
-        assert not refusals("index_scores", "cpu", torch.float32, layout)
+        assert not reasons(implementation("index_scores", "cpu"), torch.float32, False, layout)
     if "native" in fast("index_scores"):
         step = mixed_step(IndexLayout(DIM, 16, "bfloat16", "rows"))
         native = implementation("index_scores", "native")
@@ -330,7 +336,7 @@ def test_sparse_mla(module: str, tiling: Any, block_size: int, heads: int) -> No
     assert none.any()
     assert (out[none] == 0).all()
     assert (lse[none] == -torch.inf).all()
-    assert_rows_close(out[~none], exact[~none])
+    close("rows", out[~none], exact[~none])
     assert (lse - exact_lse)[~none].abs().max() < LSE_GATE
     assert torch.equal(q, before[0])
     assert torch.equal(positions, before[1])
@@ -443,7 +449,7 @@ def test_the_whole_chain_is_masked_attention() -> None:
                 keep[scores.topk(min(TOPK, length)).indices] = True
                 rows = step.latent.rows[step.cells(i)[:length]].double()
                 logits = (0.2 * q[row].double() @ rows.T).masked_fill(~keep, -torch.inf)
-                assert_rows_close(out[row], logits.softmax(-1) @ rows[:, :L])
+                close("rows", out[row], logits.softmax(-1) @ rows[:, :L])
             row += 1
 
 
@@ -465,6 +471,6 @@ def test_ops_that_a_model_does_not_use_are_not_planned(tiny: Any) -> None:
 def test_an_op_asked_for_that_cannot_run_is_refused_at_load(tiny: Any) -> None:
     spec = read_model(tiny("deepseek_v3"))
     config = EngineConfig(ops={"sparse_mla": "native"})
-    with pytest.raises(UsageError, match="'sparse_mla' cannot be 'native': float32 only"):
-        plan._choose("sparse_mla", config, torch.bfloat16)
+    with pytest.raises(UsageError, match="sparse_mla=native was asked for and refuses: float32"):
+        choose_op("sparse_mla", config, torch.bfloat16)
     make_plan(spec, config, find_device("cpu"))  # nothing wrong where the op is not used

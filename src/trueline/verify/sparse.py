@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -144,43 +145,47 @@ def _scales(what: str, layout: IndexLayout, scales: Tensor, keys: Tensor) -> Non
 
 
 def sparse_ops(subject: Subject) -> None:
-    """Index scores, selection and attention, every implementation against float64; scores have
-    the same bits in every layout that holds the same numbers."""
+    """Index scores, selection and attention, in every implementation that runs here."""
+    for op, check in (
+        ("index_scores", index_scores),
+        ("top_positions", top_positions),
+        ("sparse_mla", sparse_mla),
+    ):
+        for name in runnable(op, torch.float32):
+            if name != "reference":
+                check(implementation(op, name))
+
+
+def index_scores(op: Any) -> None:
+    """Every storage in every layout that it does not refuse; scores have the same bits in all that
+    hold the same numbers."""
     for storage in STORAGES:
-        _scores(storage)
-    _selection()
-    step = mixed_step(IndexLayout(DIM, 16, "float32", "rows"))
-    _attention(step)
+        _scores(op, storage)
 
 
-def _scores(storage: str) -> None:
+def _scores(op: Any, storage: str) -> None:
     step = mixed_step(IndexLayout(DIM, 16, storage, "rows"))
     q, weights = queries(step)
     given = scores_reference.prepare(step.rows, step.index, FULL, topk=TOPK)
     exact = scores_reference.run(q, weights, step.index, given)
     gate = SCORE_GATE * terms(step, q, weights)[:, : exact.shape[1]]
-    for name in fast("index_scores"):
-        op, bits = implementation("index_scores", name), None
-        for layout in layouts(storage):
-            if reasons(op, torch.float32, False, layout):
+    bits = None
+    for layout in layouts(storage):
+        if reasons(op, torch.float32, False, layout):
+            continue
+        step = mixed_step(layout)
+        what = f"index_scores, {storage}, {layout.kind}, blocks of {layout.block_size}"
+        for tiling in TILINGS if layout.block_size == 2 else (FULL,):
+            prepared = op.prepare(step.rows, step.index, tiling, topk=TOPK)
+            ours = op.run(q, weights, step.index, prepared)
+            off = torch.where(ours.double() == exact, 0.0, (ours.double() - exact).abs())
+            if not bool((off <= gate).all()):
+                fail("sparse op = reference", f"{what}: off by {float(off.max()):.2g}")
+            if tiling is not FULL:
                 continue
-            step = mixed_step(layout)
-            what = f"index_scores, {name}, {storage}, {layout.kind}, blocks of {layout.block_size}"
-            for tiling in TILINGS if layout.block_size == 2 else (FULL,):
-                prepared = op.prepare(step.rows, step.index, tiling, topk=TOPK)
-                ours = op.run(q, weights, step.index, prepared)
-                off = torch.where(ours.double() == exact, 0.0, (ours.double() - exact).abs())
-                if not bool((off <= gate).all()):
-                    fail("sparse op = reference", f"{what}: off by {float(off.max()):.2g}")
-                if tiling is not FULL:
-                    continue
-                bits = ours if bits is None else bits
-                if not torch.equal(bits, ours):
-                    fail("sparse op = reference", f"{what}: other bits than in another layout")
-
-
-def fast(op: str) -> list[str]:
-    return [name for name in runnable(op, torch.float32) if name != "reference"]
+            bits = ours if bits is None else bits
+            if not torch.equal(bits, ours):
+                fail("sparse op = reference", f"{what}: other bits than in another layout")
 
 
 def terms(step: Step, q: Tensor, weights: Tensor) -> Tensor:
@@ -214,14 +219,13 @@ def hard_scores() -> tuple[Tensor, Tensor]:
     return torch.where(torch.arange(97) >= at[:, None], garbage, scores), at
 
 
-def _selection() -> None:
+def top_positions(op: Any) -> None:
     scores, lengths = hard_scores()
     wanted = top_reference.run(scores, lengths, TOPK)
-    for name in fast("top_positions"):
-        ours = implementation("top_positions", name).run(scores, lengths, TOPK)
-        if not torch.equal(ours, wanted):
-            row = int((ours != wanted).any(1).nonzero()[0])
-            fail("sparse op = reference", f"top_positions, {name}: row {row} chose others")
+    ours = op.run(scores, lengths, TOPK)
+    if not torch.equal(ours, wanted):
+        row = int((ours != wanted).any(1).nonzero()[0])
+        fail("sparse op = reference", f"top_positions: row {row} chose others")
 
 
 def selections(step: Step) -> dict[str, Tensor]:
@@ -238,21 +242,20 @@ def selections(step: Step) -> dict[str, Tensor]:
     }
 
 
-def _attention(step: Step) -> None:
+def sparse_mla(op: Any) -> None:
+    step = mixed_step(IndexLayout(DIM, 16, "float32", "rows"))
     q = randn(len(step.rows.lengths), H, L + R, seed=9)
     for chosen, positions in selections(step).items():
         exact, exact_lse = attention_reference.run(
             q.double(), step.latent, step.rows, positions, softmax_scale=0.21
         )
-        for name in fast("sparse_mla"):
-            op = implementation("sparse_mla", name)
-            for tiling in TILINGS:
-                what = f"sparse_mla, {name}, {chosen} positions, tiles of {tiling.size}"
-                prepared = op.prepare(step.rows, step.latent, tiling)
-                out, lse = op.run(q, step.latent, prepared, positions, softmax_scale=0.21)
-                off = (out.double() - exact).norm(dim=-1)
-                if not bool((off <= GATE * exact.norm(dim=-1)).all()):
-                    fail("sparse op = reference", f"{what}: off by {float(off.max()):.2g}")
-                same = (lse == exact_lse) | ((lse - exact_lse).abs() <= LSE_GATE)
-                if not bool(same.all()):
-                    fail("sparse op = reference", f"{what}: lse differs")
+        for tiling in TILINGS:
+            what = f"sparse_mla, {chosen} positions, tiles of {tiling.size}"
+            prepared = op.prepare(step.rows, step.latent, tiling)
+            out, lse = op.run(q, step.latent, prepared, positions, softmax_scale=0.21)
+            off = (out.double() - exact).norm(dim=-1)
+            if not bool((off <= GATE * exact.norm(dim=-1)).all()):
+                fail("sparse op = reference", f"{what}: off by {float(off.max()):.2g}")
+            same = (lse == exact_lse) | ((lse - exact_lse).abs() <= LSE_GATE)
+            if not bool(same.all()):
+                fail("sparse op = reference", f"{what}: lse differs")

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 
 from trueline.ops.registry import implementation, runnable
+from trueline.verify import sparse
 from trueline.verify.cases import Subject
 from trueline.verify.ops import attention, lightning, parts, sampling
 from trueline.verify.ops.data import H, L, R, paged, randn
@@ -47,6 +48,9 @@ OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
         OpCheck("fixed form", lightning.fixed_form, True),
         OpCheck("bits", lightning.fixed_bits, True),
     ),
+    "index_scores": (OpCheck("numbers", sparse.index_scores),),
+    "top_positions": (OpCheck("choices", sparse.top_positions),),
+    "sparse_mla": (OpCheck("numbers", sparse.sparse_mla),),
     "route": (OpCheck("choices", parts.route),),
     "experts": (OpCheck("numbers", parts.experts),),
     "sampling": (
