@@ -321,7 +321,7 @@ def test_bench(tiny: Tiny, run: Run) -> None:
 def test_bench_context(family: str, tiny: Tiny, run: Run) -> None:
     flags = ["--length", "200", "--length", "40", "--batch", "2", "--steps", "4"]
     report = json.loads(run("bench", "context", tiny(family), *flags, "--json")[1])
-    short, long = report["rows"]
+    short, long = report["decode"]
     assert (short["context"], long["context"]) == (40, 200)
     assert long["step_ms"] >= long["attention_ms"] > 0
     assert long["sequence_bytes"] > short["sequence_bytes"]
@@ -332,9 +332,21 @@ def test_bench_context(family: str, tiny: Tiny, run: Run) -> None:
     assert "all-latent MB" in out
 
 
+def test_bench_context_beside_dense(tiny: Tiny, run: Run, tmp_path: Path) -> None:
+    model, plot = tiny("deepseek_v32"), tmp_path / "plot.svg"
+    flags = ["--length", "40", "--length", "200", "--batch", "2", "--steps", "4", "--beside-dense"]
+    report = json.loads(run("bench", "context", model, *flags, "--plot", plot, "--json")[1])
+    assert [row["context"] for row in report["dense"]] == [40, 200]
+    assert report["sparse"][1]["sequence_bytes"] > report["dense"][1]["sequence_bytes"]
+    assert "decode tokens/s" in plot.read_text() or plot.stat().st_size > 1000
+    code, _, err = run("bench", "context", tiny("deepseek_v3"), *flags)
+    assert code == 2
+    assert "only deepseek_v32 has a dense counterpart" in err
+
+
 def test_the_cache_of_bench_context_is_found(tiny: Tiny) -> None:
     """Or it would measure prefill."""
-    for family in ("deepseek_v3", "bailing_moe_v2_5"):
+    for family in ("deepseek_v3", "bailing_moe_v2_5", "deepseek_v32"):
         engine = context_engine(str(tiny(family)), [100], 1, 1)
         prompt = list(range(100))
         pretend_computed(engine, prompt)

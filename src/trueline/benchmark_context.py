@@ -3,22 +3,30 @@ paged cache apart from the rest, and the memory a sequence takes."""
 
 from __future__ import annotations
 
+import json
 import random
 import statistics
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+
+import torch
 
 from trueline.benchmark import Workload, bench_engine, measure
 from trueline.cache.prefix import hash_blocks, prefix_salt
 from trueline.engine.params import SamplingParams
+from trueline.errors import UsageError
 from trueline.llm import LLMEngine
 from trueline.models.sizes import CacheCost, cache_costs
+from trueline.spec.fields import read_json
 from trueline.spec.model import ModelSpec
+from trueline.tiny.configs import without_indexer
 
-ATTENTION = ("mla_decode", "mla_prefill")
+ATTENTION = ("mla_decode", "mla_prefill", "index_scores", "top_positions", "sparse_mla")
 """Ops whose time grows with the context."""
 
 
@@ -46,9 +54,15 @@ class ContextFigures:
         return asdict(self) | {"rest_ms": self.rest_ms, "tokens_per_s": self.tokens_per_s}
 
 
-def context_engine(model: str, contexts: list[int], batch: int, steps: int) -> LLMEngine:
+def context_engine(
+    model: str, contexts: list[int], batch: int, steps: int, dtype: str = "auto"
+) -> LLMEngine:
     return bench_engine(
-        model, caching=True, max_num_seqs=max(batch, 1), max_model_len=max(contexts) + steps + 1
+        model,
+        caching=True,
+        dtype=dtype,
+        max_num_seqs=max(batch, 1),
+        max_model_len=max(contexts) + steps + 1,
     )
 
 
@@ -71,6 +85,8 @@ class Clock:
         self.seconds = 0.0
         ops = engine.core.runner.ops
         for name in ATTENTION:
+            if getattr(ops, name) is None:
+                continue
             parts = vars(getattr(ops, name))
             timed = {part: self._timed(parts[part]) for part in ("prepare", "run") if part in parts}
             setattr(ops, name, SimpleNamespace(**parts | timed))
@@ -122,11 +138,47 @@ def pretend_computed(engine: LLMEngine, prompt: list[int]) -> None:
         core.pool.register(block, value)
         core.runner.store.rows[:, block * size : (block + 1) * size].normal_()
     core.pool.release(blocks)
+    if core.runner.index is not None:
+        cells = torch.tensor(core.plan.layout.cells(blocks, 0, whole))
+        for view in core.runner.index.views:
+            view.write(cells, torch.randn(whole, view.layout.dim))
     if core.slots is not None and core.runner.states is not None:
         slots = core.slots.allocate(1)
         core.slots.register(slots[0], hashes[-1])
         core.runner.states.state[:, slots[0]].normal_()
         core.slots.release(slots)
+
+
+def dense_engine(
+    model: str, contexts: list[int], batch: int, steps: int, dtype: str = "auto"
+) -> LLMEngine:
+    """The same model attending to everything it has."""
+    path = Path(model)
+    config = read_json(path / "config.json" if path.is_dir() else path)
+    with tempfile.TemporaryDirectory() as scratch:
+        (Path(scratch) / "config.json").write_text(json.dumps(without_indexer(config)))
+        return context_engine(scratch, contexts, batch, steps, dtype)
+
+
+def plot_contexts(file: Path, series: dict[str, list[ContextFigures]], title: str) -> None:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UsageError("a plot needs matplotlib: pip install 'trueline[plot]'") from None
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for (name, figures), style in zip(series.items(), ("o-", "s--"), strict=False):
+        axes.plot(
+            [f.context for f in figures], [f.tokens_per_s for f in figures], style, label=name
+        )
+    ticks = [f.context for f in next(iter(series.values()))]
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes.set(xlabel="context (tokens)", ylabel="decode tokens/s", title=title)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
 
 
 def prefill_rate(engine: LLMEngine, length: int) -> float:

@@ -89,6 +89,9 @@ def context(
     length: tuple[int, ...] = (128, 8192),
     batch: int = 8,
     steps: int = 32,
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+    beside_dense: Annotated[bool, Parameter(negative=())] = False,
+    plot: Path | None = None,
     as_json: Json = False,
 ) -> None:
     """What a long context costs: decode steps, the part of them outside attention over the paged
@@ -104,19 +107,36 @@ def context(
         Requests at once; they share one prompt, whose cache is filled with random numbers.
     steps
         Decode steps to take the median of.
+    dtype
+        Of weights and cache; auto is the config's.
+    beside_dense
+        Measure a sparse model also with attention over everything.
+    plot
+        Draw tokens per second against context into this file (.svg or .png).
     """
-    from trueline.benchmark_context import context_engine, measure_contexts, prefill_rate
+    from trueline import benchmark_context as contexts
 
-    engine = context_engine(model, list(length), batch, steps)
-    prefill = prefill_rate(engine, min(max(length), 2048))
-    figures = measure_contexts(engine, list(length), batch, steps, _say)
+    asked = (list(length), batch, steps)
+    engine = contexts.context_engine(model, *asked, dtype)
+    prefill = contexts.prefill_rate(engine, min(max(length), 2048))
+    first = "sparse" if beside_dense else "decode"
+    series = {first: contexts.measure_contexts(engine, *asked, _say)}
+    if beside_dense:
+        del engine  # its memory is wanted
+        dense = contexts.dense_engine(model, *asked, dtype)
+        series["dense"] = contexts.measure_contexts(dense, *asked, _say)
+    if plot:
+        contexts.plot_contexts(plot, series, f"{Path(model).parent.name or model}, batch {batch}")
     if as_json:
-        rows = [each.as_json() for each in figures]
-        print(json.dumps({"prefill_tokens_per_s": prefill, "rows": rows}, indent=1))
+        rows = {name: [each.as_json() for each in figures] for name, figures in series.items()}
+        print(json.dumps({"prefill_tokens_per_s": prefill, **rows}, indent=1))
         return
-    _print_contexts(figures)
-    print(f"prefill: {prefill:.0f} tokens/s; rest at {figures[-1].context:,} / rest at "
-          f"{figures[0].context:,}: {figures[-1].rest_ms / figures[0].rest_ms:.2f}")  # fmt: skip
+    for name, figures in series.items():
+        print(f"{name}:")
+        _print_contexts(figures)
+        ends = figures[-1].rest_ms / figures[0].rest_ms
+        print(f"rest at {figures[-1].context:,} / rest at {figures[0].context:,}: {ends:.2f}")
+    print(f"prefill: {prefill:.0f} tokens/s")
 
 
 def _print_contexts(figures: list[ContextFigures]) -> None:

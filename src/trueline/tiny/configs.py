@@ -239,3 +239,11 @@ def change_config(
             **({"scale_fmt": "ue8m0"} if fp8.power_of_two_scales else {}),
             **({"modules_to_not_convert": list(m)} if (m := fp8.ignored_modules) else {}),
         }
+
+
+def without_indexer(config: dict[str, Any]) -> dict[str, Any]:
+    """The same DeepSeek-V3.2 model with attention over all keys: that is a DeepSeek-V3."""
+    if config.get("model_type") != "deepseek_v32":
+        raise UsageError("only deepseek_v32 has a dense counterpart (deepseek_v3)")
+    kept = {key: value for key, value in config.items() if not key.startswith("index")}
+    return kept | {"model_type": "deepseek_v3", "architectures": ["DeepseekV3ForCausalLM"]}
