@@ -20,7 +20,7 @@ from trueline.device import Device
 from trueline.errors import UsageError
 from trueline.models.parameters import parameters
 from trueline.ops.mla_decode import Tiling
-from trueline.ops.registry import NEEDS, OPS, REGISTRY, Need, implementation, refusals
+from trueline.ops.registry import NEEDS, OPS, REGISTRY, Need, implementation, refusals, runnable
 from trueline.spec.mixer import IndexerSpec, LightningSpec, MLASpec
 from trueline.spec.model import ModelSpec
 
@@ -29,6 +29,10 @@ AUTO_BLOCK_SIZE = 16
 FREE_TILING = Tiling(1024, full=False)
 FIXED_TILING = Tiling(64, full=True)
 SMALL_MODEL = 64_000_000
+PACKING = ("linear", "head_product", "mlp", "experts")
+"""Ops that keep weights."""
+PROBES = 6
+CLEARLY = 1.5
 # Snapshots of states that the prefix cache may keep, and how far apart those of a prompt lie.
 SNAPSHOTS_PER_SEAT = 4
 AUTO_SPACING_BLOCKS = 32
@@ -76,7 +80,7 @@ class Plan:
     threads: int
     choices: dict[str, Choice]
     layers: dict[str, Choice]
-    storage_dtype: torch.dtype
+    weight_dtype: torch.dtype
     compute_dtype: torch.dtype
     dtype_reason: str
     layout: LatentLayout
@@ -98,7 +102,9 @@ class Plan:
     def lines(self) -> Iterator[str]:
         yield f"device       {self.device.kind} ({self.device.name}), {self.threads} threads"
         yield f"compute      {self.compute_dtype} ({self.dtype_reason})".replace("torch.", "")
-        yield f"weights      {self.weight_bytes / 1e6:,.1f} MB"
+        yield f"weights      {self.weight_bytes / 1e6:,.1f} MB in {self.weight_dtype}".replace(
+            "torch.", ""
+        )
         tokens = (self.num_blocks - 1) * self.layout.block_size
         yield (
             f"cache        {self.cache_bytes / 1e6:,.1f} MB: {self.num_blocks} blocks of "
@@ -133,7 +139,9 @@ def make_plan(spec: ModelSpec, config: EngineConfig, device: Device) -> Plan:
     choices = {op: choose_op(op, config, compute, keys) for op in used}
     layout = LatentLayout(latent[0].kv_lora_rank, latent[0].qk_rope_head_dim, size)
     max_len = _max_model_len(spec, config)
-    weights = sum(p.count for p in parameters(spec)) * compute.itemsize
+    # Kernels of ours multiply by bfloat16 as it is; others want weights as they compute.
+    kept = storage if all(choices[op].name == "native" for op in PACKING) else compute
+    weights = sum(p.count for p in parameters(spec)) * kept.itemsize
     budget = config.kv_cache_memory_bytes
     if budget is None:
         budget = int((device.free_memory - weights) * config.gpu_memory_utilization)
@@ -150,7 +158,7 @@ def make_plan(spec: ModelSpec, config: EngineConfig, device: Device) -> Plan:
         threads,
         choices,
         choose_layers(spec, config, compute),
-        storage,
+        kept,
         compute,
         reason,
         layout,
@@ -236,27 +244,33 @@ def _state_plan(
 
 
 def choose_compute_dtype(storage: torch.dtype) -> tuple[torch.dtype, str]:
-    """float32 as it is; a 16-bit dtype only where this CPU multiplies it faster."""
+    """float32 as it is; a 16-bit dtype only where this CPU multiplies clearly faster in it, since
+    all but products is faster in float32."""
     if storage == torch.float32:
         return storage, "as stored"
-    linear = implementation("linear", "onednn")
-    if refusals("linear", "onednn", storage):
-        return torch.float32, f"{storage} products do not run here".replace("torch.", "")
-    timings = {dtype: _product_time(linear, dtype) for dtype in (storage, torch.float32)}
-    ratio = timings[torch.float32] / timings[storage]
     name = str(storage).removeprefix("torch.")
-    if ratio > 1:
-        return storage, f"{name} products are {ratio:.1f} times as fast as float32 here"
-    return torch.float32, f"float32 products are {1 / ratio:.1f} times as fast as {name} here"
+    if refusals("linear", "onednn", storage):
+        return torch.float32, f"{name} products do not run here"
+    first = runnable("linear", torch.float32)[0]
+    # our kernels take bfloat16 weights as they are
+    kept = storage if (first, storage) == ("native", torch.bfloat16) else torch.float32
+    wide = _product_time(implementation("linear", first), kept, torch.float32)
+    narrow = _product_time(implementation("linear", "onednn"), storage, storage)
+    ratio = wide / narrow
+    reason = f"{name} products take {1 / ratio:.2f} of the time they take in float32 here"
+    return (storage if ratio > CLEARLY else torch.float32), reason
 
 
-def _product_time(linear: Any, dtype: torch.dtype) -> float:
-    packed = linear.pack(torch.ones(2048, 1024, dtype=dtype))
+def _product_time(linear: Any, weight: torch.dtype, compute: torch.dtype) -> float:
+    """As decode does it: few rows, weights that no cache holds."""
+    packed = [linear.pack(torch.ones(2048, 2048, dtype=weight)) for _ in range(PROBES)]
     best = float("inf")
-    for _ in range(5):
+    for _ in range(3):
         start = time.perf_counter()
-        for rows in (1, 8, 64):
-            linear.run(torch.ones(rows, 1024, dtype=dtype), packed)
+        for rows in (1, 8):
+            x = torch.ones(rows, 2048, dtype=compute)
+            for each in packed:
+                linear.run(x, each)
         best = min(best, time.perf_counter() - start)
     return best
 

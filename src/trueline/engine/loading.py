@@ -47,7 +47,7 @@ def load_engine(model: Path, config: EngineConfig, progress: Progress | None = N
     if config.load_format == "dummy":
         values = draw_weights(spec, plan, config.seed)
     else:
-        values = StoredWeights(model, spec, dtype=plan.compute_dtype, progress=progress)
+        values = StoredWeights(model, spec, dtype=plan.weight_dtype, progress=progress)
     runner = Runner(spec, plan, values)
     core = EngineCore(runner, plan, config, _fingerprint(model, plan))
     clock.lap("weights and cache")
@@ -58,7 +58,7 @@ def draw_weights(spec: ModelSpec, plan: Plan, seed: int) -> dict[str, Tensor]:
     """Random weights that spread routing over all experts, without any file."""
     values = {}
     for parameter in parameters(spec):
-        dtype = torch.float32 if parameter.kind in FLOAT32_KINDS else plan.compute_dtype
+        dtype = torch.float32 if parameter.kind in FLOAT32_KINDS else plan.weight_dtype
         values[parameter.name] = draw(parameter.name, parameter.shape, parameter.kind, seed).to(
             dtype
         )

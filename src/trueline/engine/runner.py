@@ -71,7 +71,7 @@ class Runner:
         build = Build(plan, Ops(plan), collective or Solo())
         self.ops = build.ops
         self.sampling = plan.op("sampling")
-        self.decoder = Decoder(spec, build, Weights(values))
+        self.decoder = Decoder(spec, build, Weights(values, plan.compute_dtype))
         self.store = LatentStore(
             plan.layout, len(latent_mixers(spec)), plan.num_blocks, plan.compute_dtype
         )

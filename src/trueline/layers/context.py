@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor
 
 from trueline.ops.lightning import StateRow
@@ -53,10 +54,16 @@ class Parameters(Protocol):
 class Weights:
     """Parameters, handed out once: whoever packs one frees the plain copy."""
 
-    def __init__(self, values: Parameters) -> None:
-        self._values = values
+    def __init__(self, values: Parameters, compute: torch.dtype) -> None:
+        self._values, self._compute = values, compute
 
     def take(self, name: str) -> Tensor:
+        """In the dtype of computation, or float32 where it is kept exact."""
+        value = self._values.pop(name)
+        return value if value.dtype == torch.float32 else value.to(self._compute)
+
+    def stored(self, name: str) -> Tensor:
+        """As it is, for ops that pack: weights may be smaller than what is computed in."""
         return self._values.pop(name)
 
     def left(self) -> list[str]:

@@ -76,9 +76,10 @@ class Layer:
 class Decoder:
     def __init__(self, spec: ModelSpec, build: Build, weights: Weights) -> None:
         self.spec, self.ops, self.collective = spec, build.ops, build.collective
-        embedding = weights.take("model.embed_tokens.weight")
-        head = embedding if spec.tied_embeddings else weights.take("lm_head.weight")
+        embedding = weights.stored("model.embed_tokens.weight")
+        head = embedding if spec.tied_embeddings else weights.stored("lm_head.weight")
         self.embedding = embedding
+        self.compute = build.plan.compute_dtype
         self.layers = [Layer(layer, build, weights) for layer in spec.layers]
         self.norm = weights.take("model.norm.weight")
         self.head = self.ops.linear.pack(head)
@@ -114,10 +115,10 @@ class Decoder:
 
     def _embed(self, tokens: Tensor) -> Tensor:
         if self._holds_all_words():
-            return self.embedding[tokens]
+            return self.embedding[tokens].to(self.compute)
         words = self.spec.vocab
         mine = (tokens >= words.start) & (tokens < words.stop)
-        rows = self.embedding[(tokens - words.start).clamp(0, words.count - 1)]
+        rows = self.embedding[(tokens - words.start).clamp(0, words.count - 1)].to(self.compute)
         return self.collective.add(rows * mine[:, None])
 
     def _holds_all_words(self) -> bool:

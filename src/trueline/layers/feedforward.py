@@ -13,7 +13,7 @@ class MLP:
     def __init__(self, build: Build, weights: Weights, name: str) -> None:
         self.ops = build.ops
         gate, up, down = (
-            weights.take(f"{name}.{part}_proj.weight") for part in ("gate", "up", "down")
+            weights.stored(f"{name}.{part}_proj.weight") for part in ("gate", "up", "down")
         )
         self.packed = self.ops.mlp.pack(torch.cat((gate, up)), down, self.ops.linear)
 
@@ -38,8 +38,8 @@ class MoE:
         self.bias: Tensor | None = None
         if spec.router.correction_bias:
             self.bias = weights.take(f"{name}.gate.e_score_correction_bias")
-        gate_up = weights.take(f"{name}.experts.gate_up_proj")
-        down = weights.take(f"{name}.experts.down_proj")
+        gate_up = weights.stored(f"{name}.experts.gate_up_proj")
+        down = weights.stored(f"{name}.experts.down_proj")
         self.experts = self.ops.experts.pack(gate_up, down, self.ops.linear)
         self.shared = MLP(build, weights, f"{name}.shared_experts") if spec.shared_width else None
 

@@ -18,9 +18,9 @@ class Indexer:
         self.spec, self.ops = mla.indexer, build.ops
         self.compute = build.plan.compute_dtype
         pack = build.ops.linear.pack
-        self.key_weight = weights.take(f"{name}.wk.weight")
+        self.key_weight = weights.stored(f"{name}.wk.weight")
         """Left to the layer, which multiplies the same input by its own weights."""
-        self.q = pack(weights.take(f"{name}.wq_b.weight"))
+        self.q = pack(weights.stored(f"{name}.wq_b.weight"))
         self.norm = weights.take(f"{name}.k_norm.weight"), weights.take(f"{name}.k_norm.bias")
         self.weights = pack(weights.take(f"{name}.weights_proj.weight").float())
         ours, theirs = self.spec.rope, mla.rope

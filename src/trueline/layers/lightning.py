@@ -18,7 +18,7 @@ class Lightning:
         assert build.ops.lightning is not None, "the plan knows of the layers with a state"
         self.attend = build.ops.lightning
         pack = build.ops.linear.pack
-        parts = (weights.take(f"{name}.{part}.weight") for part in ("query_key_value", "g_proj"))
+        parts = (weights.stored(f"{name}.{part}.weight") for part in ("query_key_value", "g_proj"))
         self.qkv_gate = pack(torch.cat(tuple(parts)))
         if spec.qk_norm:
             self.q_norm = weights.take(f"{name}.query_layernorm.weight")
@@ -26,7 +26,7 @@ class Lightning:
         self.out_norm = weights.take(f"{name}.g_norm.weight")
         group = len(self.out_norm) // spec.norm_groups.count
         self.ones = torch.ones(group, dtype=self.out_norm.dtype)
-        self.o = pack(weights.take(f"{name}.o_proj.weight"))
+        self.o = pack(weights.stored(f"{name}.o_proj.weight"))
         self.slopes = torch.tensor(spec.slopes)
 
     def forward(self, x: Tensor, step: StepInput, view: StateView, rope: Rope) -> Tensor:

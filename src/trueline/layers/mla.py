@@ -32,21 +32,23 @@ class MLA:
         own = spec.indexer is not None and not spec.indexer.shared
         self.indexer = Indexer(spec, build, weights, f"{name}.indexer") if own else None
         first = "q_proj" if spec.q_lora_rank is None else "q_a_proj"
-        query = weights.take(f"{name}.{first}.weight")
-        latent = weights.take(f"{name}.kv_a_proj_with_mqa.weight")
+        query = weights.stored(f"{name}.{first}.weight")
+        latent = weights.stored(f"{name}.kv_a_proj_with_mqa.weight")
         index = [self.indexer.key_weight] if self.indexer else []
         self.widths = [len(query), spec.kv_lora_rank, spec.qk_rope_head_dim, sum(map(len, index))]
         # One product gives the query (or its latent), the key-value latent and the index key.
         self.first = pack(torch.cat((query, latent, *index)))
         if spec.q_lora_rank is not None:
             self.q_norm = weights.take(f"{name}.q_a_layernorm.weight")
-            self.q_b = pack(weights.take(f"{name}.q_b_proj.weight"))
+            self.q_b = pack(weights.stored(f"{name}.q_b_proj.weight"))
         self.kv_norm = weights.take(f"{name}.kv_a_layernorm.weight")
-        self.heads = _split_heads(spec, weights.take(f"{name}.kv_b_proj.weight"))
+        heads = _split_heads(spec, weights.stored(f"{name}.kv_b_proj.weight"))
         pack_heads, steady = build.ops.head_product.pack, build.plan.batch_invariant
-        self.absorb = pack_heads(self.heads.key, build.ops.linear, steady)
-        self.expand = pack_heads(self.heads.value, build.ops.linear, steady)
-        self.o = pack(weights.take(f"{name}.o_proj.weight"))
+        self.absorb = pack_heads(heads.key, build.ops.linear, steady)
+        self.expand = pack_heads(heads.value, build.ops.linear, steady)
+        compute = build.plan.compute_dtype
+        self.heads = HeadWeights(heads.key.to(compute), heads.value.to(compute))
+        self.o = pack(weights.stored(f"{name}.o_proj.weight"))
 
     def forward(
         self, x: Tensor, step: StepInput, view: LatentView | SparseView, rope: Rope

@@ -13,8 +13,10 @@ import subprocess
 import tempfile
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from trueline.device import cache_directory, compiler, cpu_features
 
@@ -60,6 +62,11 @@ SIGNATURES = {
     ),
 }
 
+# Products also take weights in bfloat16, under another name.
+SUFFIX = {torch.float32: "", torch.bfloat16: "_bf16"}
+for _name in ("pack_weight", "pack_gate_up", "product", "gated", "routed"):
+    SIGNATURES[f"{_name}_bf16"] = SIGNATURES[_name]
+
 
 class CannotBuild(Exception):
     """Why there are no native kernels here."""
@@ -72,6 +79,16 @@ def library() -> ctypes.CDLL:
         function = getattr(loaded, name)
         function.argtypes, function.restype = arguments, None
     return loaded
+
+
+def weighted(name: str, dtype: torch.dtype) -> Any:
+    """The kernel for weights of this dtype."""
+    return getattr(library(), name + SUFFIX[dtype])
+
+
+def packable(weight: Tensor) -> Tensor:
+    """As it is where a kernel takes it, else in float32."""
+    return (weight if weight.dtype in SUFFIX else weight.float()).contiguous()
 
 
 @cache

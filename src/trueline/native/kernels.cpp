@@ -21,20 +21,21 @@ static thread_local Scratch rows_scratch, hidden_scratch, output_scratch;
 
 // Panel `panel` of a weight: [inner][PANEL], zeros where there is no row. `source(c)` is the row that
 // lane c holds, or null. A run of channels at a time, so that both sides stay in the nearest cache.
-template <typename Source>
-static void pack_panel(Source source, int64_t inner, float* to) {
+template <typename W, typename Source>
+static void pack_panel(Source source, int64_t inner, W* to) {
   constexpr int64_t RUN = 64;
   for (int64_t start = 0; start < inner; start += RUN) {
     int64_t stop = start + RUN < inner ? start + RUN : inner;
     for (int c = 0; c < PANEL; c++) {
-      const float* row = source(c);
-      for (int64_t k = start; k < stop; k++) to[k * PANEL + c] = row ? row[k] : 0.0f;
+      const W* row = source(c);
+      for (int64_t k = start; k < stop; k++) to[k * PANEL + c] = row ? row[k] : W{};
     }
   }
 }
 
 // W [columns, inner] as panels [columns / PANEL][inner][PANEL].
-extern "C" void pack_weight(const float* w, int64_t columns, int64_t inner, float* packed) {
+template <typename W>
+static void pack_columns(const W* w, int64_t columns, int64_t inner, W* packed) {
 #pragma omp parallel for schedule(static)
   for (int64_t panel = 0; panel < (columns + PANEL - 1) / PANEL; panel++) {
     auto source = [=](int c) {
@@ -46,7 +47,8 @@ extern "C" void pack_weight(const float* w, int64_t columns, int64_t inner, floa
 }
 
 // Gate and up rows side by side, so that one pass over a panel has both: LANES of gate, LANES of up.
-extern "C" void pack_gate_up(const float* w, int64_t width, int64_t inner, float* packed) {
+template <typename W>
+static void pack_pairs(const W* w, int64_t width, int64_t inner, W* packed) {
 #pragma omp parallel for schedule(static)
   for (int64_t panel = 0; panel < (width + LANES - 1) / LANES; panel++) {
     auto source = [=](int c) {
@@ -77,8 +79,21 @@ static void block_rows(const float* x, int64_t stride, int64_t count, int64_t in
                 inner, to + first * inner);
 }
 
-template <int N>
-static inline void multiply(const float* x, const float* w, int64_t inner, Vec (*sums)[2]) {
+// A bfloat16 is the upper half of a float32: weights stored so are exact, and read at half the cost.
+typedef uint16_t Bf16;
+typedef Bf16 Halves __attribute__((vector_size(LANES * 2)));
+
+static inline Vec load(const Bf16* p) {
+  Halves raw;
+  std::memcpy(&raw, p, sizeof raw);
+  Ints bits = __builtin_convertvector(raw, Ints) << 16;
+  Vec v;
+  std::memcpy(&v, &bits, sizeof v);
+  return v;
+}
+
+template <int N, typename W>
+static inline void multiply(const float* x, const W* w, int64_t inner, Vec (*sums)[2]) {
   Vec total[N][2] = {};
   for (int64_t k = 0; k < inner; k++) {
     Vec left = load(w + k * PANEL), right = load(w + k * PANEL + LANES);
@@ -92,7 +107,8 @@ static inline void multiply(const float* x, const float* w, int64_t inner, Vec (
   for (int i = 0; i < N; i++) sums[i][0] = total[i][0], sums[i][1] = total[i][1];
 }
 
-static inline void multiply_rows(int64_t rows, const float* x, const float* w, int64_t inner,
+template <typename W>
+static inline void multiply_rows(int64_t rows, const float* x, const W* w, int64_t inner,
                                  Vec (*sums)[2]) {
   switch (rows) {
     case 1: return multiply<1>(x, w, inner, sums);
@@ -117,7 +133,8 @@ static inline void store_panel(float* y, const Vec* sums, int64_t columns) {
   }
 }
 
-static void panel_product(const float* x, int64_t count, const float* w, int64_t inner, float* y,
+template <typename W>
+static void panel_product(const float* x, int64_t count, const W* w, int64_t inner, float* y,
                           int64_t stride, int64_t columns) {
   Vec sums[ROWS][2];
   for (int64_t first = 0; first < count; first += ROWS) {
@@ -129,8 +146,9 @@ static void panel_product(const float* x, int64_t count, const float* w, int64_t
 }
 
 // `batch` products at once (one per head): x, w and y of one follow the other at the given strides.
-extern "C" void product(const float* x, int64_t x_row, int64_t x_batch, const float* packed,
-                        float* y, int64_t y_row, int64_t y_batch, int64_t batch, int64_t count,
+template <typename W>
+static void products(const float* x, int64_t x_row, int64_t x_batch, const W* packed, float* y,
+                     int64_t y_row, int64_t y_batch, int64_t batch, int64_t count,
                         int64_t columns, int64_t inner) {
   int64_t panels = (columns + PANEL - 1) / PANEL;
   float* blocks = rows_scratch.get(batch * count * inner);
@@ -284,7 +302,8 @@ static void sort_by_expert(const int64_t* ids, int64_t count, int64_t first, int
 }
 
 // silu(gate) * up for one panel of each row.
-static void gated_panel(const float* x, int64_t count, const float* w, int64_t inner, float* y,
+template <typename W>
+static void gated_panel(const float* x, int64_t count, const W* w, int64_t inner, float* y,
                         int64_t stride, int64_t columns) {
   Vec sums[ROWS][2];
   for (int64_t first = 0; first < count; first += ROWS) {
@@ -300,7 +319,8 @@ static void gated_panel(const float* x, int64_t count, const float* w, int64_t i
 }
 
 // down(silu(gate x) * up x) for every row: the MLP of dense layers and of shared experts.
-extern "C" void gated(const float* x, int64_t x_row, const float* gate_up, const float* down,
+template <typename W>
+static void gated_mlp(const float* x, int64_t x_row, const W* gate_up, const W* down,
                       float* out, int64_t n, int64_t hidden, int64_t width) {
   int64_t gates = (width + LANES - 1) / LANES, downs = (hidden + PANEL - 1) / PANEL;
   float* inputs = rows_scratch.get(n * (hidden + width));
@@ -324,8 +344,9 @@ extern "C" void gated(const float* x, int64_t x_row, const float* gate_up, const
 // out[t] = sum over t's experts, in the order of its ids, of weight * down(silu(gate x) * up x).
 // Experts outside first .. first + experts belong to another rank. Scratch of the caller: `begin`
 // has experts + 1 places, `slots`, `tokens` and `place` have n * top.
-extern "C" void routed(const float* x, int64_t x_row, const int64_t* ids, const float* weights,
-                       const float* gate_up, const float* down, float* out, int64_t n, int64_t top,
+template <typename W>
+static void routed_experts(const float* x, int64_t x_row, const int64_t* ids, const float* weights,
+                           const W* gate_up, const W* down, float* out, int64_t n, int64_t top,
                        int64_t hidden, int64_t width, int64_t first, int64_t experts,
                        int64_t* begin, int64_t* slots, int64_t* tokens, int64_t* place) {
   sort_by_expert(ids, n * top, first, experts, begin, slots);
@@ -391,5 +412,35 @@ extern "C" void mla_decode(const float* q, const float* cached, const int64_t* b
   };
   attend_rows(q, row, lengths, width, latent, rows, heads, scale, out, lse);
 }
+
+// ---- for weights in float32 and in bfloat16 -----------------------------------------------
+
+#define FOR_WEIGHTS(W, SUFFIX)                                                                     \
+  extern "C" void pack_weight##SUFFIX(const W* w, int64_t columns, int64_t inner, W* packed) {     \
+    pack_columns(w, columns, inner, packed);                                                       \
+  }                                                                                                \
+  extern "C" void pack_gate_up##SUFFIX(const W* w, int64_t width, int64_t inner, W* packed) {      \
+    pack_pairs(w, width, inner, packed);                                                           \
+  }                                                                                                \
+  extern "C" void product##SUFFIX(const float* x, int64_t x_row, int64_t x_batch, const W* packed, \
+                                  float* y, int64_t y_row, int64_t y_batch, int64_t batch,         \
+                                  int64_t count, int64_t columns, int64_t inner) {                 \
+    products(x, x_row, x_batch, packed, y, y_row, y_batch, batch, count, columns, inner);          \
+  }                                                                                                \
+  extern "C" void gated##SUFFIX(const float* x, int64_t x_row, const W* gate_up, const W* down,    \
+                                float* out, int64_t n, int64_t hidden, int64_t width) {            \
+    gated_mlp(x, x_row, gate_up, down, out, n, hidden, width);                                     \
+  }                                                                                                \
+  extern "C" void routed##SUFFIX(const float* x, int64_t x_row, const int64_t* ids,                \
+                                 const float* weights, const W* gate_up, const W* down,            \
+                                 float* out, int64_t n, int64_t top, int64_t hidden,               \
+                                 int64_t width, int64_t first, int64_t experts, int64_t* begin,    \
+                                 int64_t* slots, int64_t* tokens, int64_t* place) {                \
+    routed_experts(x, x_row, ids, weights, gate_up, down, out, n, top, hidden, width, first,       \
+                   experts, begin, slots, tokens, place);                                          \
+  }
+
+FOR_WEIGHTS(float, )
+FOR_WEIGHTS(Bf16, _bf16)
 
 extern "C" int32_t panel_width() { return PANEL; }

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueline.native import library, refusals
+from trueline.native import refusals, weighted
 from trueline.ops.mlp import native as mlp
 
 __all__ = ["pack", "refusals", "run"]
@@ -27,7 +27,7 @@ def run(
     begin = torch.empty(experts + 1, dtype=torch.long)
     scratch = torch.empty(3, n * top, dtype=torch.long)
     slots, tokens, place = (row.data_ptr() for row in scratch)
-    library().routed(
+    weighted("routed", packed.down.dtype)(
         *(x.data_ptr(), x.stride(0), ids.data_ptr(), weights.data_ptr()),
         *(packed.gate_up.data_ptr(), packed.down.data_ptr(), out.data_ptr()),
         *(n, top, hidden, packed.width, first, experts, begin.data_ptr(), slots, tokens, place),

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from trueline.device import large_empty
-from trueline.native import library, panel, refusals
+from trueline.native import packable, panel, refusals, weighted
 
 __all__ = ["pack", "refusals", "run"]
 
@@ -20,11 +20,11 @@ class Packed:
 
 
 def pack(weight: Tensor, linear: Any, steady: bool) -> Packed:
-    weight = weight.contiguous()
+    weight = packable(weight)
     heads, columns, inner = weight.shape
-    data = large_empty(heads, -(-columns // panel()) * panel() * inner)
+    data = large_empty(heads, -(-columns // panel()) * panel() * inner, dtype=weight.dtype)
     for head, to in zip(weight, data, strict=True):
-        library().pack_weight(head.data_ptr(), columns, inner, to.data_ptr())
+        weighted("pack_weight", weight.dtype)(head.data_ptr(), columns, inner, to.data_ptr())
     return Packed(data, columns, inner)
 
 
@@ -32,7 +32,7 @@ def run(x: Tensor, packed: Packed) -> Tensor:
     x = x if x.stride(2) == 1 else x.contiguous()
     rows, heads, columns = x.shape[0], x.shape[1], packed.columns
     y = torch.empty(rows, heads, columns)
-    library().product(
+    weighted("product", packed.data.dtype)(
         *(x.data_ptr(), x.stride(0), x.stride(1), packed.data.data_ptr()),
         *(y.data_ptr(), heads * columns, columns, heads, rows, columns, packed.inner),
     )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trueline.device import large_empty
-from trueline.native import library, panel, refusals
+from trueline.native import packable, panel, refusals, weighted
 
 __all__ = ["pack", "refusals", "run"]
 
@@ -22,10 +22,10 @@ class Packed:
 
 
 def pack(weight: Tensor) -> Packed:
-    weight = weight.contiguous()
+    weight = packable(weight)
     columns, inner = weight.shape
-    data = large_empty(-(-columns // panel()) * panel() * inner)
-    library().pack_weight(weight.data_ptr(), columns, inner, data.data_ptr())
+    data = large_empty(-(-columns // panel()) * panel() * inner, dtype=weight.dtype)
+    weighted("pack_weight", weight.dtype)(weight.data_ptr(), columns, inner, data.data_ptr())
     return Packed(data, columns, inner)
 
 
@@ -33,7 +33,7 @@ def run(x: Tensor, packed: Packed) -> Tensor:
     x = x if x.stride(1) == 1 else x.contiguous()
     rows, columns = x.shape[0], packed.columns
     y = torch.empty(rows, columns)
-    library().product(
+    weighted("product", packed.data.dtype)(
         *(x.data_ptr(), x.stride(0), 0, packed.data.data_ptr(), y.data_ptr(), columns, 0),
         *(1, rows, columns, packed.inner),
     )

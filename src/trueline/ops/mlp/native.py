@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from trueline.device import large_empty
-from trueline.native import library, panel, refusals
+from trueline.native import packable, panel, refusals, weighted
 
 __all__ = ["pack", "refusals", "run"]
 
@@ -26,20 +26,23 @@ def pack(gate_up: Tensor, down: Tensor, linear: Any) -> Packed:
 
 def pack_all(gate_up: Tensor, down: Tensor) -> Packed:
     """Several, one after the other: [count, 2 width, hidden] and [count, hidden, width]."""
-    gate_up, down = gate_up.contiguous(), down.contiguous()
+    gate_up, down = packable(gate_up), packable(down)
     count, hidden, width = down.shape
-    first = large_empty(count, -(-width // (panel() // 2)) * panel() * hidden)
-    second = large_empty(count, -(-hidden // panel()) * panel() * width)
+    first = large_empty(count, -(-width // (panel() // 2)) * panel() * hidden, dtype=gate_up.dtype)
+    second = large_empty(count, -(-hidden // panel()) * panel() * width, dtype=down.dtype)
+    pack_pairs, pack_columns = (
+        weighted(name, down.dtype) for name in ("pack_gate_up", "pack_weight")
+    )
     for e in range(count):
-        library().pack_gate_up(gate_up[e].data_ptr(), width, hidden, first[e].data_ptr())
-        library().pack_weight(down[e].data_ptr(), hidden, width, second[e].data_ptr())
+        pack_pairs(gate_up[e].data_ptr(), width, hidden, first[e].data_ptr())
+        pack_columns(down[e].data_ptr(), hidden, width, second[e].data_ptr())
     return Packed(first, second, width)
 
 
 def run(x: Tensor, packed: Packed, linear: Any) -> Tensor:
     x = x if x.stride(1) == 1 else x.contiguous()
     out = torch.empty(x.shape)
-    library().gated(
+    weighted("gated", packed.down.dtype)(
         *(x.data_ptr(), x.stride(0), packed.gate_up.data_ptr(), packed.down.data_ptr()),
         *(out.data_ptr(), *x.shape, packed.width),
     )
