@@ -91,6 +91,8 @@ def test_pairing_is_a_fact_per_family(write_config: WriteConfig) -> None:
     assert pairing(GLM) == ("pairs", "key")
     assert pairing(GLM | {key: False}) == ("halves", "key")
     assert pairing(without(GLM, key)) == ("pairs", "default")
+    assert pairing(GLM | {key: None}) == ("pairs", "default")
+    assert pairing(V32 | {key: None}) == ("halves", "default")
 
 
 def test_a_shared_layer_keeps_no_index_key(write_config: WriteConfig) -> None:
@@ -123,7 +125,12 @@ SHARING: dict[str, tuple[dict[str, Any], list[int]]] = {
         [0, 1, 4],
     ),
     "nulls": (
-        {"indexer_types": None, "index_topk_pattern": None, "index_topk_freq": 3},
+        {
+            "indexer_types": None,
+            "index_topk_pattern": None,
+            "index_topk_freq": 3,
+            "index_skip_topk_offset": None,
+        },
         [0, 1, 4],
     ),
 }
@@ -155,6 +162,7 @@ SPELLINGS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
         {"mlp_layer_types": ["dense"] * 3 + ["sparse"] * 58},
     ),
     "the router's dtype": (V32, {"moe_router_dtype": "fp32"}),
+    "nulls": (V32, {"moe_router_dtype": None, "rope_interleave": None}),
     "rope_interleave": (V32, {"rope_interleave": True}),
     "GLM without lists": (
         without(GLM_52, "indexer_types", "mlp_layer_types", "layer_types", "index_topk_pattern"),

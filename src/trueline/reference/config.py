@@ -129,7 +129,7 @@ def read_config(
         family=family,
         latent_norm_eps=latent_norm_eps,
         rope_theta=rope.get("rope_theta") or raw["rope_theta"],
-        rope_pairs=v2 or raw.get("rope_interleave", True),
+        rope_pairs=v2 or raw.get("rope_interleave") is not False,
         yarn=read_yarn(rope, raw),
         tie_word_embeddings=top.get("tie_word_embeddings", raw.get("tie_word_embeddings", False)),
         moe_layer_freq=raw.get("moe_layer_freq", 1),

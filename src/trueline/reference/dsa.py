@@ -25,13 +25,19 @@ class Indexer:
     shared: tuple[bool, ...]  # per layer: sees what the last full layer selected
 
 
+def stated(raw: Mapping[str, Any], key: str, otherwise: Any) -> Any:
+    """Null says as little as nothing."""
+    value = raw.get(key)
+    return otherwise if value is None else value
+
+
 def read_indexer(raw: Mapping[str, Any]) -> Indexer | None:
     """None for a family that has none."""
     family = raw["model_type"]
     if family not in FAMILIES:
         return None
     for key, values in COMPUTED.items():
-        if raw.get(key, values[0]) not in values:
+        if stated(raw, key, values[0]) not in values:
             raise ConfigError(f"config.json: {key}={raw[key]!r}; the reference computes {values}")
     if raw["q_lora_rank"] is None:
         raise ConfigError("config.json: q_lora_rank is null, and index queries come from there")
@@ -43,7 +49,7 @@ def read_indexer(raw: Mapping[str, Any]) -> Indexer | None:
         index_n_heads=raw["index_n_heads"],
         index_head_dim=raw["index_head_dim"],
         index_topk=raw["index_topk"],
-        pairs=raw.get("indexer_rope_interleave", glm),
+        pairs=stated(raw, "indexer_rope_interleave", glm),
         shared=tuple({"full": False, "shared": True}[kind] for kind in kinds),
     )
 
@@ -55,6 +61,6 @@ def index_kinds(raw: Mapping[str, Any]) -> list[str]:
     if pattern := raw.get("index_topk_pattern"):
         return [{"F": "full", "S": "shared"}.get(kind, kind) for kind in pattern]
     every = raw.get("index_topk_freq") or 1
-    start = raw.get("index_skip_topk_offset", 2) - 1  # the layer from which on they are counted
+    start = stated(raw, "index_skip_topk_offset", 2) - 1  # layers behind this one are counted
     layers = range(raw["num_hidden_layers"])
     return ["shared" if l > start and (l - start) % every else "full" for l in layers]  # noqa: E741
