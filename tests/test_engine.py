@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from trueline import native
+from trueline import native, plan
 from trueline.config import EngineConfig
 from trueline.device import find_device
 from trueline.engine.core import EngineCore
@@ -81,6 +82,31 @@ def test_a_machine_without_a_compiler_is_served_too(
     choices = done.core.plan.choices
     assert {choices[op].name for op in NO_COMPILER if op in choices} == {"onednn", "cpu"}
     assert choices["mla_decode"].reason == "not native: no C++ compiler"
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "bailing_moe_v2_5", "deepseek_v32"])
+def test_bfloat16_weights_are_multiplied_as_they_are(
+    family: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Stored small, computed in float32: as exact as a float32 model."""
+    if native.unavailable():
+        pytest.skip(f"no kernels here: {native.unavailable()}")
+    monkeypatch.setattr(plan, "CLEARLY", float("inf"))  # whatever this CPU is good at
+    model = tiny(family, dtype="bfloat16")
+    done = run(model, MIXED, BASE)
+    oracle(model, MIXED, done)
+    made = done.core.plan
+    assert (made.weight_dtype, made.compute_dtype) == (torch.bfloat16, torch.float32)
+    assert done.core.runner.decoder.embedding.dtype == torch.bfloat16
+
+
+def test_16_bit_computation_where_it_is_clearly_faster(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(plan, "CLEARLY", 0.0)
+    made = load_engine(tiny("deepseek_v3", dtype="bfloat16"), BASE).plan
+    assert (made.weight_dtype, made.compute_dtype) == (torch.bfloat16, torch.bfloat16)
+    assert made.choices["linear"].name == "onednn"
 
 
 def test_plain_torch_products_serve_too(tiny: Tiny) -> None:

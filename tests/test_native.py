@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from trueline import native
+from trueline.ops.registry import implementation
 from trueline.verify.ops import randn
 
 
@@ -72,3 +74,31 @@ def test_threads_do_not_change_bits(rows: int) -> None:
     finally:
         torch.set_num_threads(threads)
     assert torch.equal(*outcomes)
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8, 21])
+def test_bfloat16_weights_have_the_bits_of_the_same_in_float32(rows: int) -> None:
+    """They are exact in float32, so not a bit may differ."""
+    if native.unavailable():
+        pytest.skip(f"not built here: {native.unavailable()}")
+    D, W, E, H = 29, 43, 5, 3
+    gate_up, down = (randn(E, 2 * W, D) / 4).bfloat16(), (randn(E, D, W, seed=1) / 4).bfloat16()
+    x = randn(rows, D, seed=2)
+    ids, weights = torch.randint(E, (rows, 2)), randn(rows, 2, seed=3)
+    heads, by_head = randn(H, 37, 19, seed=4).bfloat16(), randn(rows, H, 19, seed=5)
+    one, several, per_head, mlp = (
+        implementation(op, "native") for op in ("linear", "experts", "head_product", "mlp")
+    )
+
+    def outputs(convert: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        a, b, c = (convert(weight) for weight in (gate_up, down, heads))
+        return [
+            one.run(x, one.pack(a[0])),
+            mlp.run(x, mlp.pack(a[0], b[0], None), None),
+            several.run(x, ids, weights, several.pack(a, b, None), None),
+            per_head.run(by_head, per_head.pack(c, None, True)),
+        ]
+
+    for small, wide in zip(outputs(lambda w: w), outputs(Tensor.float), strict=True):
+        assert torch.equal(small, wide)
+    assert one.pack(gate_up[0]).data.dtype == torch.bfloat16

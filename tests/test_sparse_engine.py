@@ -56,10 +56,12 @@ def test_every_position_equals_the_reference(
     same("chunks", done, whole)
 
 
-@pytest.mark.parametrize("case", [name for name in CASES if name.startswith(("v32", "glm5"))])
+# With two index heads rounding decides which of equal scores wins: see test_sparse_ops.py for ties.
+VARIANTS = [name for name in CASES if name.startswith(("v32", "glm5")) and name != "v32-ties"]
+
+
+@pytest.mark.parametrize("case", VARIANTS)
 def test_every_variant_equals_the_reference(case: str, tmp_path: Path) -> None:
-    if case == "v32-ties":
-        pytest.skip("two index heads: which of equal scores wins is rounding's choice")
     subject = make_subject(case, tmp_path / case)
     asks = [Ask(prompt(70), 4), Ask(prompt(22), 8, arrives=1)]
     config = replace(BASE, facts=subject.facts, dtype="float32")
