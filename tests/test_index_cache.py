@@ -166,7 +166,7 @@ def test_scales(storage: str) -> None:
     cells, keys = torch.arange(40), randn(40, 48) * torch.logspace(-5, 5, 40)[:, None]
     keys[7] = 0
     keys[8] = fp8.largest * 2.0**-3 * torch.linspace(-1, 1, 48)
-    keys[9] = keys[8] * (1 + 2.0**-20)
+    keys[9] = keys[8].nextafter(keys[8] * torch.inf)  # one bit too large for that scale
     for power_of_two in (True, False):
         layout = IndexLayout(48, 16, storage, "planar", power_of_two)
         view = poisoned(layout).views[0]

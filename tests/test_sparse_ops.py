@@ -146,6 +146,39 @@ def test_score_bits_depend_on_row_and_key_alone(module: str, storage: str) -> No
 
 
 @every("index_scores")
+@pytest.mark.parametrize("topk", [0, 64, 65, 100])
+def test_scores_around_the_edges_of_tiles(module: str, topk: int) -> None:
+    """One run of all lengths up to 130, and every length alone."""
+    op = runnable("index_scores", module)
+    view, blocks, keys = one_sequence(130, 16)
+    q, weights = randn(130, 3, 16, seed=2), randn(130, 3, seed=3)
+    run = Run(blocks, 1, 130)
+    ours = op.run(q, weights, view, op.prepare(SparseRows((run,)), view, FULL, topk=topk))
+    exact = torch.einsum("th,ths->ts", weights, torch.einsum("thd,sd->ths", q, keys).relu())
+    seen = torch.ones(130, 130).tril().bool()
+    seen[:topk] = False
+    assert torch.equal(ours != -torch.inf, seen)
+    assert (ours - exact)[seen].abs().max() < 2e-5
+    alone = SparseRows(tuple(Run(blocks, length) for length in range(1, 131)))
+    assert torch.equal(op.run(q, weights, view, op.prepare(alone, view, FULL, topk=topk)), ours)
+
+
+def test_full_tiles_make_products_of_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine may forgive what another does not: bits of products of another shape."""
+    real, shapes = torch.bmm, []
+
+    def watched(a: Tensor, b: Tensor) -> Tensor:
+        shapes.append((len(a), a.shape[1:], b.shape[1:]))
+        return real(a, b)
+
+    monkeypatch.setattr(torch, "bmm", watched)
+    step = mixed_step(PLAIN)
+    score(implementation("index_scores", "cpu"), step, step.rows, *queries(step))
+    assert min(rows for rows, *_ in shapes) == 2
+    assert {tuple(rest) for _, *rest in shapes} == {((16, DIM), (DIM, 64))}
+
+
+@every("index_scores")
 def test_threads_do_not_change_scores(module: str) -> None:
     op = runnable("index_scores", module)
     step = mixed_step(PLAIN)
@@ -325,7 +358,7 @@ def test_sparse_mla(module: str, tiling: Any, block_size: int, heads: int) -> No
     step = mixed_step(replace(PLAIN, block_size=block_size))
     n = len(step.rows.lengths)
     q = randn(heads, n, L + R + 2, seed=9).transpose(0, 1)[..., 1:-1]  # strided
-    positions = selections(step)["some"]
+    positions = selections(step)["some"].T.contiguous().T
     before = [q.clone(), positions.clone()]
     exact, exact_lse = attention_reference.run(
         q.double(), step.latent, step.rows, positions, softmax_scale=0.21

@@ -32,9 +32,10 @@ class IndexView:
         """keys [n, dim], of any float dtype and stride, rounded to what is stored."""
         dtype = DTYPES[self.layout.storage]
         if self.layout.fp8:
-            scales = fp8_scales(keys.float(), self.layout.fp8, self.layout.power_of_two)
+            keys = keys.float()
+            scales = fp8_scales(keys, self.layout.fp8, self.layout.power_of_two)
             self._write_scales(cells, scales)
-            keys = quantise(keys.float(), scales, self.layout.fp8.largest)
+            keys = keys / scales[:, None]
         self._numbers()[self._at(cells)] = self._unit(keys.to(dtype).contiguous())
 
     def read(self, cells: Tensor) -> Tensor:
@@ -113,17 +114,11 @@ class IndexStore:
 def fp8_scales(keys: Tensor, fp8: Fp8, power_of_two: bool) -> Tensor:
     """float32 [n]; NaN for a key that has an infinity or a NaN, so that it stays visible."""
     amax = keys.abs().amax(-1)
-    # In float64, where a quotient just above a power of two is not rounded down to it.
-    wanted = amax.double().clamp_min(AMAX_FLOOR) / fp8.largest
+    wanted = amax.clamp_min(AMAX_FLOOR) / fp8.largest
     if power_of_two:
         mantissa, exponent = torch.frexp(wanted)
         wanted = torch.ldexp(torch.ones_like(wanted), exponent - (mantissa == 0.5).int())
-    return wanted.float().masked_fill(~amax.isfinite(), torch.nan)
-
-
-def quantise(keys: Tensor, scales: Tensor, largest: float) -> Tensor:
-    """In the range of the storage, not yet rounded to it. Outside it some casts give NaN."""
-    return (keys / scales[:, None]).clamp(-largest, largest)
+    return wanted.masked_fill(~amax.isfinite(), torch.nan)
 
 
 def dequantise(codes: Tensor, scales: Tensor) -> Tensor:

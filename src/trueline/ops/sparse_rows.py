@@ -57,4 +57,4 @@ class Table:
             raise ValueError("a row's selection names a position that the row does not see")
         at = positions.masked_fill(chosen == 0, 0)
         blocks = self.blocks[self.run[:, None], at // layout.block_size]
-        return (layout.cell(blocks, at) * chosen).contiguous(), chosen.sum(1)
+        return layout.cell(blocks, at) * chosen, chosen.sum(1)

@@ -22,7 +22,7 @@ def run(
 ) -> tuple[Tensor, Tensor]:
     q = q.contiguous()
     rows, heads, width = q.shape
-    cells, counts = prepared.cells(positions, view.layout)
+    cells, counts = prepared.cells(positions.contiguous(), view.layout)
     out = torch.empty(rows, heads, view.layout.latent)
     lse = torch.empty(rows, heads)
     library().sparse_mla(
