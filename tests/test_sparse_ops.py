@@ -29,7 +29,7 @@ from trueline.ops.sparse_mla import reference as attention_reference
 from trueline.ops.sparse_rows import Run, SparseRows, Table
 from trueline.ops.top_positions import reference as top_reference
 from trueline.plan import make_plan
-from trueline.verify.ops.attention import LSE_GATE
+from trueline.verify.ops.attention import LSE_GATE, PREFILL_GATE
 from trueline.verify.ops.data import H, L, R, close, randn
 from trueline.verify.sparse import (
     DIM,
@@ -369,7 +369,7 @@ def test_sparse_mla(module: str, tiling: Any, block_size: int, heads: int) -> No
     assert none.any()
     assert (out[none] == 0).all()
     assert (lse[none] == -torch.inf).all()
-    close("rows", out[~none], exact[~none])
+    close("rows", out[~none], exact[~none], PREFILL_GATE)
     assert (lse - exact_lse)[~none].abs().max() < LSE_GATE
     assert torch.equal(q, before[0])
     assert torch.equal(positions, before[1])
@@ -482,7 +482,7 @@ def test_the_whole_chain_is_masked_attention() -> None:
                 keep[scores.topk(min(TOPK, length)).indices] = True
                 rows = step.latent.rows[step.cells(i)[:length]].double()
                 logits = (0.2 * q[row].double() @ rows.T).masked_fill(~keep, -torch.inf)
-                close("rows", out[row], logits.softmax(-1) @ rows[:, :L])
+                close("rows", out[row], logits.softmax(-1) @ rows[:, :L], PREFILL_GATE)
             row += 1
 
 
