@@ -14,7 +14,8 @@ __all__ = ["pack", "refusals", "run"]
 
 
 def pack(gate_up: Tensor, down: Tensor, linear: Any) -> mlp.Packed:
-    return mlp.pack_all(gate_up, down)
+    # Not in large pages, which take long to come: most of it lies idle in a step.
+    return mlp.pack_all(gate_up, down, torch.empty)
 
 
 def run(

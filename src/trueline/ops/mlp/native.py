@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,16 +21,17 @@ class Packed:
 
 
 def pack(gate_up: Tensor, down: Tensor, linear: Any) -> Packed:
-    packed = pack_all(gate_up[None], down[None])
+    packed = pack_all(gate_up[None], down[None], large_empty)
     return Packed(packed.gate_up[0], packed.down[0], packed.width)
 
 
-def pack_all(gate_up: Tensor, down: Tensor) -> Packed:
-    """Several, one after the other: [count, 2 width, hidden] and [count, hidden, width]."""
+def pack_all(gate_up: Tensor, down: Tensor, empty: Callable[..., Tensor]) -> Packed:
+    """Several, one after the other: [count, 2 width, hidden] and [count, hidden, width], into
+    memory that `empty` gives."""
     gate_up, down = packable(gate_up), packable(down)
     count, hidden, width = down.shape
-    first = large_empty(count, -(-width // (panel() // 2)) * panel() * hidden, dtype=gate_up.dtype)
-    second = large_empty(count, -(-hidden // panel()) * panel() * width, dtype=down.dtype)
+    first = empty(count, -(-width // (panel() // 2)) * panel() * hidden, dtype=gate_up.dtype)
+    second = empty(count, -(-hidden // panel()) * panel() * width, dtype=down.dtype)
     pack_pairs, pack_columns = (
         weighted(name, down.dtype) for name in ("pack_gate_up", "pack_weight")
     )
