@@ -23,7 +23,7 @@ from trueline.ops.registry import NEEDS, OPS
 from trueline.plan import make_plan
 from trueline.spec.mixer import MLASpec
 from trueline.tiny.configs import FAMILIES
-from trueline.verify.engine import Ask, Run, oracle, run, same, serve
+from trueline.verify.engine import Ask, Run, oracle, run, same, same_bits_under, serve
 from trueline.verify.failed import CheckFailed
 from trueline.verify.ranks import serve_on_ranks
 from trueline.verify.schedules import prompt
@@ -274,15 +274,7 @@ CASES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("ops", [{}, NO_COMPILER], ids=["preferred", "no compiler"])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_bits_do_not_depend_on_the_schedule(family: str, ops: dict[str, str], tiny: Tiny) -> None:
-    model, mode = tiny(family), replace(INVARIANT, ops=ops)
-    whole = run(model, MIXED, mode)
-    oracle(model, MIXED, whole)
-    for name, changes in CASES.items():
-        same(name, run(model, MIXED, mode, **changes), whole, bitwise=True)
-    for i, ask in enumerate(MIXED):
-        alone = run(model, [replace(ask, arrives=0)], mode)
-        one = Run([whole.tokens[i]], [whole.logits[i]], [0], [[]], whole.core)
-        same("alone", alone, one, bitwise=True)
+    same_bits_under(tiny(family), MIXED, replace(INVARIANT, ops=ops), CASES)
 
 
 def test_bits_of_a_prefix_hit(tiny: Tiny) -> None:

@@ -15,7 +15,16 @@ from trueline.config import EngineConfig
 from trueline.engine.loading import load_engine
 from trueline.errors import UsageError
 from trueline.verify.cases import CASES, make_subject
-from trueline.verify.engine import Ask, Run, oracle, run, same, serve
+from trueline.verify.engine import (
+    Ask,
+    Run,
+    decode_is_prefill,
+    oracle,
+    run,
+    same,
+    same_bits_under,
+    serve,
+)
 from trueline.verify.failed import CheckFailed
 from trueline.verify.ranks import serve_on_ranks
 from trueline.verify.schedules import prompt
@@ -89,14 +98,7 @@ def test_schedules_agree(name: str, model: Path, whole: Run) -> None:
 
 
 def test_bits_do_not_depend_on_the_schedule(model: Path) -> None:
-    first = run(model, MIXED, INVARIANT)
-    oracle(model, MIXED, first)
-    for name, changes in SCHEDULES.items():
-        same(name, run(model, MIXED, INVARIANT, **changes), first, bitwise=True)
-    for i, ask in enumerate(MIXED):
-        alone = run(model, [replace(ask, arrives=0)], INVARIANT)
-        one = Run([first.tokens[i]], [first.logits[i]], [0], [[]], first.core)
-        same("alone", alone, one, bitwise=True)
+    same_bits_under(model, MIXED, INVARIANT, SCHEDULES)
 
 
 def test_without_the_mode_bits_do_differ(model: Path, whole: Run) -> None:
@@ -106,14 +108,8 @@ def test_without_the_mode_bits_do_differ(model: Path, whole: Run) -> None:
 
 
 def test_decode_is_prefill(model: Path) -> None:
-    """What decode computes for its own answer, prefill computes for the same tokens."""
     for config in (BASE, INVARIANT):
-        ask = Ask(prompt(50, 4), 90)
-        decoded = run(model, [ask], config)
-        prefilled = run(model, [Ask([*ask.prompt, *decoded.tokens[0]], 1)], config)
-        logits = [{p: row for p, row in prefilled.logits[0].items() if p in decoded.logits[0]}]
-        again = Run(decoded.tokens, logits, [0], [[]], prefilled.core)
-        same("decode = prefill", again, decoded, bitwise=config.batch_invariant)
+        decode_is_prefill(model, Ask(prompt(50, 4), 90), config)
 
 
 @pytest.mark.parametrize("config", [BASE, INVARIANT], ids=["free", "invariant"])

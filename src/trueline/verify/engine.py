@@ -3,7 +3,7 @@ compares the logits of every position of every request; the oracle is the float6
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -153,6 +153,30 @@ def same(what: str, one: Run, two: Run, *, bitwise: bool = False) -> float:
         left, right = (rows.double().log_softmax(-1) for rows in (left, right))
         worst = max(worst, _distance(f"{what}: request {i}", left, right, at, BAND))
     return worst
+
+
+def same_bits_under(
+    model: Path, asks: Sequence[Ask], config: EngineConfig, schedules: Mapping[str, dict[str, Any]]
+) -> None:
+    """Batch-invariant mode: exact once, and then bit by bit the same under every schedule (changes
+    of `config`, by name), and for each request alone."""
+    first = run(model, asks, config)
+    oracle(model, asks, first)
+    for name, changes in schedules.items():
+        same(name, run(model, asks, config, **changes), first, bitwise=True)
+    for i, ask in enumerate(asks):
+        alone = run(model, [replace(ask, arrives=0)], config)
+        one = Run([first.tokens[i]], [first.logits[i]], [0], [[]], first.core)
+        same("alone", alone, one, bitwise=True)
+
+
+def decode_is_prefill(model: Path, ask: Ask, config: EngineConfig) -> None:
+    """What decode computes for its own answer, prefill computes for the same tokens."""
+    decoded = run(model, [ask], config)
+    prefilled = run(model, [Ask([*ask.prompt, *decoded.tokens[0]], 1)], config)
+    logits = [{p: row for p, row in prefilled.logits[0].items() if p in decoded.logits[0]}]
+    again = Run(decoded.tokens, logits, [0], [[]], prefilled.core)
+    same("decode = prefill", again, decoded, bitwise=config.batch_invariant)
 
 
 def _distance(what: str, ours: Tensor, theirs: Tensor, at: list[int], gate: float) -> float:
