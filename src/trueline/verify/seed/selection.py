@@ -65,14 +65,18 @@ def _no_bias(init: Make) -> Make:
     return broken
 
 
-def _in_place_assumed(rotate: Make) -> Make:
-    """What the rotation returns is dropped, as if it had turned its argument."""
+def _in_place_assumed(*, keys: bool) -> Make:
+    """What the rotation of keys, or of queries, returns is dropped, as if it had turned its
+    argument."""
 
-    def broken(self: Indexer, x: Tensor, rope: Any) -> Tensor:
-        rotate(self, x, rope)
-        return x
+    def make(rotate: Make) -> Make:
+        def broken(self: Indexer, x: Tensor, rope: Any) -> Tensor:
+            turned: Tensor = rotate(self, x, rope)
+            return x if (x.shape[1] == 1) == keys else turned
 
-    return broken
+        return broken
+
+    return make
 
 
 def _rows_from_the_front(select: Make) -> Make:
@@ -117,8 +121,10 @@ SELECTION_FAULTS = [
           Indexer, "__init__", _other_pairing),
     Fault("engine-key-norm-bias", "the bias of the key norm is dropped", "engine oracle", _V,
           Indexer, "__init__", _no_bias),
-    Fault("engine-rope-in-place", "the indexer relies on rotation in place (story 4)",
-          "engine oracle", _V, Indexer, "_rotate", _in_place_assumed),
+    Fault("engine-rope-in-place-q", "index queries rely on rotation in place (story 4)",
+          "engine oracle", _V, Indexer, "_rotate", _in_place_assumed(keys=False)),
+    Fault("engine-rope-in-place-k", "index keys rely on rotation in place (story 4)",
+          "engine oracle", _V, Indexer, "_rotate", _in_place_assumed(keys=True)),
     Fault("engine-one-counter", "queries counted as keys in mixed steps", "solo = batch", _V,
           Indexer, "choose", _rows_from_the_front),
     Fault("engine-shared-forgets", "a shared layer does not see the chosen positions",
