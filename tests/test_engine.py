@@ -100,6 +100,15 @@ def test_bfloat16_weights_are_multiplied_as_they_are(
     assert done.core.runner.decoder.embedding.dtype == torch.bfloat16
 
 
+def test_float16_weights_are_planned_as_they_are_kept(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No kernel multiplies by them: they take float32's memory."""
+    monkeypatch.setattr(plan, "CLEARLY", float("inf"))
+    made = load_engine(tiny("deepseek_v3", dtype="float16"), BASE).plan
+    assert (made.weight_dtype, made.compute_dtype) == (torch.float32, torch.float32)
+
+
 def test_16_bit_computation_where_it_is_clearly_faster(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:

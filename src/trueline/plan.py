@@ -140,7 +140,8 @@ def make_plan(spec: ModelSpec, config: EngineConfig, device: Device) -> Plan:
     layout = LatentLayout(latent[0].kv_lora_rank, latent[0].qk_rope_head_dim, size)
     max_len = _max_model_len(spec, config)
     # Kernels of ours multiply by bfloat16 as it is; others want weights as they compute.
-    kept = storage if all(choices[op].name == "native" for op in PACKING) else compute
+    ours = all(choices[op].name == "native" for op in PACKING)
+    kept = storage if ours and storage == torch.bfloat16 else compute
     weights = sum(p.count for p in parameters(spec)) * kept.itemsize
     budget = config.kv_cache_memory_bytes
     if budget is None:
