@@ -18,6 +18,8 @@ from trueline.tiny.configs import change_config, family_config
 from trueline.tiny.make import TinyOptions, make_checkpoint
 
 torch.set_num_threads(1)
+if not torch.cuda.is_available():  # before anything imports Triton
+    os.environ["TRITON_INTERPRET"] = "1"
 
 settings.register_profile(
     "default",

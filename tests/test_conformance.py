@@ -135,6 +135,8 @@ MISTAKES = [
     Mistake("bits of the count", "mlp", "bits", "run", of_the_count),
     Mistake("eps left out", "rms_norm", "numbers", "run",
             lambda run: lambda x, weight, eps: rms_norm.run(x, weight, 0.0)),
+    Mistake("eps left out", "latent_write", "numbers", "run",
+            lambda run: lambda *given, **options: run(*given, **options | {"eps": 0.0})),
     Mistake("pairs only", "rope", "numbers", "run",
             lambda run: lambda x, cos, sin, pairing: run(x, cos, sin, "pairs")),
     Mistake("scale of the cache row", "mla_decode", "numbers", "run",

@@ -422,7 +422,8 @@ def test_all_positions_give_the_bits_of_dense_decode(module: str) -> None:
     n = len(runs)
     q, positions = randn(n, H, L + R, seed=3), selections(step)["all"][:n]
     rows = DecodeRows([run.first for run in runs], [run.block_ids for run in runs])
-    wanted = dense.run(q, step.latent, dense.prepare(rows, step.latent, FULL), softmax_scale=0.2)
+    given = dense.prepare(rows, step.latent, FULL, H)
+    wanted = dense.run(q, step.latent, given, softmax_scale=0.2)
     prepared = op.prepare(SparseRows(tuple(runs)), step.latent, FULL)
     ours = op.run(q, step.latent, prepared, positions, softmax_scale=0.2)
     assert torch.equal(ours[0], wanted[0])

@@ -10,8 +10,9 @@ import torch
 
 from trueline.cache.layout import IndexLayout
 from trueline.config import EngineConfig
+from trueline.device import interpreting
 from trueline.errors import PluginError, UsageError
-from trueline.ops.registry import REGISTRY, reasons
+from trueline.ops.registry import REGISTRY, other_device, reasons
 from trueline.plugins import Registry
 from trueline.spec.feedforward import DenseSpec, MoESpec
 from trueline.spec.mixer import LightningSpec, MLASpec
@@ -48,12 +49,20 @@ class Choice:
 
 
 def choose_op(
-    op: str, config: EngineConfig, dtype: torch.dtype, layout: IndexLayout | None = None
+    op: str,
+    config: EngineConfig,
+    dtype: torch.dtype,
+    layout: IndexLayout | None = None,
+    device: str = "cpu",
 ) -> Choice:
     """The one asked for; or the first that runs here of those that packages call preferred, then
     of ours."""
     if op in config.ops:
-        return _asked(REGISTRY, op, config.ops[op], config, dtype, layout)
+        name = config.ops[op]
+        elsewhere = other_device(op, name, device)
+        if elsewhere and not (name == "triton" and interpreting()):
+            raise UsageError(f"op {op}={name} was asked for and {elsewhere[0]}, not on {device}")
+        return _asked(REGISTRY, op, name, config, dtype, layout)
     refused: list[str] = []
     names = REGISTRY.names(op)
     for name in sorted(names, key=lambda name: REGISTRY.package(op, name) is None):
@@ -61,7 +70,9 @@ def choose_op(
         try:
             if package and not getattr(REGISTRY.get(op, name), "preferred", False):
                 continue
-            found = _refusals(REGISTRY, op, name, config, dtype, layout)
+            found = other_device(op, name, device) or _refusals(
+                REGISTRY, op, name, config, dtype, layout
+            )
         except PluginError as error:  # nobody asked for it: told, and left out
             found = [str(error)]
         if not found:

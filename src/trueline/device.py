@@ -25,14 +25,23 @@ class Device:
     name: str
     threads: int
     free_memory: int
+    total_memory: int
+    """Of a GPU; of a CPU, what is free."""
 
 
 def find_device(wanted: str) -> Device:
-    if wanted not in ("auto", "cpu"):
-        raise UsageError(f"device = {wanted!r}: accepted so far: 'auto' and 'cpu'")
+    """ "auto" is the GPU where there is one."""
+    if wanted not in ("auto", "cpu", "cuda"):
+        raise UsageError(f"device = {wanted!r}: accepted: 'auto', 'cpu' and 'cuda'")
+    if wanted != "cpu" and torch.cuda.is_available():
+        free, total = torch.cuda.mem_get_info()
+        return Device("cuda", torch.cuda.get_device_name(), 1, free, total)
+    if wanted == "cuda":
+        raise UsageError("device = 'cuda': PyTorch sees no NVIDIA GPU on this machine")
     # One thread per core that we may use: more only makes them wait for each other.
     threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return Device("cpu", torch.backends.cpu.get_cpu_capability(), threads or 1, _free_memory())
+    free = _free_memory()
+    return Device("cpu", torch.backends.cpu.get_cpu_capability(), threads or 1, free, free)
 
 
 def _free_memory() -> int:
@@ -69,6 +78,11 @@ def _find_madvise() -> Any:
 
 
 _madvise = _find_madvise()
+
+
+def interpreting() -> bool:
+    """Whether Triton's kernels run on the CPU, line by line: slow, for tests."""
+    return os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def cache_directory() -> Path:

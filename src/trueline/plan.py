@@ -136,7 +136,7 @@ def make_plan(spec: ModelSpec, config: EngineConfig, device: Device) -> Plan:
     has: dict[Need, Any] = {"states": linear, "indexer": index}
     used = [op for op in OPS if op not in NEEDS or has[NEEDS[op]]]
     keys = index.layout if index else None
-    choices = {op: choose_op(op, config, compute, keys) for op in used}
+    choices = {op: choose_op(op, config, compute, keys, device.kind) for op in used}
     layout = LatentLayout(latent[0].kv_lora_rank, latent[0].qk_rope_head_dim, size)
     max_len = _max_model_len(spec, config)
     # Kernels of ours multiply by bfloat16 as it is; others want weights as they compute.
@@ -178,11 +178,11 @@ def latent_mixers(spec: ModelSpec) -> list[MLASpec]:
     """Those of the layers with a paged cache: rows of one layout, so that one table of blocks
     serves them all. A layer that differs must not get the rows of the first silently."""
     found = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, MLASpec)]
-    widths = {(mixer.kv_lora_rank, mixer.qk_rope_head_dim) for mixer in found}
+    widths = {(mixer.kv_lora_rank, mixer.qk_rope_head_dim, mixer.heads) for mixer in found}
     if len(widths) != 1:
         raise UsageError(
             f"{spec.family}: accepted so far: models with latent attention in one layer or more, "
-            "and rows of the same widths in all of these"
+            "and as many heads and rows of the same widths in all of these"
         )
     return found
 

@@ -78,6 +78,7 @@ class Runner:
         self.states = _state_store(spec, plan)
         self.index = _index_store(spec, plan)
         self.views = self._views()
+        self.heads = latent_mixers(spec)[0].heads.count
         self.stories: dict[str, Story] = {}
         self.recorded: list[Replay] | None = None
         """Set to a list to record every step's choices."""
@@ -138,7 +139,7 @@ class Runner:
         prepared = None
         if batch.decode.lengths:
             prepared = self.ops.mla_decode.prepare(
-                batch.decode, self.store.views[0], self.plan.tiling
+                batch.decode, self.store.views[0], self.plan.tiling, self.heads
             )
         return StepInput(
             torch.tensor(tokens),

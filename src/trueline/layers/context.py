@@ -9,6 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from trueline.ops.latent_write import Parts
 from trueline.ops.lightning import StateRow
 from trueline.ops.mla_decode import DecodeRows
 from trueline.ops.mla_prefill import PrefillRow
@@ -25,6 +26,8 @@ class Ops:
         self.mlp: Any = plan.op("mlp")
         self.rms_norm: Any = plan.op("rms_norm")
         self.rope: Any = plan.op("rope")
+        self.latent_write: Any = plan.op("latent_write")
+        self.parts = Parts(self.rms_norm, self.rope)
         self.mla_decode: Any = plan.op("mla_decode")
         self.mla_prefill: Any = plan.op("mla_prefill")
         self.lightning: Any = plan.op("lightning") if plan.state else None

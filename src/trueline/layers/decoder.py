@@ -97,15 +97,19 @@ class Decoder:
         """[n, hidden], before the final norm."""
         ropes = self.ropes.at(step.positions)
         h = self._embed(step.tokens)
-        norm, eps = self.ops.rms_norm.run, self.spec.norm_eps
+        norm, eps = self.ops.rms_norm.run_sum, self.spec.norm_eps
+        y: Tensor | None = None
         for layer, view, rope in zip(self.layers, views, ropes, strict=True):
-            h = h + layer.mixer.forward(norm(h, layer.mixer_norm, eps), step, view, rope)
+            if y is None:
+                x = self.ops.rms_norm.run(h, layer.mixer_norm, eps)
+            else:
+                h, x = norm(h, y, layer.mixer_norm, eps)
+            h, x = norm(h, layer.mixer.forward(x, step, view, rope), layer.forward_norm, eps)
             choice = forced.experts.get(layer.index) if forced else None
-            y, ids = layer.feed_forward.forward(norm(h, layer.forward_norm, eps), choice)
+            y, ids = layer.feed_forward.forward(x, choice)
             if recorded is not None and ids is not None:
                 recorded.experts[layer.index] = ids
-            h = h + y
-        return h
+        return h if y is None else h + y
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, vocabulary], float32."""

@@ -19,7 +19,7 @@ from trueline.spec.mixer import MLASpec
 @dataclass(frozen=True, slots=True)
 class Projected:
     q: Tensor  # [n, heads, nope + rope]
-    latent: Tensor  # [n, latent], normalised
+    latent: Tensor  # [n, latent]
     key: Tensor  # [n, rope]
     q_latent: Tensor  # [n, q_lora_rank], normalised; the input's own where there is none
     index_key: Tensor  # [n, index head]; empty without an indexer
@@ -56,23 +56,33 @@ class MLA:
         spec = self.spec
         assert rope is not None
         made = self._project(x)
-        turn = self.ops.rope.run
-        q_nope = made.q[..., : spec.qk_nope_head_dim]
-        q_rope = turn(made.q[..., spec.qk_nope_head_dim :], *rope, spec.rope.pairing)
-        key = turn(made.key[:, None], *rope, spec.rope.pairing)[:, 0]
         latent = view.latent if isinstance(view, SparseView) else view
-        latent.write(step.cells, made.latent, key)
+        q_nope = made.q[..., : spec.qk_nope_head_dim]
+        wide = self.ops.latent_write.run(
+            made.latent,
+            made.key,
+            made.q[..., spec.qk_nope_head_dim :],
+            latent,
+            step.cells,
+            norm=self.kv_norm,
+            eps=spec.latent_norm_eps,
+            cos=rope[0],
+            sin=rope[1],
+            pairing=spec.rope.pairing,
+            parts=self.ops.parts,
+        )
         self._select(x, made, step, view, rope)
         out = made.q.new_empty(len(x), spec.heads.count, spec.v_head_dim)
         if step.num_decode:
             at = step.decode_at
-            out[at] = self._decode(q_nope[at], q_rope[at], step, latent)
+            out[at] = self._decode(self._absorbed(q_nope[at], wide[at]), step, latent)
         if step.sparse is not None:
             at = step.sparse.at
-            out[at] = self._attend_selected(q_nope[at], q_rope[at], step, latent)
+            out[at] = self._attend_selected(self._absorbed(q_nope[at], wide[at]), step, latent)
         for part in step.prefill:
             at = part.tokens
-            out[at] = self._prefill(torch.cat((q_nope[at], q_rope[at]), dim=-1), part.row, latent)
+            queries = torch.cat((q_nope[at], wide[at][..., spec.kv_lora_rank :]), dim=-1)
+            out[at] = self._prefill(queries, part.row, latent)
         return self.collective.add(self.ops.linear.run(out.flatten(1), self.o))
 
     def _project(self, x: Tensor) -> Projected:
@@ -83,7 +93,6 @@ class MLA:
             q = ops.linear.run(q_latent, self.q_b)
         else:
             q_latent = q
-        latent = ops.rms_norm.run(latent, self.kv_norm, spec.latent_norm_eps)
         return Projected(q.reshape(len(x), spec.heads.count, -1), latent, key, q_latent, index_key)
 
     def _select(
@@ -112,28 +121,24 @@ class MLA:
         )
         return out
 
-    def _absorbed(self, q_nope: Tensor, q_rope: Tensor) -> Tensor:
-        moved = self.ops.head_product.run(q_nope, self.absorb)
-        return torch.cat((moved, q_rope), dim=-1)
+    def _absorbed(self, q_nope: Tensor, wide: Tensor) -> Tensor:
+        """`wide` with the query moved into the latent before its turned part."""
+        self.ops.head_product.run(q_nope, self.absorb, wide[..., : self.spec.kv_lora_rank])
+        return wide
 
-    def _decode(self, q_nope: Tensor, q_rope: Tensor, step: StepInput, view: LatentView) -> Tensor:
+    def _decode(self, q: Tensor, step: StepInput, view: LatentView) -> Tensor:
         out, _ = self.ops.mla_decode.run(
-            self._absorbed(q_nope, q_rope),
-            view,
-            step.prepared,
-            softmax_scale=self.spec.softmax_scale,
+            q, view, step.prepared, softmax_scale=self.spec.softmax_scale
         )
         y: Tensor = self.ops.head_product.run(out, self.expand)
         return y
 
-    def _attend_selected(
-        self, q_nope: Tensor, q_rope: Tensor, step: StepInput, view: LatentView
-    ) -> Tensor:
+    def _attend_selected(self, q: Tensor, step: StepInput, view: LatentView) -> Tensor:
         sparse = step.sparse
         assert sparse is not None
         assert sparse.chosen is not None, "a layer before has chosen"
         out, _ = self.ops.sparse_mla.run(
-            self._absorbed(q_nope, q_rope),
+            q,
             view,
             sparse.attention,
             sparse.chosen,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import torch
@@ -10,11 +11,12 @@ from trueline.cache.layout import IndexLayout
 from trueline.plugins import Registry
 
 OPS: dict[str, tuple[str, ...]] = {
-    "linear": ("native", "onednn", "torch_mm", "reference"),
+    "linear": ("native", "onednn", "torch_mm", "reference", "cublas"),
     "head_product": ("native", "cpu", "reference"),
     "mlp": ("native", "cpu", "reference"),
     "rms_norm": ("native", "cpu", "reference"),
     "rope": ("native", "cpu", "reference"),
+    "latent_write": ("parts", "reference"),
     "mla_decode": ("native", "cpu", "reference"),
     "mla_prefill": ("cpu", "reference"),
     "lightning": ("cpu", "reference"),
@@ -31,8 +33,9 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "linear": ("pack", "run"),
     "head_product": ("pack", "run"),
     "mlp": ("pack", "run"),
-    "rms_norm": ("run",),
+    "rms_norm": ("run", "run_sum"),
     "rope": ("run",),
+    "latent_write": ("run",),
     "mla_decode": ("prepare", "run"),
     "mla_prefill": ("run",),
     "lightning": ("prepare", "decode", "prefill"),
@@ -43,6 +46,10 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "experts": ("pack", "run"),
     "sampling": ("sample", "score"),
 }
+
+GPU_NAMES = ("cublas", "triton")
+"""Of our implementations, those for an NVIDIA GPU; all others are for CPUs. Packages' objects say
+it by their `devices`, and are for CPUs where they have none."""
 
 REGISTRY = Registry(
     "trueline.ops",
@@ -63,8 +70,18 @@ NEEDS: dict[str, Need] = {
 
 
 def refusals(op: str, name: str, dtype: torch.dtype, *, batch_invariant: bool = False) -> list[str]:
-    """Why an implementation cannot run here; most can everywhere."""
-    return reasons(implementation(op, name), dtype, batch_invariant)
+    """Why an implementation cannot run on this CPU; most can."""
+    elsewhere = other_device(op, name, "cpu")
+    return elsewhere or reasons(implementation(op, name), dtype, batch_invariant)
+
+
+def other_device(op: str, name: str, device: str) -> list[str]:
+    """Told without importing ours: what is for a GPU may need what only such machines have."""
+    if REGISTRY.package(op, name):
+        devices: Sequence[str] = getattr(implementation(op, name), "devices", ("cpu",))
+    else:
+        devices = ("cuda",) if name in GPU_NAMES else ("cpu",)
+    return [] if device in devices else [f"runs on {' and '.join(devices)}"]
 
 
 def reasons(

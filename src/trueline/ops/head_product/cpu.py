@@ -19,7 +19,12 @@ def pack(weight: Tensor, linear: Any, steady: bool) -> Packed:
     return Packed(weight, linear, [linear.pack(head) for head in weight] if steady else None)
 
 
-def run(x: Tensor, packed: Packed) -> Tensor:
+def run(x: Tensor, packed: Packed, to: Tensor | None = None) -> Tensor:
+    y = _product(x, packed)
+    return y if to is None else to.copy_(y)
+
+
+def _product(x: Tensor, packed: Packed) -> Tensor:
     if packed.heads is not None:
         parts = [packed.linear.run(x[:, h], head) for h, head in enumerate(packed.heads)]
         return torch.stack(parts, dim=1)

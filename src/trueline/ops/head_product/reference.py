@@ -12,6 +12,7 @@ def pack(weight: Tensor, linear: Any, steady: bool) -> Tensor:
     return weight.double()
 
 
-def run(x: Tensor, packed: Tensor) -> Tensor:
+def run(x: Tensor, packed: Tensor, to: Tensor | None = None) -> Tensor:
     heads = [x[:, h].double() @ packed[h].T for h in range(len(packed))]
-    return torch.stack(heads, dim=1).to(x.dtype)
+    y = torch.stack(heads, dim=1).to(x.dtype)
+    return y if to is None else to.copy_(y)

@@ -1,13 +1,19 @@
 """Absorbed latent attention over the paged cache: one query per row, any number of rows.
 
-`prepare(rows, view, tiling)` once a step; `run(q [rows, heads, width], view, prepared,
+`prepare(rows, view, tiling, heads)` once a step; `run(q [rows, heads, width], view, prepared,
 softmax_scale=…)` per layer -> out [rows, heads, latent], lse [rows, heads] in natural log (-inf
 where a row has no keys, whose output is zero). `softmax_scale` has no default.
+
+On a GPU `prepare` also takes a `DecodeTable`, whose numbers the host does not know: a captured
+graph serves any contexts that fit the table.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+
+import torch
+from torch import Tensor
 
 from trueline.cache.layout import LatentLayout
 
@@ -30,3 +36,18 @@ class DecodeRows:
 
     def cells(self, row: int, layout: LatentLayout) -> list[int]:
         return layout.cells(self.block_ids[row], 0, self.lengths[row])
+
+    def table(self, device: torch.device) -> DecodeTable:
+        most = max(map(len, self.block_ids), default=0)
+        padded = [ids + [0] * (most - len(ids)) for ids in self.block_ids]
+        blocks = torch.tensor(padded, dtype=torch.int32, device=device)
+        lengths = torch.tensor(self.lengths, dtype=torch.int32, device=device)
+        return DecodeTable(lengths, blocks.view(len(padded), most))
+
+
+@dataclass(frozen=True, slots=True)
+class DecodeTable:
+    """The same on a device."""
+
+    lengths: Tensor  # [rows] int32
+    blocks: Tensor  # [rows, most] int32; the null block after a row's last

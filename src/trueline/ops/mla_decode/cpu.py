@@ -33,7 +33,7 @@ class Group:
     steady: bool
 
 
-def prepare(rows: DecodeRows, view: LatentView, tiling: Tiling) -> list[Group]:
+def prepare(rows: DecodeRows, view: LatentView, tiling: Tiling, heads: int) -> list[Group]:
     """Group rows whose contexts take a similar number of tiles, so that padding stays small."""
     buckets: dict[int, list[int]] = {}
     for row, length in enumerate(rows.lengths):

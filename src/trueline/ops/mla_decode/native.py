@@ -21,7 +21,7 @@ class Prepared:
     lengths: Tensor  # [rows]
 
 
-def prepare(rows: DecodeRows, view: LatentView, tiling: Tiling) -> Prepared:
+def prepare(rows: DecodeRows, view: LatentView, tiling: Tiling, heads: int) -> Prepared:
     most = max(map(len, rows.block_ids), default=0)
     padded = [ids + [0] * (most - len(ids)) for ids in rows.block_ids]
     return Prepared(torch.tensor(padded, dtype=torch.long), torch.tensor(rows.lengths))

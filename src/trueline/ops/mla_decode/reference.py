@@ -11,7 +11,7 @@ from trueline.cache.store import LatentView
 from trueline.ops.mla_decode import DecodeRows, Tiling
 
 
-def prepare(rows: DecodeRows, view: LatentView, tiling: Tiling) -> DecodeRows:
+def prepare(rows: DecodeRows, view: LatentView, tiling: Tiling, heads: int) -> DecodeRows:
     return rows
 
 

@@ -10,3 +10,8 @@ def run(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     y = x.float()
     y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
     return y.to(x.dtype) * weight
+
+
+def run_sum(h: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    total = h + y
+    return total, run(total, weight, eps)

@@ -5,7 +5,7 @@ from torch import Tensor
 
 from trueline.native import library, refusals
 
-__all__ = ["refusals", "run"]
+__all__ = ["refusals", "run", "run_sum"]
 
 
 def run(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -16,3 +16,8 @@ def run(x: Tensor, weight: Tensor, eps: float) -> Tensor:
         *(flat.data_ptr(), flat.stride(0), weight.data_ptr(), eps, y.data_ptr(), *flat.shape)
     )
     return y
+
+
+def run_sum(h: Tensor, y: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    total = h + y
+    return total, run(total, weight, eps)

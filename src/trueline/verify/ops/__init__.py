@@ -11,7 +11,7 @@ import torch
 from trueline.ops.registry import implementation, runnable
 from trueline.verify import sparse
 from trueline.verify.cases import Subject
-from trueline.verify.ops import attention, lightning, parts, sampling
+from trueline.verify.ops import attention, latent, lightning, parts, sampling
 from trueline.verify.ops.data import H, L, R, paged, randn
 
 __all__ = ["OP_CHECKS", "H", "L", "OpCheck", "R", "attention_ops", "paged", "randn"]
@@ -35,6 +35,7 @@ OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
     "mlp": (OpCheck("numbers", parts.mlp), OpCheck("bits", parts.mlp_bits, True)),
     "rms_norm": (OpCheck("numbers", parts.rms_norm),),
     "rope": (OpCheck("numbers", parts.rope),),
+    "latent_write": (OpCheck("numbers", latent.latent_write),),
     "mla_decode": (
         OpCheck("numbers", attention.mla_decode),
         OpCheck("natural lse", attention.natural_lse),

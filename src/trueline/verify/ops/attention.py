@@ -30,7 +30,7 @@ def mla_decode(op: Any) -> None:
         exact, exact_lse = decode_reference.run(q.double(), view, rows, softmax_scale=SCALE)
         for tiling in TILINGS:
             what = f"mla_decode, {heads} heads, blocks of {block_size}, tiles of {tiling.size}"
-            prepared = op.prepare(rows, view, tiling)
+            prepared = op.prepare(rows, view, tiling, heads)
             out, lse = op.run(q, view, prepared, softmax_scale=SCALE)
             close(what, out, exact)
             same = (lse == exact_lse) | ((lse - exact_lse).abs() <= LSE_GATE)
@@ -45,7 +45,7 @@ def natural_lse(op: Any) -> None:
     keys = torch.tensor([[1.0, 0, 0, 0], [0, 2.0, 0, 0]])
     view.write(torch.tensor([1, 2]), keys[:, :2], keys[:, 2:])
     q = torch.tensor([[[1.0, 1.0, 0, 0]]])
-    prepared = op.prepare(DecodeRows([2], [[1, 2]]), view, TILINGS[0])
+    prepared = op.prepare(DecodeRows([2], [[1, 2]]), view, TILINGS[0], 1)
     _, lse = op.run(q, view, prepared, softmax_scale=0.5)
     off = abs(lse.item() - torch.tensor([0.5, 1.0]).logsumexp(0).item())
     require(off <= 1e-6, f"mla_decode: lse is not natural: off by {off:.2g}")
@@ -55,10 +55,10 @@ def mla_decode_bits(op: Any) -> None:
     lengths = [1, 64, 65, 200, 130, 7, 300, 2]
     view, rows = paged(lengths, 3)
     q = randn(8, H, L + R, seed=4)
-    whole, _ = op.run(q, view, op.prepare(rows, view, FIXED), softmax_scale=SCALE)
+    whole, _ = op.run(q, view, op.prepare(rows, view, FIXED, H), softmax_scale=SCALE)
     for some in ([3], [0, 7], [6, 2, 4], [5, 6, 7, 0, 1, 2, 3, 4]):
         part = DecodeRows([lengths[i] for i in some], [rows.block_ids[i] for i in some])
-        out, _ = op.run(q[some], view, op.prepare(part, view, FIXED), softmax_scale=SCALE)
+        out, _ = op.run(q[some], view, op.prepare(part, view, FIXED, H), softmax_scale=SCALE)
         require(torch.equal(out, whole[some]), "mla_decode: a row's bits depend on its company")
 
 

@@ -50,6 +50,10 @@ def head_product(op: Any) -> None:
             exact = head_product_reference.run(x.double(), exact_packed)
             for strided in (x, x.permute(2, 1, 0).contiguous().permute(2, 1, 0)):
                 close(f"head_product, {rows} rows", op.run(strided, packed), exact)
+            wide = torch.full((rows, 5, 40), torch.nan)
+            op.run(x, packed, wide[..., 1:38])
+            close(f"head_product into a wider tensor, {rows} rows", wide[..., 1:38], exact)
+            require(bool(wide[..., [0, 38, 39]].isnan().all()), "head_product writes beside")
 
 
 def head_product_bits(op: Any) -> None:
@@ -90,6 +94,10 @@ def rms_norm(op: Any) -> None:
             exact = rms_norm_reference.run(x.double(), weight.double(), eps)
             for strided in (x, x.T.contiguous().T):
                 close(f"rms_norm, width {width}", op.run(strided, weight, eps), exact)
+            total, normed = op.run_sum(x, x.flip(0), weight, eps)
+            require(torch.equal(total, x + x.flip(0)), f"rms_norm, width {width}: the sum")
+            exact = rms_norm_reference.run((x + x.flip(0)).double(), weight.double(), eps)
+            close(f"rms_norm of a sum, width {width}", normed, exact)
 
 
 def rope(op: Any) -> None:

@@ -67,8 +67,8 @@ def _unmasked(prepare: Make) -> Make:
 def _stranger_cells(prepare: Make) -> Make:
     """Beyond a row's end the null block is read, and relied on to be zero."""
 
-    def broken(rows: Any, view: LatentView, tiling: Any) -> Any:
-        made = prepare(rows, view, tiling)
+    def broken(rows: Any, view: LatentView, tiling: Any, heads: int) -> Any:
+        made = prepare(rows, view, tiling, heads)
         if isinstance(made, list):
             return [
                 replace(group, cells=group.cells.masked_fill(group.cells == view.zero_cell, 0))
@@ -104,8 +104,8 @@ def _later_keys_replace(merge: Make) -> Make:
 def _decode_rows_last(forward: Make) -> Make:
     """Decode rows taken from the end, as if prefill came first (story 2)."""
 
-    def broken(self: MLA, q_nope: Tensor, q_rope: Tensor, step: Any, view: Any) -> Tensor:
-        return torch.roll(forward(self, q_nope, q_rope, step, view), 1, 0)
+    def broken(self: MLA, q: Tensor, step: Any, view: Any) -> Tensor:
+        return torch.roll(forward(self, q, step, view), 1, 0)
 
     return broken
 
@@ -277,7 +277,7 @@ def _scores_after_bias(sample: Make) -> Make:
 def _product_of_the_count(run: Make) -> Make:
     """The last bit of a head's product depends on how many rows share it, as it does in some
     libraries' kernels."""
-    return lambda x, packed: run(x, packed) * (1 + 2.0**-22 * (len(x) % 7))
+    return lambda x, packed, to=None: run(x, packed, to).mul_(1 + 2.0**-22 * (len(x) % 7))
 
 
 def _one_form_forgotten(build: Make) -> Make:

@@ -93,12 +93,12 @@ def _rows_from_the_front(select: Make) -> Make:
 def _forgets_to_share(attend: Make) -> Make:
     """A layer without an indexer sees the latest positions instead of the chosen ones."""
 
-    def broken(self: MLA, q_nope: Any, q_rope: Any, step: Any, view: Any) -> Tensor:
+    def broken(self: MLA, q: Any, step: Any, view: Any) -> Tensor:
         sparse = step.sparse
         if self.indexer is None:
             back = torch.arange(sparse.chosen.shape[1]).flip(0)
             sparse = replace(sparse, chosen=sparse.lengths[:, None] - 1 - back)
-        out: Tensor = attend(self, q_nope, q_rope, replace(step, sparse=sparse), view)
+        out: Tensor = attend(self, q, replace(step, sparse=sparse), view)
         return out
 
     return broken

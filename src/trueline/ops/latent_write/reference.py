@@ -1,0 +1,45 @@
+"""Token by token, in float64."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trueline.cache.store import LatentView
+from trueline.ops.latent_write import Parts
+from trueline.spec.rope import Pairing
+
+
+def run(
+    latent: Tensor,
+    key: Tensor,
+    queries: Tensor,
+    view: LatentView,
+    cells: Tensor,
+    *,
+    norm: Tensor,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    pairing: Pairing,
+    parts: Parts,
+) -> Tensor:
+    wide = queries.new_zeros(*queries.shape[:2], latent.shape[1] + key.shape[1])
+    for token, cell in enumerate(cells.tolist()):
+        numbers = latent[token].double()
+        normed = (numbers / (numbers.square().mean() + eps).sqrt()).to(latent.dtype).double()
+        turn = (cos[token].double(), sin[token].double(), pairing)
+        row = torch.cat((normed * norm.double(), _turned(key[token].double(), *turn)))
+        view.rows[cell] = row.to(view.rows.dtype)
+        for head in range(queries.shape[1]):
+            wide[token, head, latent.shape[1] :] = _turned(queries[token, head].double(), *turn)
+    return wide
+
+
+def _turned(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing) -> Tensor:
+    """As complex numbers: channels 2i and 2i + 1, or i and i + half."""
+    half = len(x) // 2
+    a, b = (x[0::2], x[1::2]) if pairing == "pairs" else (x[:half], x[half:])
+    product = torch.complex(a, b) * torch.complex(cos, sin)
+    parts = (product.real, product.imag)
+    return torch.stack(parts, 1).flatten() if pairing == "pairs" else torch.cat(parts)

@@ -1,0 +1,54 @@
+"""What is written before attention, and what is left alone."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from trueline.cache.layout import LatentLayout
+from trueline.cache.store import LatentStore
+from trueline.ops.latent_write import Parts
+from trueline.ops.latent_write import reference as exact
+from trueline.ops.rms_norm import cpu as rms_norm
+from trueline.ops.rope import cpu as rope
+from trueline.spec.rope import Pairing
+from trueline.verify.ops.data import H, L, R, close, randn, require
+
+
+def latent_write(op: Any, dtype: torch.dtype = torch.float32) -> None:
+    """Parts of one wider product, as the layer hands them over; scattered cells, NaN elsewhere."""
+    pairings: tuple[Pairing, ...] = ("pairs", "halves")
+    for pairing in pairings:
+        for n, block_size in ((1, 1), (9, 3), (5, 16)):
+            whole = (randn(n, L + R + H * R + 3, seed=n) * 3).to(dtype)
+            latent, key, rest = whole[:, :L], whole[:, L : L + R], whole[:, L + R : L + R + H * R]
+            queries = rest.reshape(n, H, R)
+            angles = 100 * randn(n, R // 2, seed=3)
+            options = {
+                "norm": (0.5 + randn(L, seed=2).abs()).to(dtype),
+                "eps": 1e-2,
+                "cos": 1.3 * angles.cos(),
+                "sin": 1.3 * angles.sin(),
+                "pairing": pairing,
+                "parts": Parts(rms_norm, rope),
+            }
+            cells = (torch.arange(n) * 7 + 2) % 40
+            stores = [LatentStore(LatentLayout(L, R, block_size), 1, 48, dtype) for _ in range(2)]
+            for store in stores:
+                store.rows.fill_(torch.nan)
+            before = whole.clone()
+            ours, wanted = (
+                each.run(latent, key, queries, store.views[0], cells, **options)
+                for each, store in zip((op, exact), stores, strict=True)
+            )
+            what = f"latent_write, {pairing}, {n} tokens"
+            require(torch.equal(whole, before), f"{what}: writes its input")
+            gate = 3e-7 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
+            close(f"{what}: queries", ours[..., L:], wanted[..., L:], gate)
+            rows, exact_rows = (store.rows[0] for store in stores)
+            for part in (slice(0, L), slice(L, L + R)):
+                close(f"{what}: cache", rows[cells, part], exact_rows[cells, part], gate)
+            others = torch.ones(len(rows), dtype=torch.bool)
+            others[cells] = False
+            require(bool(rows[others].isnan().all()), f"{what}: writes cells of others")
