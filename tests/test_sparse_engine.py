@@ -14,7 +14,7 @@ from trueline.config import EngineConfig
 from trueline.engine.loading import load_engine
 from trueline.errors import UsageError
 from trueline.ops.registry import NEEDS
-from trueline.plan import own_indexers
+from trueline.sizes import own_indexers
 from trueline.verify.cases import CASES, make_subject
 from trueline.verify.engine import (
     Ask,

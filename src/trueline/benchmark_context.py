@@ -83,7 +83,7 @@ class Clock:
 
     def __init__(self, engine: LLMEngine) -> None:
         self.seconds = 0.0
-        ops = engine.core.runner.ops
+        ops = engine.core.runner.decoder.ops
         for name in ATTENTION:
             if getattr(ops, name) is None:
                 continue
@@ -136,16 +136,16 @@ def pretend_computed(engine: LLMEngine, prompt: list[int]) -> None:
     blocks = core.pool.allocate(len(hashes))
     for block, value in zip(blocks, hashes, strict=True):
         core.pool.register(block, value)
-        core.runner.store.rows[:, block * size : (block + 1) * size].normal_()
+        core.runner.caches.latent.rows[:, block * size : (block + 1) * size].normal_()
     core.pool.release(blocks)
-    if core.runner.index is not None:
+    if core.runner.caches.index is not None:
         cells = torch.tensor(core.plan.layout.cells(blocks, 0, whole))
-        for view in core.runner.index.views:
+        for view in core.runner.caches.index.views:
             view.write(cells, torch.randn(whole, view.layout.dim))
-    if core.slots is not None and core.runner.states is not None:
+    if core.slots is not None and core.runner.caches.states is not None:
         slots = core.slots.allocate(1)
         core.slots.register(slots[0], hashes[-1])
-        core.runner.states.state[:, slots[0]].normal_()
+        core.runner.caches.states.state[:, slots[0]].normal_()
         core.slots.release(slots)
 
 

@@ -15,13 +15,17 @@ class EngineConfig:
     device: str = "auto"
     seed: int = 0
     max_model_len: int | None = None
-    max_num_seqs: int = 64
-    max_num_batched_tokens: int = 2048
+    max_num_seqs: int | None = None
+    """Running at once; None: 64 on a CPU, 256 on a GPU."""
+    max_num_batched_tokens: int | None = None
+    """Of a step; None: 2,048 on a CPU, 8,192 on a GPU."""
     block_size: int | Literal["auto"] = "auto"
     enable_prefix_caching: bool = True
     num_gpu_blocks_override: int | None = None
     kv_cache_memory_bytes: int | None = None
-    gpu_memory_utilization: float = 0.5
+    gpu_memory_utilization: float | None = None
+    """How much of the memory is ours, weights included on a GPU; None: 0.5 on a CPU, 0.9 on a GPU.
+    """
     mamba_cache_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "float32"
     """Of the recurrent state; "auto" is the model's dtype."""
     num_state_slots: int | None = None
@@ -33,7 +37,10 @@ class EngineConfig:
     index_cache_layout: str = "auto"
     """How they lie: "auto" (rows), rows, planar, shuffled."""
     batch_invariant: bool = False
-    overlap: bool = False
+    overlap: bool | None = None
+    """Whether a step is scheduled while the one before it runs; None: on a GPU."""
+    enforce_eager: bool = False
+    """No captured graphs on a GPU; a CPU has none."""
     max_logprobs: int = 20
     """The most logprobs a request may ask for; -1 is no limit."""
     load_format: Literal["auto", "dummy"] = "auto"
@@ -59,10 +66,9 @@ class EngineConfig:
                 continue
             if type(value) is not int or value < 1:
                 raise UsageError(f"{name} = {value!r}: accepted: a whole number from 1 up")
-        if not 0 < self.gpu_memory_utilization <= 1:
-            raise UsageError(
-                f"gpu_memory_utilization = {self.gpu_memory_utilization!r}: accepted: (0, 1]"
-            )
+        share = self.gpu_memory_utilization
+        if share is not None and not 0 < share <= 1:
+            raise UsageError(f"gpu_memory_utilization = {share!r}: accepted: (0, 1]")
         for name, accepted in (
             ("dtype", ("auto", "float32", "bfloat16", "float16")),
             ("mamba_cache_dtype", ("auto", "float32", "bfloat16", "float16")),

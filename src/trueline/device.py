@@ -7,6 +7,7 @@ import math
 import mmap
 import os
 import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,6 +28,14 @@ class Device:
     free_memory: int
     total_memory: int
     """Of a GPU; of a CPU, what is free."""
+
+    @property
+    def torch(self) -> torch.device:
+        return torch.device(self.kind)
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.kind != "cpu"
 
 
 def find_device(wanted: str) -> Device:
@@ -83,6 +92,24 @@ _madvise = _find_madvise()
 def interpreting() -> bool:
     """Whether Triton's kernels run on the CPU, line by line: slow, for tests."""
     return os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def to_host(x: Tensor) -> Tensor:
+    """A copy on its way to pinned memory: wait for a `mark` made afterwards before reading it. A
+    copy on a CPU too, since the next step may write where x is."""
+    if not x.is_cuda:
+        return x.clone()
+    return torch.empty(x.shape, dtype=x.dtype, pin_memory=True).copy_(x, non_blocking=True)
+
+
+def mark() -> Callable[[], None]:
+    """Waits until the GPU has done what it was given so far, and no longer."""
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return lambda: None
+    event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+    event.record()
+    wait: Callable[[], None] = event.synchronize
+    return wait
 
 
 def cache_directory() -> Path:

@@ -165,7 +165,6 @@ class LLM:
         *,
         tokenizer: str | Path | None = None,
         skip_tokenizer_init: bool = False,
-        enforce_eager: bool = False,  # CPU has no captured graphs: always eager
         **options: Any,
     ) -> None:
         with progress_bar("loading weights") as progress:

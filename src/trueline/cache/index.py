@@ -56,7 +56,7 @@ class IndexView:
         fp8 = self.layout.fp8
         self._numbers()[self._at(cells)] = fp8.nan if fp8 else torch.nan
         if fp8:
-            self._write_scales(cells, torch.full(cells.shape, torch.nan))
+            self._write_scales(cells, torch.full(cells.shape, torch.nan, device=cells.device))
 
     def _numbers(self) -> Tensor:
         """The bytes as what a key is a run of; fp8 as bytes, which every torch can index."""
@@ -71,7 +71,7 @@ class IndexView:
 
     def _scales_at(self, cells: Tensor) -> Tensor:
         starts: Tensor = self.layout.scale_start(cells)
-        return starts[:, None] + torch.arange(SCALE_BYTES)
+        return starts[:, None] + torch.arange(SCALE_BYTES, device=cells.device)
 
     def _write_scales(self, cells: Tensor, scales: Tensor) -> None:
         self.bytes[self._scales_at(cells)] = scales[:, None].contiguous().view(torch.uint8)
@@ -108,7 +108,7 @@ class IndexStore:
     def poison_cells(self, cells: list[int]) -> None:
         """The same for single keys: the unused tail of a block."""
         for view in self.views:
-            view.poison(torch.tensor(cells, dtype=torch.long))
+            view.poison(torch.tensor(cells, dtype=torch.long, device=self.bytes.device))
 
 
 def fp8_scales(keys: Tensor, fp8: Fp8, power_of_two: bool) -> Tensor:

@@ -29,6 +29,8 @@ class ScoredPrompt:
 class Batch:
     rows: tuple[tuple[str, slice, int], ...]
     """(request, where its tokens stand, position of the first): decode rows first."""
+    blocks: tuple[list[int], ...]
+    """Of each row's request."""
     tokens: list[int]
     positions: list[int]
     cells: list[int]
@@ -67,6 +69,7 @@ def build_batch(
     them."""
     check_order(step)
     rows: list[tuple[str, slice, int]] = []
+    held: list[list[int]] = []
     tokens: list[int] = []
     positions: list[int] = []
     cells: list[int] = []
@@ -84,6 +87,7 @@ def build_batch(
         blocks = list(row.request.block_ids)  # the scheduler may change them afterwards
         at = slice(len(tokens), len(tokens) + row.count)
         rows.append((name, at, row.start))
+        held.append(blocks)
         values = known[name][row.start : stop]
         if len(values) < row.count:
             carried.append((at.stop - 1, name))
@@ -111,6 +115,7 @@ def build_batch(
             wanted.append(_scored(row, at, scored[name]))
     return Batch(
         tuple(rows),
+        tuple(held),
         tokens,
         positions,
         cells,

@@ -21,7 +21,8 @@ from trueline.config import EngineConfig
 from trueline.engine.batch import Batch, build_batch
 from trueline.engine.messages import CoreOutput, CoreRequest, TokenScore
 from trueline.engine.request import Request
-from trueline.engine.runner import Result, Runner
+from trueline.engine.results import Pending, Result
+from trueline.engine.runner import Runner
 from trueline.engine.scheduler import Scheduler, SchedulerConfig
 from trueline.engine.step import Row, Step
 from trueline.errors import RequestRejected
@@ -66,8 +67,8 @@ class EngineCore:
         self.pool = BlockPool(plan.num_blocks, size, config.enable_prefix_caching)
         self.slots = SlotPool(plan.state.num_slots) if plan.state else None
         limits = SchedulerConfig(
-            config.max_num_batched_tokens,
-            config.max_num_seqs,
+            plan.limits.max_num_batched_tokens,
+            plan.limits.max_num_seqs,
             plan.max_model_len,
             snapshot_spacing=plan.state.spacing if plan.state else None,
         )
@@ -76,8 +77,8 @@ class EngineCore:
         self.keys: dict[str, str] = {}  # request_id -> key, of those alive
         self.ended: list[str] = []  # keys, since the last dispatch
         self.outbox: list[CoreOutput] = []
-        self.lag = 1 if config.overlap else 0
-        self.in_flight: deque[tuple[Step, Future[Result]]] = deque()
+        self.lag = 1 if plan.limits.overlap else 0
+        self.in_flight: deque[tuple[Step, Future[Result] | Pending]] = deque()
         self.worker = ThreadPoolExecutor(1, thread_name_prefix="trueline-runner")
 
     # -- requests ----------------------------------------------------------------------
@@ -150,25 +151,21 @@ class EngineCore:
             return False
         batch = self._batch(step)
         unowned = self._unowned() if self.config.poison else None
-        if self.lag:
-            future = self.worker.submit(self._execute, batch, unowned)
+        if self.lag and not self.plan.device.is_gpu:
+            # a GPU computes by itself what it was given; a CPU needs a thread for that
+            self.in_flight.append((step, self.worker.submit(self._execute, batch, unowned)))
         else:
-            future = Future()
-            future.set_result(self._execute(batch, unowned))
-        self.in_flight.append((step, future))
+            self.in_flight.append((step, self._launch(batch, unowned)))
         return True
 
     def _execute(self, batch: Batch, unowned: Unowned | None) -> Result:
+        return self._launch(batch, unowned).result()
+
+    def _launch(self, batch: Batch, unowned: Unowned | None) -> Pending:
         """In the order of dispatch, so that a step before is done with what is poisoned now."""
         if unowned is not None:
-            self.runner.store.poison(unowned.blocks)
-            self.runner.store.poison_cells(unowned.cells)
-            if self.runner.index:
-                self.runner.index.poison(unowned.blocks)
-                self.runner.index.poison_cells(unowned.cells)
-            if self.runner.states:
-                self.runner.states.poison(unowned.slots)
-        return self.runner.execute(batch)
+            self.runner.caches.poison(unowned.blocks, unowned.cells, unowned.slots)
+        return self.runner.launch(batch)
 
     def _batch(self, step: Step) -> Batch:
         rows = [self.sequences[row.request.request_id] for row in step.rows]
@@ -187,8 +184,8 @@ class EngineCore:
             forget=forget,
         )
 
-    def _collect(self, step: Step, future: Future[Result]) -> None:
-        result = future.result()
+    def _collect(self, step: Step, launched: Future[Result] | Pending) -> None:
+        result = launched.result()
         outputs: dict[str, CoreOutput] = {}
         finished: list[str] = []
         for row in step.rows:

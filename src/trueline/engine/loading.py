@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,7 +15,8 @@ from torch import Tensor
 from trueline.config import EngineConfig
 from trueline.device import find_device
 from trueline.engine.core import EngineCore
-from trueline.engine.runner import Runner
+from trueline.engine.memory import measure
+from trueline.engine.runner import Runner, build_decoder
 from trueline.layers.context import Parameters
 from trueline.models import read_model
 from trueline.models.parameters import parameters
@@ -45,24 +46,38 @@ def load_engine(model: Path, config: EngineConfig, progress: Progress | None = N
     clock.lap("plan")
     values: Parameters
     if config.load_format == "dummy":
-        values = draw_weights(spec, plan, config.seed)
+        values = DrawnWeights(spec, plan, config.seed)
     else:
         values = StoredWeights(model, spec, dtype=plan.weight_dtype, progress=progress)
-    runner = Runner(spec, plan, values)
+    decoder = build_decoder(spec, plan, values)
+    clock.lap("weights")
+    if device.is_gpu:
+        plan = make_plan(spec, config, device, measure(spec, plan, decoder))
+        clock.lap("compiling and measuring")
+    runner = Runner(spec, plan, decoder)
+    clock.lap("caches")
+    if runner.graphs is not None:
+        runner.graphs.capture_all()
+        clock.lap("graphs")
     core = EngineCore(runner, plan, config, _fingerprint(model, plan))
-    clock.lap("weights and cache")
     return Loaded(spec, plan, core, clock.laps)
 
 
-def draw_weights(spec: ModelSpec, plan: Plan, seed: int) -> dict[str, Tensor]:
-    """Random weights that spread routing over all experts, without any file."""
-    values = {}
-    for parameter in parameters(spec):
+class DrawnWeights:
+    """Random weights that spread routing over all experts, without any file: each drawn, on the
+    plan's device, when it is taken."""
+
+    def __init__(self, spec: ModelSpec, plan: Plan, seed: int) -> None:
+        self._parameters = {parameter.name: parameter for parameter in parameters(spec)}
+        self._plan, self._seed = plan, seed
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters)
+
+    def pop(self, name: str) -> Tensor:
+        parameter, plan = self._parameters.pop(name), self._plan
         dtype = torch.float32 if parameter.kind in FLOAT32_KINDS else plan.weight_dtype
-        values[parameter.name] = draw(parameter.name, parameter.shape, parameter.kind, seed).to(
-            dtype
-        )
-    return values
+        return draw(name, parameter.shape, parameter.kind, self._seed, plan.device.torch).to(dtype)
 
 
 def _fingerprint(model: Path, plan: Plan) -> str:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trueline.ops.latent_write import Parts
 from trueline.ops.lightning import StateRow
-from trueline.ops.mla_decode import DecodeRows
+from trueline.ops.mla_decode import DecodeRows, DecodeTable
 from trueline.ops.mla_prefill import PrefillRow
 from trueline.parallel.collective import Collective
 from trueline.plan import Plan
@@ -57,17 +57,22 @@ class Parameters(Protocol):
 class Weights:
     """Parameters, handed out once: whoever packs one frees the plain copy."""
 
-    def __init__(self, values: Parameters, compute: torch.dtype) -> None:
-        self._values, self._compute = values, compute
+    def __init__(
+        self,
+        values: Parameters,
+        compute: torch.dtype,
+        device: torch.device = torch.device("cpu"),  # noqa: B008
+    ) -> None:
+        self._values, self._compute, self._device = values, compute, device
 
     def take(self, name: str) -> Tensor:
         """In the dtype of computation, or float32 where it is kept exact."""
-        value = self._values.pop(name)
+        value = self.stored(name)
         return value if value.dtype == torch.float32 else value.to(self._compute)
 
     def stored(self, name: str) -> Tensor:
         """As it is, for ops that pack: weights may be smaller than what is computed in."""
-        return self._values.pop(name)
+        return self._values.pop(name).to(self._device)
 
     def left(self) -> list[str]:
         return list(self._values)
@@ -131,7 +136,7 @@ class StepInput:
     tokens: Tensor  # [n]
     positions: Tensor  # [n]
     cells: Tensor  # [n] where each token's cache row goes
-    decode: DecodeRows
+    decode: DecodeRows | DecodeTable
     decode_at: slice | Tensor
     """Where the rows of `decode` stand among the tokens."""
     prefill: tuple[PrefillSlice, ...]

@@ -43,7 +43,7 @@ class Ropes:
     """One table for all layers that turn alike. Every position once, exactly float32: rows are
     looked up, never computed again."""
 
-    def __init__(self, spec: ModelSpec, max_position: int) -> None:
+    def __init__(self, spec: ModelSpec, max_position: int, device: torch.device) -> None:
         self.different: list[RopeSpec] = []
         ropes = [_rope(layer.mixer) for layer in spec.layers]
         for rope in ropes:
@@ -51,7 +51,9 @@ class Ropes:
                 self.different.append(rope)
         self.of_layer = [None if rope is None else self.different.index(rope) for rope in ropes]
         places = torch.arange(max_position)
-        self.tables = [table(rope, places) for rope in self.different]
+        # on the CPU wherever they are used: another device has another cosine
+        made = (table(rope, places) for rope in self.different)
+        self.tables = [(cos.to(device), sin.to(device)) for cos, sin in made]
 
     def at(self, positions: Tensor) -> list[Rope]:
         """Per layer, the rows of these positions."""
@@ -83,7 +85,7 @@ class Decoder:
         self.layers = [Layer(layer, build, weights) for layer in spec.layers]
         self.norm = weights.take("model.norm.weight")
         self.head = self.ops.linear.pack(head)
-        self.ropes = Ropes(spec, build.plan.max_model_len)
+        self.ropes = Ropes(spec, build.plan.max_model_len, build.plan.device.torch)
         if weights.left():
             raise AssertionError(f"parameters that no layer took: {weights.left()[:4]}")
 
@@ -109,7 +111,8 @@ class Decoder:
             y, ids = layer.feed_forward.forward(x, choice)
             if recorded is not None and ids is not None:
                 recorded.experts[layer.index] = ids
-        return h if y is None else h + y
+        assert y is not None, "a model has layers"
+        return h + y
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, vocabulary], float32."""

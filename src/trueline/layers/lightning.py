@@ -25,9 +25,9 @@ class Lightning:
             self.k_norm = weights.take(f"{name}.key_layernorm.weight")
         self.out_norm = weights.take(f"{name}.g_norm.weight")
         group = len(self.out_norm) // spec.norm_groups.count
-        self.ones = torch.ones(group, dtype=self.out_norm.dtype)
+        self.ones = torch.ones_like(self.out_norm[:group])
         self.o = pack(weights.stored(f"{name}.o_proj.weight"))
-        self.slopes = torch.tensor(spec.slopes)
+        self.slopes = torch.tensor(spec.slopes, device=build.plan.device.torch)
 
     def forward(self, x: Tensor, step: StepInput, view: StateView, rope: Rope) -> Tensor:
         q, k, v, gate = self._project(x, rope)

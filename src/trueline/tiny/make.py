@@ -108,20 +108,26 @@ def _stored(
         yield "", value.to(DTYPES[options.dtype])
 
 
-def draw(name: str, shape: tuple[int, ...], kind: Kind, seed: int) -> Tensor:
+def draw(
+    name: str,
+    shape: tuple[int, ...],
+    kind: Kind,
+    seed: int,
+    device: torch.device = torch.device("cpu"),  # noqa: B008
+) -> Tensor:
+    """float32. Another device has other numbers."""
     digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    generator = torch.Generator().manual_seed(int.from_bytes(digest[:7], "little"))
-    if kind == "norm":
-        return 0.5 + torch.rand(shape, generator=generator)
-    if kind == "correction_bias":
-        return 0.4 * torch.rand(shape, generator=generator) - 0.2
-    numbers = torch.randn(shape, generator=generator)
+    generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "little"))
+    if kind in ("norm", "correction_bias"):
+        between = torch.rand(shape, generator=generator, device=device)
+        return 0.5 + between if kind == "norm" else 0.4 * between - 0.2
+    numbers = torch.randn(shape, generator=generator, device=device)
     if kind == "embedding":
         return numbers
     if kind == "norm_bias":
         return 0.5 * numbers
     gain = {"router": 1.5, "head": 1.5}.get(kind, 1.0)
-    return numbers * (gain / math.sqrt(shape[-1]))
+    return numbers.mul_(gain / math.sqrt(shape[-1]))
 
 
 def _shrink_latents(value: Tensor, name: str, spec: ModelSpec) -> None:

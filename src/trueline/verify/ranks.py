@@ -12,7 +12,7 @@ import torch
 from trueline.config import EngineConfig
 from trueline.device import find_device
 from trueline.engine.core import EngineCore
-from trueline.engine.runner import Runner
+from trueline.engine.runner import Runner, build_decoder
 from trueline.models import read_model
 from trueline.parallel.collective import Threads
 from trueline.plan import make_plan
@@ -33,7 +33,8 @@ def serve_on_ranks(model: Path, asks: Sequence[Ask], config: EngineConfig, size:
         try:
             local = local_spec(spec, number, size)
             values = load_weights(model, local, dtype=torch.float32)
-            runner = Runner(local, plan, values, group.rank(number))
+            decoder = build_decoder(local, plan, values, group.rank(number))
+            runner = Runner(local, plan, decoder)
             results[number] = serve(EngineCore(runner, plan, config), asks)
         except Exception as error:
             failures.append(error)

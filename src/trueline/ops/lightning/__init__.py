@@ -23,7 +23,10 @@ is written by no row but the one whose slot it is.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,3 +50,23 @@ class StateRow:
         for position, _ in self.snapshots:
             assert self.start < position <= end, f"{self}: no snapshot at {position} up to {end}"
         return [(end, self.slot), *self.snapshots]
+
+
+@dataclass(frozen=True, slots=True)
+class StateTable:
+    """Decode rows on a device, int32 [n] each. Start 0 means zeros, whatever the source says; no
+    snapshot, and all of a padded row, is the null slot."""
+
+    starts: Tensor
+    sources: Tensor
+    slots: Tensor
+    snapshots: Tensor
+
+    @staticmethod
+    def columns(rows: Sequence[StateRow]) -> dict[str, list[int]]:
+        return {
+            "starts": [row.start for row in rows],
+            "sources": [row.source or 0 for row in rows],
+            "slots": [row.slot for row in rows],
+            "snapshots": [row.snapshots[0][1] if row.snapshots else 0 for row in rows],
+        }

@@ -110,6 +110,16 @@ class RowState:
         waits for the step in flight to be collected."""
         return self.has_penalties or any(len(word) > 1 for word in self.bad_words)
 
+    @property
+    def is_plain(self) -> bool:
+        """Its draw needs nothing but the logits, a temperature and the noise."""
+        params = self.params
+        filtered = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
+        edited = params.logit_bias or params.allowed_token_ids is not None or self.bad_words
+        told = params.logprobs is not None
+        waits = self.position - len(self.prompt_ids) < params.min_tokens
+        return not (filtered or edited or told or waits or self.has_penalties)
+
     def seen(self) -> dict[int, int]:
         """How often each token is in the output; prompt tokens are in it as well where the
         repetition penalty asks for them."""

@@ -136,15 +136,15 @@ def _positions_from_zero(build: Make) -> Make:
     return broken
 
 
-def _stale_token(inputs: Make) -> Make:
+def _stale_token(tokens: Make) -> Make:
     """The loop ahead feeds the token before the last one."""
 
     def broken(self: Any, batch: Any) -> Any:
-        step = inputs(self, batch)
+        made = tokens(self, batch)
         for index, name in batch.carried:
             outputs = self.stories[name].output_ids
-            step.tokens[index] = outputs[-2] if len(outputs) > 1 else outputs[-1]
-        return step
+            made[index] = outputs[-2] if len(outputs) > 1 else outputs[-1]
+        return made
 
     return broken
 
@@ -324,7 +324,7 @@ ENGINE_FAULTS = [
     Fault("hit-positions", "positions restart after a prefix hit", "prefix = cold", _M,
           core_module, "build_batch", _positions_from_zero),
     Fault("stale-token", "one step ahead, the token before is fed", "overlapped = plain", _M,
-          runner_module.Runner, "_inputs", _stale_token),
+          runner_module.Runner, "_tokens", _stale_token),
     Fault("key-permuted", "the cached key has other channels than the query", "engine oracle", _M,
           LatentView, "write", _key_written_unrotated),
     Fault("row-not-written", "the last row of a chunk is not cached", "split = whole", _M,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trueline.cache.pool import Pool
 from trueline.cache.slots import SlotPool
-from trueline.engine import runner as runner_module
+from trueline.engine import inputs as inputs_module
 from trueline.engine.states import States
 from trueline.layers.decoder import Ropes
 from trueline.layers.lightning import Lightning
@@ -152,15 +152,15 @@ STATE_FAULTS = [
     Fault("state-cleared-again", "a continued chunk starts from zeros", "split = whole", _L,
           Running("lightning"), "prefill", _other_row(_cleared_again)),
     Fault("state-slots-prefill-first", "decode slots taken at prefill offsets (story 2)",
-          "solo = batch", _L, runner_module.Runner, "_state_step", _prefill_first),
+          "solo = batch", _L, inputs_module.Inputs, "_state_step", _prefill_first),
     Fault("state-rows-shifted", "decode outputs put one row further (story 2)", "solo = batch", _L,
           Lightning, "_attend", _decode_out_of_place),
     Fault("states-swapped", "two requests have each other's state", "solo = batch", _L,
-          runner_module.Runner, "_state_step", _swapped),
+          inputs_module.Inputs, "_state_step", _swapped),
     Fault("tile-boundary-decay", "decay off by one at a tile boundary", "engine oracle", _L,
           lightning, "_attend", _undecayed_carry),
     Fault("state-rounded", "bfloat16 states where float32 was asked", "engine oracle", _L,
-          runner_module, "_state_store", _rounded),
+          inputs_module, "_state_store", _rounded),
     Fault("state-of-longer-prefix", "the last state serves a shorter prefix", "prefix = cold", _L,
           Pool, "find", _any_snapshot),
     Fault("snapshot-one-early", "a snapshot lacks its last token", "prefix = cold", _L,

@@ -1,0 +1,38 @@
+#!/bin/sh
+# The GPU tests and the benchmark on a machine that has PyTorch, Triton and transformers, but no
+# network and none of our small dependencies.
+#
+#   bench/gpu/offline.sh pack [PYTHON_VERSION]   where there is a network: fetch them into .gpu_site
+#   bench/gpu/offline.sh test [pytest options]   on the GPU machine, with .gpu_site copied along
+#   bench/gpu/offline.sh bench [options]         likewise: trueline bench gpu
+#   bench/gpu/offline.sh run COMMAND...          likewise: anything else
+set -eu
+cd "$(dirname "$0")/../.."
+SITE=.gpu_site
+SMALL="msgspec cyclopts attrs docstring_parser rich rich-rst docutils markdown-it-py mdurl pygments \
+    typing_extensions pytest iniconfig pluggy packaging hypothesis sortedcontainers jinja2 markupsafe"
+
+pack() {
+    rm -rf "$SITE" && mkdir "$SITE"
+    ${PIP:-.venv/bin/pip} download --quiet --no-deps --only-binary=:all: --dest "$SITE/wheels" \
+        --python-version "${1:-3.12}" --implementation cp --platform manylinux2014_x86_64 \
+        --platform manylinux_2_28_x86_64 --platform any $SMALL
+    for wheel in "$SITE"/wheels/*.whl; do
+        python3 -m zipfile -e "$wheel" "$SITE"
+    done
+    rm -r "$SITE/wheels"
+}
+
+verb=${1:?pack, test, bench or run}
+shift
+PYTHON=${PYTHON:-python3}
+# last, so that what the machine has comes first
+PYTHONPATH="src:${PYTHONPATH:-}:$SITE"
+export PYTHONPATH PYTHONUNBUFFERED=1
+case $verb in
+pack) pack "$@" ;;
+test) exec "$PYTHON" -m pytest -q -m gpu -p no:cacheprovider tests "$@" ;;
+bench) exec "$PYTHON" -m trueline bench gpu "$@" ;;
+run) exec "$@" ;;
+*) echo "accepted: pack, test, bench, run" >&2 && exit 2 ;;
+esac

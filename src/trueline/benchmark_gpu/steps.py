@@ -1,0 +1,57 @@
+"""What a captured decode step consists of: its kernels, how long each takes, and the gaps."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+
+from trueline.llm import LLMEngine
+
+REPLAYS = 4
+NAMED = 12
+"""Kernels told by name; the rest is summed up."""
+
+
+def decode_profile(engine: LLMEngine, batch: int, context: int) -> dict[str, Any]:
+    """The graph replayed on contexts of one length, over whatever is in the cache. Nothing is
+    drawn for anybody."""
+    graphs = engine.core.runner.graphs
+    if graphs is None:
+        return {}
+    replay = graphs.rehearse(batch, context)
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        for _ in range(REPLAYS):
+            replay()
+        torch.cuda.synchronize()
+    times: Counter[str] = Counter()
+    calls: Counter[str] = Counter()
+    for event in trace.key_averages():
+        if event.self_device_time_total > 0:
+            times[event.key] += event.self_device_time_total / REPLAYS
+            calls[event.key] += event.count / REPLAYS
+    layers = len(engine.spec.layers)
+    return {
+        "step_us": _replay_time(replay),
+        "busy_us": sum(times.values()),
+        "launches_per_layer": sum(calls.values()) / layers,
+        "kernels": [
+            {"name": name[:70], "us": round(us, 1), "calls": round(calls[name], 1)}
+            for name, us in times.most_common(NAMED)
+        ],
+    }
+
+
+def _replay_time(replay: Any) -> float:
+    """Microseconds of one step on the device, the host left out."""
+    for _ in range(3):
+        replay()
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    begin.record()
+    for _ in range(2 * REPLAYS):
+        replay()
+    end.record()
+    end.synchronize()
+    return float(1000 * begin.elapsed_time(end) / (2 * REPLAYS))

@@ -1,0 +1,117 @@
+"""`trueline bench gpu`: models and kernels on this GPU, beside recorded peers and the floor."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+from cyclopts import Parameter
+
+from trueline.cli.output import tables
+from trueline.errors import UsageError
+
+MODELS = ("v2lite", "ling25s", "v32s")
+
+
+def gpu(
+    *,
+    model: tuple[str, ...] = MODELS,
+    out: Path | None = None,
+    plot: Path | None = None,
+    recorded: Path | None = None,
+    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+) -> None:
+    """Decode, prefill and start-up of three models with random weights on this GPU, beside the
+    figures of peers on an H200 and the floor that memory sets. Takes about five minutes.
+
+    Parameters
+    ----------
+    model
+        Which of bench/configs; may be given several times.
+    out
+        Write all figures to this JSON file, kernels of every step included.
+    plot
+        Draw the decode cells into this file (.svg or .png).
+    recorded
+        Measure nothing: take the figures of such a JSON file.
+    """
+    from trueline.benchmark_gpu import report
+
+    data = Path(__file__).parents[3] / "bench"
+    if not (data / "gpu" / "cells.json").is_file():
+        raise UsageError(f"{data / 'gpu'}: no such directory; it is part of the repository")
+    if recorded is not None:
+        found = json.loads(recorded.read_text())["models"]
+    else:
+        found = [result for name in model if (result := _measure(name, data))]
+    peers = report.peers(data)
+    figures = {
+        "models": found,
+        "decode": report.decode_rows(found, peers),
+        "prefill": report.prefill_rows(found, peers),
+        "start": report.start_rows(found, peers),
+    }
+    if out is not None:
+        out.write_text(json.dumps(figures, indent=1))
+    if plot is not None:
+        report.plot(figures["decode"], plot)
+    print(json.dumps(figures, indent=1)) if as_json else _print(figures)
+
+
+def _measure(name: str, data: Path) -> dict[str, Any] | None:
+    """In a process of its own: start-up counts, and memory comes back."""
+    print(f"measuring {name}", file=sys.stderr, flush=True)
+    command = [sys.executable, "-m", "trueline.benchmark_gpu.end_to_end"]
+    done = subprocess.run(
+        [*command, name, str(data), repr(time.time())], stdout=subprocess.PIPE, text=True
+    )
+    if done.returncode:
+        print(f"{name} failed; its words are above", file=sys.stderr, flush=True)
+        return None
+    result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return result
+
+
+def _print(figures: dict[str, Any]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    console = tables()
+    columns = ("decode", "ms/step", "on device", "vLLM", "floor", "target", "met", "to vLLM",
+               "of floor", "launches/layer")  # fmt: skip
+    table = Table(*columns, box=box.SIMPLE_HEAD)
+    for row in figures["decode"]:
+        name = f"{row['model']} B={row['B']} {row['inp'] // 1024}k"
+        if "error" in row:
+            table.add_row(name, row["error"][:60])
+            continue
+        table.add_row(
+            name, f"{row['ms_step']:.2f}", _or_dash(row.get("step_us"), 1e-3),
+            _or_dash(row["vllm_ms"]), f"{row['floor_ms']:.2f}", f"{row['target_ms']:.1f}",
+            "yes" if row["met"] else "no", _or_dash(row["to_vllm"]), f"{row['of_floor']:.0%}",
+            _or_dash(row.get("launches_per_layer")),
+        )  # fmt: skip
+    console.print(table)
+    table = Table("prefill", "tokens/s", "vLLM", "to vLLM", "met", box=box.SIMPLE_HEAD)
+    for row in figures["prefill"]:
+        name = f"{row['model']} {row['B']} × {row['inp']}"
+        if "error" in row:
+            table.add_row(name, row["error"][:60])
+            continue
+        table.add_row(name, f"{row['tok_s']:,.0f}", _or_dash(row["vllm_tok_s"]),
+                      _or_dash(row.get("to_vllm")), "yes" if row.get("met") else "no")  # fmt: skip
+    console.print(table)
+    for row in figures["start"]:
+        phases = ", ".join(f"{name} {seconds:.1f}" for name, seconds in row["phases"].items())
+        console.print(
+            f"start to ready, {row['model']}: {row['s']:.1f} s (vLLM {_or_dash(row['vllm_s'])}): "
+            f"{phases}"
+        )
+
+
+def _or_dash(value: float | None, scale: float = 1.0) -> str:
+    return "–" if value is None else f"{value * scale:,.2f}"

@@ -1,0 +1,133 @@
+"""A batch as what layers take: tensors on the plan's device, and what each op made of the rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from trueline.cache.index import IndexStore, SparseView
+from trueline.cache.state import StateStore
+from trueline.cache.store import LatentStore
+from trueline.engine.batch import Batch
+from trueline.layers.context import Ops, PrefillSlice, SparseStep, StateStep, StepInput
+from trueline.layers.decoder import View
+from trueline.plan import Plan
+from trueline.sizes import latent_mixers, linear_mixers, own_indexers
+from trueline.spec.mixer import LightningSpec, MLASpec
+from trueline.spec.model import ModelSpec
+
+
+class Caches:
+    """The memory of one rank between steps."""
+
+    def __init__(self, spec: ModelSpec, plan: Plan) -> None:
+        with plan.device.torch:
+            self.latent = LatentStore(
+                plan.layout, len(latent_mixers(spec)), plan.num_blocks, plan.compute_dtype
+            )
+            self.states = _state_store(spec, plan)
+            self.index = _index_store(spec, plan)
+        self.views = self._views(spec)
+
+    def _views(self, spec: ModelSpec) -> list[View]:
+        """Each layer's part of the cache it keeps."""
+        latent = iter(self.latent.views)
+        states = iter(self.states.views if self.states else [])
+        keys = iter(self.index.views if self.index else [])
+        views: list[View] = []
+        for layer in spec.layers:
+            mixer = layer.mixer
+            if isinstance(mixer, LightningSpec):
+                views.append(next(states))
+            elif isinstance(mixer, MLASpec) and mixer.indexer is not None:
+                own = None if mixer.indexer.shared else next(keys)
+                views.append(SparseView(next(latent), own))
+            else:
+                views.append(next(latent))
+        return views
+
+    def poison(self, blocks: list[int], cells: list[int], slots: list[int]) -> None:
+        """NaN in what nobody owns: whoever reads it shows it."""
+        for store in (self.latent, self.index):
+            if store is not None:
+                store.poison(blocks)
+                store.poison_cells(cells)
+        if self.states is not None:
+            self.states.poison(slots)
+
+
+def _index_store(spec: ModelSpec, plan: Plan) -> IndexStore | None:
+    if plan.index is None:
+        return None
+    return IndexStore(plan.index.layout, len(own_indexers(spec)), plan.num_blocks)
+
+
+def _state_store(spec: ModelSpec, plan: Plan) -> StateStore | None:
+    """For this rank's heads."""
+    mixers = linear_mixers(spec)
+    if not mixers or plan.state is None:
+        return None
+    heads, width, state = mixers[0].heads.count, mixers[0].head_dim, plan.state
+    return StateStore(len(mixers), state.num_slots, heads, width, width, state.dtype, state.tail)
+
+
+class Inputs:
+    def __init__(self, spec: ModelSpec, plan: Plan, ops: Ops, caches: Caches) -> None:
+        self.plan, self.ops, self.caches = plan, ops, caches
+        self.heads = latent_mixers(spec)[0].heads.count
+
+    def build(self, batch: Batch, tokens: Tensor, forced: Sequence[Tensor] = ()) -> StepInput:
+        """`tokens` are the batch's, with those in it that steps in flight have drawn. `forced`:
+        selections to take instead, layer by layer."""
+        prepared = None
+        if batch.decode.lengths:
+            prepared = self.ops.mla_decode.prepare(
+                batch.decode, self.caches.latent.views[0], self.plan.tiling, self.heads
+            )
+        return StepInput(
+            tokens,
+            self.tensor(batch.positions),
+            self.tensor(batch.cells),
+            batch.decode,
+            self._places(batch.decode_tokens),
+            tuple(PrefillSlice(at, row) for at, row in batch.prefill),
+            prepared,
+            self._state_step(batch),
+            self._sparse_step(batch, forced),
+        )
+
+    def tensor(self, values: Sequence[int]) -> Tensor:
+        """On the device; the host does not wait for it."""
+        if not self.plan.device.is_gpu:
+            return torch.tensor(values)
+        pinned = torch.tensor(values, dtype=torch.long, pin_memory=True)
+        return pinned.to(self.plan.device.torch, non_blocking=True)
+
+    def _places(self, tokens: list[int]) -> slice | Tensor:
+        """A slice where they follow each other, as without an indexer they always do."""
+        if tokens == list(range(len(tokens))):
+            return slice(0, len(tokens))
+        return self.tensor(tokens)
+
+    def _sparse_step(self, batch: Batch, forced: Sequence[Tensor]) -> SparseStep | None:
+        index = self.caches.index
+        if not batch.sparse_tokens or index is None or self.plan.index is None:
+            return None
+        rows, tiling, topk = batch.sparse, self.plan.tiling, self.plan.index.topk
+        return SparseStep(
+            self.tensor(batch.sparse_tokens),
+            self.tensor(rows.lengths),
+            self.ops.index_scores.prepare(rows, index.views[0], tiling, topk=topk),
+            self.ops.sparse_mla.prepare(rows, self.caches.latent.views[0], tiling),
+            list(forced),
+        )
+
+    def _state_step(self, batch: Batch) -> StateStep | None:
+        if self.ops.lightning is None:
+            return None
+        count = batch.num_decode_rows
+        decode = [row for _, row in batch.states[:count]]
+        prepared = self.ops.lightning.prepare(decode) if decode else None
+        return StateStep(count, prepared, batch.states[count:])

@@ -1,0 +1,82 @@
+"""What steps need of a GPU's memory beside weights and caches: measured, by running the largest
+ones over a cache just large enough for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from trueline.engine.batch import Batch, build_batch
+from trueline.engine.inputs import Caches, Inputs
+from trueline.engine.request import Request
+from trueline.engine.step import Row, RowState, Step
+from trueline.layers.decoder import Decoder
+from trueline.plan import Plan
+from trueline.sizes import Measured
+from trueline.spec.model import ModelSpec
+
+# A context whose attention takes all the workspace there is.
+LONG = 32_768
+# For what allocators lose between their blocks.
+SLACK = 512 << 20
+
+
+def measure(spec: ModelSpec, plan: Plan, decoder: Decoder) -> Measured:
+    """After the weights have been loaded."""
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()
+    free, total = torch.cuda.mem_get_info()
+    prefill = _peak(spec, plan, decoder, _prefill(plan))
+    decode = _peak(spec, plan, decoder, _decode(plan)) if plan.graphs else 0
+    torch.cuda.empty_cache()
+    return Measured(total - free, prefill + decode + SLACK)
+
+
+@torch.inference_mode()
+def _peak(spec: ModelSpec, plan: Plan, decoder: Decoder, batch: Batch) -> int:
+    blocks = 2 + max(map(max, batch.blocks))
+    state = replace(plan.state, num_slots=2) if plan.state else None
+    caches = Caches(spec, replace(plan, num_blocks=blocks, state=state))
+    for view in caches.latent.views:
+        view.rows.zero_()
+    if caches.index is not None:
+        caches.index.bytes.zero_()
+    inputs = Inputs(spec, plan, decoder.ops, caches)
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    hidden = decoder.hidden(inputs.build(batch, inputs.tensor(batch.tokens)), caches.views)
+    decoder.logits(hidden[: plan.limits.max_num_seqs])
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before
+
+
+def _prefill(plan: Plan) -> Batch:
+    """One request's, as long as a step may be, over a long context."""
+    count = min(plan.limits.max_num_batched_tokens, plan.max_model_len)
+    start = min(plan.max_model_len - count, LONG)
+    return _batch(plan, [(start, count)])
+
+
+def _decode(plan: Plan) -> Batch:
+    start = min(plan.max_model_len - 1, LONG)
+    return _batch(plan, [(start, 1)] * plan.limits.max_num_seqs)
+
+
+def _batch(plan: Plan, rows: list[tuple[int, int]]) -> Batch:
+    """Rows that share the blocks and the slot of a made-up request."""
+    size = plan.layout.block_size
+    made = []
+    for start, count in rows:
+        request = Request("measure", start + count, 1, 0, read_prefix_cache=False)
+        # The same few blocks again and again: what is in them does not matter.
+        few = -(-plan.limits.max_num_batched_tokens // size)
+        request.block_ids = [1 + i % few for i in range(-(-(start + count) // size))]
+        state = RowState(1, 1 if start else None) if plan.state else None
+        made.append(Row(request, start, count, count == 1, False, state))
+    decode = sum(row.is_decode for row in made)
+    step = Step(tuple(made), decode, sum(count for _, count in rows), ())
+    known = {"measure": [0] * max(start + count for start, count in rows)}
+    topk = plan.index.topk if plan.index else None
+    return build_batch(step, known, {}, plan.layout, one_form=plan.batch_invariant, topk=topk)
