@@ -1,0 +1,89 @@
+"""On an NVIDIA GPU: every op against float64 in three dtypes, every invariant of the engine in
+float32, captured against eager, and a soak. `bench/gpu/offline.sh test` runs these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from trueline.config import EngineConfig
+from trueline.ops.registry import GPU_NAMES, OPS, implementation
+from trueline.verify.cases import CASES, Subject, make_subject
+from trueline.verify.ops import OP_CHECKS, OpCheck
+from trueline.verify.schedules import ENGINE_CHECKS
+from trueline.verify.soak import soak
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU on this machine"),
+]
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+IMPLEMENTATIONS = [
+    pytest.param(op, name, check, dtype, id=f"{op}-{name}-{check.what}-{dtype}")
+    for op, names in OPS.items()
+    for name in names
+    if name in GPU_NAMES
+    for check in OP_CHECKS[op]
+    if not check.invariant
+    for dtype in DTYPES
+]
+# One of each family, and shapes that hide nothing.
+SUBJECTS = ("deepseek_v2", "v3", "glm", "ling", "ling-tied", "v32", "glm5")
+CHECKS = [name for name in ENGINE_CHECKS if name not in ("batch-invariant", "ranks = one")]
+
+
+@pytest.fixture(autouse=True)
+def exact_products() -> Iterator[None]:
+    """float32 means float32: no tf32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.fixture(scope="module")
+def subjects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Subject]:
+    root = tmp_path_factory.mktemp("subjects")
+
+    class Subjects(dict[str, Subject]):
+        def __missing__(self, name: str) -> Subject:
+            subject = make_subject(name, root / name)
+            self[name] = replace(subject, options={"device": "cuda"})
+            return self[name]
+
+    return Subjects()
+
+
+@pytest.mark.parametrize(("op", "name", "check", "dtype"), IMPLEMENTATIONS)
+def test_op_equals_its_reference(op: str, name: str, check: OpCheck, dtype: torch.dtype) -> None:
+    with torch.device("cuda"):
+        check.run(implementation(op, name), dtype)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("case", [name for name in SUBJECTS if name in CASES])
+def test_invariant(check: str, case: str, subjects: dict[str, Subject]) -> None:
+    ENGINE_CHECKS[check](subjects[case])
+
+
+@pytest.mark.slow
+def test_five_minutes_of_everything(subjects: dict[str, Subject]) -> None:
+    subject = subjects["ling"]
+    config = EngineConfig(
+        device="cuda",
+        max_model_len=400,
+        max_num_seqs=8,
+        num_gpu_blocks_override=40,
+        block_size=8,
+        num_state_slots=14,
+        max_num_batched_tokens=64,
+        snapshot_spacing=16,
+        poison=True,
+        facts=subject.facts,
+    )
+    tally = soak(subject.model, config, 300, tell=print)
+    assert min(tally.finished, tally.aborted, tally.preemptions, tally.evictions) > 0
