@@ -23,7 +23,7 @@ from trueline.device import cache_directory, compiler, cpu_features
 HERE = Path(__file__).parent
 SOURCES = tuple(sorted(HERE.glob("*.cpp")))
 HEADERS = tuple(sorted(HERE.glob("*.h")))
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp")
+FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp", "-ffp-contract=off")
 
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 SIGNATURES = {

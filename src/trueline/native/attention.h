@@ -25,7 +25,7 @@ static inline void dot(const float* q, const float* const* keys, int64_t width, 
 #pragma GCC unroll 8
     for (int h = 0; h < N; h++) {
       Vec query = load(q + h * width + c);
-      for (int j = 0; j < K; j++) total[h][j] += query * key[j];
+      for (int j = 0; j < K; j++) total[h][j] = fused(query, key[j], total[h][j]);
     }
   }
   for (int h = 0; h < N; h++)
@@ -48,7 +48,7 @@ static inline void add_values(const float (*p)[TILE], const float* const* keys, 
     for (int w = 0; w < W; w++) value[w] = load(keys[j] + w * LANES);
 #pragma GCC unroll 8
     for (int h = 0; h < N; h++)
-      for (int w = 0; w < W; w++) total[h][w] += same(p[h][j]) * value[w];
+      for (int w = 0; w < W; w++) total[h][w] = fused(same(p[h][j]), value[w], total[h][w]);
   }
   for (int h = 0; h < N; h++)
     for (int w = 0; w < W; w++) store(out + h * latent + w * LANES, total[h][w]);

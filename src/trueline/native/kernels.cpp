@@ -100,8 +100,8 @@ static inline void multiply(const float* x, const W* w, int64_t inner, Vec (*sum
 #pragma GCC unroll 8
     for (int i = 0; i < N; i++) {
       Vec value = same(x[k * N + i]);
-      total[i][0] += value * left;
-      total[i][1] += value * right;
+      total[i][0] = fused(value, left, total[i][0]);
+      total[i][1] = fused(value, right, total[i][1]);
     }
   }
   for (int i = 0; i < N; i++) sums[i][0] = total[i][0], sums[i][1] = total[i][1];
@@ -181,7 +181,8 @@ extern "C" void rms_norm(const float* x, int64_t x_row, const float* weight, flo
     float* to = y + row * width;
     Vec squares = {};
     int64_t c = 0;
-    for (; c + LANES <= width; c += LANES) squares += load(from + c) * load(from + c);
+    for (; c + LANES <= width; c += LANES)
+      squares = fused(load(from + c), load(from + c), squares);
     float total = sum_lanes(squares);
     for (; c < width; c++) total += from[c] * from[c];
     float scale = 1.0f / __builtin_sqrtf(total / width + eps);

@@ -117,12 +117,13 @@ static inline void score_heads(const float* q, const float* weights, const float
     for (int w = 0; w < WIDE; w++) key[w] = load(tile + c * TILE + w * LANES);
 #pragma GCC unroll 4
     for (int h = 0; h < N; h++)
-      for (int w = 0; w < WIDE; w++) dots[h][w] += same(q[h * dim + c]) * key[w];
+      for (int w = 0; w < WIDE; w++)
+        dots[h][w] = fused(same(q[h * dim + c]), key[w], dots[h][w]);
   }
   for (int h = 0; h < N; h++)
     for (int w = 0; w < WIDE; w++) {
       Vec positive = dots[h][w] < Vec{} ? Vec{} : dots[h][w];  // NaN stays NaN
-      sums[w] += same(weights[h]) * positive;
+      sums[w] = fused(same(weights[h]), positive, sums[w]);
     }
 }
 
