@@ -112,3 +112,19 @@ def test_elementwise_bits_do_not_depend_on_neighbours(function: Any, width: int)
     whole = function(x)
     for part in (slice(0, 1), slice(3, 5), slice(7, 40), slice(13, 699)):
         assert torch.equal(function(x[part]), whole[part])
+
+
+@pytest.mark.parametrize("function", [steady.sigmoid, steady.silu, steady.exp, steady.log])
+@pytest.mark.parametrize("width", [12, 60, 120, 384, 1000])
+def test_elementwise_bits_do_not_depend_on_the_width(function: Any, width: int) -> None:
+    """A rank has some of the channels, in a tensor of their own or beside others."""
+    x = randn(9, 2 * width).abs() + 1e-3
+    whole = function(x)
+    for size in (2, 4, 12):
+        for start in range(0, 2 * width, 2 * width // size):
+            part = slice(start, start + 2 * width // size)
+            assert torch.equal(function(x[:, part]), whole[:, part])
+            assert torch.equal(function(x[:, part].clone()), whole[:, part])
+            assert function(x[:, part]).is_contiguous()
+    assert torch.equal(function(x.T.contiguous().T), whole)
+    assert function(x[:0]).shape == (0, 2 * width)

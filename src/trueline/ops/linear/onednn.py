@@ -4,29 +4,42 @@ bits of a row do not depend on how many rows there are (the plan checks it befor
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 # What the packing optimises for; small counts run well in it too.
 ROWS_HINT = 128
 # One to three rows run slower than four.
 FEWEST_ROWS = 4
+# The bits of a single column are its own.
+FEWEST_COLUMNS = 2
 
 
-def pack(weight: Tensor) -> Any:
-    return torch.ops.mkldnn._reorder_linear_weight(weight, ROWS_HINT)
+@dataclass(frozen=True, slots=True)
+class Packed:
+    weight: Any
+    columns: int
 
 
-def run(x: Tensor, packed: Any) -> Tensor:
+def pack(weight: Tensor) -> Packed:
+    columns = len(weight)
+    if columns < FEWEST_COLUMNS:
+        weight = pad(weight, (0, 0, 0, FEWEST_COLUMNS - columns))
+    return Packed(torch.ops.mkldnn._reorder_linear_weight(weight, ROWS_HINT), columns)
+
+
+def run(x: Tensor, packed: Packed) -> Tensor:
     count = x.shape[0]
     if count < FEWEST_ROWS:
         x = torch.cat((x, *[x[:1]] * (FEWEST_ROWS - count)))  # cheaper than padding
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(x, packed, None, "none", [], "")
-        return out[:count]
-    full: Tensor = torch.ops.mkldnn._linear_pointwise(x.contiguous(), packed, None, "none", [], "")
-    return full
+    y: Tensor = torch.ops.mkldnn._linear_pointwise(
+        x.contiguous(), packed.weight, None, "none", [], ""
+    )
+    return y[:count, : packed.columns]
 
 
 def refusals(dtype: torch.dtype, batch_invariant: bool) -> list[str]:
