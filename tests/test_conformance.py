@@ -86,6 +86,26 @@ def of_the_count(run: Function) -> Function:
     return lambda x, *rest, **named: run(x, *rest, **named) * (1 + 2.0**-22 * (len(x) % 7))
 
 
+def of_the_columns(run: Function) -> Function:
+    """The last bit depends on how many columns there are."""
+
+    def broken(*given: Any) -> Tensor:
+        y: Tensor = run(*given)
+        return y * (1 + 2.0**-22 * (y.shape[1] % 7))
+
+    return broken
+
+
+def of_the_heads(run: Function) -> Function:
+    """Or how many heads."""
+
+    def broken(q: Tensor, *given: Any, **named: Any) -> Any:
+        factor, made = 1 + 2.0**-22 * (q.shape[1] % 7), run(q, *given, **named)
+        return (made[0] * factor, made[1]) if isinstance(made, tuple) else made * factor
+
+    return broken
+
+
 def lse_in_bits(run: Function) -> Function:
     def broken(*given: Any, **named: Any) -> tuple[Tensor, Tensor]:
         out, lse = run(*given, **named)
@@ -127,12 +147,16 @@ MISTAKES = [
     Mistake("rounded products", "linear", "numbers", "run",
             lambda run: lambda x, packed: run(x.bfloat16().float(), packed)),
     Mistake("bits of the count", "linear", "bits", "run", of_the_count),
+    Mistake("bits of the columns", "linear", "ranks", "run", of_the_columns),
     Mistake("heads reversed", "head_product", "numbers", "run",
             lambda run: lambda x, packed: run(x, packed).flip(1)),
     Mistake("bits of the count", "head_product", "bits", "run", of_the_count),
+    Mistake("bits of the heads", "head_product", "ranks", "run", of_the_heads),
     Mistake("gate and up swapped", "mlp", "numbers", "pack",
             lambda pack: lambda both, *rest: pack(both.roll(len(both) // 2, 0), *rest)),
     Mistake("bits of the count", "mlp", "bits", "run", of_the_count),
+    Mistake("bits of the width", "mlp", "ranks", "middle", of_the_columns),
+    Mistake("bits of the rows of down", "mlp", "ranks", "down", of_the_columns),
     Mistake("eps left out", "rms_norm", "numbers", "run",
             lambda run: lambda x, weight, eps: rms_norm.run(x, weight, 0.0)),
     Mistake("eps left out", "latent_write", "numbers", "run",
@@ -143,6 +167,7 @@ MISTAKES = [
             lambda run: lambda *given, softmax_scale: run(*given, softmax_scale=0.145)),
     Mistake("lse in base 2", "mla_decode", "natural lse", "run", lse_in_bits),
     Mistake("bits of the count", "mla_decode", "bits", "run", decode_of_the_count),
+    Mistake("bits of the heads", "mla_decode", "ranks", "run", of_the_heads),
     Mistake("one key short", "mla_prefill", "numbers", "run", one_key_short),
     Mistake("decay off by one where a chunk begins", "lightning", "any cuts", "prefill", undecayed),
     Mistake("weak decay taken for none", "lightning", "any decay", "decode",
@@ -154,6 +179,8 @@ MISTAKES = [
             other_rows(lambda row: replace(row, slot=row.slot + 1))),
     Mistake("open tile forgotten", "lightning", "fixed form", "prefill", forgotten_tail),
     Mistake("bits of the count", "lightning", "bits", "prefill", of_the_count),
+    Mistake("bits of the heads", "lightning", "ranks", "prefill", of_the_heads),
+    Mistake("bits of the heads", "lightning", "ranks", "decode", of_the_heads),
     Mistake("relu forgotten", "index_scores", "numbers", "run",
             lambda run: lambda q, weights, view, given:
                 run(q, weights, view, given) - run(-q, weights, view, given)),
@@ -163,12 +190,18 @@ MISTAKES = [
     Mistake("lse in base 2", "sparse_mla", "numbers", "run",
             lambda run: lambda *given, **named:
                 (lambda made: (made[0], made[1] / math.log(2)))(run(*given, **named))),
+    Mistake("bits of the heads", "sparse_mla", "ranks", "run", of_the_heads),
     Mistake("weights with the bias", "route", "choices", "run",
             lambda run: lambda logits, bias, *rest:
                 run(logits if bias is None else logits + bias, None, *rest)),
     Mistake("experts counted from 0", "experts", "numbers", "run",
             lambda run: lambda x, ids, weights, packed, linear, first=0:
                 run(x, ids, weights, packed, linear, 0)),
+    Mistake("from the last id to the first", "experts", "ranks", "combine",
+            lambda combine: lambda each, weights: combine(each.flip(1), weights.flip(1))),
+    Mistake("others' experts given too", "experts", "ranks", "each",
+            lambda each: lambda x, ids, packed, linear, first=0:
+                each(x, (ids - first) % 3 + first, packed, linear, first)),
     Mistake("the seed of the batch", "sampling", "definition", "sample", neighbours_seed),
     Mistake("ties the other way", "sampling", "definition", "sample", no_ties),
     Mistake("scores of the token before", "sampling", "scores", "score",

@@ -22,10 +22,13 @@ from trueline.models import read_model
 from trueline.ops.registry import NEEDS, OPS
 from trueline.plan import make_plan
 from trueline.spec.mixer import MLASpec
+from trueline.spec.shard import local_spec
 from trueline.tiny.configs import FAMILIES
+from trueline.verify import ranks
+from trueline.verify.cases import FP8_32
 from trueline.verify.engine import Ask, Run, oracle, run, same, same_bits_under, serve
 from trueline.verify.failed import CheckFailed
-from trueline.verify.ranks import serve_on_ranks
+from trueline.verify.ranks import ranks_are_as_one, serve_on_ranks
 from trueline.verify.schedules import prompt
 
 Tiny = Callable[..., Path]
@@ -306,25 +309,56 @@ def test_without_the_mode_bits_do_differ(tiny: Tiny, whole: Run) -> None:
 # -- ranks ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("size", [2, 4, 8])
-@pytest.mark.parametrize("family", ["deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "kimi_k25"])
-def test_ranks_are_as_one(size: int, family: str, tiny: Tiny) -> None:
-    keys = {"num_attention_heads": 8, "hidden_size": 80, "n_routed_experts": 16,
-            "intermediate_size": 96, "moe_intermediate_size": 24}  # fmt: skip
-    model = tiny(family, keys=keys)  # 311 words: the vocabulary is replicated
-    asks = [Ask(prompt(20), 4), Ask(prompt(7), 4, arrives=1)]
-    one = run(model, asks, BASE)
-    for number, done in enumerate(serve_on_ranks(model, asks, BASE, size)):
-        same(f"rank {number} of {size}", done, one)
+DIVISIBLE = {"num_attention_heads": 8, "hidden_size": 80, "n_routed_experts": 16,
+             "intermediate_size": 96, "moe_intermediate_size": 24}  # fmt: skip
+ON_RANKS = [Ask(prompt(70), 4), Ask(prompt(7), 4, arrives=1), Ask(prompt(1), 6, arrives=2)]
 
 
-def test_a_divided_vocabulary_is_put_together(tiny: Tiny) -> None:
-    keys = {"vocab_size": 312, "intermediate_size": 96, "moe_intermediate_size": 24}
-    model = tiny("deepseek_v3", keys=keys)
-    asks = [Ask(prompt(12), 3)]
-    one = run(model, asks, BASE)
-    for done in serve_on_ranks(model, asks, BASE, 2):
-        same("divided vocabulary", done, one)
+@pytest.mark.parametrize("config", [BASE, INVARIANT], ids=["free", "invariant"])
+@pytest.mark.parametrize(
+    "family", ["deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "kimi_k25", "glm4_moe_lite"]
+)
+def test_ranks_are_as_one(family: str, config: EngineConfig, tiny: Tiny) -> None:
+    model = tiny(family, keys=DIVISIBLE)  # 311 words: the vocabulary is replicated
+    ranks_are_as_one(model, ON_RANKS, config, 2, 4, 8)
+
+
+@pytest.mark.parametrize("config", [BASE, INVARIANT], ids=["free", "invariant"])
+def test_a_divided_vocabulary_is_put_together(config: EngineConfig, tiny: Tiny) -> None:
+    model = tiny("deepseek_v3", keys={**DIVISIBLE, "vocab_size": 312})
+    ranks_are_as_one(model, ON_RANKS, config, 2, 8)
+
+
+@pytest.mark.parametrize("stored", [{"dtype": "bfloat16"}, {"fp8": FP8_32}], ids=str)
+def test_ranks_have_the_bits_of_one_however_weights_are_stored(
+    stored: dict[str, Any], tiny: Tiny
+) -> None:
+    ranks_are_as_one(tiny("deepseek_v3", keys=DIVISIBLE, **stored), ON_RANKS, INVARIANT, 2, 8)
+
+
+@pytest.mark.parametrize("linear", ["onednn", "torch_mm"])
+@pytest.mark.parametrize("family", ["deepseek_v2_lite", "deepseek_v32", "bailing_moe_v2_5"])
+def test_ranks_have_the_bits_of_one_without_a_compiler(
+    family: str, linear: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(native, "unavailable", lambda: "no C++ compiler")
+    config = replace(INVARIANT, ops={"linear": linear})
+    ranks_are_as_one(tiny(family, keys=DIVISIBLE), ON_RANKS, config, 2, 4)
+
+
+def test_parts_of_sums_do_not_have_the_bits_of_one(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the check above could not fail; and no rank of that kind runs in batch-invariant mode."""
+    model = tiny("deepseek_v3", keys=DIVISIBLE)
+    one = run(model, ON_RANKS, BASE)
+    with pytest.raises(CheckFailed, match="bits differ"):
+        same("parts", serve_on_ranks(model, ON_RANKS, BASE, 2)[0], one, bitwise=True)
+    monkeypatch.setattr(
+        ranks, "local_spec", lambda spec, number, size, whole_sums: local_spec(spec, number, size)
+    )
+    with pytest.raises(AssertionError, match="bits depend on the ranks"):
+        serve_on_ranks(model, ON_RANKS, INVARIANT, 2)
 
 
 # -- replay, aborts, refusals ----------------------------------------------------------------

@@ -26,7 +26,7 @@ from trueline.verify.engine import (
     serve,
 )
 from trueline.verify.failed import CheckFailed
-from trueline.verify.ranks import serve_on_ranks
+from trueline.verify.ranks import ranks_are_as_one
 from trueline.verify.schedules import prompt
 
 Tiny = Callable[..., Path]
@@ -198,16 +198,33 @@ def test_copies_of_one_prompt(overlap: bool, model: Path) -> None:
     assert {tuple(output.token_ids) for output in again} == tokens  # now from snapshots
 
 
-@pytest.mark.parametrize("size", [2, 4])
-def test_ranks_are_as_one(size: int, tiny: Tiny) -> None:
-    keys = {"num_attention_heads": 12, "num_experts": 16, "intermediate_size": 88,
-            "moe_shared_expert_intermediate_size": 28, "vocab_size": 312}  # fmt: skip
-    model = tiny(FAMILY, keys=keys)
-    asks = [Ask(prompt(70), 4), Ask(prompt(7), 4, arrives=1)]
-    for config in (BASE, INVARIANT):
-        one = run(model, asks, config)
-        for number, done in enumerate(serve_on_ranks(model, asks, config, size)):
-            same(f"rank {number} of {size}", done, one)
+DIVISIBLE = {"num_attention_heads": 12, "hidden_size": 80, "num_experts": 16,
+             "intermediate_size": 88, "moe_shared_expert_intermediate_size": 28,
+             "vocab_size": 312}  # fmt: skip
+ON_RANKS = [Ask(prompt(70), 4), Ask(prompt(7), 4, arrives=1), Ask(prompt(1), 6, arrives=2)]
+
+
+@pytest.mark.parametrize("config", [BASE, INVARIANT], ids=["free", "invariant"])
+def test_ranks_are_as_one(config: EngineConfig, tiny: Tiny) -> None:
+    ranks_are_as_one(tiny(FAMILY, keys=DIVISIBLE), ON_RANKS, config, 2, 4)
+    # eight: one head, one group of the norm and three channels of the shared expert a rank
+    eight = {"num_attention_heads": 8, "group_norm_size": 8,
+             "moe_shared_expert_intermediate_size": 24}  # fmt: skip
+    ranks_are_as_one(tiny(FAMILY, keys=DIVISIBLE | eight), ON_RANKS, config, 8)
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"linear_silu": True, "use_qk_norm": False},
+        {"linear_rope": False, "q_lora_rank": None},
+        {"norm_head": True},
+        {"tie_word_embeddings": True, "num_hidden_layers": 4},
+    ],
+    ids=lambda keys: next(iter(keys)),
+)
+def test_every_variant_has_the_bits_of_one_rank(keys: dict[str, Any], tiny: Tiny) -> None:
+    ranks_are_as_one(tiny(FAMILY, keys=DIVISIBLE | keys), ON_RANKS, INVARIANT, 4)
 
 
 @pytest.mark.parametrize("op", ["lightning", "rope", "rms_norm", "linear"])

@@ -33,7 +33,7 @@ LING = "bailing_moe_v2_5"
 BASE = EngineConfig(max_model_len=200, num_gpu_blocks_override=60, max_num_seqs=4)
 ASKS = [Ask(prompt(70), 4), Ask(prompt(1), 6, arrives=1)]
 # Our own kernel under another name.
-LIGHTNING = "api_version = 1\nfrom trueline.ops.lightning.cpu import decode, prefill, prepare\n"
+LIGHTNING = "api_version = 2\nfrom trueline.ops.lightning.cpu import decode, prefill, prepare\n"
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_the_example_conforms(installed_example: Path) -> None:
     replaced = ("--op", "lightning=example", "--layer", "lightning=counting")
     done = call(installed_example, "trueline.conformance", *replaced, "-p", "no:cacheprovider")
     assert done.returncode == 0, done.stdout
-    assert "26 passed, 3 skipped" in done.stdout
+    assert "27 passed, 5 skipped" in done.stdout
 
 
 def test_the_layer_counts(
@@ -193,7 +193,7 @@ def test_preferred_is_chosen_unless_it_refuses(package: Package, tiny: Tiny) -> 
 
 def test_a_layer_may_refuse(package: Package, tiny: Tiny) -> None:
     source = (
-        "from trueline.layers.mla import MLA\nclass Mine(MLA):\n    api_version = 1\n"
+        "from trueline.layers.mla import MLA\nclass Mine(MLA):\n    api_version = 2\n"
         "    @staticmethod\n    def refusals(dtype, batch_invariant):\n"
         "        return ['bits vary'] if batch_invariant else []\n"
     )
@@ -210,7 +210,7 @@ def test_feed_forward_layers_can_be_replaced(kind: str, package: Package, tiny: 
     name = {"dense": "Dense", "moe": "MoE"}[kind]
     source = (
         f"from trueline.layers.feedforward import {name}\nclass Mine({name}):\n"
-        "    api_version = 1\n    def forward(self, x, forced):\n"
+        "    api_version = 2\n    def forward(self, x, forced):\n"
         "        y, ids = super().forward(x, forced)\n        return 2 * y, ids\n"
     )
     package("doubling", source, layers={f"{kind}.mine": "doubling:Mine"})
@@ -245,8 +245,8 @@ def test_names_that_are_not_there(changes: dict[str, Any], part: str, tiny: Tiny
 @pytest.mark.parametrize(
     ("source", "part"),
     [
-        (LIGHTNING.replace("= 1", "= 7"), "states api_version 7, this Trueline has 1"),
-        (LIGHTNING.replace("api_version = 1", ""), "states api_version None, this Trueline has 1"),
+        (LIGHTNING.replace("= 2", "= 7"), "states api_version 7, this Trueline has 2"),
+        (LIGHTNING.replace("api_version = 2", ""), "states api_version None, this Trueline has 2"),
         (LIGHTNING.replace("prefill, ", ""), "lacks prefill; needed: prepare, decode, prefill"),
         ("1 / 0", "cannot be imported (odd): ZeroDivisionError('division by zero')"),
         ("import nowhere", "cannot be imported (odd): ModuleNotFoundError(\"No module named 'no"),
@@ -310,7 +310,7 @@ FAMILY = """
 from dataclasses import replace
 from trueline.models.deepseek import DEEPSEEK_V3
 
-api_version = 1
+api_version = 2
 
 def read(fields, overrides):
     line = replace(DEEPSEEK_V3, model_type="example_v3", architectures=("ExampleForCausalLM",))
@@ -357,6 +357,6 @@ def test_a_family_of_another_version_is_refused(
     package: Package, foreign: Callable[..., Path]
 ) -> None:
     model = foreign(model_type="example_v3", architectures=["ExampleForCausalLM"])
-    package("family", FAMILY.replace("= 1\n", "= 2\n"), models={"model_type.example_v3": "family"})
-    with pytest.raises(PluginError, match="states api_version 2, this Trueline has 1"):
+    package("family", FAMILY.replace("= 2\n", "= 1\n"), models={"model_type.example_v3": "family"})
+    with pytest.raises(PluginError, match="states api_version 1, this Trueline has 2"):
         read_model(model)

@@ -27,7 +27,7 @@ from trueline.verify.engine import (
     serve,
 )
 from trueline.verify.failed import CheckFailed
-from trueline.verify.ranks import serve_on_ranks
+from trueline.verify.ranks import ranks_are_as_one
 from trueline.verify.schedules import prompt
 
 Tiny = Callable[..., Path]
@@ -153,16 +153,14 @@ def test_steady_state(model: Path) -> None:
     same("steady state", serve(core, [probe]), before)
 
 
-@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("config", [BASE, INVARIANT], ids=["free", "invariant"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_ranks_are_as_one(size: int, family: str, tiny: Tiny) -> None:
-    keys = {"num_attention_heads": 8, "n_routed_experts": 16, "intermediate_size": 96,
-            "moe_intermediate_size": 24}  # fmt: skip
+def test_ranks_are_as_one(family: str, config: EngineConfig, tiny: Tiny) -> None:
+    keys = {"num_attention_heads": 8, "hidden_size": 80, "n_routed_experts": 16,
+            "intermediate_size": 96, "moe_intermediate_size": 24}  # fmt: skip
     model = tiny(family, keys=keys)
-    asks = [Ask(prompt(70), 4), Ask(prompt(7), 4, arrives=1)]
-    one = run(model, asks, BASE)
-    for number, done in enumerate(serve_on_ranks(model, asks, BASE, size)):
-        same(f"rank {number} of {size}", done, one)
+    asks = [Ask(prompt(70), 4), Ask(prompt(7), 4, arrives=1), Ask(prompt(1), 6, arrives=2)]
+    ranks_are_as_one(model, asks, config, 2, 4, 8)
 
 
 @pytest.mark.parametrize("op", [op for op, need in NEEDS.items() if need == "indexer"])

@@ -21,7 +21,8 @@ from trueline.verify.schedules import ENGINE_CHECKS
 
 LING = "ling"
 CASES = ("v3-near", LING)
-RANKS = "ranks = one"
+RANKS = ("ranks = one", "ranks = one, bitwise")
+INVARIANT = ("batch-invariant", "ranks = one, bitwise")
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,7 @@ class Replacement:
 
     def cases(self, check: str) -> tuple[str, ...]:
         """Only Ling has linear layers, and only its dims are even."""
-        return (LING,) if self.kind == "lightning" or check == RANKS else CASES
+        return (LING,) if self.kind == "lightning" or check in RANKS else CASES
 
 
 def asked_for(config: pytest.Config) -> Iterator[Replacement]:
@@ -98,5 +99,5 @@ def test_against_the_reference(replacement: Replacement, check: OpCheck) -> None
 def test_in_the_engine(
     replacement: Replacement, check: str, case: str, subjects: dict[str, Subject]
 ) -> None:
-    replacement.load(invariant=check == "batch-invariant")
+    replacement.load(invariant=check in INVARIANT)
     ENGINE_CHECKS[check](replace(subjects[case], options=replacement.options()))

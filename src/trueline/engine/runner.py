@@ -21,9 +21,10 @@ from trueline.engine.results import Drawn, Pending, PromptScores, Story
 from trueline.layers.context import Build, Ops, Parameters, StepInput, Weights
 from trueline.layers.decoder import Decoder, Replay
 from trueline.ops.sampling import RowState, build_rows
-from trueline.parallel.collective import Collective, Solo
+from trueline.parallel.collective import Collective, Solo, Sums
 from trueline.plan import Plan
 from trueline.spec.model import ModelSpec
+from trueline.spec.shard import whole_spec
 
 # Prompt positions whose logits are held at a time.
 SCORED_ROWS = 256
@@ -33,7 +34,10 @@ def build_decoder(
     spec: ModelSpec, plan: Plan, values: Parameters, collective: Collective | None = None
 ) -> Decoder:
     """The layers with their weights, on the plan's device."""
-    build = Build(plan, Ops(plan), collective or Solo())
+    ranks, whole = collective or Solo(), spec.outputs is not None
+    alone = spec == whole_spec(spec)
+    assert whole or alone or not plan.batch_invariant, "sums in parts: bits depend on the ranks"
+    build = Build(plan, Ops(plan), ranks, Sums(ranks, whole))
     weights = Weights(values, plan.compute_dtype, plan.device.torch)
     return Decoder(spec, build, weights)
 

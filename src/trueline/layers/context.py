@@ -13,7 +13,7 @@ from trueline.ops.latent_write import Parts
 from trueline.ops.lightning import StateRow
 from trueline.ops.mla_decode import DecodeRows, DecodeTable
 from trueline.ops.mla_prefill import PrefillRow
-from trueline.parallel.collective import Collective
+from trueline.parallel.collective import Collective, Sums
 from trueline.plan import Plan
 
 
@@ -44,6 +44,7 @@ class Build:
     plan: Plan
     ops: Ops
     collective: Collective
+    sums: Sums
 
 
 class Parameters(Protocol):

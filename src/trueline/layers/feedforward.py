@@ -11,29 +11,37 @@ from trueline.spec.feedforward import DenseSpec, MoESpec
 
 class MLP:
     def __init__(self, build: Build, weights: Weights, name: str) -> None:
-        self.ops = build.ops
+        self.ops, self.sums = build.ops, build.sums
         gate, up, down = (
             weights.stored(f"{name}.{part}_proj.weight") for part in ("gate", "up", "down")
         )
         self.packed = self.ops.mlp.pack(torch.cat((gate, up)), down, self.ops.linear)
 
-    def forward(self, x: Tensor) -> Tensor:
+    def part(self, x: Tensor) -> Tensor:
+        """What this rank has of the output, where the ranks' parts are added up."""
         y: Tensor = self.ops.mlp.run(x, self.packed, self.ops.linear)
         return y
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.sums.whole:
+            return self.sums.collective.add(self.part(x))
+        mlp, packed, linear = self.ops.mlp, self.packed, self.ops.linear
+        middle = mlp.middle(x, packed, linear)
+        return self.sums.over(middle, lambda all: mlp.down(all, packed, linear)).to(x.dtype)
 
 
 class Dense:
     def __init__(self, spec: DenseSpec, build: Build, weights: Weights, name: str) -> None:
         self.mlp = MLP(build, weights, name)
-        self.collective = build.collective
 
     def forward(self, x: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        return self.collective.add(self.mlp.forward(x)), None
+        return self.mlp.forward(x), None
 
 
 class MoE:
     def __init__(self, spec: MoESpec, build: Build, weights: Weights, name: str) -> None:
-        self.spec, self.ops, self.collective = spec, build.ops, build.collective
+        self.spec, self.ops, self.sums = spec, build.ops, build.sums
+        self.collective = build.collective
         self.router = self.ops.linear.pack(weights.take(f"{name}.gate.weight").float())
         self.bias: Tensor | None = None
         if spec.router.correction_bias:
@@ -47,9 +55,20 @@ class MoE:
         """The output, and the experts chosen (so that they can be recorded)."""
         logits = self.ops.linear.run(x.float(), self.router)
         ids, weights = self.ops.route.run(logits, self.bias, self.spec.router, forced)
+        if self.sums.whole:
+            y = self._in_order(x, ids, weights)
+            return y if self.shared is None else y + self.shared.forward(x), ids
         y = self.ops.experts.run(
             x, ids, weights, self.experts, self.ops.linear, first=self.spec.experts.start
         )
         if self.shared is not None:
-            y = y + self.shared.forward(x)
+            y = y + self.shared.part(x)
         return self.collective.add(y), ids
+
+    def _in_order(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """A token's experts in the order of its ids, whoever holds them: what one rank has, the
+        others have zeros for, so that adding rounds nothing."""
+        experts = self.ops.experts
+        mine = experts.each(x, ids, self.experts, self.ops.linear, first=self.spec.experts.start)
+        y: Tensor = experts.combine(self.collective.add(mine), weights).to(x.dtype)
+        return y

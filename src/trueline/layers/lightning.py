@@ -14,7 +14,7 @@ from trueline.spec.mixer import LightningSpec
 
 class Lightning:
     def __init__(self, spec: LightningSpec, build: Build, weights: Weights, name: str) -> None:
-        self.spec, self.ops, self.collective = spec, build.ops, build.collective
+        self.spec, self.ops, self.sums = spec, build.ops, build.sums
         assert build.ops.lightning is not None, "the plan knows of the layers with a state"
         self.attend = build.ops.lightning
         pack = build.ops.linear.pack
@@ -33,7 +33,7 @@ class Lightning:
         q, k, v, gate = self._project(x, rope)
         mixed = self._attend(q, k, v, step, view)
         out = self._norm_groups(mixed.flatten(1)) * steady.sigmoid(gate.float()).to(x.dtype)
-        return self.collective.add(self.ops.linear.run(out, self.o))
+        return self.sums.over(out, lambda x: self.ops.linear.run(x, self.o))
 
     def _project(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """q, k, v [n, heads, head_dim], normed and rotated; gate [n, channels]."""

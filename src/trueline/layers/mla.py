@@ -27,7 +27,7 @@ class Projected:
 
 class MLA:
     def __init__(self, spec: MLASpec, build: Build, weights: Weights, name: str) -> None:
-        self.spec, self.ops, self.collective = spec, build.ops, build.collective
+        self.spec, self.ops, self.sums = spec, build.ops, build.sums
         pack = build.ops.linear.pack
         own = spec.indexer is not None and not spec.indexer.shared
         self.indexer = Indexer(spec, build, weights, f"{name}.indexer") if own else None
@@ -83,7 +83,7 @@ class MLA:
             at = part.tokens
             queries = torch.cat((q_nope[at], wide[at][..., spec.kv_lora_rank :]), dim=-1)
             out[at] = self._prefill(queries, part.row, latent)
-        return self.collective.add(self.ops.linear.run(out.flatten(1), self.o))
+        return self.sums.over(out.flatten(1), lambda x: self.ops.linear.run(x, self.o))
 
     def _project(self, x: Tensor) -> Projected:
         spec, ops = self.spec, self.ops

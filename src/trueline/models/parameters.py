@@ -97,30 +97,30 @@ def _parameters(spec: ModelSpec) -> Iterator[Parameter]:
     embedding = _divided("model.embed_tokens.weight", (spec.vocab, D), 0, kind=kind)
     yield replace(embedding, active_share=Fraction(int(spec.tied_embeddings)))
     for layer in spec.layers:
-        yield from _layer(layer, D)
+        yield from _layer(layer, D, spec.outputs)
     yield _plain("model.norm.weight", (D,), "norm")
     if not spec.tied_embeddings:
         head = _divided("lm_head.weight", (spec.vocab, D), 0, kind="head")
         yield replace(head, unit_columns=spec.norm_head)
 
 
-def _layer(layer: LayerSpec, D: int) -> Iterator[Parameter]:
+def _layer(layer: LayerSpec, D: int, outputs: Span | None) -> Iterator[Parameter]:
     name = f"model.layers.{layer.index}"
     yield _plain(f"{name}.input_layernorm.weight", (D,), "norm")
     if isinstance(layer.mixer, LightningSpec):
-        yield from _lightning(layer.mixer, f"{name}.self_attn", D)
+        yield from _lightning(layer.mixer, f"{name}.self_attn", D, outputs)
     else:
         assert isinstance(layer.mixer, MLASpec)
-        yield from _mla(layer.mixer, f"{name}.self_attn", D)
+        yield from _mla(layer.mixer, f"{name}.self_attn", D, outputs)
     yield _plain(f"{name}.post_attention_layernorm.weight", (D,), "norm")
     feed_forward = layer.feed_forward
     if isinstance(feed_forward, MoESpec):
-        yield from _moe(feed_forward, f"{name}.mlp", D)
+        yield from _moe(feed_forward, f"{name}.mlp", D, outputs)
     else:
-        yield from _mlp(feed_forward.width, f"{name}.mlp", D)
+        yield from _mlp(feed_forward.width, f"{name}.mlp", D, outputs)
 
 
-def _mla(mla: MLASpec, name: str, D: int) -> Iterator[Parameter]:
+def _mla(mla: MLASpec, name: str, D: int, outputs: Span | None) -> Iterator[Parameter]:
     H, L, R = mla.heads, mla.kv_lora_rank, mla.qk_rope_head_dim
     query_rows, value_cols = _times(H, mla.qk_head_dim), _times(H, mla.v_head_dim)
     if mla.q_lora_rank is None:
@@ -133,7 +133,7 @@ def _mla(mla: MLASpec, name: str, D: int) -> Iterator[Parameter]:
     yield _plain(f"{name}.kv_a_layernorm.weight", (L,), "norm")
     kv_rows = _times(H, mla.qk_nope_head_dim + mla.v_head_dim)
     yield _divided(f"{name}.kv_b_proj.weight", (kv_rows, L), 0)
-    yield _divided(f"{name}.o_proj.weight", (D, value_cols), 1)
+    yield _output(f"{name}.o_proj.weight", D, value_cols, outputs)
     if mla.indexer is not None and not mla.indexer.shared:
         assert mla.q_lora_rank is not None  # its reader has made sure
         yield from _indexer(mla.indexer, f"{name}.indexer", D, mla.q_lora_rank)
@@ -148,7 +148,9 @@ def _indexer(indexer: IndexerSpec, name: str, D: int, q_lora_rank: int) -> Itera
     yield _plain(f"{name}.weights_proj.weight", (heads, D), "index_weights")
 
 
-def _lightning(linear: LightningSpec, name: str, D: int) -> Iterator[Parameter]:
+def _lightning(
+    linear: LightningSpec, name: str, D: int, outputs: Span | None
+) -> Iterator[Parameter]:
     d = linear.head_dim
     channels = _times(linear.heads, d)
     matrix = f"{name}.query_key_value.weight"
@@ -159,16 +161,16 @@ def _lightning(linear: LightningSpec, name: str, D: int) -> Iterator[Parameter]:
         yield _plain(f"{name}.key_layernorm.weight", (d,), "norm")
     yield _divided(f"{name}.g_proj.weight", (channels, D), 0)
     yield _divided(f"{name}.g_norm.weight", (channels,), 0, kind="norm")
-    yield _divided(f"{name}.o_proj.weight", (D, channels), 1)
+    yield _output(f"{name}.o_proj.weight", D, channels, outputs)
 
 
-def _mlp(width: Span, name: str, D: int) -> Iterator[Parameter]:
+def _mlp(width: Span, name: str, D: int, outputs: Span | None) -> Iterator[Parameter]:
     yield _divided(f"{name}.gate_proj.weight", (width, D), 0)
     yield _divided(f"{name}.up_proj.weight", (width, D), 0)
-    yield _divided(f"{name}.down_proj.weight", (D, width), 1)
+    yield _output(f"{name}.down_proj.weight", D, width, outputs)
 
 
-def _moe(moe: MoESpec, name: str, D: int) -> Iterator[Parameter]:
+def _moe(moe: MoESpec, name: str, D: int, outputs: Span | None) -> Iterator[Parameter]:
     E, width = moe.experts, moe.expert_width
     yield _plain(f"{name}.gate.weight", (E.total, D), "router")
     if moe.router.correction_bias:
@@ -201,7 +203,7 @@ def _moe(moe: MoESpec, name: str, D: int) -> Iterator[Parameter]:
         active_share=chosen,
     )
     if moe.shared_width:
-        yield from _mlp(moe.shared_width, f"{name}.shared_experts", D)
+        yield from _mlp(moe.shared_width, f"{name}.shared_experts", D, outputs)
 
 
 def _times(span: Span, width: int) -> Span:
@@ -220,6 +222,13 @@ def _divided(name: str, dims: tuple[Span | int, ...], dim: int, kind: Kind = "ma
     stored = tuple(d.total if isinstance(d, Span) else d for d in dims)
     take = (slice(None),) * dim + (slice(span.start, span.stop),)
     return Parameter(name, shape, kind, (Piece(name, stored, take=take),))
+
+
+def _output(name: str, D: int, inner: Span, outputs: Span | None) -> Parameter:
+    """Back to the hidden size: a part of every channel's sum, or the whole sum of some channels."""
+    if outputs is None:
+        return _divided(name, (D, inner), 1)
+    return _divided(name, (outputs, inner.total), 0)
 
 
 # -- names as stored -------------------------------------------------------------------

@@ -35,12 +35,18 @@ SIGNATURES = {
     ),
     "routed": (
         *(_POINTER, _INT, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER),
-        *(_INT, _INT, _INT, _INT, _INT, _INT, _POINTER, _POINTER, _POINTER, _POINTER),
+        *(_INT, _INT, _INT, _INT, _INT, _INT, _POINTER, _POINTER, _POINTER),
     ),
+    "parts": (
+        *(_POINTER, _INT, _POINTER, _POINTER, _POINTER, _POINTER),
+        *(_INT, _INT, _INT, _INT, _INT, _INT, _POINTER, _POINTER, _POINTER),
+    ),
+    "combine": (_POINTER, _POINTER, _POINTER, _INT, _INT, _INT),
     "route": (
         *(_POINTER, _POINTER, _INT, _INT, _INT, _INT, _INT, _INT, _INT, _INT, _FLOAT, _INT),
         *(_POINTER, _POINTER),
     ),
+    "middle": (_POINTER, _INT, _POINTER, _POINTER, _INT, _INT, _INT),
     "gated": (_POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _INT, _INT),
     "rms_norm": (_POINTER, _INT, _POINTER, _FLOAT, _POINTER, _INT, _INT),
     "rotate": (
@@ -64,7 +70,7 @@ SIGNATURES = {
 
 # Products also take weights in bfloat16, under another name.
 SUFFIX = {torch.float32: "", torch.bfloat16: "_bf16"}
-for _name in ("pack_weight", "pack_gate_up", "product", "gated", "routed"):
+for _name in ("pack_weight", "pack_gate_up", "product", "middle", "gated", "routed", "parts"):
     SIGNATURES[f"{_name}_bf16"] = SIGNATURES[_name]
 
 

@@ -133,15 +133,16 @@ static inline void store_panel(float* y, const Vec* sums, int64_t columns) {
   }
 }
 
+// `places`, where given, says which row of y each row of x goes to.
 template <typename W>
 static void panel_product(const float* x, int64_t count, const W* w, int64_t inner, float* y,
-                          int64_t stride, int64_t columns) {
+                          int64_t stride, int64_t columns, const int64_t* places = nullptr) {
   Vec sums[ROWS][2];
   for (int64_t first = 0; first < count; first += ROWS) {
     int64_t rows = count - first < ROWS ? count - first : ROWS;
     multiply_rows(rows, x + first * inner, w, inner, sums);
     for (int64_t i = 0; i < rows; i++)
-      store_panel(y + (first + i) * stride, sums[i], columns);
+      store_panel(y + (places ? places[first + i] : first + i) * stride, sums[i], columns);
   }
 }
 
@@ -319,21 +320,40 @@ static void gated_panel(const float* x, int64_t count, const W* w, int64_t inner
   }
 }
 
+// The same for all panels, shared between the threads of a parallel region.
+template <typename W>
+static void gated_rows(const float* x, int64_t n, const W* w, int64_t inner, float* y,
+                       int64_t width) {
+#pragma omp for schedule(static)
+  for (int64_t panel = 0; panel < (width + LANES - 1) / LANES; panel++)
+    gated_panel(x, n, w + panel * inner * PANEL, inner, y + panel * LANES, width,
+                width - panel * LANES);
+}
+
+// silu(gate x) * up x for every row.
+template <typename W>
+static void gated_half(const float* x, int64_t x_row, const W* gate_up, float* out, int64_t n,
+                       int64_t hidden, int64_t width) {
+  float* inputs = rows_scratch.get(n * hidden);
+#pragma omp parallel
+  {
+    block_rows(x, x_row, n, hidden, inputs);
+    gated_rows(inputs, n, gate_up, hidden, out, width);
+  }
+}
+
 // down(silu(gate x) * up x) for every row: the MLP of dense layers and of shared experts.
 template <typename W>
 static void gated_mlp(const float* x, int64_t x_row, const W* gate_up, const W* down,
                       float* out, int64_t n, int64_t hidden, int64_t width) {
-  int64_t gates = (width + LANES - 1) / LANES, downs = (hidden + PANEL - 1) / PANEL;
+  int64_t downs = (hidden + PANEL - 1) / PANEL;
   float* inputs = rows_scratch.get(n * (hidden + width));
   float* blocked = inputs + n * hidden;
   float* middle = hidden_scratch.get(n * width);
 #pragma omp parallel
   {
     block_rows(x, x_row, n, hidden, inputs);
-#pragma omp for schedule(static)
-    for (int64_t panel = 0; panel < gates; panel++)
-      gated_panel(inputs, n, gate_up + panel * hidden * PANEL, hidden, middle + panel * LANES,
-                  width, width - panel * LANES);
+    gated_rows(inputs, n, gate_up, hidden, middle, width);
     block_rows(middle, width, n, width, blocked);
 #pragma omp for schedule(static)
     for (int64_t panel = 0; panel < downs; panel++)
@@ -342,14 +362,14 @@ static void gated_mlp(const float* x, int64_t x_row, const W* gate_up, const W* 
   }
 }
 
-// out[t] = sum over t's experts, in the order of its ids, of weight * down(silu(gate x) * up x).
-// Experts outside first .. first + experts belong to another rank. Scratch of the caller: `begin`
-// has experts + 1 places, `slots`, `tokens` and `place` have n * top.
+// parts[t, k] = down(silu(gate x) * up x) of t's k-th expert. Experts outside first .. first + experts
+// belong to another rank: theirs are not written. Scratch of the caller: `begin` has experts + 1
+// places, `slots` and `tokens` have n * top.
 template <typename W>
-static void routed_experts(const float* x, int64_t x_row, const int64_t* ids, const float* weights,
-                           const W* gate_up, const W* down, float* out, int64_t n, int64_t top,
-                       int64_t hidden, int64_t width, int64_t first, int64_t experts,
-                       int64_t* begin, int64_t* slots, int64_t* tokens, int64_t* place) {
+static void expert_parts(const float* x, int64_t x_row, const int64_t* ids, const W* gate_up,
+                         const W* down, float* parts, int64_t n, int64_t top, int64_t hidden,
+                         int64_t width, int64_t first, int64_t experts, int64_t* begin,
+                         int64_t* slots, int64_t* tokens) {
   sort_by_expert(ids, n * top, first, experts, begin, slots);
   int64_t count = begin[experts];
   for (int64_t i = 0; i < count; i++) tokens[i] = slots[i] / top;
@@ -357,7 +377,6 @@ static void routed_experts(const float* x, int64_t x_row, const int64_t* ids, co
   float* inputs = rows_scratch.get(count * (hidden + width));
   float* blocked = inputs + count * hidden;
   float* middle = hidden_scratch.get(count * width);
-  float* parts = output_scratch.get(n * top * hidden);
 #pragma omp parallel
   {
 #pragma omp for schedule(dynamic)
@@ -381,23 +400,42 @@ static void routed_experts(const float* x, int64_t x_row, const int64_t* ids, co
       int64_t e = item / downs, panel = item % downs, at = begin[e], rows = begin[e + 1] - at;
       if (rows)
         panel_product(blocked + at * width, rows, down + item * width * PANEL, width,
-                      parts + at * hidden + panel * PANEL, hidden, hidden - panel * PANEL);
+                      parts + panel * PANEL, hidden, hidden - panel * PANEL, slots + at);
     }
   }
-  // Where each (token, expert) went; -1 for another rank's.
-  for (int64_t i = 0; i < n * top; i++) place[i] = -1;
-  for (int64_t i = 0; i < count; i++) place[slots[i]] = i;
+}
+
+// out[t] = sum over t's experts here, in the order of its ids, of weight * part. `ids` null: all are
+// here. A part may be 0 for -0, which ranks that add zeros make of it: no sum is ever -0.
+static void add_parts(const float* parts, const float* weights, const int64_t* ids, int64_t first,
+                      int64_t experts, float* out, int64_t n, int64_t top, int64_t hidden) {
 #pragma omp parallel for schedule(static)
   for (int64_t t = 0; t < n; t++) {
     float* to = out + t * hidden;
     std::memset(to, 0, hidden * sizeof(float));
-    for (int64_t k = 0; k < top; k++) {
-      int64_t from = place[t * top + k];
-      if (from < 0) continue;
-      float weight = weights[t * top + k];
-      for (int64_t c = 0; c < hidden; c++) to[c] += weight * parts[from * hidden + c];
+    for (int64_t i = t * top; i < (t + 1) * top; i++) {
+      if (ids && (ids[i] < first || ids[i] >= first + experts)) continue;
+      float weight = weights[i];
+      for (int64_t c = 0; c < hidden; c++) to[c] += weight * parts[i * hidden + c];
     }
   }
+}
+
+extern "C" void combine(const float* parts, const float* weights, float* out, int64_t n, int64_t top,
+                        int64_t hidden) {
+  add_parts(parts, weights, nullptr, 0, 0, out, n, top, hidden);
+}
+
+// Both; scratch as in expert_parts.
+template <typename W>
+static void routed_experts(const float* x, int64_t x_row, const int64_t* ids, const float* weights,
+                           const W* gate_up, const W* down, float* out, int64_t n, int64_t top,
+                           int64_t hidden, int64_t width, int64_t first, int64_t experts,
+                           int64_t* begin, int64_t* slots, int64_t* tokens) {
+  float* parts = output_scratch.get(n * top * hidden);
+  expert_parts(x, x_row, ids, gate_up, down, parts, n, top, hidden, width, first, experts, begin,
+               slots, tokens);
+  add_parts(parts, weights, ids, first, experts, out, n, top, hidden);
 }
 
 // ---- latent attention over the paged cache ----------------------------------------------
@@ -428,6 +466,10 @@ extern "C" void mla_decode(const float* q, const float* cached, const int64_t* b
                                   int64_t count, int64_t columns, int64_t inner) {                 \
     products(x, x_row, x_batch, packed, y, y_row, y_batch, batch, count, columns, inner);          \
   }                                                                                                \
+  extern "C" void middle##SUFFIX(const float* x, int64_t x_row, const W* gate_up, float* out,      \
+                                 int64_t n, int64_t hidden, int64_t width) {                       \
+    gated_half(x, x_row, gate_up, out, n, hidden, width);                                          \
+  }                                                                                                \
   extern "C" void gated##SUFFIX(const float* x, int64_t x_row, const W* gate_up, const W* down,    \
                                 float* out, int64_t n, int64_t hidden, int64_t width) {            \
     gated_mlp(x, x_row, gate_up, down, out, n, hidden, width);                                     \
@@ -436,9 +478,17 @@ extern "C" void mla_decode(const float* q, const float* cached, const int64_t* b
                                  const float* weights, const W* gate_up, const W* down,            \
                                  float* out, int64_t n, int64_t top, int64_t hidden,               \
                                  int64_t width, int64_t first, int64_t experts, int64_t* begin,    \
-                                 int64_t* slots, int64_t* tokens, int64_t* place) {                \
+                                 int64_t* slots, int64_t* tokens) {                                \
     routed_experts(x, x_row, ids, weights, gate_up, down, out, n, top, hidden, width, first,       \
-                   experts, begin, slots, tokens, place);                                          \
+                   experts, begin, slots, tokens);                                                 \
+  }                                                                                                \
+  extern "C" void parts##SUFFIX(const float* x, int64_t x_row, const int64_t* ids,                 \
+                                const W* gate_up, const W* down, float* out, int64_t n,            \
+                                int64_t top, int64_t hidden, int64_t width, int64_t first,         \
+                                int64_t experts, int64_t* begin, int64_t* slots,                   \
+                                int64_t* tokens) {                                                 \
+    expert_parts(x, x_row, ids, gate_up, down, out, n, top, hidden, width, first, experts, begin,  \
+                 slots, tokens);                                                                   \
   }
 
 FOR_WEIGHTS(float, )

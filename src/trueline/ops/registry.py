@@ -32,7 +32,7 @@ OPS: dict[str, tuple[str, ...]] = {
 FUNCTIONS: dict[str, tuple[str, ...]] = {
     "linear": ("pack", "run"),
     "head_product": ("pack", "run"),
-    "mlp": ("pack", "run"),
+    "mlp": ("pack", "run", "middle", "down"),
     "rms_norm": ("run", "run_sum"),
     "rope": ("run",),
     "latent_write": ("run",),
@@ -43,7 +43,7 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "top_positions": ("run",),
     "sparse_mla": ("prepare", "run"),
     "route": ("run",),
-    "experts": ("pack", "run"),
+    "experts": ("pack", "run", "each", "combine"),
     "sampling": ("sample", "score"),
 }
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import threading
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Protocol
 
 import torch
@@ -25,6 +27,21 @@ class Solo:
 
     def join(self, x: Tensor, dim: int) -> Tensor:
         return x
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Products whose sums run over what is divided among the ranks. As `spec/shard.py` divides
+    their weights, a rank has a part of every sum, or all of some (`whole`)."""
+
+    collective: Collective
+    whole: bool
+
+    def over(self, x: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
+        """product(x) of every rank's x [n, part] together."""
+        if self.whole:
+            return self.collective.join(product(self.collective.join(x, 1)), 1)
+        return self.collective.add(product(x))
 
 
 class Threads:

@@ -52,6 +52,9 @@ class ModelSpec(Spec):
     """Draft layers the checkpoint may hold after the last layer; unused so far."""
     eos_token_ids: tuple[int, ...]
     layers: tuple[LayerSpec, ...]
+    outputs: Span | None = None
+    """The hidden channels that this rank's projections back to them make, from all heads and the
+    whole width. None: all channels, but a part of each sum, for the ranks to add up."""
     norm_head: bool = False
     """Whether each column of lm_head is divided by its length over the whole vocabulary."""
     storage: Storage = None

@@ -4,6 +4,11 @@ Divided: heads (and with them the state and the output norm of linear layers), r
 widths of dense and shared MLPs. A count that does not divide is an error. Replicated: everything
 per token (latent projections, norms, router, indexer, cache rows), and the vocabulary where it does
 not divide (the result is the same, only memory is spent).
+
+A projection back to the hidden size sums over what is divided. Either each rank holds its own part
+of every sum, and the parts are added up: that takes the least exchange, but the order of a sum then
+depends on the number of ranks. Or (`whole_sums`) each holds some hidden channels, and is given all
+that is summed over: every sum is made by one rank, as a single one would make it, bit for bit.
 """
 
 from __future__ import annotations
@@ -17,7 +22,7 @@ from trueline.spec.model import ModelSpec
 from trueline.spec.source import Span
 
 
-def local_spec(spec: ModelSpec, rank: int, size: int) -> ModelSpec:
+def local_spec(spec: ModelSpec, rank: int, size: int, *, whole_sums: bool = False) -> ModelSpec:
     """The part of `spec` that rank `rank` of `size` computes."""
     if not 0 <= rank < size:
         raise UsageError(f"rank {rank} of {size}: ranks run from 0 to size - 1")
@@ -49,8 +54,10 @@ def local_spec(spec: ModelSpec, rank: int, size: int) -> ModelSpec:
         )
 
     divides = spec.vocab.total % size == 0
+    vocab = part(spec.vocab, "the vocabulary") if divides else spec.vocab
+    outputs = part(Span.whole(spec.hidden_size), "the hidden size") if whole_sums else None
     return _map_layers(
-        replace(spec, vocab=part(spec.vocab, "the vocabulary") if divides else spec.vocab),
+        replace(spec, vocab=vocab, outputs=outputs),
         {id(layer.mixer): mixer(layer.mixer) for layer in spec.layers},
         {id(layer.feed_forward): feed_forward(layer.feed_forward) for layer in spec.layers},
     )
@@ -76,7 +83,7 @@ def whole_spec(spec: ModelSpec) -> ModelSpec:
         return replace(local, heads=heads)
 
     return _map_layers(
-        replace(spec, vocab=Span.whole(spec.vocab.total)),
+        replace(spec, vocab=Span.whole(spec.vocab.total), outputs=None),
         {id(layer.mixer): mixer(layer.mixer) for layer in spec.layers},
         {id(layer.feed_forward): feed_forward(layer.feed_forward) for layer in spec.layers},
     )

@@ -10,6 +10,7 @@ from trueline.verify.seed.engine import ENGINE_FAULTS
 from trueline.verify.seed.index_cache import INDEX_FAULTS
 from trueline.verify.seed.indexer import INDEXER_FAULTS
 from trueline.verify.seed.ling import LING_FAULTS
+from trueline.verify.seed.ranks import RANK_FAULTS
 from trueline.verify.seed.reference import REFERENCE_FAULTS
 from trueline.verify.seed.selection import SELECTION_FAULTS
 from trueline.verify.seed.spec import SPEC_FAULTS
@@ -26,6 +27,7 @@ FAULTS: list[Fault] = [
     *INDEXER_FAULTS,
     *ENGINE_FAULTS,
     *STATE_FAULTS,
+    *RANK_FAULTS,
     *INDEX_FAULTS,
     *SELECTION_FAULTS,
 ]

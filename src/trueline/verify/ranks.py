@@ -1,13 +1,11 @@
 """The engine on several ranks, each a thread of this process with a spec, weights and cache of its
-own."""
+own; and that it computes what one rank does."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
 from pathlib import Path
-
-import torch
 
 from trueline.config import EngineConfig
 from trueline.device import find_device
@@ -17,8 +15,20 @@ from trueline.models import read_model
 from trueline.parallel.collective import Threads
 from trueline.plan import make_plan
 from trueline.spec.shard import local_spec
-from trueline.verify.engine import Ask, Run, serve
+from trueline.verify.engine import Ask, Run, run, same, serve
+from trueline.verify.failed import CheckFailed
 from trueline.weights.load import load_weights
+
+
+def ranks_are_as_one(model: Path, asks: Sequence[Ask], config: EngineConfig, *sizes: int) -> None:
+    """Every position on every rank: within the band, and bit by bit in batch-invariant mode."""
+    one = run(model, asks, config)
+    for size in sizes:
+        for number, done in enumerate(serve_on_ranks(model, asks, config, size)):
+            what = f"ranks = one: rank {number} of {size}"
+            if [rows.keys() for rows in done.logits] != [rows.keys() for rows in one.logits]:
+                raise CheckFailed(f"{what}: other positions were computed")
+            same(what, done, one, bitwise=config.batch_invariant)
 
 
 def serve_on_ranks(model: Path, asks: Sequence[Ask], config: EngineConfig, size: int) -> list[Run]:
@@ -31,8 +41,8 @@ def serve_on_ranks(model: Path, asks: Sequence[Ask], config: EngineConfig, size:
 
     def rank(number: int) -> None:
         try:
-            local = local_spec(spec, number, size)
-            values = load_weights(model, local, dtype=torch.float32)
+            local = local_spec(spec, number, size, whole_sums=plan.batch_invariant)
+            values = load_weights(model, local, dtype=plan.weight_dtype)
             decoder = build_decoder(local, plan, values, group.rank(number))
             runner = Runner(local, plan, decoder)
             results[number] = serve(EngineCore(runner, plan, config), asks)

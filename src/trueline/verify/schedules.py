@@ -14,7 +14,7 @@ from trueline.engine.loading import load_engine
 from trueline.verify.cases import Subject
 from trueline.verify.engine import Ask, Run, oracle, run, same, serve
 from trueline.verify.failed import CheckFailed
-from trueline.verify.ranks import serve_on_ranks
+from trueline.verify.ranks import ranks_are_as_one
 
 BASE = EngineConfig(max_model_len=400, max_num_seqs=8, num_gpu_blocks_override=400, block_size=16)
 
@@ -149,11 +149,16 @@ def steady_state(subject: Subject) -> None:
     same("steady state", serve(core, [probe]), before)
 
 
+ON_RANKS = [Ask(prompt(20), 4), Ask(prompt(7), 4, arrives=1)]
+
+
 def ranks_are_one(subject: Subject) -> None:
-    asks = [Ask(prompt(20), 4), Ask(prompt(7), 4, arrives=1)]
-    one = run(subject.model, asks, base(subject))
-    for number, done in enumerate(serve_on_ranks(subject.model, asks, base(subject), 2)):
-        same(f"ranks = one: rank {number} of 2", done, one)
+    ranks_are_as_one(subject.model, ON_RANKS, base(subject), 2)
+
+
+def ranks_have_the_bits_of_one(subject: Subject) -> None:
+    config = replace(base(subject), batch_invariant=True)
+    ranks_are_as_one(subject.model, ON_RANKS, config, 2)
 
 
 ENGINE_CHECKS: Mapping[str, Callable[[Subject], None]] = {
@@ -169,4 +174,5 @@ ENGINE_CHECKS: Mapping[str, Callable[[Subject], None]] = {
     "raw logprobs": logprobs_are_raw,
     "steady state": steady_state,
     "ranks = one": ranks_are_one,
+    "ranks = one, bitwise": ranks_have_the_bits_of_one,
 }

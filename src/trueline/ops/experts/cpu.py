@@ -17,9 +17,13 @@ def pack(gate_up: Tensor, down: Tensor, linear: Any) -> Packed:
 def run(
     x: Tensor, ids: Tensor, weights: Tensor, packed: Packed, linear: Any, first: int = 0
 ) -> Tensor:
+    return combine(each(x, ids, packed, linear, first), weights)
+
+
+def each(x: Tensor, ids: Tensor, packed: Packed, linear: Any, first: int = 0) -> Tensor:
     n, k = ids.shape
     if n == 1:
-        return _one_token(x, ids[0].tolist(), weights, packed, linear, first)
+        return _one_token(x, ids[0].tolist(), packed, linear, first)
     flat = ids.reshape(-1)
     order = flat.argsort(stable=True)
     by_expert = x[order // k]
@@ -32,21 +36,23 @@ def run(
             _expert(mine, packed[expert - first], linear) if here else torch.zeros_like(mine)
         )
         start += count
-    outputs = torch.cat(parts)[order.argsort()]  # back to the order of `flat`
-    return _combine(outputs.view(n, k, -1), weights)
+    return torch.cat(parts)[order.argsort()].view(n, k, -1)  # back to the order of `flat`
 
 
-def _one_token(
-    x: Tensor, ids: list[int], weights: Tensor, packed: Packed, linear: Any, first: int
-) -> Tensor:
-    """The same sum without sorting anything."""
+def combine(each: Tensor, weights: Tensor) -> Tensor:
+    """Σ weight × output over a token's experts, in the order of its ids whoever shares the step."""
+    return (each.float() * weights[..., None]).sum(1).to(each.dtype)
+
+
+def _one_token(x: Tensor, ids: list[int], packed: Packed, linear: Any, first: int) -> Tensor:
+    """The same without sorting anything."""
     outputs = [
         _expert(x, packed[e - first], linear)
         if first <= e < first + len(packed)
         else torch.zeros_like(x)
         for e in ids
     ]
-    return _combine(torch.stack(outputs, dim=1), weights)
+    return torch.stack(outputs, dim=1)
 
 
 def _expert(x: Tensor, packed: tuple[Any, Any], linear: Any) -> Tensor:
@@ -66,8 +72,3 @@ def _runs(sorted_ids: list[int]) -> tuple[list[int], list[int]]:
             values.append(value)
             counts.append(1)
     return values, counts
-
-
-def _combine(outputs: Tensor, weights: Tensor) -> Tensor:
-    """Σ weight × output over a token's experts, in the order of its ids whoever shares the step."""
-    return (outputs.float() * weights[..., None]).sum(1).to(outputs.dtype)

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueline.native import refusals, weighted
+from trueline.native import library, refusals, weighted
 from trueline.ops.mlp import native as mlp
 
-__all__ = ["pack", "refusals", "run"]
+__all__ = ["combine", "each", "pack", "refusals", "run"]
 
 
 def pack(gate_up: Tensor, down: Tensor, linear: Any) -> mlp.Packed:
@@ -23,14 +23,41 @@ def run(
 ) -> Tensor:
     x = x if x.stride(1) == 1 else x.contiguous()
     ids, weights = ids.contiguous(), weights.contiguous()
-    (n, top), hidden, experts = ids.shape, x.shape[1], len(packed.down)
-    out = torch.empty(n, hidden)
-    begin = torch.empty(experts + 1, dtype=torch.long)
-    scratch = torch.empty(3, n * top, dtype=torch.long)
-    slots, tokens, place = (row.data_ptr() for row in scratch)
+    out = torch.empty(x.shape)
+    sizes, scratch = _sizes(x, ids, packed, first), _scratch(ids, packed)
     weighted("routed", packed.down.dtype)(
         *(x.data_ptr(), x.stride(0), ids.data_ptr(), weights.data_ptr()),
-        *(packed.gate_up.data_ptr(), packed.down.data_ptr(), out.data_ptr()),
-        *(n, top, hidden, packed.width, first, experts, begin.data_ptr(), slots, tokens, place),
+        *(packed.gate_up.data_ptr(), packed.down.data_ptr(), out.data_ptr(), *sizes),
+        *(part.data_ptr() for part in scratch),
     )
     return out
+
+
+def each(x: Tensor, ids: Tensor, packed: mlp.Packed, linear: Any, first: int = 0) -> Tensor:
+    x, ids = x if x.stride(1) == 1 else x.contiguous(), ids.contiguous()
+    out = torch.zeros(*ids.shape, x.shape[1])
+    sizes, scratch = _sizes(x, ids, packed, first), _scratch(ids, packed)
+    weighted("parts", packed.down.dtype)(
+        *(x.data_ptr(), x.stride(0), ids.data_ptr()),
+        *(packed.gate_up.data_ptr(), packed.down.data_ptr(), out.data_ptr(), *sizes),
+        *(part.data_ptr() for part in scratch),
+    )
+    return out
+
+
+def combine(each: Tensor, weights: Tensor) -> Tensor:
+    each, weights = each.contiguous(), weights.contiguous()
+    n, top, hidden = each.shape
+    out = torch.empty(n, hidden)
+    library().combine(each.data_ptr(), weights.data_ptr(), out.data_ptr(), n, top, hidden)
+    return out
+
+
+def _sizes(x: Tensor, ids: Tensor, packed: mlp.Packed, first: int) -> tuple[int, ...]:
+    return (*ids.shape, x.shape[1], packed.width, first, len(packed.down))
+
+
+def _scratch(ids: Tensor, packed: mlp.Packed) -> tuple[Tensor, ...]:
+    """Where each expert's tokens begin; which token and which of its places each has."""
+    begin = torch.empty(len(packed.down) + 1, dtype=torch.long)
+    return begin, *torch.empty(2, ids.numel(), dtype=torch.long)

@@ -17,11 +17,22 @@ def pack(gate_up: Tensor, down: Tensor, linear: Any) -> Packed:
 def run(
     x: Tensor, ids: Tensor, weights: Tensor, packed: Packed, linear: Any, first: int = 0
 ) -> Tensor:
-    out = torch.zeros(x.shape, dtype=torch.float64)
+    return combine(each(x, ids, packed, linear, first), weights).to(x.dtype)
+
+
+def each(x: Tensor, ids: Tensor, packed: Packed, linear: Any, first: int = 0) -> Tensor:
+    out = torch.zeros(*ids.shape, x.shape[1], dtype=torch.float64)
     for token in range(len(x)):
-        for expert, weight in zip(ids[token].tolist(), weights[token].tolist(), strict=True):
+        for k, expert in enumerate(ids[token].tolist()):
             if first <= expert < first + len(packed):
                 gate_up, down = packed[expert - first]
                 gate, up = (gate_up @ x[token].double()).chunk(2)
-                out[token] += weight * (down @ (gate / (1 + (-gate).exp()) * up))
-    return out.to(x.dtype)
+                out[token, k] = down @ (gate / (1 + (-gate).exp()) * up)
+    return out
+
+
+def combine(each: Tensor, weights: Tensor) -> Tensor:
+    out = torch.zeros_like(each[:, 0], dtype=torch.float64)
+    for k in range(each.shape[1]):
+        out += weights[:, k, None].double() * each[:, k]
+    return out

@@ -12,6 +12,15 @@ def pack(gate_up: Tensor, down: Tensor, linear: Any) -> tuple[Any, Any]:
 
 
 def run(x: Tensor, packed: tuple[Any, Any], linear: Any) -> Tensor:
+    return down(middle(x, packed, linear), packed, linear)
+
+
+def middle(x: Tensor, packed: tuple[Any, Any], linear: Any) -> Tensor:
     gate, up = linear.run(x, packed[0]).chunk(2, dim=-1)
-    y: Tensor = linear.run(steady.silu(gate) * up, packed[1])
+    y: Tensor = steady.silu(gate) * up
+    return y
+
+
+def down(middle: Tensor, packed: tuple[Any, Any], linear: Any) -> Tensor:
+    y: Tensor = linear.run(middle, packed[1])
     return y

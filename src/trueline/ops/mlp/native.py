@@ -1,7 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -9,8 +9,9 @@ from torch import Tensor
 
 from trueline.device import large_empty
 from trueline.native import packable, panel, refusals, weighted
+from trueline.ops.linear import native as linear_native
 
-__all__ = ["pack", "refusals", "run"]
+__all__ = ["down", "middle", "pack", "refusals", "run"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,27 +19,31 @@ class Packed:
     gate_up: Tensor
     down: Tensor
     width: int
+    rows: int
+    inner: int
+    """Of `down`: more than `width` where this rank has some rows over the width of all."""
 
 
 def pack(gate_up: Tensor, down: Tensor, linear: Any) -> Packed:
     packed = pack_all(gate_up[None], down[None], large_empty)
-    return Packed(packed.gate_up[0], packed.down[0], packed.width)
+    return replace(packed, gate_up=packed.gate_up[0], down=packed.down[0])
 
 
 def pack_all(gate_up: Tensor, down: Tensor, empty: Callable[..., Tensor]) -> Packed:
-    """Several, one after the other: [count, 2 width, hidden] and [count, hidden, width], into
-    memory that `empty` gives."""
+    """Several, one after the other: [count, 2 width, hidden] and [count, rows, inner], into memory
+    that `empty` gives."""
     gate_up, down = packable(gate_up), packable(down)
-    count, hidden, width = down.shape
+    count, rows, inner = down.shape
+    width, hidden = gate_up.shape[1] // 2, gate_up.shape[2]
     first = empty(count, -(-width // (panel() // 2)) * panel() * hidden, dtype=gate_up.dtype)
-    second = empty(count, -(-hidden // panel()) * panel() * width, dtype=down.dtype)
+    second = empty(count, -(-rows // panel()) * panel() * inner, dtype=down.dtype)
     pack_pairs, pack_columns = (
         weighted(name, down.dtype) for name in ("pack_gate_up", "pack_weight")
     )
     for e in range(count):
         pack_pairs(gate_up[e].data_ptr(), width, hidden, first[e].data_ptr())
-        pack_columns(down[e].data_ptr(), hidden, width, second[e].data_ptr())
-    return Packed(first, second, width)
+        pack_columns(down[e].data_ptr(), rows, inner, second[e].data_ptr())
+    return Packed(first, second, width, rows, inner)
 
 
 def run(x: Tensor, packed: Packed, linear: Any) -> Tensor:
@@ -49,3 +54,17 @@ def run(x: Tensor, packed: Packed, linear: Any) -> Tensor:
         *(out.data_ptr(), *x.shape, packed.width),
     )
     return out
+
+
+def middle(x: Tensor, packed: Packed, linear: Any) -> Tensor:
+    x = x if x.stride(1) == 1 else x.contiguous()
+    out = torch.empty(len(x), packed.width)
+    weighted("middle", packed.gate_up.dtype)(
+        *(x.data_ptr(), x.stride(0), packed.gate_up.data_ptr(), out.data_ptr()),
+        *(*x.shape, packed.width),
+    )
+    return out
+
+
+def down(middle: Tensor, packed: Packed, linear: Any) -> Tensor:
+    return linear_native.run(middle, linear_native.Packed(packed.down, packed.rows, packed.inner))

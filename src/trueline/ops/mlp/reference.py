@@ -12,6 +12,13 @@ def pack(gate_up: Tensor, down: Tensor, linear: Any) -> tuple[Tensor, Tensor]:
 
 
 def run(x: Tensor, packed: tuple[Tensor, Tensor], linear: Any) -> Tensor:
-    gate_up, down = packed
-    gate, up = (x.double() @ gate_up.T).chunk(2, dim=-1)
-    return (gate / (1 + (-gate).exp()) * up @ down.T).to(x.dtype)
+    return down(middle(x, packed, linear), packed, linear).to(x.dtype)
+
+
+def middle(x: Tensor, packed: tuple[Tensor, Tensor], linear: Any) -> Tensor:
+    gate, up = (x.double() @ packed[0].T).chunk(2, dim=-1)
+    return gate / (1 + (-gate).exp()) * up
+
+
+def down(middle: Tensor, packed: tuple[Tensor, Tensor], linear: Any) -> Tensor:
+    return middle.double() @ packed[1].T

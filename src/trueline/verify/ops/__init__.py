@@ -11,7 +11,7 @@ import torch
 from trueline.ops.registry import implementation, runnable
 from trueline.verify import sparse
 from trueline.verify.cases import Subject
-from trueline.verify.ops import attention, latent, lightning, parts, sampling
+from trueline.verify.ops import attention, latent, lightning, parts, ranks, sampling
 from trueline.verify.ops.data import H, L, R, paged, randn
 
 __all__ = ["OP_CHECKS", "H", "L", "OpCheck", "R", "attention_ops", "paged", "randn"]
@@ -27,12 +27,21 @@ class OpCheck:
 
 
 OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
-    "linear": (OpCheck("numbers", parts.linear), OpCheck("bits", parts.linear_bits, True)),
+    "linear": (
+        OpCheck("numbers", parts.linear),
+        OpCheck("bits", parts.linear_bits, True),
+        OpCheck("ranks", ranks.linear, True),
+    ),
     "head_product": (
         OpCheck("numbers", parts.head_product),
         OpCheck("bits", parts.head_product_bits, True),
+        OpCheck("ranks", ranks.head_product, True),
     ),
-    "mlp": (OpCheck("numbers", parts.mlp), OpCheck("bits", parts.mlp_bits, True)),
+    "mlp": (
+        OpCheck("numbers", parts.mlp),
+        OpCheck("bits", parts.mlp_bits, True),
+        OpCheck("ranks", ranks.mlp, True),
+    ),
     "rms_norm": (OpCheck("numbers", parts.rms_norm),),
     "rope": (OpCheck("numbers", parts.rope),),
     "latent_write": (OpCheck("numbers", latent.latent_write),),
@@ -40,6 +49,7 @@ OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
         OpCheck("numbers", attention.mla_decode),
         OpCheck("natural lse", attention.natural_lse),
         OpCheck("bits", attention.mla_decode_bits, True),
+        OpCheck("ranks", ranks.mla_decode, True),
     ),
     "mla_prefill": (OpCheck("numbers", attention.mla_prefill),),
     "lightning": (
@@ -48,12 +58,16 @@ OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
         OpCheck("slots", lightning.free_slots),
         OpCheck("fixed form", lightning.fixed_form, True),
         OpCheck("bits", lightning.fixed_bits, True),
+        OpCheck("ranks", ranks.lightning, True),
     ),
     "index_scores": (OpCheck("numbers", sparse.index_scores),),
     "top_positions": (OpCheck("choices", sparse.top_positions),),
-    "sparse_mla": (OpCheck("numbers", sparse.sparse_mla),),
+    "sparse_mla": (
+        OpCheck("numbers", sparse.sparse_mla),
+        OpCheck("ranks", ranks.sparse_mla, True),
+    ),
     "route": (OpCheck("choices", parts.route),),
-    "experts": (OpCheck("numbers", parts.experts),),
+    "experts": (OpCheck("numbers", parts.experts), OpCheck("ranks", ranks.experts, True)),
     "sampling": (
         OpCheck("definition", sampling.sampling),
         OpCheck("scores", sampling.scores),

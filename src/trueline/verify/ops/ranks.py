@@ -1,0 +1,139 @@
+"""Bits of an op on a rank that holds some of the columns, heads or experts: those of one that holds
+all. What batch-invariant mode needs on several ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trueline.cache.layout import IndexLayout
+from trueline.cache.state import StateStore
+from trueline.ops.linear import torch_mm
+from trueline.ops.mla_decode import Tiling
+from trueline.verify import sparse
+from trueline.verify.ops import lightning as states
+from trueline.verify.ops.data import L, R, paged, randn, require
+
+FIXED = Tiling(64, full=True)
+SCALE = 0.21
+HEADS = 12
+
+
+def cuts(total: int) -> list[slice]:
+    """What each rank holds, for any number of ranks."""
+    sizes = [size for size in range(2, total + 1) if total % size == 0]
+    each = [total // size for size in sizes]
+    return [slice(at, at + n) for n in each for at in range(0, total, n)]
+
+
+def linear(op: Any) -> None:
+    for columns, inner in ((24, 37), (80, 88), (200, 67), (512, 256)):
+        weight = randn(columns, inner)
+        for rows in (1, 3, 20):
+            x = randn(rows, inner, seed=1)
+            whole = op.run(x, op.pack(weight))
+            for part in cuts(columns):
+                mine = op.run(x, op.pack(weight[part]))
+                what = f"linear, {columns} columns: the bits of columns {part.start}:{part.stop}"
+                require(torch.equal(mine, whole[:, part]), what)
+
+
+def head_product(op: Any) -> None:
+    weight, x = randn(HEADS, 37, 19), randn(9, HEADS, 19, seed=1)
+    whole = op.run(x, op.pack(weight, torch_mm, True))
+    for part in cuts(HEADS):
+        mine = op.run(x[:, part], op.pack(weight[part], torch_mm, True))
+        require(torch.equal(mine, whole[:, part]), "head_product: a head's bits depend on others")
+
+
+def mlp(op: Any) -> None:
+    """A part of the width first, then some rows over all of it."""
+    hidden, width = 36, 60
+    gate, up, down = (
+        randn(width, hidden),
+        randn(width, hidden, seed=1),
+        randn(hidden, width, seed=2),
+    )
+    for rows in (1, 8, 21):
+        x = 40 * randn(rows, hidden, seed=3)
+        whole = op.run(x, op.pack(torch.cat((gate, up)), down, torch_mm), torch_mm)
+        for size in (1, 2, 4, 12):
+            w, h = width // size, hidden // size
+            packed = [
+                op.pack(
+                    torch.cat((gate[i * w : (i + 1) * w], up[i * w : (i + 1) * w])),
+                    down[i * h : (i + 1) * h],
+                    torch_mm,
+                )
+                for i in range(size)
+            ]
+            middle = torch.cat([op.middle(x, each, torch_mm) for each in packed], 1)
+            ours = torch.cat([op.down(middle, each, torch_mm) for each in packed], 1)
+            require(torch.equal(ours.to(x.dtype), whole), f"mlp: bits on {size} ranks")
+
+
+def experts(op: Any) -> None:
+    """In the order of a token's ids, whoever holds them."""
+    count, top, hidden, width = 12, 5, 29, 17
+    gate_up, down = randn(count, 2 * width, hidden) / 5, randn(count, hidden, width, seed=1) / 4
+    for tokens in (1, 2, 33):
+        x, weights = randn(tokens, hidden, seed=2), randn(tokens, top, seed=3).abs()
+        ids = randn(tokens, count, seed=4).argsort(1)[:, :top]
+        whole = op.run(x, ids, weights, op.pack(gate_up, down, torch_mm), torch_mm)
+        for size in (1, 2, 4, 12):
+            n = count // size
+            mine = [
+                op.each(x, ids, op.pack(gate_up[at : at + n], down[at : at + n], torch_mm),
+                        torch_mm, at)
+                for at in range(0, count, n)
+            ]  # fmt: skip
+            ours = op.combine(torch.stack(mine).sum(0), weights).to(x.dtype)
+            require(torch.equal(ours, whole), f"experts: bits on {size} ranks")
+
+
+def mla_decode(op: Any) -> None:
+    view, rows = paged([1, 64, 65, 200, 7], 3)
+    prepared = op.prepare(rows, view, FIXED)
+    q = randn(5, HEADS, L + R, seed=4)
+    whole = op.run(q, view, prepared, softmax_scale=SCALE)
+    for part in cuts(HEADS):
+        mine = op.run(q[:, part], view, prepared, softmax_scale=SCALE)
+        _same_heads("mla_decode", mine, whole, part)
+
+
+def sparse_mla(op: Any) -> None:
+    step = sparse.mixed_step(IndexLayout(sparse.DIM, 16, "float32", "rows"))
+    q = randn(len(step.rows.lengths), HEADS, L + R, seed=9)
+    prepared = op.prepare(step.rows, step.latent, FIXED)
+    for positions in sparse.selections(step).values():
+        whole = op.run(q, step.latent, prepared, positions, softmax_scale=SCALE)
+        for part in cuts(HEADS):
+            mine = op.run(q[:, part], step.latent, prepared, positions, softmax_scale=SCALE)
+            _same_heads("sparse_mla", mine, whole, part)
+
+
+def _same_heads(
+    what: str, mine: tuple[Tensor, Tensor], whole: tuple[Tensor, Tensor], part: slice
+) -> None:
+    same = all(torch.equal(ours, all_of[:, part]) for ours, all_of in zip(mine, whole, strict=True))
+    require(same, f"{what}: the bits of heads {part.start}:{part.stop} of {HEADS}")
+
+
+def lightning(op: Any) -> None:
+    """Outputs and slots of each head alone, in one go and by decode."""
+    t, length = states.tokens(), states.LENGTH
+    for tail in states.FIXED:
+        for chunk in (0, length):
+            view = states.slots(tail, 2)
+            whole = states.run(op, view, t, 0, length, chunk)
+            for h in range(states.HEADS):
+                some = slice(h, h + 1)
+                one = states.Tokens(t.q[:, some], t.k[:, some], t.v[:, some], t.slopes[some])
+                store = StateStore(1, 2, 1, states.DK, states.DV, torch.float32, tail)
+                mine = states.run(op, store.views[0], one, 0, length, chunk)
+                what = f"lightning, tail {tail}: the bits of head {h}"
+                require(torch.equal(mine, whole[:, some]), what)
+                for ours, theirs in zip(store.views[0].parts, view.parts, strict=True):
+                    require(torch.equal(ours[1], theirs[1, some]), f"{what} in the slot")
