@@ -329,10 +329,13 @@ def test_a_divided_vocabulary_is_put_together(config: EngineConfig, tiny: Tiny) 
     ranks_are_as_one(model, ON_RANKS, config, 2, 8)
 
 
-@pytest.mark.parametrize("stored", [{"dtype": "bfloat16"}, {"fp8": FP8_32}], ids=str)
+@pytest.mark.parametrize("clearly", [0.0, float("inf")])
+@pytest.mark.parametrize("stored", [{"dtype": "bfloat16"}, {"fp8": FP8_32}], ids=["bf16", "fp8"])
 def test_ranks_have_the_bits_of_one_however_weights_are_stored(
-    stored: dict[str, Any], tiny: Tiny
+    stored: dict[str, Any], clearly: float, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Computed in 16 bits or in 32: here the clock must not choose."""
+    monkeypatch.setattr(plan, "CLEARLY", clearly)
     ranks_are_as_one(tiny("deepseek_v3", keys=DIVISIBLE, **stored), ON_RANKS, INVARIANT, 2, 8)
 
 
