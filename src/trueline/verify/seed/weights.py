@@ -38,8 +38,8 @@ def _ignored_by_part(_: Make) -> Make:
 
 
 def _swapped_halves(original: Make) -> Make:
-    def broken(moe: Any, name: str, D: int) -> Iterator[Any]:
-        for parameter in original(moe, name, D):
+    def broken(moe: Any, *rest: Any) -> Iterator[Any]:
+        for parameter in original(moe, *rest):
             if not parameter.name.endswith("gate_up_proj"):
                 yield parameter
                 continue
