@@ -20,6 +20,16 @@ from trueline.tiny.make import TinyOptions, make_checkpoint
 torch.set_num_threads(1)
 if not torch.cuda.is_available():  # before anything imports Triton
     os.environ["TRITON_INTERPRET"] = "1"
+    from triton.runtime import interpreter
+
+    patch_tensor = interpreter._patch_lang_tensor
+
+    def patch_index(tensor: Any, scope: Any) -> None:
+        """Its scalars are arrays of one number, which numpy takes for an index no longer."""
+        patch_tensor(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    interpreter._patch_lang_tensor = patch_index
 
 settings.register_profile(
     "default",

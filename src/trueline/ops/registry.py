@@ -17,7 +17,7 @@ OPS: dict[str, tuple[str, ...]] = {
     "rms_norm": ("native", "cpu", "reference"),
     "rope": ("native", "cpu", "reference"),
     "latent_write": ("parts", "reference"),
-    "mla_decode": ("native", "cpu", "reference"),
+    "mla_decode": ("native", "cpu", "reference", "triton"),
     "mla_prefill": ("cpu", "reference"),
     "lightning": ("cpu", "reference"),
     "index_scores": ("native", "cpu", "reference"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -20,8 +19,9 @@ __all__ = ["OP_CHECKS", "H", "L", "OpCheck", "R", "attention_ops", "paged", "ran
 @dataclass(frozen=True)
 class OpCheck:
     what: str
-    run: Callable[[Any], None]
-    """Takes the implementation, and raises CheckFailed with the evidence."""
+    run: Callable[..., None]
+    """Takes the implementation (and a dtype, if other than float32 is asked for), and raises
+    CheckFailed with the evidence."""
     invariant: bool = False
     """Asks for what only batch-invariant mode needs: an implementation may refuse that mode."""
 

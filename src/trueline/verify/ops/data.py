@@ -22,6 +22,18 @@ def randn(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=generator, device="cpu").to(torch.get_default_device())
 
 
+def rounded(dtype: torch.dtype, roundings: float, exact: float = GATE) -> float:
+    """The gate of a result that is rounded to `dtype` so many times; `exact` in float32."""
+    return exact if dtype == torch.float32 else exact + roundings * torch.finfo(dtype).eps / 2
+
+
+def shuffled(count: int, seed: int) -> list[int]:
+    """1..count in some order, the same on every device."""
+    generator = torch.Generator().manual_seed(seed)
+    order: list[int] = (torch.randperm(count, generator=generator, device="cpu") + 1).tolist()
+    return order
+
+
 def require(good: bool, what: str) -> None:
     if not good:
         raise CheckFailed(f"op = reference: {what}")
@@ -41,15 +53,16 @@ def near(what: str, ours: Tensor, exact: Tensor, size: Tensor, gate: float) -> N
     require(worst <= gate, f"{what}: a row is off by {worst:.2g}, accepted {gate:g}")
 
 
-def paged(lengths: list[int], block_size: int, seed: int = 0) -> tuple[LatentView, DecodeRows]:
+def paged(
+    lengths: list[int], block_size: int, seed: int = 0, dtype: torch.dtype = torch.float32
+) -> tuple[LatentView, DecodeRows]:
     """A cache with shuffled blocks and a needle in every row; every byte not owned is NaN."""
     counts = [-(-length // block_size) for length in lengths]
     num_blocks = sum(counts) + 8
-    order = torch.randperm(num_blocks - 1, generator=torch.Generator().manual_seed(seed))
-    ids = (order + 1).tolist()
+    ids = shuffled(num_blocks - 1, seed)
     blocks = [[ids.pop() for _ in range(count)] for count in counts]
     layout = LatentLayout(L, R, block_size)
-    store = LatentStore(layout, 1, num_blocks, torch.float32)
+    store = LatentStore(layout, 1, num_blocks, dtype)
     store.poison(range(num_blocks))
     view = store.views[0]
     for row, length in enumerate(lengths):

@@ -1,0 +1,50 @@
+"""What the launchers of Triton kernels share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from trueline.device import interpreting
+
+# What the interpreter takes for the machine, so that tests cut work as a large GPU would.
+INTERPRETED_SMS = 132
+FLOATS = (torch.float32, torch.float16, torch.bfloat16)
+
+
+def refusals(dtype: torch.dtype, batch_invariant: bool) -> list[str]:
+    """Of every Triton implementation."""
+    told = [] if dtype in FLOATS else [f"{dtype} is not float32, float16 or bfloat16"]
+    if batch_invariant:
+        told.append("on a GPU a row's bits depend on the batch so far")
+    return told
+
+
+def power_of_two(n: int) -> int:
+    """The least that is not below n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+@cache
+def num_sms(device: torch.device) -> int:
+    if interpreting():
+        return INTERPRETED_SMS
+    return torch.cuda.get_device_properties(device).multi_processor_count
+
+
+def copied(columns: Iterable[Sequence[int]], device: torch.device) -> list[Tensor]:
+    """int32 columns on a device, in one copy that the host does not wait for."""
+    columns = list(columns)
+    numbers = [number for column in columns for number in column]
+    # only memory that stays where it is can be copied behind the host's back
+    host = torch.tensor(numbers, dtype=torch.int32, device="cpu", pin_memory=device.type != "cpu")
+    there = host.to(device, non_blocking=True)
+    return list(torch.split(there, [len(column) for column in columns]))
+
+
+def unit_stride(x: Tensor) -> Tensor:
+    """Kernels walk the last dim."""
+    return x if x.stride(-1) == 1 else x.contiguous()

@@ -1,0 +1,190 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""One loop over keys for decode, for lists of cells and for any dims: n keys of a tile, h heads,
+l of the latent, r of the rotated part. Blocks of a tile ahead are looked up a turn before they are
+needed, or the copies into shared memory would wait for them."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LN_2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def blocks_of(table, tile, n, length, TILE: tl.constexpr, BLOCK: tl.constexpr):
+    """One number where a tile lies within one block."""
+    position = tile * TILE
+    if BLOCK % TILE != 0:
+        position = position + n
+    return tl.load(table + position // BLOCK, mask=position < length, other=0)
+
+
+@triton.jit
+def load_keys(
+    rows, block, tile, n, length, column,
+    WIDTH: tl.constexpr, LIMIT: tl.constexpr, MASKED: tl.constexpr, TILE: tl.constexpr,
+    BLOCK: tl.constexpr,
+):  # fmt: skip
+    """[n, columns] of the cache; zeros beyond the row's end, whoever owns what lies there."""
+    if BLOCK % TILE == 0:
+        base = rows + (block.to(tl.int64) * BLOCK + tile * TILE % BLOCK) * WIDTH
+        at = base + (n[:, None] * WIDTH + column[None, :])
+    else:
+        cell = block.to(tl.int64) * BLOCK + (tile * TILE + n) % BLOCK
+        at = (rows + cell * WIDTH)[:, None] + column[None, :]
+    seen = (tile * TILE + n < length)[:, None]
+    if MASKED:
+        seen = seen & (column < LIMIT)[None, :]
+    return tl.load(at, mask=seen, other=0.0)
+
+
+@triton.jit
+def fold(
+    q_latent, q_rope, k_latent, k_rope, seen, scale, top, norm, acc, TRANSPOSED: tl.constexpr
+):  # fmt: skip
+    """Add a tile of keys. `norm` keeps a sum per place of a tile: they are added up at the end.
+    Exponents are of two: `scale` has the factor in it."""
+    if TRANSPOSED:
+        s = tl.dot(k_latent, tl.trans(q_latent), input_precision="ieee")
+        s = tl.dot(k_rope, tl.trans(q_rope), s, input_precision="ieee")
+        s = tl.where(seen[:, None], s * scale, float("-inf"))
+        new = tl.maximum(top, tl.max(s, 0))
+        base = tl.where(new == float("-inf"), 0.0, new)
+        p = tl.exp2(s - base[None, :])
+        shrink = tl.exp2(top - base)[None, :]
+        acc = acc * shrink
+        acc = tl.dot(tl.trans(k_latent), p.to(k_latent.dtype), acc, input_precision="ieee")
+    else:
+        s = tl.dot(q_latent, tl.trans(k_latent), input_precision="ieee")
+        s = tl.dot(q_rope, tl.trans(k_rope), s, input_precision="ieee")
+        s = tl.where(seen[None, :], s * scale, float("-inf"))
+        new = tl.maximum(top, tl.max(s, 1))
+        base = tl.where(new == float("-inf"), 0.0, new)
+        p = tl.exp2(s - base[:, None])
+        shrink = tl.exp2(top - base)[:, None]
+        acc = acc * shrink
+        acc = tl.dot(p.to(k_latent.dtype), k_latent, acc, input_precision="ieee")
+    return new, norm * shrink + p, acc
+
+
+@triton.jit
+def attend_part(
+    q_latent, q_rope, rows, table, length, start, stop, scale,
+    LATENT: tl.constexpr, ROPE: tl.constexpr, L: tl.constexpr, R: tl.constexpr, H: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, TRANSPOSED: tl.constexpr, CARRY: tl.constexpr,
+    STAGES: tl.constexpr,
+):  # fmt: skip
+    """Tiles start..stop of a row -> out [h, l], sum of exponents in natural log [h]."""
+    W: tl.constexpr = LATENT + ROPE
+    n = tl.arange(0, TILE)
+    l = tl.arange(0, L)  # noqa: E741
+    r = LATENT + tl.arange(0, R)
+    top = tl.full([H], float("-inf"), tl.float32)
+    norm = tl.zeros([TILE, H] if TRANSPOSED else [H, TILE], tl.float32)
+    acc = tl.zeros([L, H] if TRANSPOSED else [H, L], tl.float32)
+    block = blocks_of(table, start, n, length, TILE, BLOCK)
+    if CARRY:
+        k_rope = load_keys(rows, block, start, n, length, r, W, W, ROPE != R, TILE, BLOCK)
+        ahead = blocks_of(table, start + 1, n, length, TILE, BLOCK)
+    for tile in tl.range(start, stop, num_stages=STAGES):
+        k_latent = load_keys(
+            rows, block, tile, n, length, l, W, LATENT, LATENT != L, TILE, BLOCK
+        )  # fmt: skip
+        if CARRY:
+            coming = load_keys(rows, ahead, tile + 1, n, length, r, W, W, ROPE != R, TILE, BLOCK)
+            ahead = blocks_of(table, tile + 2, n, length, TILE, BLOCK)
+        else:
+            k_rope = load_keys(rows, block, tile, n, length, r, W, W, ROPE != R, TILE, BLOCK)
+        block = blocks_of(table, tile + 1, n, length, TILE, BLOCK)
+        seen = tile * TILE + n < length
+        top, norm, acc = fold(
+            q_latent, q_rope, k_latent, k_rope, seen, scale, top, norm, acc, TRANSPOSED
+        )  # fmt: skip
+        if CARRY:
+            k_rope = coming
+    total = tl.sum(norm, 0 if TRANSPOSED else 1)
+    share = 1 / tl.where(total == 0.0, 1.0, total)
+    out = tl.trans(acc * share[None, :]) if TRANSPOSED else acc * share[:, None]
+    return out, (top + tl.log2(total)) * LN_2
+
+
+@triton.jit
+def attend(
+    q, rows, table, lengths, entries, bounds, out, lse, part_out, part_lse, scale, heads, q_row,
+    q_head, table_row, capacity, slots,
+    LATENT: tl.constexpr, ROPE: tl.constexpr, L: tl.constexpr, R: tl.constexpr, H: tl.constexpr,
+    HEAD_TILES: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, TRANSPOSED: tl.constexpr,
+    CARRY: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """A program per group and tile of heads. Whole rows are finished here; parts wait in their
+    slots. A length below zero says that the row's keys cannot be known: it becomes NaN."""
+    group = tl.program_id(0) // HEAD_TILES
+    h = tl.program_id(0) % HEAD_TILES * H + tl.arange(0, H)
+    l = tl.arange(0, L)  # noqa: E741
+    r = tl.arange(0, R)
+    real = (h < heads)[:, None]
+    inside = l[None, :] < LATENT
+    last = tl.minimum(tl.load(bounds + group + 1), capacity)
+    for entry in tl.range(tl.load(bounds + group), last, num_stages=1):
+        row = tl.load(entries + 4 * entry).to(tl.int64)
+        start = tl.load(entries + 4 * entry + 1)
+        length = tl.load(lengths + row)
+        stop = tl.minimum(tl.load(entries + 4 * entry + 2), tl.cdiv(length, TILE))
+        slot = tl.load(entries + 4 * entry + 3)
+        at = q + row * q_row + h[:, None] * q_head
+        q_latent = tl.load(at + l[None, :], mask=real & inside, other=0.0)
+        q_rope = tl.load(at + LATENT + r[None, :], mask=real & (r[None, :] < ROPE), other=0.0)
+        o, z = attend_part(
+            q_latent, q_rope, rows, table + row * table_row, length, start, stop, scale,
+            LATENT, ROPE, L, R, H, TILE, BLOCK, TRANSPOSED, CARRY, STAGES,
+        )  # fmt: skip
+        o = tl.where(length < 0, float("nan"), o)
+        z = tl.where(length < 0, float("nan"), z)
+        if slot < 0:
+            to = (row * heads + h) * LATENT
+            tl.store(out + to[:, None] + l[None, :], o.to(out.dtype.element_ty), real & inside)
+            tl.store(lse + row * heads + h, z, h < heads)
+        elif slot < slots:
+            at_slot = slot.to(tl.int64) * (HEAD_TILES * H) + h
+            tl.store(part_out + at_slot[:, None] * LATENT + l[None, :], o, inside)
+            tl.store(part_lse + at_slot, z)
+
+
+@triton.jit
+def merge(
+    part_out, part_lse, table, out, lse, rows, heads, covered, capacity, slots,
+    LATENT: tl.constexpr, PARTS: tl.constexpr, AT_ONCE: tl.constexpr, COLUMNS: tl.constexpr,
+):  # fmt: skip
+    """A program per row, head and columns: the parts of a row in their order. A row without keys
+    gets zeros, and what the list or the slots have no room for gets NaN: no row is forgotten."""
+    row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
+    first, count = tl.load(table + rows + row), tl.load(table + 2 * rows + row)
+    pieces = tl.where(count > 1, count, 0)
+    held = (tl.load(table + row) <= capacity) & (first + pieces <= slots) & (head < covered)
+    if (count != 1) | (held == 0):
+        every = tl.arange(0, PARTS)
+        known = (every < count) & held
+        z = tl.load(part_lse + (first + every) * covered + head, mask=known, other=float("-inf"))
+        top = tl.max(z, 0)
+        base = tl.where(top == float("-inf"), 0.0, top)
+        total = tl.sum(tl.exp(z - base), 0)
+        acc = tl.zeros([COLUMNS], tl.float32)
+        for i in range(0, count, AT_ONCE):
+            part = i + tl.arange(0, AT_ONCE)
+            mask = (part < count) & held
+            at = (first + part).to(tl.int64) * covered + head
+            share = tl.exp(tl.load(part_lse + at, mask=mask, other=float("-inf")) - base)
+            o = tl.load(
+                part_out + at[:, None] * LATENT + column[None, :],
+                mask=mask[:, None] & (column < LATENT)[None, :],
+                other=0.0,
+            )
+            acc += tl.sum(share[:, None] * o, 0)
+        acc = tl.where(held, acc / tl.where(total == 0.0, 1.0, total), float("nan"))
+        to = (row * heads + head) * LATENT + column
+        tl.store(out + to, acc.to(out.dtype.element_ty), mask=column < LATENT)
+        if tl.program_id(2) == 0:
+            whole = tl.where(held, base + tl.log(total), float("nan"))
+            tl.store(lse + row * heads + head, whole)

@@ -1,0 +1,87 @@
+"""How the work of a step is cut on a GPU: one owner for tiles, padding and the sizes that follow.
+
+Rows are cut at multiples of `tile` keys and dealt out to `groups` in equal shares, in order: a
+group takes the end of one row, some whole rows and the beginning of another. Each group is worked
+on by `head_tiles` programs at the same time, so that a key read for one lies near for the others.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from trueline.cache.layout import LatentLayout
+from trueline.ops.launch import power_of_two
+
+# Shared memory of a program that keeps one multiprocessor to itself.
+SHARED_BYTES = 220 << 10
+LEAST_DIM = 16
+"""Of an operand of a matrix product."""
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    heads: int
+    head_tile: int
+    """Heads that a program attends with; the last tile is padded."""
+    tile: int
+    groups: int
+    warps: int = 4
+    stages: int = 3
+    transposed: bool = False
+    """Scores as [keys, heads]: a tile of 64 keys, not the few heads, fills the tensor cores."""
+    carry_rope: bool = False
+    """The rotated part of a tile waits in registers: the latent parts of three tiles fill the
+    shared memory."""
+    overhead: int = 1
+    """What beginning a row costs, in tiles."""
+    least: int = 2
+    """Tiles and overhead that are worth a group."""
+
+    @property
+    def padded_heads(self) -> int:
+        return -(-self.heads // self.head_tile) * self.head_tile
+
+    @property
+    def head_tiles(self) -> int:
+        return self.padded_heads // self.head_tile
+
+    def entries(self, rows: int) -> int:
+        """Parts of rows: one each, and one more for every cut between two groups."""
+        return rows + self.groups - 1 if rows else 0
+
+    def slots(self, rows: int) -> int:
+        """Parts of rows that are not whole: a cut makes two of one, whatever the contexts."""
+        return min(self.entries(rows), 2 * (self.groups - 1))
+
+    @property
+    def programs(self) -> int:
+        return self.groups * self.head_tiles
+
+
+def launch(
+    heads: int, layout: LatentLayout, dtype: torch.dtype, sms: int, rows: int, context: int
+) -> LaunchPlan:
+    """`rows` and `context`: the most that there can be."""
+    width = power_of_two(layout.latent) + power_of_two(layout.rope)
+    if dtype == torch.float32:  # no tensor cores: what fits into registers
+        head_tile, tile, warps, stages, per_sm = 16, 16, 8, 1, 2
+    elif heads <= 16:
+        head_tile, tile, warps, stages, per_sm = 16, 32, 4, 3, 2
+    elif heads <= 32:
+        head_tile, tile, warps, stages, per_sm = 32, 32, 8, 3, 1
+    else:
+        head_tile, tile, warps, stages, per_sm = 64, 32, 8, 3, 1
+    while (
+        tile > LEAST_DIM and _bytes(head_tile, tile, stages, width, dtype) * per_sm > SHARED_BYTES
+    ):
+        tile //= 2
+    head_tiles = -(-heads // head_tile)
+    groups = max(sms * per_sm // head_tiles, 1)
+    groups = min(groups, max(rows * -(-context // tile), 1))
+    return LaunchPlan(heads, head_tile, tile, groups, warps, stages)
+
+
+def _bytes(head_tile: int, tile: int, stages: int, width: int, dtype: torch.dtype) -> int:
+    return (head_tile + stages * tile) * width * dtype.itemsize

@@ -1,0 +1,97 @@
+"""Rows are cut into parts of equal work for all multiprocessors (launch_plan.py); the cuts are made
+on the device (work.py), and parts are added up in their order by a second kernel (kernels.py)."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trueline.cache.store import LatentView
+from trueline.ops.launch import num_sms, power_of_two, refusals, unit_stride
+from trueline.ops.mla_decode import DecodeRows, DecodeTable, Tiling
+from trueline.ops.mla_decode.kernels import attend, merge
+from trueline.ops.mla_decode.launch_plan import LEAST_DIM, LaunchPlan, launch
+from trueline.ops.mla_decode.work import WorkList, work_list
+
+__all__ = ["attend_table", "prepare", "refusals", "run"]
+
+# Of the second kernel: programs that keep the machine busy, and numbers that each loads at once.
+MANY = 1024
+AT_ONCE = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    table: DecodeTable
+    work: WorkList
+
+
+def prepare(
+    rows: DecodeRows | DecodeTable,
+    view: LatentView,
+    tiling: Tiling,
+    heads: int,
+    *,
+    plan: LaunchPlan | None = None,
+) -> Prepared:
+    """Tiles are the launch plan's, which is made here if none is given: full ones are asked for
+    only in the mode that is refused."""
+    device = view.rows.device
+    table = rows if isinstance(rows, DecodeTable) else rows.table(device)
+    if plan is None:
+        count, most = table.blocks.shape
+        context = most * view.layout.block_size
+        plan = launch(heads, view.layout, view.rows.dtype, num_sms(device), count, context)
+    return Prepared(table, work_list(table.lengths, plan))
+
+
+def run(
+    q: Tensor, view: LatentView, prepared: Prepared, *, softmax_scale: float
+) -> tuple[Tensor, Tensor]:
+    table, block_size = prepared.table, view.layout.block_size
+    return attend_table(q, view, table, block_size, prepared.work, softmax_scale=softmax_scale)
+
+
+def attend_table(
+    q: Tensor,
+    view: LatentView,
+    table: DecodeTable,
+    block_size: int,
+    work: WorkList,
+    *,
+    softmax_scale: float,
+) -> tuple[Tensor, Tensor]:
+    """`block_size`: how many cells a number of the table stands for."""
+    plan, layout = work.plan, view.layout
+    rows, heads, latent = len(q), plan.heads, layout.latent
+    assert q.shape[1:] == (heads, layout.width)
+    assert view.rows.is_contiguous()
+    q = unit_stride(q)
+    out = q.new_empty(rows, heads, latent)
+    lse = q.new_empty(rows, heads, dtype=torch.float32)
+    if not rows:
+        return out, lse
+    covered = plan.head_tiles * plan.head_tile
+    part_out = q.new_empty(work.slots, covered, latent, dtype=torch.float32)
+    part_lse = q.new_empty(work.slots, covered, dtype=torch.float32)
+    capacity = len(work.entries)
+    L = max(power_of_two(latent), LEAST_DIM)
+    attend[(plan.programs,)](
+        q, view.rows, table.blocks, table.lengths, work.entries, work.bounds, out, lse,
+        part_out, part_lse, softmax_scale * math.log2(math.e), heads, q.stride(0), q.stride(1),
+        table.blocks.stride(0), capacity, work.slots,
+        LATENT=latent, ROPE=layout.rope, L=L, R=max(power_of_two(layout.rope), LEAST_DIM),
+        H=plan.head_tile, HEAD_TILES=plan.head_tiles, TILE=plan.tile, BLOCK=block_size,
+        TRANSPOSED=plan.transposed, CARRY=plan.carry_rope, STAGES=plan.stages,
+        num_warps=plan.warps, num_stages=plan.stages,
+    )  # fmt: skip
+    columns = L if rows * heads >= MANY else min(L, 128)
+    merge[(rows, heads, -(-latent // columns))](
+        part_out, part_lse, work.rows, out, lse, rows, heads, covered, capacity, work.slots,
+        LATENT=latent, PARTS=power_of_two(plan.groups), AT_ONCE=max(AT_ONCE // columns, 1),
+        COLUMNS=columns, num_warps=4,
+    )  # fmt: skip
+    return out, lse

@@ -1,0 +1,104 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""The list of parts of rows that programs walk, made on the device: lengths never come to the host,
+and a captured graph serves whatever lies in its buffers."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from trueline.ops.launch import power_of_two
+from trueline.ops.mla_decode.launch_plan import LaunchPlan
+
+CHUNK = 256
+"""Rows looked at together."""
+
+
+@dataclass(frozen=True, slots=True)
+class WorkList:
+    plan: LaunchPlan
+    entries: Tensor  # [entries, 4]: row, first tile, tile after the last, slot or -1 if whole
+    bounds: Tensor  # [groups + 1]: where each group's entries begin
+    rows: Tensor  # [3, rows]: where the row's entries end, its first slot, how many parts it has
+
+    @property
+    def slots(self) -> int:
+        return self.plan.slots(self.rows.shape[1])
+
+
+def work_list(lengths: Tensor, plan: LaunchPlan) -> WorkList:
+    """lengths [rows] int32: how many keys each row sees."""
+    rows = len(lengths)
+    entries = lengths.new_empty(plan.entries(rows), 4, dtype=torch.int32)
+    bounds = lengths.new_empty(plan.groups + 1, dtype=torch.int32)
+    table = lengths.new_empty(3, rows, dtype=torch.int32)
+    chunk = min(power_of_two(rows), CHUNK)
+    deal[(plan.groups + 1,)](
+        lengths, entries, bounds, table, rows, len(entries),
+        GROUPS=plan.groups, TILE=plan.tile, OVERHEAD=plan.overhead, LEAST=plan.least, CHUNK=chunk,
+    )  # fmt: skip
+    return WorkList(plan, entries, bounds, table)
+
+
+@triton.jit
+def tiles_of(lengths, row, rows, TILE: tl.constexpr):
+    return tl.cdiv(tl.load(lengths + row, mask=row < rows, other=0), TILE).to(tl.int64)
+
+
+@triton.jit
+def group_at(unit, total, used):
+    """Group k has units k·total/used up to (k+1)·total/used, rounded down."""
+    return ((unit + 1) * used - 1) // total
+
+
+@triton.jit
+def deal(
+    lengths, entries, bounds, table, rows, capacity,
+    GROUPS: tl.constexpr, TILE: tl.constexpr, OVERHEAD: tl.constexpr, LEAST: tl.constexpr,
+    CHUNK: tl.constexpr,
+):  # fmt: skip
+    """A program per group writes the group's entries; one more, which has none, what is said of
+    rows. A row's units are its overhead and then its tiles; rows without keys have none."""
+    group = tl.program_id(0)
+    lane = tl.arange(0, CHUNK)
+    total = tl.zeros((), tl.int64)
+    for chunk in range(0, rows, CHUNK):
+        tiles = tiles_of(lengths, chunk + lane, rows, TILE)
+        total += tl.sum(tl.where(tiles > 0, tiles + OVERHEAD, 0), 0)
+    used = tl.minimum(tl.maximum(total // LEAST, 1), GROUPS)
+    total = tl.maximum(total, 1)
+    begin, end = group * total // used, (group + 1) * total // used
+    units = tl.zeros((), tl.int64)
+    listed = tl.zeros((), tl.int64)
+    slotted = tl.zeros((), tl.int64)
+    earlier = tl.zeros((), tl.int64)
+    for chunk in range(0, rows, CHUNK):
+        row = chunk + lane
+        tiles = tiles_of(lengths, row, rows, TILE)
+        cost = tl.where(tiles > 0, tiles + OVERHEAD, 0)
+        zero = units + tl.cumsum(cost, 0) - tiles  # the unit of a row's first tile
+        first = group_at(zero, total, used)
+        parts = tl.where(tiles > 0, group_at(zero + tiles - 1, total, used) - first + 1, 0)
+        pieces = tl.where(parts > 1, parts, 0)
+        entry = listed + tl.cumsum(parts, 0) - parts
+        slot = slotted + tl.cumsum(pieces, 0) - pieces
+        if group == GROUPS:
+            tl.store(table + row, entry + parts, mask=row < rows)
+            tl.store(table + rows + row, slot, mask=row < rows)
+            tl.store(table + 2 * rows + row, parts, mask=row < rows)
+        nth = group - first
+        mine = (nth >= 0) & (nth < parts) & (entry + nth < capacity)
+        to = entries + 4 * (entry + nth)
+        tl.store(to, row, mask=mine)
+        tl.store(to + 1, tl.maximum(begin - zero, 0), mask=mine)
+        tl.store(to + 2, tl.minimum(end - zero, tiles), mask=mine)
+        tl.store(to + 3, tl.where(parts > 1, slot + nth, -1), mask=mine)
+        earlier += tl.sum(tl.minimum(tl.maximum(nth, 0), parts), 0)
+        units += tl.sum(cost, 0)
+        listed += tl.sum(parts, 0)
+        slotted += tl.sum(pieces, 0)
+    tl.store(bounds + group, earlier)

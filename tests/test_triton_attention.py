@@ -1,0 +1,204 @@
+"""Latent attention in Triton: the checks of verify/ops through the interpreter (or on the GPU where
+there is one), every way to cut the work, and the sizes that follow from the launch plan."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from trueline.cache.layout import LatentLayout
+from trueline.ops.launch import refusals
+from trueline.ops.mla_decode import DecodeRows
+from trueline.ops.mla_decode import reference as decode_reference
+from trueline.ops.mla_decode import triton as decode
+from trueline.ops.mla_decode.launch_plan import LaunchPlan, launch
+from trueline.ops.mla_decode.work import work_list
+from trueline.verify.failed import CheckFailed
+from trueline.verify.ops import attention
+from trueline.verify.ops.data import L, R, paged, randn
+
+FLOATS = (torch.float32, torch.float16)
+WAYS = {
+    "plain": {"tile": 64},
+    "transposed": {"tile": 64, "transposed": True},
+    "carried": {"tile": 64, "transposed": True, "carry_rope": True, "overhead": 0, "least": 1},
+}
+LAYOUT = LatentLayout(512, 64, 64)
+
+
+@pytest.fixture(autouse=True)
+def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A small machine, so that work is cut and dealt out all the same; one tiling, as all are
+    alike here."""
+    monkeypatch.setattr(decode, "num_sms", lambda device: 3)
+    monkeypatch.setattr(attention, "TILINGS", attention.TILINGS[:1])
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        yield
+
+
+def cut(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
+    monkeypatch.setattr(decode, "launch", lambda *given: replace(launch(*given), **changes))
+
+
+# -- mla_decode ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("way", ["plain", "carried"])
+def test_decode(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    cut(monkeypatch, **WAYS[way])
+    dtype = torch.float32 if way == "plain" else torch.float16
+    monkeypatch.setattr(attention, "SHAPES", ((3, 19), (64, 5)))
+    attention.mla_decode(decode, dtype)
+    attention.natural_lse(decode, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("way", WAYS)
+def test_decode_fully(monkeypatch: pytest.MonkeyPatch, way: str, dtype: torch.dtype) -> None:
+    cut(monkeypatch, **WAYS[way])
+    attention.mla_decode(decode, dtype)
+
+
+def test_buffers_that_other_contexts_fill_later(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut(monkeypatch, tile=128)
+    attention.decode_table(decode)
+
+
+@pytest.mark.parametrize("heads", [1, 4, 8, 15, 16, 17])
+def test_any_number_of_heads(heads: int) -> None:
+    """Story 5: sizes come from the padded count. The queries lie apart in memory."""
+    view, rows = paged([70, 0, 33], 16)
+    q = randn(3, heads + 2, L + R + 3, seed=1)[:, 1:-1, 2:-1]
+    exact = decode_reference.run(q.double(), view, rows, softmax_scale=0.3)
+    prepared = decode.prepare(rows, view, attention.FIXED, heads)
+    ours = decode.run(q, view, prepared, softmax_scale=0.3)
+    attention.same_attention(f"{heads} heads", ours, exact, torch.float32)
+
+
+def test_no_rows() -> None:
+    view, _ = paged([5], 4)
+    prepared = decode.prepare(DecodeRows([], []), view, attention.FIXED, 3)
+    out, lse = decode.run(randn(0, 3, L + R), view, prepared, softmax_scale=1.0)
+    assert out.shape == (0, 3, L)
+    assert lse.shape == (0, 3)
+
+
+@pytest.mark.parametrize("fault", ["unpadded heads", "a short list", "few slots"])
+def test_what_no_size_has_room_for_is_nan(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
+    """One long row uses up all entries and all slots."""
+    if fault == "unpadded heads":
+        made = property(lambda plan: plan.heads // plan.head_tile)
+        monkeypatch.setattr(LaunchPlan, "head_tiles", made)
+    else:
+        name = "entries" if fault == "a short list" else "slots"
+        real = getattr(LaunchPlan, name)
+        monkeypatch.setattr(LaunchPlan, name, lambda plan, rows: real(plan, rows) - 1)
+    view, rows = paged([200], 16)
+    for heads in (1, 15):
+        prepared = decode.prepare(rows, view, attention.FIXED, heads)
+        out, lse = decode.run(randn(1, heads, L + R), view, prepared, softmax_scale=0.3)
+        assert out.isnan().all()
+        assert lse.isnan().all()
+
+
+def test_the_checks_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = property(lambda plan: plan.heads // plan.head_tile)
+    monkeypatch.setattr(LaunchPlan, "head_tiles", made)
+    with pytest.raises(CheckFailed, match="1 heads"):
+        attention.mla_decode(decode)
+
+
+# -- the list of work ------------------------------------------------------------------
+
+
+def dealt(lengths: list[int], plan: LaunchPlan) -> list[list[list[int]]]:
+    """Entries of each group; the list as the device makes it."""
+    work = work_list(torch.tensor(lengths, dtype=torch.int32), plan)
+    assert len(work.entries) == plan.entries(len(lengths))
+    bounds, entries = work.bounds.tolist(), work.entries.tolist()
+    assert bounds == sorted(bounds)
+    check_rows(work.rows, entries[: bounds[-1]], lengths)
+    return [entries[a:b] for a, b in pairwise(bounds)]
+
+
+def check_rows(rows: Tensor, entries: list[list[int]], lengths: list[int]) -> None:
+    """What is said of rows is what is listed; slots are used one after the other."""
+    ends, slots, counts = rows.tolist()
+    used = 0
+    for row in range(len(lengths)):
+        mine = [entry for entry in entries if entry[0] == row]
+        assert counts[row] == len(mine)
+        assert mine == entries[ends[row] - len(mine) : ends[row]]
+        if len(mine) > 1:
+            assert slots[row] == used
+            assert [entry[3] for entry in mine] == list(range(used, used + len(mine)))
+            used += len(mine)
+        else:
+            assert all(entry[3] == -1 for entry in mine)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_every_tile_is_dealt_once_in_equal_shares(seed: int) -> None:
+    draw = random.Random(seed)
+    longest = draw.choice([1, 40, 700])
+    lengths = [draw.randint(0, longest) for _ in range(draw.choice([1, 3, 20]))]
+    overhead, least = draw.choice([(0, 1), (1, 2), (3, 4)])
+    groups = draw.choice([1, 2, 5, 9])
+    plan = LaunchPlan(4, 16, 16, groups, overhead=overhead, least=least)
+    shares = dealt(lengths, plan)
+    assert len(shares) == groups
+    tiles = [-(-length // 16) for length in lengths]
+    walked: list[list[int]] = [[] for _ in lengths]
+    for share in shares:
+        for row, start, stop, _ in share:
+            assert start < stop
+            walked[row] += range(start, stop)
+    assert walked == [list(range(count)) for count in tiles]
+    work = sum(count + overhead for count in tiles if count)
+    parties = min(max(work // least, 1), groups)
+    most = -(-work // parties)
+    assert all(sum(stop - start for _, start, stop, _ in share) <= most for share in shares)
+
+
+def test_sizes_are_reached_but_never_exceeded() -> None:
+    """Bounds of entries and slots, at their worst: every cut inside a row of its own, and all cuts
+    inside one row."""
+    groups = 5
+    plan = LaunchPlan(4, 16, 16, groups, overhead=0, least=1)
+    for lengths in ([16 * 50], [16 * 9] * 6, [16 * 5] * 5, [16] * 30, [0, 0], [3]):
+        entries = [entry for share in dealt(lengths, plan) for entry in share]
+        slots = sum(entry[3] >= 0 for entry in entries)
+        assert len(entries) <= plan.entries(len(lengths))
+        assert slots <= plan.slots(len(lengths)) <= 2 * (groups - 1)
+        if lengths == [16 * 50]:
+            assert len(entries) == plan.entries(1) == slots == plan.slots(1) == groups
+        if lengths == [16 * 9] * 6:
+            assert len(entries) == plan.entries(6) == 6 + groups - 1
+            assert slots == plan.slots(6) == 2 * (groups - 1)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("heads", [1, 15, 16, 17, 32, 64, 100, 128])
+def test_launch_plans(dtype: torch.dtype, heads: int) -> None:
+    plan = launch(heads, LAYOUT, dtype, 132, 256, 160_000)
+    assert plan.padded_heads >= heads > plan.padded_heads - plan.head_tile
+    assert plan.programs <= 2 * 132
+    assert plan.groups > 264 // plan.head_tiles // 2 - 1
+    slots = plan.slots(1 << 20)
+    assert slots * plan.padded_heads * LAYOUT.latent * 4 <= 40 << 20  # bytes, whatever the batch
+    assert launch(heads, LAYOUT, dtype, 132, 1, 20).groups <= 2
+
+
+def test_refusals() -> None:
+    assert decode.refusals is refusals
+    assert not refusals(torch.bfloat16, False)
+    assert refusals(torch.float64, False)
+    assert refusals(torch.bfloat16, True)
