@@ -16,13 +16,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from trueline.device import interpreting
 from trueline.engine.params import SamplingParams
 from trueline.errors import UsageError
-from trueline.ops.sampling import RowState, Sampled, build_rows, cpu, reference
+from trueline.ops.sampling import RowState, Sampled, build_rows, cpu, reference, triton
 from trueline.verify.ops.sampling import EOS, alone_or_together, hard_logits, row, same
 from trueline.verify.ops.sampling import draw as checked_draw
 
-IMPLEMENTATIONS = [cpu, reference]
+IMPLEMENTATIONS = [cpu, reference, *([triton] if interpreting() else [])]
 
 
 def draw(logits: Tensor, states: Sequence[RowState], op: ModuleType = cpu) -> Sampled:

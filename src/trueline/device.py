@@ -89,6 +89,14 @@ def _find_madvise() -> Any:
 _madvise = _find_madvise()
 
 
+def send(values: Tensor, device: torch.device | str) -> Tensor:
+    """Of the host's own memory to a device. From pinned memory the copy queues up like a kernel:
+    the host does not wait for what is before it."""
+    if torch.device(device).type == "cpu":
+        return values
+    return values.pin_memory().to(device, non_blocking=True)
+
+
 def interpreting() -> bool:
     """Whether Triton's kernels run on the CPU, line by line: slow, for tests."""
     return os.environ.get("TRITON_INTERPRET") == "1"

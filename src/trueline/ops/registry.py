@@ -25,7 +25,7 @@ OPS: dict[str, tuple[str, ...]] = {
     "sparse_mla": ("native", "cpu", "reference"),
     "route": ("native", "cpu", "reference"),
     "experts": ("native", "cpu", "reference"),
-    "sampling": ("cpu", "reference"),
+    "sampling": ("cpu", "reference", "triton"),
 }
 """Ours; packages may add more."""
 

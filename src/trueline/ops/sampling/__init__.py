@@ -26,6 +26,9 @@ Float64, so that the last bit of a device's log decides about once in 10**14 dra
 **Bad rows.** A row whose logits have NaN or +Inf, or are all -Inf, or that has no token left which
 it may take, is `bad`: its token is 0, so that it can be fed on without harm, and its logprobs are
 NaN. It changes nothing for the others.
+
+**On a GPU** everything stays on the device, and `draw(logits, temperature, seed, position)` ->
+tokens, bad is what a captured graph holds: rows that nothing edits and that have no top-k or top-p.
 """
 
 from __future__ import annotations

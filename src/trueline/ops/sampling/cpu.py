@@ -1,13 +1,18 @@
 """Torch, row by row only in the sense that no number of a row ever meets another row's: the
-reductions used are those whose bits do not depend on how many rows there are."""
+reductions used are those whose bits do not depend on how many rows there are.
+
+Runs on any device; on a GPU, what is not plain goes through here. The host waits for the device
+only where the size of a nucleus decides what is to be sorted."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from trueline.device import send
 from trueline.ops.sampling import (
     GOLDEN,
     MULTIPLIERS,
@@ -29,25 +34,34 @@ def sample(logits: Tensor, rows: SamplingRows) -> Sampled:
     # a maximum is NaN or +Inf if anything is, and -Inf only if all is; of equal ones the first
     best, tokens = logits.max(dim=-1)
     bad = ~best.isfinite()
-    touched = sorted({*rows.edited, *rows.drawn})
-    if touched:
-        index = _index(touched, logits)
-        ours = logits if len(touched) == len(logits) else logits[index]
-        x = ours.to(torch.float64, copy=True)
-        x.masked_fill_(bad[index, None], 0.0)
-        places = torch.zeros_like(tokens)
-        places[index] = torch.arange(len(touched), device=logits.device)
-        _edit(x, rows, places)
-        best, chosen = x.max(dim=-1)
-        hopeless = ~best.isfinite()
-        x.masked_fill_(hopeless[:, None], 0.0)
-        if rows.drawn:
-            drawn = _index(rows.drawn, logits)
-            chosen[places[drawn]] = _draw(x[places[drawn]], rows, drawn)
-        tokens[index] = chosen
-        bad[index] |= hopeless
+    retake(logits, rows, sorted({*rows.edited, *rows.drawn}), tokens, bad)
     tokens.masked_fill_(bad, 0)
-    return _score_asked(logits, tokens, bad, rows)
+    return score_asked(logits, tokens, bad, rows, score)
+
+
+def retake(
+    logits: Tensor, rows: SamplingRows, touched: list[int], tokens: Tensor, bad: Tensor
+) -> None:
+    """Edit and draw the rows `touched`, and put what comes out into `tokens` and `bad`, which
+    know the raw logits already."""
+    if not touched:
+        return
+    index = _index(touched, logits)
+    raw = logits if len(touched) == len(logits) else logits[index]
+    x = raw.to(torch.float64, copy=True)
+    x.masked_fill_(bad[index, None], 0.0)
+    places = torch.zeros_like(tokens)
+    places[index] = torch.arange(len(touched), device=logits.device)
+    _edit(x, rows, places)
+    best, chosen = x.max(dim=-1)
+    hopeless = ~best.isfinite()
+    x.masked_fill_(hopeless[:, None], 0.0)
+    ours = set(touched)
+    if drawn := [row for row in rows.drawn if row in ours]:
+        at = places[_index(drawn, logits)]
+        chosen[at] = _draw(x[at], rows, drawn)
+    tokens[index] = chosen
+    bad[index] |= hopeless
 
 
 def score(logits: Tensor, tokens: Tensor, num_top: int) -> Scored:
@@ -75,7 +89,13 @@ def _logprobs(x: Tensor, ids: Tensor) -> Tensor:
     return found
 
 
-def _score_asked(logits: Tensor, tokens: Tensor, bad: Tensor, rows: SamplingRows) -> Sampled:
+def score_asked(
+    logits: Tensor,
+    tokens: Tensor,
+    bad: Tensor,
+    rows: SamplingRows,
+    score: Callable[[Tensor, Tensor, int], Scored],
+) -> Sampled:
     num_rows, vocab_size = logits.shape
     num_top = min(rows.num_top, vocab_size)
     sampled = Sampled(
@@ -88,7 +108,8 @@ def _score_asked(logits: Tensor, tokens: Tensor, bad: Tensor, rows: SamplingRows
     )
     if rows.asked:
         asked = _index(rows.asked, logits)
-        found = score(logits[asked], tokens[asked], num_top)
+        theirs = logits if len(rows.asked) == num_rows else logits[asked]
+        found = score(theirs, tokens[asked], num_top)
         unknown = bad[asked]  # also where the logits are sound, but no token was to be had
         sampled.logprobs[asked] = found.logprobs.masked_fill(unknown, math.nan)
         sampled.ranks[asked] = found.ranks.masked_fill(unknown, 0)
@@ -97,8 +118,8 @@ def _score_asked(logits: Tensor, tokens: Tensor, bad: Tensor, rows: SamplingRows
     return sampled
 
 
-def _index(rows: list[int] | tuple[int, ...], like: Tensor) -> Tensor:
-    return torch.tensor(rows, dtype=torch.int64, device=like.device)
+def _index(rows: Sequence[int], like: Tensor) -> Tensor:
+    return send(torch.tensor(rows, dtype=torch.int64, device="cpu"), like.device)
 
 
 def _edit(x: Tensor, rows: SamplingRows, places: Tensor) -> None:
@@ -110,8 +131,9 @@ def _edit(x: Tensor, rows: SamplingRows, places: Tensor) -> None:
         x[at] = stay
     if rows.banned:
         row, token = _at(rows.banned, places)
-        there = token < x.shape[-1]  # an end token may be beyond what the model can say
-        x[row[there], token[there]] = -math.inf
+        last = x.shape[-1] - 1  # an end token may be beyond what the model can say
+        ceiling = torch.where(token > last, math.inf, -math.inf).to(x)
+        x.view(-1).scatter_reduce_(0, row * (last + 1) + token.clamp(max=last), ceiling, "amin")
     if rows.bias:
         x[_at(rows.bias, places)] += rows.bias.value
     if rows.seen:
@@ -128,42 +150,48 @@ def _at(entries: Entries, places: Tensor) -> tuple[Tensor, Tensor]:
     return places[entries.row], entries.token
 
 
-def _draw(x: Tensor, rows: SamplingRows, drawn: Tensor) -> Tensor:
+def _draw(x: Tensor, rows: SamplingRows, drawn: list[int]) -> Tensor:
     """`x` holds the edited logits of the rows `drawn`."""
+    index = _index(drawn, x)
     x = x - x.amax(dim=-1, keepdim=True)
-    x /= rows.temperature[drawn, None]
-    x.masked_fill_(x < rows.min_p[drawn, None].log(), -math.inf)
-    keys = _keys(rows.seed[drawn], rows.position[drawn])
+    x /= rows.temperature[index, None]
+    x.masked_fill_(x < rows.min_p[index, None].log(), -math.inf)
+    keys = _keys(rows.seed[index], rows.position[index])
     tokens = torch.empty(len(x), dtype=torch.int64, device=x.device)
-    narrowed = set(rows.narrowed)
-    wide = _index([i for i, row in enumerate(rows.drawn) if row not in narrowed], x)
-    if len(wide):
+    limits = dict(zip(rows.narrowed, rows.limits, strict=True))
+    wide = [i for i, row in enumerate(drawn) if row not in limits]
+    if wide:
+        at = _index(wide, x)
         every = torch.arange(x.shape[-1], device=x.device)
-        tokens[wide] = noise(keys[wide], every).add_(x[wide]).argmax(dim=-1)
-    if narrowed:
-        narrow = _index([i for i, row in enumerate(rows.drawn) if row in narrowed], x)
-        top_k, top_p = rows.top_k[drawn[narrow]], rows.top_p[drawn[narrow]]
-        tokens[narrow] = _draw_narrow(x[narrow], top_k, top_p, keys[narrow])
+        tokens[at] = noise(keys[at], every).add_(x[at]).argmax(dim=-1)
+    narrow = [i for i, row in enumerate(drawn) if row in limits]
+    if narrow:
+        at = _index(narrow, x)
+        top_k = [limits[drawn[i]] or x.shape[-1] for i in narrow]
+        tokens[at] = _draw_narrow(x[at], top_k, rows.top_p[index[at]], keys[at])
     return tokens
 
 
-def _draw_narrow(x: Tensor, top_k: Tensor, top_p: Tensor, keys: Tensor) -> Tensor:
+def _draw_narrow(x: Tensor, limits: list[int], top_p: Tensor, keys: Tensor) -> Tensor:
     vocab_size = x.shape[-1]
-    top_k = torch.where(top_k == 0, vocab_size, top_k).clamp(max=vocab_size)
-    has_k = top_k < vocab_size
-    enough = torch.where(has_k, top_k, min(NUM_LEADING, vocab_size))
-    tokens, settled = _nucleus(x, top_k, top_p, keys, int(enough.max()))
-    if not settled.all():
+    limits = [min(limit, vocab_size) for limit in limits]
+    top_k = _index(limits, x)
+    enough = max(k if k < vocab_size else min(NUM_LEADING, vocab_size) for k in limits)
+    all_limited = max(limits) < vocab_size
+    tokens, settled = _nucleus(x, top_k, top_p, keys, enough, all_limited)
+    if not all_limited and not settled.all():
         rest = (~settled).nonzero().squeeze(-1)
-        tokens[rest], _ = _nucleus(x[rest], top_k[rest], top_p[rest], keys[rest], vocab_size)
+        again = _nucleus(x[rest], top_k[rest], top_p[rest], keys[rest], vocab_size, False)
+        tokens[rest] = again[0]
     return tokens
 
 
 def _nucleus(
-    x: Tensor, top_k: Tensor, top_p: Tensor, keys: Tensor, width: int
+    x: Tensor, top_k: Tensor, top_p: Tensor, keys: Tensor, width: int, all_limited: bool
 ) -> tuple[Tensor, Tensor]:
     """Draw among the first `width` tokens, and whether those were all that top-p keeps. The same
-    numbers come out for any width that suffices: sums run from the first token on."""
+    numbers come out for any width that suffices: sums run from the first token on. `all_limited`:
+    every row has a top-k."""
     ids = leading(x, width)
     values = x.gather(-1, ids)
     mass = values.exp().cumsum(dim=-1)
@@ -171,7 +199,7 @@ def _nucleus(
     has_k = top_k < x.shape[-1]
     of_k = mass.gather(-1, (top_k - 1).clamp(max=width - 1)[:, None])
     # not a sum: its bits depend on whether the row is alone
-    of_all = of_k if has_k.all() else x.exp().cumsum(dim=-1)[:, -1:]
+    of_all = of_k if all_limited else x.exp().cumsum(dim=-1)[:, -1:]
     wanted = top_p[:, None] * torch.where(has_k[:, None], of_k, of_all)
     kept = torch.arange(width, device=x.device) < top_k[:, None]
     kept &= (before < wanted) | (top_p[:, None] == 1)
@@ -192,7 +220,7 @@ def leading(x: Tensor, k: int) -> Tensor:
     above, equal = x > least, x == least
     room = k - above.sum(dim=-1, keepdim=True)
     chosen = above | (equal & (equal.cumsum(dim=-1) <= room))
-    ids = chosen.nonzero()[:, 1].view(len(x), k)  # in the order of ids
+    ids = torch.nonzero_static(chosen, size=len(x) * k)[:, 1].view(len(x), k)  # in order of ids
     order = x.gather(-1, ids).sort(dim=-1, descending=True, stable=True).indices
     return ids.gather(-1, order)
 

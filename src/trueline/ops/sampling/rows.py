@@ -41,6 +41,7 @@ class SamplingRows:
     edited: tuple[int, ...]  # rows in one of the four above
     drawn: tuple[int, ...]  # rows with a temperature
     narrowed: tuple[int, ...]  # those of them with top-k or top-p
+    limits: tuple[int, ...]  # the top-k of those
     asked: tuple[int, ...]  # rows that want logprobs
     num_top: int  # K: the most that any row wants; more than there are tokens means all
 
@@ -169,6 +170,7 @@ def build_rows(states: Sequence[RowState], device: torch.device | str = "cpu") -
 
     top = [p.logprobs for p in params if p.logprobs is not None]
     drawn = tuple(row for row, p in enumerate(params) if not p.is_greedy)
+    narrowed = tuple(row for row in drawn if params[row].top_k > 0 or params[row].top_p < 1)
     return SamplingRows(
         temperature=reals(0.0 if p.is_greedy else p.temperature for p in params),
         top_k=wholes(max(p.top_k, 0) for p in params),
@@ -185,7 +187,8 @@ def build_rows(states: Sequence[RowState], device: torch.device | str = "cpu") -
         seen=seen.entries(),
         edited=tuple(sorted({*allowed.rows, *banned.rows, *bias.rows, *seen.rows})),
         drawn=drawn,
-        narrowed=tuple(row for row in drawn if params[row].top_k > 0 or params[row].top_p < 1),
+        narrowed=narrowed,
+        limits=tuple(max(params[row].top_k, 0) for row in narrowed),
         asked=tuple(row for row, p in enumerate(params) if p.logprobs is not None),
         num_top=sys.maxsize if -1 in top else max(top, default=0),
     )

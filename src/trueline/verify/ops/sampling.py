@@ -31,29 +31,31 @@ def row(
 
 def draw(op: Any, logits: Tensor, states: Sequence[RowState]) -> Sampled:
     before = logits.clone()
-    sampled: Sampled = op.sample(logits, build_rows(states))
+    sampled: Sampled = op.sample(logits, build_rows(states, logits.device))
     kept = torch.equal(torch.nan_to_num(logits), torch.nan_to_num(before))
     require(kept, "sampling writes the logits")
     return sampled
 
 
-def hard_logits(rows: int, vocab_size: int, seed: int) -> Tensor:
+def hard_logits(
+    rows: int, vocab_size: int, seed: int, dtype: torch.dtype = torch.float32
+) -> Tensor:
     """Ties, large and tiny gaps, -Inf, signed zeros."""
     generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(rows, vocab_size, generator=generator) * 3
-    kind = torch.randint(0, 6, (rows, 1), generator=generator)
+    x = torch.randn(rows, vocab_size, generator=generator, device="cpu") * 3
+    kind = torch.randint(0, 6, (rows, 1), generator=generator, device="cpu")
     x = torch.where(kind == 1, x.round(), x)  # many ties
     x = torch.where(kind == 2, x * 100, x)
     x = torch.where(kind == 3, x * 1e-6, x)
     x = torch.where(kind == 4, torch.zeros_like(x), x)
     x = torch.where((kind == 5) & (x < 0), -math.inf, x)
     x[:, 0] = torch.where(x[:, 0].isinf(), -0.0, x[:, 0])
-    return x
+    return x.to(torch.get_default_device(), dtype)
 
 
-def company() -> tuple[Tensor, list[RowState]]:
+def company(dtype: torch.dtype = torch.float32) -> tuple[Tensor, list[RowState]]:
     """Every kind of row. Some need a whole vocabulary sorted, some ask for all logprobs."""
-    logits = hard_logits(14, 2500, 21)
+    logits = hard_logits(14, 2500, 21, dtype)
     logits[9] = torch.linspace(0, 1, 2500)
     logits[13, 5] = math.nan
     return logits, [
@@ -92,17 +94,17 @@ def same_scores(a: Scored, b: Scored, rows: Any = slice(None), tolerance: float 
         require(near, f"sampling: {name} differ")
 
 
-def sampling(op: Any) -> None:
-    logits, states = company()
+def sampling(op: Any, dtype: torch.dtype = torch.float32) -> None:
+    logits, states = company(dtype)
     same(draw(op, logits, states), draw(reference, logits, states), tolerance=GATE)
     for seed in range(12):  # every kind of row on every kind of logits, strided
-        wide = hard_logits(14, 97, seed)
+        wide = hard_logits(14, 97, seed, dtype)
         view = wide[:, 3:90]
         same(draw(op, view, states), draw(reference, view, states), tolerance=GATE)
 
 
-def scores(op: Any) -> None:
-    logits = hard_logits(12, 41, 5)
+def scores(op: Any, dtype: torch.dtype = torch.float32) -> None:
+    logits = hard_logits(12, 41, 5, dtype)
     logits[3, 7] = math.nan
     targets = torch.arange(12)
     for num_top in (0, 6, 100):
@@ -110,9 +112,9 @@ def scores(op: Any) -> None:
         same_scores(op.score(logits, targets, num_top), exact, tolerance=GATE)
 
 
-def alone_or_together(op: Any) -> None:
+def alone_or_together(op: Any, dtype: torch.dtype = torch.float32) -> None:
     """Bitwise, in any order and any company."""
-    logits, states = company()
+    logits, states = company(dtype)
     whole = draw(op, logits, states)
     for i, state in enumerate(states):
         same(draw(op, logits[i : i + 1], [state]), whole, [i])

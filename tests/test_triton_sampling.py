@@ -1,0 +1,102 @@
+"""Sampling by Triton's kernels, interpreted where there is no GPU."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from trueline.ops.sampling import build_rows, cpu, reference
+from trueline.ops.sampling import triton as op
+from trueline.verify.ops import OP_CHECKS, OpCheck
+from trueline.verify.ops.sampling import draw as checked_draw
+from trueline.verify.ops.sampling import hard_logits, row, same
+
+DTYPES = (torch.float32, torch.float16)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("check", OP_CHECKS["sampling"], ids=lambda check: check.what)
+def test_against_the_definition(check: OpCheck, dtype: torch.dtype) -> None:
+    check.run(op, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.float64])
+def test_dtypes_and_strides(dtype: torch.dtype) -> None:
+    """Logits of a padded vocabulary, and every other row of a buffer."""
+    wide = hard_logits(12, 1400, 3).clamp(-200, 200).to(dtype)
+    wide[:, 1303:] = math.nan  # what is outside is not ours
+    wide[1::2] = math.nan
+    view = wide[::2, :1303]
+    rows = [
+        row(temperature=0, logprobs=3),
+        row(temperature=0.8, logprobs=0),
+        row(temperature=1.3, min_p=0.02, seed=3),
+        row(temperature=1e-6, seed=-(2**63)),
+        row(temperature=0.8, top_p=0.9, logprobs=3),
+        row(temperature=0, logit_bias={3: 1.0}),
+    ]
+    turned = view.T.contiguous().T
+    for logits in (view, turned):
+        same(checked_draw(op, logits, rows), checked_draw(reference, view, rows), tolerance=1e-6)
+    assert not checked_draw(op, view, rows).bad.any()
+
+
+@pytest.mark.parametrize(
+    "how", [op.Launch(64, 64, 4), op.Launch(256, 64, 4), op.Launch(128, 32, 4)]
+)
+def test_any_cut_gives_the_same_tokens(how: op.Launch) -> None:
+    """Ties across chunks, bad rows in any of them, a last chunk that is not full."""
+    logits = hard_logits(9, 500, 4)
+    logits[1] = 0.0
+    logits[2, [70, 130, 499]] = 1e4  # equal, in three chunks
+    logits[3, 499], logits[4, 300], logits[5] = math.nan, math.inf, -math.inf
+    logits[6, :498] = -math.inf
+    states = [row(temperature=0.9 * (i % 2), seed=i) for i in range(9)]
+    for shift in (0, 1):
+        rows = build_rows([states[(i + shift) % 9] for i in range(9)])
+        wanted = cpu.sample(logits, rows)
+        given = (rows.temperature, rows.seed, rows.position)
+        tokens, bad = op.draw(logits, *given, how=how)
+        assert torch.equal(tokens, wanted.tokens)
+        assert torch.equal(bad, wanted.bad)
+    cold = cpu.sample(logits, build_rows([row(temperature=0)] * 9))
+    assert torch.equal(op.draw(logits, how=how)[0], cold.tokens)
+
+
+def test_noise_is_the_written_function() -> None:
+    """The counters' ends, and enough draws that every token comes up."""
+    ends = [0, 1, -1, 2**63 - 1, -(2**63), 123456789, -987654321]
+    for position in (0, 1, 4095, 2**40):
+        seed, at = torch.tensor(ends), torch.full((len(ends),), position)
+        logits, warm = torch.zeros(len(ends), 40), torch.ones(len(ends), dtype=torch.float64)
+        tokens, _ = op.draw(logits, warm, seed, at)
+        wanted = [max(range(40), key=lambda t: reference.noise(s, position, t)) for s in ends]
+        assert tokens.tolist() == wanted
+
+
+def test_min_p_filters() -> None:
+    """Tokens that are just likely enough come up, others never."""
+    p = torch.tensor([0.4, 0.2, 0.2, 0.1, 0.05, 0.05], dtype=torch.float64)
+    for temperature, min_p, kept in ((1.0, 0.49, 3), (1.0, 0.51, 1), (2.0, 0.45, 4)):
+        states = [row(seed=s, temperature=temperature, min_p=min_p) for s in range(80)]
+        tokens = checked_draw(op, p.log().expand(80, -1), states).tokens
+        assert set(tokens.tolist()) == set(range(kept))
+
+
+def test_logprobs_of_a_large_vocabulary_are_exact() -> None:
+    logits = torch.randn(3, 130_000, generator=torch.Generator().manual_seed(1)) * 3
+    logits[0, 500:3000] = -math.inf  # more than a chunk
+    scored = op.score(logits, torch.tensor([0, 65_000, 129_999]), 2)
+    wanted = logits.double().log_softmax(-1)
+    chosen = wanted.gather(1, torch.tensor([[0], [65_000], [129_999]]))[:, 0]
+    torch.testing.assert_close(scored.logprobs.double(), chosen, rtol=1e-7, atol=0)
+    best = wanted.topk(2).values
+    torch.testing.assert_close(scored.top_logprobs.double(), best, rtol=1e-7, atol=0)
+
+
+def test_chunks_grow_with_the_work() -> None:
+    assert op.launch(1, 102_400, 132).chunk == 1024
+    assert op.launch(256, 102_400, 132).chunk == 4096
+    assert op.launch(5, 41, 132) == op.Launch(64, 64, 4)
