@@ -264,7 +264,7 @@ class DecodeGraphs:
         size, ops = len(table.lengths), self.inputs.ops
         rows = Table(table.blocks, torch.arange(size, device=table.lengths.device), table.lengths)
         return SparseStep(
-            torch.arange(size, device=table.lengths.device),
+            slice(0, size),
             table.lengths,
             ops.index_scores.prepare(rows, index.views[0], plan.tiling, topk=plan.index.topk),
             ops.sparse_mla.prepare(rows, self.inputs.caches.latent.views[0], plan.tiling),

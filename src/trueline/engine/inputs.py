@@ -117,7 +117,7 @@ class Inputs:
             return None
         rows, tiling, topk = batch.sparse, self.plan.tiling, self.plan.index.topk
         return SparseStep(
-            self.tensor(batch.sparse_tokens),
+            self._places(batch.sparse_tokens),
             self.tensor(rows.lengths),
             self.ops.index_scores.prepare(rows, index.views[0], tiling, topk=topk),
             self.ops.sparse_mla.prepare(rows, self.caches.latent.views[0], tiling),

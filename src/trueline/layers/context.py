@@ -118,7 +118,7 @@ class StateStep:
 class SparseStep:
     """The tokens that see more positions than the indexer lets through."""
 
-    at: Tensor  # [rows] where they stand among the step's tokens
+    at: slice | Tensor  # where they stand among the step's tokens
     lengths: Tensor  # [rows]
     scores: Any  # what index_scores made of them
     attention: Any  # what sparse_mla made of them
@@ -127,6 +127,10 @@ class SparseStep:
     recorded: list[Tensor] = field(default_factory=list)
     chosen: Tensor | None = None
     """Positions [rows, topk] that the last layer with an indexer of its own chose."""
+
+    @property
+    def count(self) -> int:
+        return len(self.lengths)
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ class Indexer:
         assert rope is not None
         spec, at = self.spec, step.at
         turns = (rope[0][at], rope[1][at])
-        q = self.ops.linear.run(q_latent[at], self.q).view(len(at), spec.heads, spec.head_dim)
+        q = self.ops.linear.run(q_latent[at], self.q).view(step.count, spec.heads, spec.head_dim)
         weights = self.ops.linear.run(x[at].float(), self.weights)
         scores = self.ops.index_scores.run(
             self._rotate(q, turns), weights * (spec.head_weight * spec.scale), view, step.scores

@@ -72,18 +72,28 @@ class MLA:
             parts=self.ops.parts,
         )
         self._select(x, made, step, view, rope)
-        out = made.q.new_empty(len(x), spec.heads.count, spec.v_head_dim)
+        out = self._attend(q_nope, wide, step, latent)
+        return self.sums.over(out.flatten(1), lambda x: self.ops.linear.run(x, self.o))
+
+    def _attend(self, q_nope: Tensor, wide: Tensor, step: StepInput, latent: LatentView) -> Tensor:
+        """[n, heads, value]. Rows of one kind are not put together again."""
+        n, sparse = len(q_nope), step.sparse
+        if step.num_decode == n:
+            return self._decode(self._absorbed(q_nope, wide), step, latent)
+        if sparse is not None and sparse.count == n:
+            return self._attend_selected(self._absorbed(q_nope, wide), step, latent)
+        out = q_nope.new_empty(n, self.spec.heads.count, self.spec.v_head_dim)
         if step.num_decode:
             at = step.decode_at
             out[at] = self._decode(self._absorbed(q_nope[at], wide[at]), step, latent)
-        if step.sparse is not None:
-            at = step.sparse.at
+        if sparse is not None:
+            at = sparse.at
             out[at] = self._attend_selected(self._absorbed(q_nope[at], wide[at]), step, latent)
         for part in step.prefill:
             at = part.tokens
-            queries = torch.cat((q_nope[at], wide[at][..., spec.kv_lora_rank :]), dim=-1)
+            queries = torch.cat((q_nope[at], wide[at][..., self.spec.kv_lora_rank :]), dim=-1)
             out[at] = self._prefill(queries, part.row, latent)
-        return self.sums.over(out.flatten(1), lambda x: self.ops.linear.run(x, self.o))
+        return out
 
     def _project(self, x: Tensor) -> Projected:
         spec, ops = self.spec, self.ops
