@@ -109,6 +109,27 @@ def test_what_no_size_has_room_for_is_nan(monkeypatch: pytest.MonkeyPatch, fault
         assert lse.isnan().all()
 
 
+def test_a_whole_row_without_room_is_nan(monkeypatch: pytest.MonkeyPatch) -> None:
+    cut(monkeypatch, groups=1)
+    monkeypatch.setattr(LaunchPlan, "entries", lambda plan, rows: rows - 1)
+    view, rows = paged([20, 9], 16)
+    prepared = decode.prepare(rows, view, attention.FIXED, 2)
+    out, lse = decode.run(randn(2, 2, L + R), view, prepared, softmax_scale=0.3)
+    assert out.isfinite().all(-1).all(-1).tolist() == [True, False]
+    assert lse[1].isnan().all()
+
+
+def test_more_parts_than_are_loaded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "AT_ONCE", 128)  # two, of the 64 columns here
+    cut(monkeypatch, groups=7, least=1)
+    view, rows = paged([16 * 9], 16)
+    q = randn(1, 2, L + R)
+    exact = decode_reference.run(q.double(), view, rows, softmax_scale=0.03)
+    prepared = decode.prepare(rows, view, attention.FIXED, 2)
+    ours = decode.run(q, view, prepared, softmax_scale=0.03)
+    attention.same_attention("7 parts", ours, exact, torch.float32)
+
+
 def test_the_checks_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     made = property(lambda plan: plan.heads // plan.head_tile)
     monkeypatch.setattr(LaunchPlan, "head_tiles", made)
@@ -151,7 +172,14 @@ def test_every_tile_is_dealt_once_in_equal_shares(seed: int) -> None:
     longest = draw.choice([1, 40, 700])
     lengths = [draw.randint(0, longest) for _ in range(draw.choice([1, 3, 20]))]
     overhead, least = draw.choice([(0, 1), (1, 2), (3, 4)])
-    groups = draw.choice([1, 2, 5, 9])
+    equal_shares(lengths, draw.choice([1, 2, 5, 9]), overhead, least)
+
+
+def test_no_part_is_empty_where_beginning_costs_more_than_a_share() -> None:
+    equal_shares([16, 0, 16, 1, 40], 9, 3, 1)
+
+
+def equal_shares(lengths: list[int], groups: int, overhead: int, least: int) -> None:
     plan = LaunchPlan(4, 16, 16, groups, overhead=overhead, least=least)
     shares = dealt(lengths, plan)
     assert len(shares) == groups
