@@ -20,8 +20,12 @@ from trueline.ops.mla_decode import reference as decode_reference
 from trueline.ops.mla_decode import triton as decode
 from trueline.ops.mla_decode.launch_plan import LaunchPlan, launch
 from trueline.ops.mla_decode.work import work_list
+from trueline.ops.sparse_mla import reference as sparse_reference
+from trueline.ops.sparse_mla import triton as sparse
+from trueline.ops.sparse_rows import Run, SparseRows, Table
 from trueline.verify.failed import CheckFailed
 from trueline.verify.ops import attention
+from trueline.verify.ops import sparse as sparse_checks
 from trueline.verify.ops.data import L, R, paged, randn
 
 FLOATS = (torch.float32, torch.float16)
@@ -37,8 +41,10 @@ LAYOUT = LatentLayout(512, 64, 64)
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A small machine, so that work is cut and dealt out all the same; one tiling, as all are
     alike here."""
-    monkeypatch.setattr(decode, "num_sms", lambda device: 3)
-    monkeypatch.setattr(attention, "TILINGS", attention.TILINGS[:1])
+    for module in (decode, sparse):
+        monkeypatch.setattr(module, "num_sms", lambda device: 3)
+    for checks in (attention, sparse_checks):
+        monkeypatch.setattr(checks, "TILINGS", checks.TILINGS[:1])
     with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
         yield
 
@@ -135,6 +141,65 @@ def test_the_checks_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LaunchPlan, "head_tiles", made)
     with pytest.raises(CheckFailed, match="1 heads"):
         attention.mla_decode(decode)
+
+
+# -- sparse_mla ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_sparse(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    monkeypatch.setattr(sparse, "launch", coarse)
+    sparse_checks.sparse_mla(sparse, dtype)
+
+
+def coarse(*given: Any) -> LaunchPlan:
+    return replace(launch(*given), tile=64)
+
+
+def test_nothing_but_the_list_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NaN at every position that is not listed; whatever follows the -1; lists cut in chunks that
+    end before, at and after it; a table on the device; layers of one step share their work."""
+    monkeypatch.setattr(sparse, "CHUNK", 16)
+    view, held = paged([100, 40, 0], 4)
+    lists = [[99, 3, *range(50, 80), -1, 7], [*range(16), -1, 0], [-1, 0, 1]]
+    positions = torch.tensor([each + [5] * (36 - len(each)) for each in lists])
+    blocks = torch.zeros(3, 25, dtype=torch.long)
+    for row, ids in enumerate(held.block_ids):
+        blocks[row, : len(ids)] = torch.tensor(ids)
+    cells = [torch.tensor(view.layout.cells(ids, 0, len(ids) * 4)) for ids in held.block_ids]
+    for row, each in enumerate(lists[:2]):
+        others = torch.ones(held.lengths[row], dtype=torch.bool)
+        others[each[: each.index(-1)]] = False
+        view.rows[cells[row][: held.lengths[row]][others]] = torch.nan
+    table = Table(blocks, torch.arange(3), torch.tensor(held.lengths))
+    prepared = sparse.prepare(table, view, attention.FIXED)
+    rows = SparseRows(tuple(Run(*each) for each in zip(held.block_ids, held.lengths, strict=True)))
+    for seed in (1, 2):
+        q = randn(3, 2, L + R, seed=seed)
+        exact = sparse_reference.run(q.double(), view, rows, positions, softmax_scale=0.2)
+        ours = sparse.run(q, view, prepared, positions, softmax_scale=0.2)
+        attention.same_attention("listed", ours, exact, torch.float32)
+    assert len(prepared.works) == 1
+
+
+@pytest.mark.parametrize("position", [5, 6, 1 << 40])
+def test_a_position_that_a_row_does_not_see_is_nan(position: int) -> None:
+    view, held = paged([5, 5], 4)
+    runs = tuple(Run(ids, 5) for ids in held.block_ids)
+    prepared = sparse.prepare(SparseRows(runs), view, attention.FIXED)
+    positions = torch.tensor([[0, position, 1], [0, -1, position]])
+    out, lse = sparse.run(randn(2, 3, L + R), view, prepared, positions, softmax_scale=0.2)
+    for each in (out.sum(-1), lse):
+        assert each[0].isnan().all()
+        assert each[1].isfinite().all()
+
+
+def test_no_sparse_rows() -> None:
+    view, _ = paged([5], 4)
+    prepared = sparse.prepare(SparseRows(()), view, attention.FIXED)
+    none = torch.zeros(0, 4, dtype=torch.long)
+    out, _ = sparse.run(randn(0, 3, L + R), view, prepared, none, softmax_scale=1.0)
+    assert out.shape == (0, 3, L)
 
 
 # -- the list of work ------------------------------------------------------------------

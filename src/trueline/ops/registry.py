@@ -22,7 +22,7 @@ OPS: dict[str, tuple[str, ...]] = {
     "lightning": ("cpu", "reference"),
     "index_scores": ("native", "cpu", "reference"),
     "top_positions": ("native", "cpu", "reference"),
-    "sparse_mla": ("native", "cpu", "reference"),
+    "sparse_mla": ("native", "cpu", "reference", "triton"),
     "route": ("native", "cpu", "reference"),
     "experts": ("native", "cpu", "reference"),
     "sampling": ("cpu", "reference", "triton"),

@@ -49,6 +49,9 @@ class Table:
         owner = torch.repeat_interleave(torch.arange(len(rows.runs)), counts)
         return Table(blocks, owner, torch.tensor(rows.lengths, dtype=torch.long))
 
+    def to(self, device: torch.device) -> Table:
+        return Table(*(part.to(device) for part in (self.blocks, self.run, self.lengths)))
+
     def cells(self, positions: Tensor, layout: LatentLayout) -> tuple[Tensor, Tensor]:
         """Where the chosen positions [n, k] of each row lie, and how many there are: a row's list
         ends at its first -1. Cells after the end are 0."""

@@ -5,7 +5,10 @@
 where nothing is chosen, with zeros as output). `softmax_scale` has no default.
 
 `positions` are logical, in the order in which they are to be added up; a row's list ends at its
-first -1, and what follows is not looked at. A position that the row does not see is an error. With
-full tiles, cut at every 64th entry of the list, a row's bits depend on the row alone. Work and
-memory go by the lists' lengths, not by the context's.
+first -1, and what follows is not looked at. A position that the row does not see is an error; on a
+GPU, where raising it would make the host wait, nothing is read for that row, and its output and lse
+are NaN. With full tiles, cut at every 64th entry of the list, a row's bits depend on the row alone.
+Work and memory go by the lists' lengths, not by the context's.
+
+On a GPU `prepare` also takes a `Table` there, whose numbers the host does not know.
 """
