@@ -12,10 +12,7 @@ from trueline.spec.feedforward import DenseSpec, MoESpec
 class MLP:
     def __init__(self, build: Build, weights: Weights, name: str) -> None:
         self.ops, self.sums = build.ops, build.sums
-        gate, up, down = (
-            weights.stored(f"{name}.{part}_proj.weight") for part in ("gate", "up", "down")
-        )
-        self.packed = self.ops.mlp.pack(torch.cat((gate, up)), down, self.ops.linear)
+        self.packed = self.ops.mlp.pack(*_gate_up_down(weights, name), self.ops.linear)
 
     def part(self, x: Tensor) -> Tensor:
         """What this rank has of the output, where the ranks' parts are added up."""
@@ -30,6 +27,13 @@ class MLP:
         return self.sums.over(middle, lambda all: mlp.down(all, packed, linear)).to(x.dtype)
 
 
+def _gate_up_down(weights: Weights, name: str) -> tuple[Tensor, Tensor]:
+    gate, up, down = (
+        weights.stored(f"{name}.{part}_proj.weight") for part in ("gate", "up", "down")
+    )
+    return torch.cat((gate, up)), down
+
+
 class Dense:
     def __init__(self, spec: DenseSpec, build: Build, weights: Weights, name: str) -> None:
         self.mlp = MLP(build, weights, name)
@@ -42,19 +46,30 @@ class MoE:
     def __init__(self, spec: MoESpec, build: Build, weights: Weights, name: str) -> None:
         self.spec, self.ops, self.sums = spec, build.ops, build.sums
         self.collective = build.collective
-        self.router = self.ops.linear.pack(weights.take(f"{name}.gate.weight").float())
+        router = weights.take(f"{name}.gate.weight").float()
+        # Some implementations make the logits themselves.
+        self.from_tokens = hasattr(self.ops.route, "choose")
+        if self.from_tokens:
+            self.router = self.ops.route.pack(router, build.plan.compute_dtype)
+        else:
+            self.router = self.ops.linear.pack(router)
         self.bias: Tensor | None = None
         if spec.router.correction_bias:
             self.bias = weights.take(f"{name}.gate.e_score_correction_bias")
         gate_up = weights.stored(f"{name}.experts.gate_up_proj")
         down = weights.stored(f"{name}.experts.down_proj")
-        self.experts = self.ops.experts.pack(gate_up, down, self.ops.linear)
-        self.shared = MLP(build, weights, f"{name}.shared_experts") if spec.shared_width else None
+        self.shared: MLP | None = None
+        shared, experts = f"{name}.shared_experts", self.ops.experts
+        if _fits(spec) and hasattr(experts, "pack_with_shared"):
+            more = _gate_up_down(weights, shared)
+            self.experts = experts.pack_with_shared(gate_up, down, *more, self.ops.linear)
+        else:
+            self.experts = experts.pack(gate_up, down, self.ops.linear)
+            self.shared = MLP(build, weights, shared) if spec.shared_width else None
 
     def forward(self, x: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The output, and the experts chosen (so that they can be recorded)."""
-        logits = self.ops.linear.run(x.float(), self.router)
-        ids, weights = self.ops.route.run(logits, self.bias, self.spec.router, forced)
+        ids, weights = self._route(x, forced)
         if self.sums.whole:
             y = self._in_order(x, ids, weights)
             return y if self.shared is None else y + self.shared.forward(x), ids
@@ -72,3 +87,18 @@ class MoE:
         mine = experts.each(x, ids, self.experts, self.ops.linear, first=self.spec.experts.start)
         y: Tensor = experts.combine(self.collective.add(mine), weights).to(x.dtype)
         return y
+
+    def _route(self, x: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor]:
+        route, router = self.ops.route, self.spec.router
+        chosen: tuple[Tensor, Tensor]
+        if self.from_tokens:
+            chosen = route.choose(x, self.router, self.bias, router, forced)
+        else:
+            logits = self.ops.linear.run(x.float(), self.router)
+            chosen = route.run(logits, self.bias, router, forced)
+        return chosen
+
+
+def _fits(spec: MoESpec) -> bool:
+    """Whether the shared expert here is as wide as some number of the others."""
+    return spec.shared_width is not None and spec.shared_width.count % spec.expert_width == 0

@@ -23,8 +23,8 @@ OPS: dict[str, tuple[str, ...]] = {
     "index_scores": ("native", "cpu", "reference"),
     "top_positions": ("native", "cpu", "reference"),
     "sparse_mla": ("native", "cpu", "reference", "triton"),
-    "route": ("native", "cpu", "reference"),
-    "experts": ("native", "cpu", "reference"),
+    "route": ("native", "cpu", "reference", "triton"),
+    "experts": ("native", "cpu", "reference", "triton"),
     "sampling": ("cpu", "reference", "triton"),
 }
 """Ours; packages may add more."""
@@ -46,6 +46,9 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "experts": ("pack", "run", "each", "combine"),
     "sampling": ("sample", "score"),
 }
+
+INVARIANT_ONLY = {"mlp": ("middle", "down"), "experts": ("each", "combine")}
+"""Functions that only batch-invariant mode calls: ours for GPUs, which refuse it, have none."""
 
 GPU_NAMES = ("cublas", "triton")
 """Of our implementations, those for an NVIDIA GPU; all others are for CPUs. Packages' objects say

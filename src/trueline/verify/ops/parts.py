@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from trueline.choices import bits_are_steady
 from trueline.ops.experts import reference as experts_reference
@@ -17,22 +18,28 @@ from trueline.ops.rope import reference as rope_reference
 from trueline.ops.route import reference as route_reference
 from trueline.spec.feedforward import RouterSpec
 from trueline.spec.rope import Pairing
-from trueline.verify.ops.data import close, randn, require
+from trueline.verify.ops.data import GATE, close, randn, require
 
 SUMS_GATE = 5e-6
 """Of sums over experts, whose signs differ."""
 
 
-def linear(op: Any) -> None:
+def rounded(dtype: torch.dtype, roundings: int, exact: float = GATE) -> float:
+    """The gate of a result that is rounded to `dtype` so many times; `exact` in float32."""
+    return exact if dtype == torch.float32 else exact + roundings * torch.finfo(dtype).eps / 2
+
+
+def linear(op: Any, dtype: torch.dtype = torch.float32) -> None:
+    gate = rounded(dtype, 1)
     for shape in ((17, 13), (101, 67), (256, 384)):
-        weight = randn(*shape)
+        weight = randn(*shape).to(dtype)
         packed, exact_packed = op.pack(weight), linear_reference.pack(weight)
         for rows in (1, 2, 3, 4, 5, 17, 130):
-            x = randn(rows, shape[1] + 3, seed=1)[:, 1:-2]
+            x = randn(rows, shape[1] + 3, seed=1).to(dtype)[:, 1:-2]
             before = x.clone()
             exact = linear_reference.run(x.double(), exact_packed)
             for strided in (x, x.T.contiguous().T):
-                close(f"linear {shape}, {rows} rows", op.run(strided, packed), exact)
+                close(f"linear {shape}, {rows} rows", op.run(strided, packed), exact, gate)
             require(torch.equal(x, before), "linear writes its input")
 
 
@@ -40,19 +47,20 @@ def linear_bits(op: Any) -> None:
     require(bits_are_steady(op, torch.float32), "linear: a row's bits depend on other rows")
 
 
-def head_product(op: Any) -> None:
-    weight = randn(5, 37, 19)
+def head_product(op: Any, dtype: torch.dtype = torch.float32) -> None:
+    gate = rounded(dtype, 1)
+    weight = randn(5, 37, 19).to(dtype)
     exact_packed = head_product_reference.pack(weight, torch_mm, True)
     for steady in (True, False):
         packed = op.pack(weight, torch_mm, steady)
         for rows in (1, 4, 9):
-            x = randn(rows, 5, 23, seed=1)[..., 2:-2]
+            x = randn(rows, 5, 23, seed=1).to(dtype)[..., 2:-2]
             exact = head_product_reference.run(x.double(), exact_packed)
             for strided in (x, x.permute(2, 1, 0).contiguous().permute(2, 1, 0)):
-                close(f"head_product, {rows} rows", op.run(strided, packed), exact)
-            wide = torch.full((rows, 5, 40), torch.nan)
+                close(f"head_product, {rows} rows", op.run(strided, packed), exact, gate)
+            wide = torch.full((rows, 5, 40), torch.nan, dtype=dtype)
             op.run(x, packed, wide[..., 1:38])
-            close(f"head_product into a wider tensor, {rows} rows", wide[..., 1:38], exact)
+            close(f"head_product into a wider tensor, {rows} rows", wide[..., 1:38], exact, gate)
             require(bool(wide[..., [0, 38, 39]].isnan().all()), "head_product writes beside")
 
 
@@ -63,14 +71,15 @@ def head_product_bits(op: Any) -> None:
         require(torch.equal(op.run(x[part], packed), whole[part]), "head_product: a row's bits")
 
 
-def mlp(op: Any) -> None:
+def mlp(op: Any, dtype: torch.dtype = torch.float32) -> None:
     D, W = 29, 43
-    gate_up, down = randn(2 * W, D), randn(D, W, seed=1)
+    size = 1 if dtype == torch.float32 else 8  # so that float16 holds what is between the products
+    gate_up, down = (randn(2 * W, D) / size).to(dtype), randn(D, W, seed=1).to(dtype)
     packed, exact_packed = op.pack(gate_up, down, torch_mm), mlp_reference.pack(gate_up, down, None)
     for rows in (1, 3, 8, 21):
-        x = _far_into_silu(rows, D)
+        x = _far_into_silu(rows, D).to(dtype)
         exact = mlp_reference.run(x.double(), exact_packed, None)
-        close(f"mlp, {rows} rows", op.run(x, packed, torch_mm), exact)
+        close(f"mlp, {rows} rows", op.run(x, packed, torch_mm), exact, rounded(dtype, 3))
 
 
 def mlp_bits(op: Any) -> None:
@@ -81,7 +90,7 @@ def mlp_bits(op: Any) -> None:
         require(torch.equal(op.run(x[part], packed, torch_mm), whole[part]), "mlp: a row's bits")
 
 
-def _far_into_silu(rows: int, width: int) -> torch.Tensor:
+def _far_into_silu(rows: int, width: int) -> Tensor:
     """Strided, and far into both ends of silu."""
     return 40 * randn(rows, width + 2, seed=2)[:, 1:-1]
 
@@ -127,46 +136,98 @@ ROUTERS = {
 }  # fmt: skip
 
 
-def route(op: Any) -> None:
-    logits, bias = 2 * randn(40, 12), 0.3 * randn(12, seed=1)
+def route(op: Any, dtype: torch.dtype = torch.float32) -> None:
+    logits, bias = 2 * randn(12, 12), 0.3 * randn(12, seed=1)
     kinds = {
         "random": (logits, bias),
         "negative bias": (logits, bias - 5),
         "underflow": (logits - 200, bias),
-        "ties": (torch.zeros(40, 12), torch.zeros(12)),
+        "ties": (torch.zeros(2, 12), torch.zeros(12)),
     }
     for name, router in ROUTERS.items():
         for kind, (scores, added) in kinds.items():
-            what = f"route, {name}, {kind}"
             given = added if router.correction_bias else None
-            ids, weights = op.run(scores, given, router)
-            exact_ids, exact = route_reference.run(scores.double(), given, router)
-            require(torch.equal(ids, exact_ids), f"{what}: other experts")
-            # false for NaN too
-            require(torch.allclose(weights, exact, rtol=1e-5, atol=1e-12), f"{what}: weights")
-            forced = (exact_ids + 1) % 12
-            got, weights = op.run(scores, given, router, forced)
-            _, exact = route_reference.run(scores.double(), given, router, forced)
-            require(torch.equal(got, forced), f"{what}: forced experts are not taken")
-            require(torch.allclose(weights, exact, rtol=1e-5, atol=1e-12), f"{what}: forced")
+            routed(f"route, {name}, {kind}", op.run, scores, scores, given, router)
+        if hasattr(op, "choose"):
+            given = bias if router.correction_bias else None
+            _from_tokens(op, f"route from tokens, {name}", logits[:4], given, router, dtype)
 
 
-def experts(op: Any) -> None:
-    E, K, D, W = 12, 3, 29, 17
-    gate_up, down = randn(E, 2 * W, D) / 5, randn(E, D, W, seed=1) / 4
+def routed(
+    what: str, run: Any, given: Tensor, logits: Tensor, bias: Tensor | None, router: RouterSpec
+) -> None:
+    """`run(given, …)` makes what the reference makes of `logits`."""
+    ids, weights = run(given, bias, router)
+    exact_ids, exact = route_reference.run(logits.double(), bias, router)
+    require(torch.equal(ids, exact_ids), f"{what}: other experts")
+    # false for NaN too
+    require(torch.allclose(weights, exact, rtol=1e-5, atol=1e-12), f"{what}: weights")
+    forced = (exact_ids + 1) % logits.shape[1]
+    got, weights = run(given, bias, router, forced)
+    _, exact = route_reference.run(logits.double(), bias, router, forced)
+    require(torch.equal(got, forced), f"{what}: forced experts are not taken")
+    require(torch.allclose(weights, exact, rtol=1e-5, atol=1e-12), f"{what}: forced")
+
+
+def _from_tokens(
+    op: Any,
+    what: str,
+    wanted: Tensor,
+    bias: Tensor | None,
+    router: RouterSpec,
+    dtype: torch.dtype,
+) -> None:
+    """Tokens that give about these logits; the weight has all the digits of float32, most of them,
+    or those of the tokens."""
+    inner = randn(wanted.shape[1], 37, seed=7)
+    x = (wanted @ torch.linalg.pinv(inner).T).to(dtype)
+    for weight in (inner, (inner * 2**20).round() / 2**20, inner.to(dtype).float()):
+        packed = op.pack(weight, dtype)
+
+        def run(x: Tensor, *rest: Any, packed: Any = packed) -> Any:
+            return op.choose(x, packed, *rest)
+
+        routed(what, run, x, x.double() @ weight.double().T, bias, router)
+
+
+def experts(op: Any, dtype: torch.dtype = torch.float32) -> None:
+    E, D, W = 12, 29, 17
+    gate_up, down = (randn(E, 2 * W, D) / 5).to(dtype), (randn(E, D, W, seed=1) / 4).to(dtype)
     for first in (0, 4):
         held = slice(first, first + 8)
         packed = op.pack(gate_up[held], down[held], torch_mm)
-        exact_packed = experts_reference.pack(gate_up[held], down[held], None)
         for tokens in (1, 2, 33):
-            x, weights = randn(tokens, D, seed=2), randn(tokens, K, seed=3).abs() * 2.5
-            ids = torch.stack([torch.randperm(E, generator=torch.Generator().manual_seed(i))[:K]
-                               for i in range(tokens)])  # fmt: skip
-            exact = experts_reference.run(
-                x.double(), ids, weights.double(), exact_packed, None, first
-            )
-            ours = op.run(x, ids, weights, packed, torch_mm, first)
-            zero = exact.norm(dim=-1) == 0  # tokens whose experts are all elsewhere
             what = f"experts from {first}, {tokens} tokens"
-            require(bool((ours[zero] == 0).all()), f"{what}: others' experts")
-            close(what, ours[~zero], exact[~zero], SUMS_GATE)
+            _experts(op, what, tokens, gate_up, down, held, packed, None)
+            if hasattr(op, "pack_with_shared") and tokens > 1:
+                times = 1 if first else 2
+                shared = (
+                    (randn(2 * times * W, D, seed=5) / 5).to(dtype),
+                    (randn(D, times * W, seed=6) / 4).to(dtype),
+                )
+                more = op.pack_with_shared(gate_up[held], down[held], *shared, torch_mm)
+                _experts(op, f"{what}, {times} shared", tokens, gate_up, down, held, more, shared)
+
+
+def _experts(
+    op: Any,
+    what: str,
+    tokens: int,
+    gate_up: Tensor,
+    down: Tensor,
+    held: slice,
+    packed: Any,
+    shared: tuple[Tensor, Tensor] | None,
+) -> None:
+    K, (E, D, _) = 3, down.shape
+    x, weights = randn(tokens, D, seed=2).to(down.dtype), randn(tokens, K, seed=3).abs() * 2.5
+    ids = randn(tokens, E, seed=4).argsort(1)[:, :K]
+    exact_packed = experts_reference.pack(gate_up[held], down[held], None)
+    first = held.start
+    exact = experts_reference.run(x.double(), ids, weights.double(), exact_packed, None, first)
+    if shared is not None:
+        exact += mlp_reference.run(x.double(), mlp_reference.pack(*shared, None), None)
+    ours = op.run(x, ids, weights, packed, torch_mm, first)
+    zero = exact.norm(dim=-1) == 0  # tokens whose experts are all elsewhere
+    require(bool((ours[zero] == 0).all()), f"{what}: others' experts")
+    close(what, ours[~zero], exact[~zero], rounded(down.dtype, 3, SUMS_GATE))

@@ -1,0 +1,219 @@
+"""Three ways, by the number of tokens: a handful streams its experts pair by pair; some more pick
+their pairs in every program; many are sorted by expert first (kernels.py). No way waits for the
+host, and a token's sum runs over its experts in the order of its ids."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+import triton
+from torch import Tensor
+
+from trueline.ops.experts import few, kernels
+from trueline.ops.launch import power_of_two, refusals, unit_stride
+
+__all__ = ["Launch", "Tiles", "launch", "pack", "pack_with_shared", "refusals", "run", "run_with"]
+
+# Pairs that are streamed one by one, and that a program looks through by itself.
+FEW_PAIRS = 32
+SELECTED_PAIRS = 256
+# Pairs that one program of the sort looks at.
+SEGMENT = 2048
+SUM_BLOCK = 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    gate_up: Tensor
+    down: Tensor
+    shared: int
+    """Of the experts, those at the end that every token takes with weight 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    """How one of the two products is cut."""
+
+    columns: int
+    """Rows of the weight a program holds; for gate and up together."""
+    inner: int
+    warps: int = 4
+    stages: int = 4
+    rows: int = 16
+    """Pairs of one expert. The same for both products of a step."""
+    swap: bool = True
+    group: int = 1
+    halve: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    way: Literal["few", "selected", "sorted"]
+    first: Tiles
+    second: Tiles
+
+
+def launch(tokens: int, top: int, shared: int, experts: int, dtype: torch.dtype) -> Launch:
+    pairs = tokens * (top + shared)
+    if pairs <= FEW_PAIRS:
+        return Launch("few", Tiles(4, 512), Tiles(4, 512, stages=5))
+    way: Literal["selected", "sorted"] = "selected" if pairs <= SELECTED_PAIRS else "sorted"
+    mean = tokens * top / max(experts, 1)
+    # One tile for nearly every expert, so that its weights are read once.
+    rows = min(max(power_of_two(int(mean + 1.5 * mean**0.5) + 1), 16), 128)
+    if dtype == torch.float32:  # no tensor cores: what fits into registers
+        tiles = Tiles(64, 32, stages=2, rows=min(rows, 32), swap=False)
+    elif rows == 128:
+        tiles = Tiles(256, 64, 8, 3, rows, swap=False, group=8, halve=True)
+    else:
+        tiles = Tiles(128, 64, rows=rows)
+    return Launch(way, tiles, tiles)
+
+
+def pack(gate_up: Tensor, down: Tensor, linear: Any) -> Packed:
+    return Packed(gate_up.contiguous(), down.contiguous(), 0)
+
+
+def pack_with_shared(
+    gate_up: Tensor, down: Tensor, shared_gate_up: Tensor, shared_down: Tensor, linear: Any
+) -> Packed:
+    width = down.shape[2]
+    count = shared_down.shape[1] // width
+    more = shared_gate_up.view(2, count, width, -1).transpose(0, 1).flatten(1, 2)
+    more_down = shared_down.view(-1, count, width).transpose(0, 1)
+    return Packed(torch.cat((gate_up, more)), torch.cat((down, more_down)), count)
+
+
+def run(
+    x: Tensor, ids: Tensor, weights: Tensor, packed: Packed, linear: Any, first: int = 0
+) -> Tensor:
+    held = len(packed.down) - packed.shared
+    how = launch(len(x), ids.shape[1], packed.shared, held, x.dtype)
+    return run_with(how, x, ids, weights, packed, first)
+
+
+def run_with(
+    how: Launch, x: Tensor, ids: Tensor, weights: Tensor, packed: Packed, first: int = 0
+) -> Tensor:
+    x, ids, weights = unit_stride(x), ids.contiguous(), weights.contiguous()
+    step = _Step(x, ids, weights, packed, first)
+    return step.few(how) if how.way == "few" else step.many(how)
+
+
+@dataclass(frozen=True, slots=True)
+class _Step:
+    x: Tensor
+    ids: Tensor
+    weights: Tensor
+    packed: Packed
+    first: int
+
+    @property
+    def slots(self) -> dict[str, int]:
+        return {"TOP": self.ids.shape[1], "SHARED": self.packed.shared}
+
+    @property
+    def pairs(self) -> int:
+        return self.ids.numel() + len(self.ids) * self.packed.shared
+
+    @property
+    def held(self) -> tuple[int, int]:
+        """The first routed expert here, and how many there are."""
+        return self.first, len(self.packed.down) - self.packed.shared
+
+    def few(self, how: Launch) -> Tensor:
+        x, (_, hidden, width) = self.x, self.packed.down.shape
+        middle, out = x.new_empty(self.pairs, width), x.new_empty(len(x), hidden)
+        few.gated[(self.pairs, triton.cdiv(width, how.first.columns))](
+            *(x, x.stride(0), self.ids, self.packed.gate_up, middle),
+            *(*self.held, hidden, width),
+            **self.slots,
+            **_streamed(how.first),
+        )
+        few.down[(len(x), triton.cdiv(hidden, how.second.columns))](
+            *(middle, self.ids, self.weights, self.packed.down, out),
+            *(*self.held, hidden, width),
+            **self.slots,
+            **_streamed(how.second),
+        )
+        return out
+
+    def many(self, how: Launch) -> Tensor:
+        x, (_, hidden, width) = self.x, self.packed.down.shape
+        middle, parts = x.new_empty(self.pairs, width), x.new_empty(self.pairs, hidden)
+        order = self._sorted(how.first.rows) if how.way == "sorted" else None
+        self._product(x, self.packed.gate_up, middle, how.first, order, True)
+        self._product(middle, self.packed.down, parts, how.second, order, False)
+        out = x.new_empty(len(x), hidden)
+        kernels.combine[(len(x), triton.cdiv(hidden, SUM_BLOCK))](
+            *(parts, self.ids, out, *self.held, hidden), **self.slots, BLOCK=SUM_BLOCK
+        )
+        return out
+
+    def _sorted(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Pairs by expert in tiles of `rows`, the expert of each tile, and the number of tiles."""
+        experts, pairs = len(self.packed.down), self.pairs
+        bins, block = power_of_two(experts), min(power_of_two(pairs), SEGMENT)
+        segments = triton.cdiv(pairs, block)
+        room = (pairs + min(experts, pairs) * (rows - 1)) // rows
+        counts, order, tiles, total = (
+            self.ids.new_empty(size, dtype=torch.int32)
+            for size in (segments * bins, room * rows, room, 1)
+        )
+        shape = self.slots | {"BINS": bins, "BLOCK": block}
+        if segments > 1:
+            kernels.count[(segments,)](self.ids, counts, pairs, *self.held, **shape)
+        kernels.place[(experts, segments)](
+            *(self.ids, counts, order, tiles, total, pairs, *self.held, segments),
+            **shape,
+            TILE=rows,
+            ALONE=segments == 1,
+        )
+        return order, tiles, total
+
+    def _product(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        out: Tensor,
+        cut: Tiles,
+        order: tuple[Tensor, Tensor, Tensor] | None,
+        gated: bool,
+    ) -> None:
+        depth, width = weight.shape[2], out.shape[1]
+        columns = triton.cdiv(width, cut.columns // 2 if gated else cut.columns)
+        given = (x, x.stride(0), weight, self.weights, out)
+        how = self.slots | _tiled(cut, depth) | {"GATED": gated}
+        if order is None:
+            kernels.selected[(len(weight) * columns,)](
+                *(*given, self.ids, self.pairs, *self.held, depth, width),
+                **how,
+                PAIRS=power_of_two(self.pairs),
+            )
+        else:
+            tiles = triton.cdiv(len(order[1]), cut.group) * cut.group
+            kernels.grouped[(tiles * columns,)](
+                *(*given, *order, self.pairs, depth, width),
+                **how,
+                GROUP=cut.group,
+                HALVE=cut.halve,
+            )
+
+
+def _streamed(cut: Tiles) -> dict[str, int]:
+    names = {"BLOCK_N": cut.columns, "BLOCK_K": cut.inner, "STAGES": cut.stages}
+    return names | {"num_warps": cut.warps}
+
+
+def _tiled(cut: Tiles, depth: int) -> dict[str, int | bool]:
+    return {
+        "BLOCK_M": cut.rows,
+        "BLOCK_N": cut.columns,
+        "BLOCK_K": cut.inner,
+        "EVEN_K": depth % cut.inner == 0,
+        "SWAP": cut.swap,
+        "num_warps": cut.warps,
+        "num_stages": cut.stages,
+    }

@@ -1,0 +1,129 @@
+"""Routed experts on a GPU, line by line on this CPU: every way to launch them, against the float64
+reference."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from trueline import LLM, SamplingParams
+from trueline.ops.experts import reference, triton
+from trueline.ops.experts.triton import Launch, Tiles
+from trueline.ops.registry import implementation
+from trueline.verify.ops import OP_CHECKS, randn
+from trueline.verify.ops.data import close
+from trueline.verify.ops.parts import SUMS_GATE, rounded
+
+DTYPES = [torch.float32, torch.float16]
+FEW = Launch("few", Tiles(4, 32), Tiles(8, 16))
+SELECTED = Launch("selected", Tiles(64, 32), Tiles(32, 32))
+SORTED = Launch("sorted", Tiles(64, 32, swap=False), Tiles(32, 32, group=3))
+HALVED = Launch(
+    "sorted",
+    Tiles(32, 32, rows=32, swap=False, halve=True, group=2),
+    Tiles(32, 16, rows=32, halve=True),
+)
+
+
+@pytest.fixture(autouse=True)
+def poison(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What nobody has written is NaN, or a place far away."""
+    empty = torch.Tensor.new_empty
+
+    def poisoned(self: Tensor, *shape: Any, **options: Any) -> Tensor:
+        made = empty(self, *shape, **options)
+        return made.fill_(torch.nan if made.is_floating_point() else 1 << 30)
+
+    monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("op", ["experts"])
+def test_op(op: str, dtype: torch.dtype) -> None:
+    for check in OP_CHECKS[op]:
+        check.run(implementation(op, "triton"), dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("how", [FEW, SELECTED, SORTED, HALVED], ids=["few", "sel", "sort", "half"])
+def test_every_way(how: Launch, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Experts of this rank only, two shared ones, more pairs of one expert than a tile has rows,
+    others with none, and a sort in several segments."""
+    monkeypatch.setattr(triton, "SEGMENT", 32)
+    n, experts, top, hidden, width, first = 3 if how is FEW else 21, 6, 3, 37, 19, 2
+    gate_up = (randn(experts, 2 * width, hidden) / 4).to(dtype)
+    down = (randn(experts, hidden, width, seed=1) / 4).to(dtype)
+    shared = (
+        (randn(4 * width, hidden, seed=5) / 4).to(dtype),
+        (randn(hidden, 2 * width, seed=6) / 4).to(dtype),
+    )
+    x, weights = randn(n, hidden + 2, seed=2).to(dtype)[:, 1:-1], randn(n, top, seed=3).abs()
+    ids = 1 + randn(n, experts, seed=4).argsort(1)[:, :top]
+    ids[:, 0], ids[0, 1], ids[1, 2] = 5, 1, 9
+    # The shared experts as the reference would have them: every token's, with weight 1.
+    everyone = torch.arange(8, 10).expand(n, 2)
+    packed = triton.pack_with_shared(gate_up, down, *shared, None)
+    exact = reference.run(
+        x.double(),
+        torch.cat((ids.where(ids < 8, -1), everyone), 1),
+        torch.cat((weights, torch.ones(n, 2)), 1),
+        reference.pack(packed.gate_up, packed.down, None),
+        None,
+        first,
+    )
+    ours = triton.run_with(how, x, ids, weights, packed, first)
+    close(str(how), ours, exact, rounded(dtype, 3, SUMS_GATE))
+
+
+def test_the_sort() -> None:
+    """Every pair once, in its expert's tiles; the rest of a tile is marked."""
+    step: Any = triton._Step(
+        torch.empty(40, 8),
+        randn(40, 12, seed=4).argsort(1)[:, :3].contiguous(),
+        torch.empty(40, 3),
+        triton.Packed(torch.empty(7, 4, 8), torch.empty(7, 8, 2), 1),
+        first=3,
+    )
+    order, tiles, total = step._sorted(16)
+    seen = []
+    for tile, expert in zip(order.view(-1, 16)[: int(total)], tiles, strict=False):
+        for pair in tile[tile < 160].tolist():
+            slot = pair % 4
+            assert int(expert) == (6 if slot == 3 else int(step.ids[pair // 4, slot]) - 3)
+            seen.append(pair)
+        assert (tile[tile >= 160] == 160).all()
+    here = [p for p in range(160) if p % 4 == 3 or 3 <= int(step.ids[p // 4, p % 4]) < 9]
+    assert sorted(seen) == here
+
+
+def test_launch_follows_the_batch() -> None:
+    """A tile for nearly every expert; sorted only where pairs are many."""
+
+    def cut(tokens: int) -> tuple[str, int]:
+        how = triton.launch(tokens, 6, 2, 64, torch.bfloat16)
+        assert how.first.rows == how.second.rows
+        return how.way, how.first.rows
+
+    assert [cut(n) for n in (1, 16, 64, 256, 4096)] == [
+        ("few", 16), ("selected", 16), ("sorted", 16), ("sorted", 32), ("sorted", 128),
+    ]  # fmt: skip
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["deepseek_v2", "bailing_moe_v2_5"])
+def test_in_a_model(family: str, tiny: Any) -> None:
+    """The shared expert with the routed ones where it fits, beside them where it does not; and
+    logits made by the router itself."""
+    prompts = [{"prompt_token_ids": [5, 6, 7, 8, 9, 10]}, {"prompt_token_ids": [3, 4]}]
+    params = SamplingParams(max_tokens=3, temperature=0, logprobs=1)
+
+    def logprobs(ops: dict[str, str]) -> list[list[float]]:
+        made = LLM(str(tiny(family)), ops=ops).generate(prompts, params)
+        rows = [request.outputs[0].logprobs for request in made]
+        return [[max(p.logprob for p in place.values()) for place in row or []] for row in rows]
+
+    ours = logprobs({"route": "triton", "experts": "triton"})
+    assert torch.allclose(torch.tensor(ours), torch.tensor(logprobs({})), rtol=0, atol=1e-5)
