@@ -56,7 +56,7 @@ class IndexView:
         fp8 = self.layout.fp8
         self._numbers()[self._at(cells)] = fp8.nan if fp8 else torch.nan
         if fp8:
-            self._write_scales(cells, torch.full(cells.shape, torch.nan, device=cells.device))
+            self._write_scales(cells, torch.full_like(cells, torch.nan, dtype=torch.float32))
 
     def _numbers(self) -> Tensor:
         """The bytes as what a key is a run of; fp8 as bytes, which every torch can index."""
@@ -71,7 +71,7 @@ class IndexView:
 
     def _scales_at(self, cells: Tensor) -> Tensor:
         starts: Tensor = self.layout.scale_start(cells)
-        return starts[:, None] + torch.arange(SCALE_BYTES, device=cells.device)
+        return starts[:, None] + torch.arange(SCALE_BYTES, device=starts.device)
 
     def _write_scales(self, cells: Tensor, scales: Tensor) -> None:
         self.bytes[self._scales_at(cells)] = scales[:, None].contiguous().view(torch.uint8)

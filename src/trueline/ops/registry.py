@@ -20,7 +20,7 @@ OPS: dict[str, tuple[str, ...]] = {
     "mla_decode": ("native", "cpu", "reference", "triton"),
     "mla_prefill": ("cpu", "reference"),
     "lightning": ("cpu", "reference"),
-    "index_scores": ("native", "cpu", "reference"),
+    "index_scores": ("native", "cpu", "reference", "triton"),
     "top_positions": ("native", "cpu", "reference"),
     "sparse_mla": ("native", "cpu", "reference", "triton"),
     "route": ("native", "cpu", "reference", "triton"),

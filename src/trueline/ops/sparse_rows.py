@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from trueline.cache.layout import LatentLayout
+from trueline.device import send
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +34,7 @@ class SparseRows:
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """The same as tensors."""
+    """The same as tensors; `of` makes them on the host."""
 
     blocks: Tensor  # [runs, most]; the null block after a sequence's last
     run: Tensor  # [n] which run a row is of: rows and runs are counted apart
@@ -42,12 +43,16 @@ class Table:
     @staticmethod
     def of(rows: SparseRows) -> Table:
         most = max((len(run.block_ids) for run in rows.runs), default=0)
-        blocks = torch.zeros(len(rows.runs), max(most, 1), dtype=torch.long)
-        for i, run in enumerate(rows.runs):
-            blocks[i, : len(run.block_ids)] = torch.tensor(run.block_ids, dtype=torch.long)
-        counts = torch.tensor([run.count for run in rows.runs], dtype=torch.long)
-        owner = torch.repeat_interleave(torch.arange(len(rows.runs)), counts)
-        return Table(blocks, owner, torch.tensor(rows.lengths, dtype=torch.long))
+        padded = [run.block_ids + [0] * (max(most, 1) - len(run.block_ids)) for run in rows.runs]
+        owner = [i for i, run in enumerate(rows.runs) for _ in range(run.count)]
+        blocks, run, lengths = (
+            torch.tensor(numbers, dtype=torch.long, device="cpu")
+            for numbers in (padded, owner, rows.lengths)
+        )
+        return Table(blocks.view(len(padded), max(most, 1)), run, lengths)
+
+    def to(self, device: torch.device) -> Table:
+        return Table(*(send(part, device) for part in (self.blocks, self.run, self.lengths)))
 
     def to(self, device: torch.device) -> Table:
         return Table(*(part.to(device) for part in (self.blocks, self.run, self.lengths)))

@@ -11,7 +11,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from trueline.ops import launch as shared
+from trueline.ops import launch as launching
 from trueline.ops.launch import num_sms, power_of_two
 from trueline.ops.sampling import Sampled, SamplingRows, Scored, kernels
 from trueline.ops.sampling.cpu import leading, retake, score_asked
@@ -28,18 +28,18 @@ class Launch:
     warps: int
 
 
-def launch(num_rows: int, vocab_size: int, processors: int) -> Launch:
+def launch(num_rows: int, vocab_size: int, sms: int) -> Launch:
     """Small chunks while there are too few programs to fill the device."""
     tile = min(power_of_two(vocab_size), 1024)
     chunk = tile
-    while chunk < 4 * tile and num_rows * vocab_size >= 16 * processors * chunk:
+    while chunk < 4 * tile and num_rows * vocab_size >= 16 * sms * chunk:
         chunk *= 2
     return Launch(chunk, tile, 4)
 
 
 def refusals(dtype: torch.dtype, batch_invariant: bool) -> list[str]:
     """A row's bits are its own here: batch invariance is nothing to refuse."""
-    return shared.refusals(dtype, False)
+    return launching.refusals(dtype, False)
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> Sampled:

@@ -1,0 +1,159 @@
+"""The indexer's ops by Triton's kernels, interpreted where there is no GPU. The interpreter knows
+neither bfloat16 nor fp8: those storages are checked on a GPU alone."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from trueline.cache.index import IndexStore, IndexView
+from trueline.cache.layout import IndexLayout
+from trueline.ops.index_scores import reference as scores_reference
+from trueline.ops.index_scores import triton as scores_op
+from trueline.ops.registry import reasons
+from trueline.ops.sparse_rows import Run, SparseRows, Table
+from trueline.verify.ops import OP_CHECKS, randn
+from trueline.verify.sparse import FULL, NARROW_GATE, SCORE_GATE
+
+NARROW = torch.float16
+
+# -- index scores ----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("storage", "dtype"), [("float32", torch.float32), ("float16", NARROW)])
+def test_index_scores(storage: str, dtype: torch.dtype) -> None:
+    OP_CHECKS["index_scores"][0].run(scores_op, dtype, (storage,))
+
+
+def sequences(
+    lengths: list[int], dim: int, storage: str, kind: str = "rows", size: int = 16
+) -> tuple[IndexView, list[list[int]]]:
+    """One layer's keys, in blocks that lie anywhere; NaN where nobody is."""
+    counts = [-(-length // size) for length in lengths]
+    store = IndexStore(IndexLayout(dim, size, storage, kind), 2, sum(counts) + 3)
+    store.poison(range(sum(counts) + 3))
+    ids = (torch.randperm(sum(counts) + 2, generator=torch.Generator().manual_seed(3)) + 1).tolist()
+    view, blocks = store.views[1], []
+    for i, (length, count) in enumerate(zip(lengths, counts, strict=True)):
+        blocks.append([ids.pop() for _ in range(count)])
+        at = torch.arange(length)
+        cells = torch.tensor(blocks[-1])[at // size] * size + at % size
+        view.write(cells, randn(length, dim, seed=i + 1))
+    return view, blocks
+
+
+def check_scores(
+    ours: Tensor, q: Tensor, weights: Tensor, view: IndexView, rows: SparseRows
+) -> None:
+    exact = scores_reference.run(q, weights, view, (rows, 0))
+    seen = exact != -torch.inf
+    of_rows = (weights.abs() * q.float().norm(dim=-1)).sum(1)
+    keys = view.layout.dim**0.5 * 1.5  # keys are of variance 1
+    gate = (SCORE_GATE if q.dtype == torch.float32 else NARROW_GATE) * keys * of_rows[:, None]
+    off = (ours[:, : exact.shape[1]].double() - exact).abs()
+    assert bool((off <= gate)[seen].all())
+
+
+@pytest.mark.parametrize(
+    ("dtype", "storage", "heads", "dim", "share"),
+    [
+        (torch.float32, "float32", 1, 5, 4),
+        (torch.float32, "float16", 3, 37, 2),
+        (torch.float32, "float32", 17, 31, 4),  # too wide to share in float32
+        (NARROW, "float32", 4, 16, 4),
+        (NARROW, "float16", 64, 128, 4),
+        (NARROW, "float16", 33, 128, 8),
+    ],
+)
+def test_scores_of_any_shape(
+    dtype: torch.dtype, storage: str, heads: int, dim: int, share: int
+) -> None:
+    """Strided queries of a mixed step: two decode rows and runs that groups do not divide."""
+    view, blocks = sequences([70, 3, 69], dim, storage)
+    rows = SparseRows((Run(blocks[1], 3), Run(blocks[2], 69), Run(blocks[0], 60, 11)))
+    wide = randn(dim + 1, heads, 13, seed=2).to(dtype)
+    q, weights = wide.permute(2, 1, 0)[..., 1:], randn(heads, 13, seed=3).T
+    before = [x.clone() for x in (q, weights, view.bytes)]
+    prepared = scores_op.prepare(rows, view, FULL, topk=0, share=share)
+    check_scores(scores_op.run(q, weights, view, prepared), q, weights, view, rows)
+    assert all(map(torch.equal, before, (q, weights, view.bytes)))
+
+
+@pytest.mark.parametrize("how", [scores_op.Launch(16, 1, 4, 1), scores_op.Launch(32, 3, 4, 2)])
+def test_any_launch(how: scores_op.Launch) -> None:
+    """Tiles that end within blocks, at them and beyond; more programs than tiles."""
+    view, blocks = sequences([130, 65, 64], 16, "float32", size=2)
+    rows = SparseRows((Run(blocks[0], 130), Run(blocks[1], 61, 5), Run(blocks[2], 64)))
+    q, weights = randn(7, 2, 16, seed=2), randn(7, 2, seed=3)
+    prepared = scores_op.prepare(rows, view, FULL, topk=0)
+    ours = scores_op.run(q, weights, view, prepared, how)
+    assert ours.stride() == (144, 1)  # rows of scores are aligned
+    check_scores(ours, q, weights, view, rows)
+
+
+def test_a_table_of_the_device() -> None:
+    """Wider than any row, rows in another order than their runs, null blocks full of NaN."""
+    lengths = [1, 40, 17, 33]
+    view, blocks = sequences(lengths, 16, "float16", "shuffled")
+    most = 5
+    table = Table(
+        torch.tensor([ids + [0] * (most - len(ids)) for ids in blocks], dtype=torch.int32),
+        torch.tensor([3, 1, 0, 2, 0]),
+        torch.tensor([33, 40, 1, 17, 0], dtype=torch.int32),
+    )
+    q, weights = randn(5, 3, 16, seed=2).to(NARROW), randn(5, 3, seed=3)
+    prepared = scores_op.prepare(table, view, FULL, topk=0)
+    ours = scores_op.run(q, weights, view, prepared)
+    assert ours.shape == (5, most * 16)
+    rows = SparseRows((Run(blocks[3], 33), Run(blocks[1], 40), Run(blocks[0], 1),
+                       Run(blocks[2], 17), Run([], 0)))  # fmt: skip
+    check_scores(ours, q, weights, view, rows)
+
+
+def test_rows_that_select_everything_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """And so is what stands after a row's length."""
+    real = Tensor.new_empty
+
+    def marked(self: Tensor, *shape: int, **options: torch.dtype) -> Tensor:
+        return real(self, *shape, **options).fill_(7)
+
+    monkeypatch.setattr(Tensor, "new_empty", marked)
+    view, blocks = sequences([50, 20], 16, "float32")
+    rows = SparseRows((Run(blocks[1], 20), Run(blocks[0], 18, 6), Run(blocks[0], 50)))
+    for share in (1, 4):
+        prepared = scores_op.prepare(rows, view, FULL, topk=20, share=share)
+        ours = scores_op.run(randn(8, 3, 16), torch.ones(8, 3), view, prepared)
+        written = (ours != 7).sum(1)
+        assert written.tolist() == [0, 0, 0, 0, 21, 22, 23, 50]
+        assert bool((ours[4, :21] != 7).all())
+
+
+def test_a_nan_is_seen_and_stays_where_it_is() -> None:
+    view, blocks = sequences([40], 16, "float32")
+    rows = SparseRows((Run(blocks[0], 38, 3),))
+    view.poison(torch.tensor([blocks[0][1] * 16 + 5]))
+    q, weights = randn(3, 3, 16), torch.ones(3, 3)
+    ours = scores_op.run(q, weights, view, scores_op.prepare(rows, view, FULL, topk=0))
+    seen = torch.arange(40) < torch.tensor([38, 39, 40])[:, None]
+    assert (ours.isnan() & seen).nonzero().tolist() == [[0, 21], [1, 21], [2, 21]]
+
+
+def test_layouts_are_refused_with_the_reason() -> None:
+    def why(storage: str, dim: int = 48) -> list[str]:
+        return reasons(scores_op, torch.bfloat16, False, IndexLayout(dim, 16, storage, "rows"))
+
+    assert [why(storage) for storage in ("float32", "bfloat16", "float16", "e4m3fn")] == [[]] * 4
+    assert "e4m3fn is" in why("e4m3fnuz")[0]
+    assert "multiple of 4 numbers, not of 37" in why("e4m3fn", 37)[0]
+    assert reasons(scores_op, torch.float32, True)
+    view, blocks = sequences([4], 16, "e4m3fnuz")
+    with pytest.raises(AssertionError, match="e4m3fnuz"):
+        scores_op.prepare(SparseRows((Run(blocks[0], 4),)), view, FULL, topk=0)
+
+
+def test_a_step_without_rows() -> None:
+    view, _ = sequences([4], 16, "float32")
+    prepared = scores_op.prepare(SparseRows(()), view, FULL, topk=3)
+    ours = scores_op.run(torch.empty(0, 3, 16), torch.empty(0, 3), view, prepared)
+    assert ours.shape == (0, 0)
