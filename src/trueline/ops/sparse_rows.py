@@ -54,9 +54,6 @@ class Table:
     def to(self, device: torch.device) -> Table:
         return Table(*(send(part, device) for part in (self.blocks, self.run, self.lengths)))
 
-    def to(self, device: torch.device) -> Table:
-        return Table(*(part.to(device) for part in (self.blocks, self.run, self.lengths)))
-
     def cells(self, positions: Tensor, layout: LatentLayout) -> tuple[Tensor, Tensor]:
         """Where the chosen positions [n, k] of each row lie, and how many there are: a row's list
         ends at its first -1. Cells after the end are 0."""

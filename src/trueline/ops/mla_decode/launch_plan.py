@@ -16,6 +16,8 @@ from trueline.ops.launch import power_of_two
 
 # Shared memory of a program that keeps one multiprocessor to itself.
 SHARED_BYTES = 220 << 10
+# Of these, smaller tiles give every multiprocessor something to do.
+FEW_ROWS = 4
 LEAST_DIM = 16
 """Of an operand of a matrix product."""
 
@@ -67,12 +69,14 @@ def launch(
     width = power_of_two(layout.latent) + power_of_two(layout.rope)
     if dtype == torch.float32:  # no tensor cores: what fits into registers
         head_tile, tile, warps, stages, per_sm = 16, 16, 8, 1, 2
+    elif heads <= 16 and rows <= FEW_ROWS:
+        head_tile, tile, warps, stages, per_sm = 16, 16, 4, 3, 2
     elif heads <= 16:
-        head_tile, tile, warps, stages, per_sm = 16, 32, 4, 3, 2
+        head_tile, tile, warps, stages, per_sm = 16, 32, 4, 2, 2
     elif heads <= 32:
         head_tile, tile, warps, stages, per_sm = 32, 32, 8, 3, 1
     else:
-        head_tile, tile, warps, stages, per_sm = 64, 32, 8, 3, 1
+        head_tile, tile, warps, stages, per_sm = 64, 64, 8, 2, 1
     while (
         tile > LEAST_DIM and _bytes(head_tile, tile, stages, width, dtype) * per_sm > SHARED_BYTES
     ):
