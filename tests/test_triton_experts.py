@@ -103,7 +103,7 @@ def test_launch_follows_the_batch() -> None:
     """A tile for nearly every expert; sorted only where pairs are many."""
 
     def cut(tokens: int) -> tuple[str, int]:
-        how = triton.launch(tokens, 6, 2, 64, torch.bfloat16)
+        how = triton.launch(tokens, 6, 2, 64, 1408, torch.bfloat16)
         assert how.first.rows == how.second.rows
         return how.way, how.first.rows
 

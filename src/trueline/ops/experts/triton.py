@@ -55,10 +55,14 @@ class Launch:
     second: Tiles
 
 
-def launch(tokens: int, top: int, shared: int, experts: int, dtype: torch.dtype) -> Launch:
+def launch(
+    tokens: int, top: int, shared: int, experts: int, width: int, dtype: torch.dtype
+) -> Launch:
+    """As measured on an H200."""
     pairs = tokens * (top + shared)
     if pairs <= FEW_PAIRS:
-        return Launch("few", Tiles(4, 512), Tiles(4, 512, stages=5))
+        tiles = Tiles(4, 1024, stages=3) if width >= 1024 else Tiles(8, 512, stages=3)
+        return Launch("few", tiles, tiles)
     way: Literal["selected", "sorted"] = "selected" if pairs <= SELECTED_PAIRS else "sorted"
     mean = tokens * top / max(experts, 1)
     # One tile for nearly every expert, so that its weights are read once.
@@ -67,8 +71,10 @@ def launch(tokens: int, top: int, shared: int, experts: int, dtype: torch.dtype)
         tiles = Tiles(64, 32, stages=2, rows=min(rows, 32), swap=False)
     elif rows == 128:
         tiles = Tiles(256, 64, 8, 3, rows, swap=False, group=8, halve=True)
+    elif rows == 16:
+        tiles = Tiles(128, 128, stages=3)
     else:
-        tiles = Tiles(128, 64, rows=rows)
+        tiles = Tiles(64, 128, rows=rows)
     return Launch(way, tiles, tiles)
 
 
@@ -90,7 +96,8 @@ def run(
     x: Tensor, ids: Tensor, weights: Tensor, packed: Packed, linear: Any, first: int = 0
 ) -> Tensor:
     held = len(packed.down) - packed.shared
-    how = launch(len(x), ids.shape[1], packed.shared, held, x.dtype)
+    width = packed.down.shape[2]
+    how = launch(len(x), ids.shape[1], packed.shared, held, width, x.dtype)
     return run_with(how, x, ids, weights, packed, first)
 
 
