@@ -3,12 +3,15 @@ row per token."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from trueline.cache.state import StateView
 from trueline.layers.context import Build, Rope, StepInput, Weights
 from trueline.ops import steady
+from trueline.ops.lightning import StateRow
 from trueline.spec.mixer import LightningSpec
 
 
@@ -60,11 +63,31 @@ class Lightning:
         states = step.states
         assert states is not None
         options = {"slopes": self.slopes, "scale": self.spec.scale}
-        out = torch.empty_like(v, memory_format=torch.contiguous_format)
         d = states.num_decode
+        decoded = torch.empty_like(v[:0])
         if d:
-            out[:d] = self.attend.decode(q[:d], k[:d], v[:d], view, states.prepared, **options)
-        for at, row in states.prefill:
+            decoded = self.attend.decode(q[:d], k[:d], v[:d], view, states.prepared, **options)
+        if not states.prefill:
+            return decoded
+        out = self._prefill(q, k, v, states.prefill, view, options)
+        out[:d] = decoded
+        return out
+
+    def _prefill(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        parts: tuple[tuple[slice, StateRow], ...],
+        view: StateView,
+        options: dict[str, Any],
+    ) -> Tensor:
+        """Of all tokens, those of `parts` written."""
+        if hasattr(self.attend, "prefill_rows"):
+            out: Tensor = self.attend.prefill_rows(q, k, v, view, parts, **options)
+            return out
+        out = torch.empty_like(v, memory_format=torch.contiguous_format)
+        for at, row in parts:
             out[at] = self.attend.prefill(q[at], k[at], v[at], view, row, **options)
         return out
 

@@ -19,7 +19,7 @@ OPS: dict[str, tuple[str, ...]] = {
     "latent_write": ("parts", "reference"),
     "mla_decode": ("native", "cpu", "reference", "triton"),
     "mla_prefill": ("cpu", "reference"),
-    "lightning": ("cpu", "reference"),
+    "lightning": ("cpu", "reference", "triton"),
     "index_scores": ("native", "cpu", "reference", "triton"),
     "top_positions": ("native", "cpu", "reference"),
     "sparse_mla": ("native", "cpu", "reference", "triton"),

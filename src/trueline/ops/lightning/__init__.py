@@ -7,8 +7,12 @@ float32 at least; out [n, heads, dv] in q's dtype. `slopes` [heads] float32 and 
 default.
 
 - `decode(q, k, v, view, prepared, slopes=…, scale=…)`: one token per row, for one row or more;
-  `prepare(rows)` once a step.
+  `prepare(rows)` once a step. On a GPU `prepare` also takes a `StateTable`, whose numbers the host
+  does not know: a captured graph serves any rows.
 - `prefill(q, k, v, view, row, slopes=…, scale=…)`: all new tokens of one row.
+- `prefill_rows(q, k, v, view, parts, slopes=…, scale=…)`, where an implementation has it: the rows
+  of a step at once, none of which reads what another writes. q, k and v have all tokens of the
+  step; `parts` are (slice of tokens, row), and only those tokens of the output are written.
 
 States are read and written in slots of the view (`cache/state.py`), in the view's form. Where that
 has a tail, the bits of outputs and slots depend on the row's own tokens alone: not on decode or
@@ -26,7 +30,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+
+from trueline.ops.launch import copied
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,19 +61,31 @@ class StateRow:
 
 @dataclass(frozen=True, slots=True)
 class StateTable:
-    """Decode rows on a device, int32 [n] each. Start 0 means zeros, whatever the source says; no
-    snapshot, and all of a padded row, is the null slot."""
+    """Decode rows on a device. None of them reads what another writes."""
 
-    starts: Tensor
-    sources: Tensor
-    slots: Tensor
-    snapshots: Tensor
+    starts: Tensor  # [rows] int32; 0: from zeros, whatever the source holds
+    sources: Tensor  # [rows] int32; the null slot for a row from zeros
+    slots: Tensor  # [rows] int32; the null slot for a row that only fills the table up
+    snapshots: Tensor  # [rows] int32; the null slot for none
+
+    @classmethod
+    def of(cls, rows: Sequence[StateRow], device: torch.device) -> StateTable:
+        clash = clashing(rows)
+        assert not clash, f"rows {clash} read what another writes: give prepare a list"
+        return cls(*copied(cls.columns(rows).values(), device))
 
     @staticmethod
     def columns(rows: Sequence[StateRow]) -> dict[str, list[int]]:
+        """The same for the host."""
         return {
             "starts": [row.start for row in rows],
             "sources": [row.source or 0 for row in rows],
             "slots": [row.slot for row in rows],
             "snapshots": [row.snapshots[0][1] if row.snapshots else 0 for row in rows],
         }
+
+
+def clashing(rows: Sequence[StateRow]) -> list[int]:
+    """Rows whose source is another row's slot."""
+    writers = {row.slot: i for i, row in enumerate(rows) if row.slot}
+    return [i for i, row in enumerate(rows) if row.source and writers.get(row.source, i) != i]

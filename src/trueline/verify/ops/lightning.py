@@ -14,8 +14,10 @@ from trueline.cache.state import StateStore, StateView
 from trueline.ops.lightning import StateRow, reference
 from trueline.verify.ops.data import near, randn, require
 
-GATE = 1e-6
+GATES = {torch.float32: 1e-6, torch.float16: 4e-4, torch.bfloat16: 3.2e-3}
 """Largest error of a row, relative to what its terms would add up to without cancelling."""
+STATE_GATES = {torch.float32: 1e-6, torch.float16: 1e-6, torch.bfloat16: 1e-5}
+"""Of states, which are float32 whatever the inputs are in."""
 DRIFT_GATE = 5e-6
 SCALE = 0.37
 LENGTH = 300
@@ -38,11 +40,15 @@ class Tokens:
         return Tokens(self.q.abs(), self.k.abs(), self.v.abs(), self.slopes)
 
 
-@cache
-def tokens(length: int = LENGTH) -> Tokens:
+def tokens(length: int = LENGTH, dtype: torch.dtype = torch.float32) -> Tokens:
     """Strided, with a needle far back."""
+    return _tokens(length, dtype, torch.get_default_device())
+
+
+@cache
+def _tokens(length: int, dtype: torch.dtype, device: torch.device) -> Tokens:
     wide = [randn(HEADS, length, d + 3, seed=i) for i, d in enumerate((DK, DK, DV))]
-    q, k, v = (x.transpose(0, 1)[..., 1:-2] for x in wide)
+    q, k, v = (x.to(dtype).transpose(0, 1)[..., 1:-2] for x in wide)
     k[7] *= 50
     return Tokens(q, k, v, torch.tensor([1e-5, 0.02, 3.0]))
 
@@ -71,21 +77,25 @@ def run(
     return torch.cat(out)
 
 
-@cache
-def exact(length: int = LENGTH) -> tuple[Tensor, Tensor]:
+def exact(length: int = LENGTH, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     """Outputs, and what their terms add up to without signs."""
-    t = tokens(length).exactly()
+    return _exact(length, dtype, torch.get_default_device())
+
+
+@cache
+def _exact(length: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    t = tokens(length, dtype).exactly()
     view = slots(FREE, 2, torch.float64)
     out = run(reference, view, t, 0, length, length)
     return out, run(reference, view, t.unsigned(), 0, length, length)
 
 
-def _cuts(op: Any, tail: int) -> None:
-    t, (wanted, size) = tokens(), exact()
+def _cuts(op: Any, tail: int, dtype: torch.dtype = torch.float32, length: int = LENGTH) -> None:
+    t, (wanted, size) = tokens(length, dtype), exact(length, dtype)
     before = [x.clone() for x in (t.q, t.k, t.v)]
-    for chunk in (0, 1, 7, 63, 64, 65, LENGTH):
-        ours = run(op, slots(tail, 2), t, 0, LENGTH, chunk)
-        near(f"lightning, tail {tail}, {_how(chunk)}", ours, wanted, size, GATE)
+    for chunk in (0, 1, 7, 63, 64, 65, length):
+        ours = run(op, slots(tail, 2), t, 0, length, chunk)
+        near(f"lightning, tail {tail}, {_how(chunk)}", ours, wanted, size, GATES[dtype])
     same = all(torch.equal(x, y) for x, y in zip((t.q, t.k, t.v), before, strict=True))
     require(same, "lightning writes its input")
 
@@ -94,23 +104,25 @@ def _how(chunk: int) -> str:
     return f"{chunk} tokens at a time" if chunk else "by decode"
 
 
-def any_cuts(op: Any) -> None:
-    _cuts(op, FREE)
+def any_cuts(op: Any, dtype: torch.dtype = torch.float32, length: int = LENGTH) -> None:
+    _cuts(op, FREE, dtype, length)
 
 
-def any_decay(op: Any) -> None:
+def any_decay(
+    op: Any, dtype: torch.dtype = torch.float32, length: int = 130, steps: int = 2000
+) -> None:
     """So strong that its inverse overflows; and so weak that a rounded factor would drift."""
-    t = tokens(130)
+    t = tokens(length, dtype)
     t = Tokens(t.q, t.k, t.v, torch.tensor([0.0, 20.0, 1000.0]))
-    wanted = run(reference, slots(FREE, 2, torch.float64), t.exactly(), 0, 130, 130)
-    size = run(reference, slots(FREE, 2), t.unsigned(), 0, 130, 130)
-    for chunk in (0, 63, 130):
-        ours = run(op, slots(FREE, 2), t, 0, 130, chunk)
-        near("lightning, strong decay", ours, wanted, size, GATE)
-    steps, slopes = 2000, torch.tensor([1e-5, 4e-5, 1e-4])
-    zeros = torch.zeros(steps, HEADS, DK)
+    wanted = run(reference, slots(FREE, 2, torch.float64), t.exactly(), 0, length, length)
+    size = run(reference, slots(FREE, 2), t.unsigned(), 0, length, length)
+    for chunk in (0, 63, length):
+        ours = run(op, slots(FREE, 2), t, 0, length, chunk)
+        near("lightning, strong decay", ours, wanted, size, GATES[dtype])
+    slopes = torch.tensor([1e-5, 4e-5, 1e-4])
+    zeros = torch.zeros(steps, HEADS, DK, dtype=dtype)
     zeros[0] = 1
-    t = Tokens(zeros, zeros, torch.ones(steps, HEADS, DV), slopes)
+    t = Tokens(zeros, zeros, torch.ones(steps, HEADS, DV, dtype=dtype), slopes)
     left = torch.exp(-slopes.double() * (steps - 1))[:, None].expand(-1, DK * DV)
     for chunk in (0, 1):
         view = slots(FREE, 2)
@@ -118,9 +130,9 @@ def any_decay(op: Any) -> None:
         near("lightning, weak decay", view.state[1].flatten(1), left, left, DRIFT_GATE)
 
 
-def _slots(op: Any, tail: int) -> None:
+def _slots(op: Any, tail: int, dtype: torch.dtype = torch.float32) -> None:
     """Rows of prefill, with and without a source, own or another's, and a snapshot at the end."""
-    t, (wanted, size) = tokens(), exact()
+    t, (wanted, size) = tokens(LENGTH, dtype), exact(LENGTH, dtype)
     for start, count, slot in ((0, 1, 4), (0, 70, 2), (5, 1, 4), (63, 1, 2), (40, 100, 4)):
         what = f"lightning, tail {tail}, {start} + {count} into slot {slot}"
         view, stop = slots(tail, 6), start + count
@@ -130,7 +142,7 @@ def _slots(op: Any, tail: int) -> None:
         row = StateRow(start, 2 if start else None, slot, ((stop, 3),))
         part = slice(start, stop)
         ours = op.prefill(t.q[part], t.k[part], t.v[part], view, row, slopes=t.slopes, scale=SCALE)
-        near(what, ours, wanted[part], size[part], GATE)
+        near(what, ours, wanted[part], size[part], GATES[dtype])
         for now, old in zip(view.parts, before, strict=True):
             require(torch.equal(now[slot], now[3]), f"{what}: the snapshot differs")
             rest = [i for i in range(6) if i not in (slot, 3)]
@@ -138,9 +150,9 @@ def _slots(op: Any, tail: int) -> None:
             require(kept, f"{what}: another slot was written")
 
 
-def _snapshots(op: Any, tail: int) -> None:
+def _snapshots(op: Any, tail: int, dtype: torch.dtype = torch.float32) -> None:
     """What a run that stopped there leaves."""
-    t, places = tokens(), (6, 7, 63, 64, 65, 128, 130, 205)
+    t, places = tokens(LENGTH, dtype), (6, 7, 63, 64, 65, 128, 130, 205)
     view = slots(tail, 12)
     run(op, view, t, 0, 5, 5)
     row = StateRow(5, 1, 2, tuple((p, 3 + i) for i, p in enumerate(places)))
@@ -149,13 +161,13 @@ def _snapshots(op: Any, tail: int) -> None:
     for i, place in enumerate(places):
         stopped = slots(tail, 2)
         run(reference, stopped, t, 0, place, place)
-        _same_slot(f"lightning, tail {tail}, snapshot at {place}", view, 3 + i, stopped)
+        _same_slot(f"lightning, tail {tail}, snapshot at {place}", view, 3 + i, stopped, dtype)
 
 
-def _mixed(op: Any, tail: int) -> None:
+def _mixed(op: Any, tail: int, dtype: torch.dtype = torch.float32) -> None:
     """Decode of shuffled slots: own and other sources, one of them read by three rows, one of
     which writes it; a row from zeros; snapshots."""
-    t, (wanted, size) = tokens(), exact()
+    t, (wanted, size) = tokens(LENGTH, dtype), exact(LENGTH, dtype)
     starts = {5: 63, 9: 64, 2: 7, 7: 0, 3: 100, 8: 100, 4: 100}
     sources = {5: 5, 9: 1, 2: 2, 7: None, 3: 4, 8: 4, 4: 4}
     taken = {9: 10, 4: 11, 7: 12}
@@ -170,27 +182,54 @@ def _mixed(op: Any, tail: int) -> None:
     at = list(starts.values())
     q, k, v = t.q[at], t.k[at], t.v[at]
     out = op.decode(q, k, v, view, op.prepare(rows), slopes=t.slopes, scale=SCALE)
-    near(what, out, wanted[at], size[at], GATE)
+    near(what, out, wanted[at], size[at], GATES[dtype])
     for slot, start in starts.items():
         alone = slots(tail, 2)
         run(reference, alone, t, 0, start + 1, 50)
         for place in {slot, taken.get(slot, slot)}:
-            _same_slot(f"{what}: slot {place}", view, place, alone)
+            _same_slot(f"{what}: slot {place}", view, place, alone, dtype)
     untouched = all(bool(part[[6, 13, 14]].isnan().all()) for part in view.parts)
     require(untouched, f"{what}: another slot was written")
 
 
-def _same_slot(what: str, view: StateView, slot: int, wanted: StateView) -> None:
+def _together(op: Any, dtype: torch.dtype) -> None:
+    """Rows of a step at once: long and short ones, two from one snapshot, with other tokens
+    between them."""
+    t, (wanted, size) = tokens(LENGTH, dtype), exact(LENGTH, dtype)
+    view, what = slots(FREE, 9), "lightning, rows of prefill together"
+    run(op, view, t, 0, 40, 40, slot=8)
+    rows = (StateRow(40, 8, 2), StateRow(0, None, 3, ((70, 4), (64, 5))), StateRow(40, 8, 6))
+    counts, places, parts = (20, 170, 66), [0, 1], []
+    for row, count in zip(rows, counts, strict=True):
+        parts.append((slice(len(places), len(places) + count), row))
+        places += [*range(row.start, row.start + count), 0]
+    q, k, v = t.q[places], t.k[places], t.v[places]
+    out = op.prefill_rows(q, k, v, view, parts, slopes=t.slopes, scale=SCALE)
+    for part, row in parts:
+        at = places[part]
+        near(f"{what}: {row}", out[part], wanted[at], size[at], GATES[dtype])
+    for slot, place in ((2, 60), (3, 170), (4, 70), (5, 64), (6, 106)):
+        alone = slots(FREE, 2)
+        run(reference, alone, t, 0, place, place)
+        _same_slot(f"{what}: slot {slot}", view, slot, alone, dtype)
+    require(bool(view.state[[0, 1, 7]].isnan().all()), f"{what}: another slot was written")
+
+
+def _same_slot(
+    what: str, view: StateView, slot: int, wanted: StateView, dtype: torch.dtype
+) -> None:
     """Against slot 1 of the reference's. Keys and values of an open tile are never rounded."""
     ours, exactly = view.state[slot].flatten(1), wanted.state[1].flatten(1)
-    near(what, ours, exactly, exactly, GATE)
+    near(what, ours, exactly, exactly, STATE_GATES[dtype])
     require(torch.equal(view.keys[slot], wanted.keys[1]), f"{what}: keys of the open tile")
     require(torch.equal(view.values[slot], wanted.values[1]), f"{what}: values of the open tile")
 
 
-def free_slots(op: Any) -> None:
+def free_slots(op: Any, dtype: torch.dtype = torch.float32) -> None:
     for check in (_slots, _snapshots, _mixed):
-        check(op, FREE)
+        check(op, FREE, dtype)
+    if hasattr(op, "prefill_rows"):
+        _together(op, dtype)
 
 
 def fixed_form(op: Any) -> None:

@@ -1,0 +1,208 @@
+"""Linear attention in Triton, run by the interpreter. Small chunks, so that few tokens meet every
+edge; whole sizes are slow."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from functools import partial
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from trueline.cache.state import StateStore, StateView
+from trueline.ops.launch import refusals
+from trueline.ops.lightning import StateRow, StateTable, cpu, kernels
+from trueline.ops.lightning import triton as lightning
+from trueline.ops.lightning.triton import NO_SLOT, DecodeLaunch, PrefillLaunch
+from trueline.verify.ops import lightning as checks
+from trueline.verify.ops import randn
+
+WIDE = DecodeLaunch(values=64, warps=4)
+SMALL = PrefillLaunch(chunk=16, values=64, warps=4, stages=1, programs=264)
+each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+
+
+def op(decode: DecodeLaunch = WIDE, prefill: PrefillLaunch = SMALL) -> SimpleNamespace:
+    """The module with launches of ours."""
+    rows = partial(lightning.prefill_rows, launch=prefill)
+
+    def one(
+        q: Tensor, k: Tensor, v: Tensor, view: StateView, row: StateRow, **named: Any
+    ) -> Tensor:
+        return rows(q, k, v, view, [(slice(0, len(q)), row)], **named)
+
+    return SimpleNamespace(
+        prepare=lightning.prepare,
+        decode=partial(lightning.decode, launch=decode),
+        prefill=one,
+        prefill_rows=rows,
+    )
+
+
+# -- numbers ---------------------------------------------------------------------------
+
+
+@each_dtype
+def test_any_cuts(dtype: torch.dtype) -> None:
+    checks.any_cuts(op(), dtype, length=19)
+
+
+@each_dtype
+def test_strong_decay(dtype: torch.dtype) -> None:
+    checks.any_decay(op(), dtype, length=18, steps=3)
+
+
+@pytest.mark.parametrize(("dtype", "chunk"), [(torch.float32, 16), (torch.float16, 64)])
+def test_slots(dtype: torch.dtype, chunk: int) -> None:
+    """With walks of one chunk, and with one walk a row."""
+    checks.free_slots(op(prefill=replace(SMALL, chunk=chunk)), dtype)
+
+
+@pytest.mark.slow
+@each_dtype
+def test_whole_checks(dtype: torch.dtype) -> None:
+    for check in (checks.any_cuts, checks.any_decay, checks.free_slots):
+        check(lightning, dtype)
+
+
+def test_snapshots_whatever_the_walks() -> None:
+    """Two chunks a walk; tiles of some values only."""
+    checks._snapshots(op(prefill=PrefillLaunch(32, 32, 4, 1, 20)), 0)
+
+
+@triton.jit
+def decay_of(x: Any, keep: Any, loss: Any, N: tl.constexpr) -> None:
+    i = tl.arange(0, N)
+    a, b = kernels.decay(tl.load(x + i))
+    tl.store(keep + i, a)
+    tl.store(loss + i, b)
+
+
+def test_weak_decay_is_known_to_its_last_digits() -> None:
+    """Thousands of steps multiply by it: its loss must not come from a difference to 1."""
+    x = torch.cat((torch.zeros(1), torch.logspace(-7, 2.5, 511)))
+    keep, loss = torch.empty(2, 512)
+    decay_of[(1,)](x, keep, loss, N=512)
+    weak = keep == 1
+    assert weak.sum() > 300
+    assert torch.allclose(loss[weak].double(), torch.expm1(-x[weak].double()), rtol=2e-7, atol=0)
+    assert (loss[~weak] == 0).all()
+    assert torch.allclose(keep[~weak], torch.exp(-x[~weak]), rtol=1e-6, atol=1e-38)
+    assert x[weak].max() > 0.6  # a factor of 1/2 has lost nothing
+
+
+def test_decode_does_not_drift() -> None:
+    """A decay half way between two numbers of float32: rounded, it would err by 3e-8 a step."""
+    steps, slope = 120, -math.log1p(-1000.5 * 2**-24)
+    view = StateStore(1, 2, 1, 4, 4, torch.float32, 0).views[0]
+    view.state[1] = 1
+    zeros = torch.zeros(1, 1, 4)
+    given = {"slopes": torch.tensor([slope]), "scale": 1.0}
+    prepared = lightning.prepare([StateRow(9, 1, 1)])
+    for _ in range(steps):
+        op(decode=DecodeLaunch(4, 4)).decode(zeros, zeros, zeros, view, prepared, **given)
+    off = view.state[1].double() / math.exp(-slope * steps) - 1
+    assert off.abs().max() < 1e-6
+
+
+def test_large_states_fit_float16() -> None:
+    """Without decay a state grows beyond what float16 holds, while outputs need not."""
+    heads, d, count = 1, 16, 16
+    store = StateStore(1, 2, heads, d, d, torch.float32, 0)
+    view = store.views[0]
+    view.state[1] = 3e5 * randn(heads, d, d)
+    q, k, v = (randn(count, heads, d, seed=i).half() for i in range(3))
+    q *= 1e-3
+    given = {"slopes": torch.tensor([1e-5]), "scale": 0.1}
+    copy = StateView(view.state.clone(), view.keys, view.values)
+    out = op().prefill(q, k, v, view, StateRow(9, 1, 1), **given)
+    wanted = cpu.prefill(q.float(), k.float(), v.float(), copy, StateRow(9, 1, 1), **given)
+    assert (out.double() - wanted).norm() <= 5e-4 * wanted.norm()
+
+
+@pytest.mark.parametrize("kept", [torch.float16, torch.float32])
+def test_states_are_rounded_where_they_are_written(kept: torch.dtype) -> None:
+    t = checks.tokens(37)
+    view, plain = checks.slots(0, 2, kept), checks.slots(0, 2)
+    for chunk in (37, 0):
+        stop = 37 if chunk else 1
+        for each in (view, plain):
+            checks.run(op(), each, t, 0, stop, chunk)
+        assert torch.equal(view.state[1], plain.state[1].to(kept))
+
+
+# -- rows ------------------------------------------------------------------------------
+
+
+def test_a_table_serves_padded_rows() -> None:
+    """Rows that fill up name the null slot: they start from zeros and read nothing, NaN or not."""
+    t, (wanted, size) = checks.tokens(), checks.exact()
+    view = checks.slots(0, 6)
+    checks.run(cpu, view, t, 0, 20, 20, slot=2)
+    rows = [StateRow(20, 2, 3, ((21, 4),)), StateRow(0, None, 5), StateRow(0, None, 0)]
+    table = StateTable.of(rows, torch.device("cpu"))
+    at = [20, 0, 0]
+    out = op().decode(t.q[at], t.k[at], t.v[at], view, lightning.prepare(table),
+                      slopes=t.slopes, scale=checks.SCALE)  # fmt: skip
+    checks.near("table", out, wanted[at], size[at], 1e-6)
+    assert torch.equal(view.state[3], view.state[4])
+    assert view.state[1].isnan().all()
+
+
+def test_a_table_refuses_rows_that_would_race() -> None:
+    rows = [StateRow(3, 1, 2), StateRow(3, 1, 1)]
+    with pytest.raises(AssertionError, match=r"rows \[0\] read what another writes"):
+        StateTable.of(rows, torch.device("cpu"))
+    padded = [StateRow(1, 0, 0), StateRow(1, 0, 0), StateRow(2, 5, 4), StateRow(2, 5, 3)]
+    StateTable.of(padded, torch.device("cpu"))
+
+
+def test_rows_may_swap_their_slots() -> None:
+    t, (wanted, size) = checks.tokens(), checks.exact()
+    view = checks.slots(0, 4)
+    starts = {1: 5, 2: 9, 3: 12}
+    for slot, start in starts.items():
+        checks.run(cpu, view, t, 0, start, start, slot=slot)
+    rows = [StateRow(starts[source], source, slot) for source, slot in ((1, 2), (2, 3), (3, 1))]
+    at = list(starts.values())
+    out = op().decode(t.q[at], t.k[at], t.v[at], view, lightning.prepare(rows),
+                      slopes=t.slopes, scale=checks.SCALE)  # fmt: skip
+    checks.near("swapped", out, wanted[at], size[at], 1e-6)
+
+
+def test_what_it_refuses() -> None:
+    assert lightning.refusals is refusals
+    assert not refusals(torch.bfloat16, False)
+    assert refusals(torch.float64, False) == ["torch.float64 is not float32, float16 or bfloat16"]
+    assert refusals(torch.float32, True)
+    t = checks.tokens(37)
+    with pytest.raises(AssertionError, match="batch-invariant mode"):
+        checks.run(op(), checks.slots(64, 2), t, 0, 1, 1)
+
+
+def test_legs_end_where_slots_take_the_state() -> None:
+    row = StateRow(10, 1, 2, ((14, 3), (20, 4)))
+    legs = list(lightning._legs(100, 110, row, 6))
+    assert legs == [[(100, 104, 3), (104, 106, NO_SLOT)], [(106, 110, 2), (110, 110, 4)]]
+
+
+@pytest.mark.parametrize(
+    ("heads", "counts", "chunks"),
+    [
+        (16, [1024], 2),  # cut, or 30 of 132 multiprocessors would work
+        (16, [8192], 16),
+        (16, [4096] * 8, 64),  # rows enough
+        (64, [1024], 16),
+        (16, [200], 4),  # not worth two more kernels
+        (16, [8192, 64, 64], 16),
+    ],
+)
+def test_walks_fill_the_gpu(heads: int, counts: list[int], chunks: int) -> None:
+    launch = lightning.prefill_launch(torch.bfloat16, 128, 132)
+    assert launch.walk_chunks(heads, 128, counts) == chunks
