@@ -97,17 +97,20 @@ def narrowed(state, dtype: tl.constexpr):
     return state.to(dtype), unit
 
 
-@triton.jit(do_not_specialize=["walks", "sources", "firsts", "stops", "slots"])
+@triton.jit(do_not_specialize=["walks", "followed", "sources", "firsts", "stops", "slots"])
 def walk(
-    q, k, v, out, state, sums, walks, sources, firsts, stops, slots, slopes, scale,
+    q, k, v, out, state, sums, walks, followed, sources, firsts, stops, slots, slopes, scale,
     q_row, q_head, k_row, k_head, v_row, v_head, slot_size,
     DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr, CHUNK: tl.constexpr,
     OUTPUT: tl.constexpr, FROM_SLOT: tl.constexpr, EXACT: tl.constexpr,
 ):  # fmt: skip
     """The legs of a walk, chunk after chunk, for some value channels of a head, the state in
     registers. With OUTPUT: from a slot or from `sums` on, to outputs and the slots that take what
-    a leg has reached. Without: from zeros on, to what the walk adds to the state, into `sums`."""
+    a leg has reached. Without: from zeros on, to what the walk adds to the state, into `sums`, where another
+    walk follows."""
     tile, head, number = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    if not OUTPUT:
+        number = tl.load(followed + number)
     first_leg, last_leg = tl.load(walks + number), tl.load(walks + number + 1)
     slope = tl.load(slopes + head)
     t, a, b = tl.arange(0, CHUNK), tl.arange(0, BK), tile * BV + tl.arange(0, BV)
@@ -158,12 +161,13 @@ def walk(
         tl.store(mine, carried, mask=within)
 
 
-@triton.jit(do_not_specialize=["rows", "sources", "lengths"])
+@triton.jit(do_not_specialize=["rows", "sources", "length"])
 def scan(
-    state, sums, rows, sources, lengths, slopes, slot_size,
+    state, sums, rows, sources, length, slopes, slot_size,
     SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """What each walk of a row adds becomes the state before it."""
+    """What each walk of a row adds becomes the state before it. All but the last have `length`
+    tokens; what that one adds is not there, for nobody needs it."""
     tile, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first, last = tl.load(rows + row), tl.load(rows + row + 1)
     slope, source = tl.load(slopes + head), tl.load(sources + row).to(tl.int64)
@@ -173,11 +177,10 @@ def scan(
     held = tl.load(state + source * slot_size + place, mask=within & (source >= 0), other=0.0)
     carried = held.to(tl.float32)
     at = sums + first.to(tl.int64) * slot_size + place
-    # The last walk's sum is not there: nobody needs it.
     added = tl.load(at, mask=within & (first + 1 < last), other=0.0)
     for number in range(first, last):
         ahead = tl.load(at + slot_size, mask=within & (number + 2 < last), other=0.0)
         tl.store(at, carried, mask=within)
-        carried = faded(carried, slope * tl.load(lengths + number)) + added
+        carried = faded(carried, slope * length) + added
         added = ahead
         at += slot_size

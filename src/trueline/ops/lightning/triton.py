@@ -60,8 +60,9 @@ class Walks:
     """On the device. Walk i has the legs from walks[i] on, row i the walks from rows[i] on."""
 
     num_walks: int
+    num_followed: int
     walks: Tensor
-    lengths: Tensor  # tokens of each walk
+    followed: Tensor  # walks that are not the last of their row
     rows: Tensor
     sources: Tensor  # of each row; NO_SLOT: zeros
     firsts: Tensor  # tokens of each leg
@@ -172,22 +173,23 @@ def prefill_rows(
     whole = made.num_walks == len(parts)
     sums = state if whole else state.new_empty(made.num_walks, heads, dk, dv, dtype=torch.float32)
 
-    def go(output: bool) -> None:
-        walk[(-(-dv // launch.values), heads, made.num_walks)](
-            *(q, k, v, out, state, sums, made.walks, made.sources, made.firsts, made.stops),
-            *(made.slots, slopes, scale, *_strides(q, k, v), heads * dk * dv),
+    def go(count: int, output: bool) -> None:
+        walk[(-(-dv // launch.values), heads, count)](
+            *(q, k, v, out, state, sums, made.walks, made.followed, made.sources),
+            *(made.firsts, made.stops, made.slots, slopes, scale),
+            *(*_strides(q, k, v), heads * dk * dv),
             DK=dk, DV=dv, BK=max(16, power_of_two(dk)), BV=launch.values, CHUNK=launch.chunk,
             OUTPUT=output, FROM_SLOT=whole, EXACT=_exact(q.dtype, state.dtype),
             num_warps=launch.warps, num_stages=launch.stages,
         )  # fmt: skip
 
     if not whole:
-        go(output=False)
+        go(made.num_followed, output=False)
         scan[(-(-dk * dv // SCAN_BLOCK), heads, len(parts))](
-            *(state, sums, made.rows, made.sources, made.lengths, slopes, heads * dk * dv),
+            *(state, sums, made.rows, made.sources, length, slopes, heads * dk * dv),
             SIZE=dk * dv, BLOCK=SCAN_BLOCK, num_warps=4,
         )  # fmt: skip
-    go(output=True)
+    go(made.num_walks, output=True)
     return out
 
 
@@ -202,17 +204,18 @@ def _exact(given: torch.dtype, kept: torch.dtype) -> bool:
 def _walks(
     parts: tuple[tuple[int, int, StateRow], ...], length: int, device: torch.device
 ) -> Walks:
-    walks, lengths, rows = [0], [], [0]
+    walks, followed, rows = [0], [], [0]
     legs: list[tuple[int, int, int]] = []
     for first, stop, row in parts:
         for part in _legs(first, stop, row, length):
             legs += part
+            followed.append(len(walks) - 1)
             walks.append(len(legs))
-            lengths.append(part[-1][1] - part[0][0])
-        rows.append(len(lengths))
+        followed.pop()
+        rows.append(len(walks) - 1)
     sources = [NO_SLOT if row.source is None else row.source for _, _, row in parts]
-    columns = (walks, lengths, rows, sources, *zip(*legs, strict=True))
-    return Walks(len(lengths), *copied(columns, device))
+    columns = (walks, followed, rows, sources, *zip(*legs, strict=True))
+    return Walks(len(walks) - 1, len(followed), *copied(columns, device))
 
 
 def _legs(
