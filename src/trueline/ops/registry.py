@@ -11,9 +11,9 @@ from trueline.cache.layout import IndexLayout
 from trueline.plugins import Registry
 
 OPS: dict[str, tuple[str, ...]] = {
-    "linear": ("native", "onednn", "torch_mm", "reference", "cublas"),
-    "head_product": ("native", "cpu", "reference"),
-    "mlp": ("native", "cpu", "reference"),
+    "linear": ("native", "onednn", "torch_mm", "reference", "cublas", "triton"),
+    "head_product": ("native", "cpu", "reference", "triton"),
+    "mlp": ("native", "cpu", "reference", "triton"),
     "rms_norm": ("native", "cpu", "reference"),
     "rope": ("native", "cpu", "reference"),
     "latent_write": ("parts", "reference"),

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from trueline.ops.experts.pairs import expert_of, weight_of
+from trueline.ops.tile import tile_product
 
 
 @triton.jit(do_not_specialize=["pairs", "first", "held"])
@@ -79,37 +80,6 @@ def _columns(n, width, GATED: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
-def _product(
-    x_at, weight_at, live, inner, depth,
-    SWAP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    EVEN_K: tl.constexpr,
-):  # fmt: skip
-    """[BLOCK_M, BLOCK_N]. SWAP: the weights are the left operand, which must have 64 rows to run
-    at full speed; tokens may then be as few as 16."""
-    if SWAP:
-        acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
-    else:
-        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    for k in range(0, depth, BLOCK_K):
-        if EVEN_K:
-            a = tl.load(x_at, mask=live[:, None], other=0)
-            b = tl.load(weight_at)
-        else:
-            inside = (inner < depth - k)[None, :]
-            a = tl.load(x_at, mask=live[:, None] & inside, other=0)
-            b = tl.load(weight_at, mask=inside, other=0)
-        if SWAP:
-            acc = tl.dot(b, tl.trans(a), acc, input_precision="ieee")
-        else:
-            acc = tl.dot(a, tl.trans(b), acc, input_precision="ieee")
-        x_at += BLOCK_K
-        weight_at += BLOCK_K
-    if SWAP:
-        acc = tl.trans(acc)
-    return acc
-
-
-@triton.jit
 def _tile(
     x, x_row, weight, weights, out, rows, live, expert, n, depth, width,
     TOP: tl.constexpr, SHARED: tl.constexpr, GATED: tl.constexpr, SWAP: tl.constexpr,
@@ -122,7 +92,7 @@ def _tile(
     weight_at = weight + expert.to(tl.int64) * size + weight_rows[:, None] * depth + inner[None, :]
     source = (rows // (TOP + SHARED) if GATED else rows).to(tl.int64)
     x_at = x + source[:, None] * x_row + inner[None, :]
-    acc = _product(x_at, weight_at, live, inner, depth, SWAP, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K)
+    acc = tile_product(x_at, weight_at, live, inner, depth, SWAP, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K)
     if GATED:
         gate, up = tl.split(tl.reshape(acc, (BLOCK_M, BLOCK_N // 2, 2)))
         y = gate / (1 + tl.exp(-gate)) * up

@@ -17,7 +17,7 @@ from trueline.ops.launch import power_of_two, refusals, unit_stride
 __all__ = ["Launch", "Tiles", "launch", "pack", "pack_with_shared", "refusals", "run", "run_with"]
 
 # Pairs that are streamed one by one, and that a program looks through by itself.
-FEW_PAIRS = 32
+FEW_PAIRS = 18
 SELECTED_PAIRS = 256
 # Pairs that one program of the sort looks at.
 SEGMENT = 2048
