@@ -36,7 +36,7 @@ def measure(spec: ModelSpec, plan: Plan, decoder: Decoder) -> Measured:
 @torch.inference_mode()
 def _peak(spec: ModelSpec, plan: Plan, decoder: Decoder, batch: Batch) -> int:
     blocks = 2 + max(map(max, batch.blocks))
-    state = replace(plan.state, num_slots=2) if plan.state else None
+    state = replace(plan.state, num_slots=len(batch.rows) + 1) if plan.state else None
     caches = Caches(spec, replace(plan, num_blocks=blocks, state=state))
     for view in caches.latent.views:
         view.rows.zero_()
@@ -65,15 +65,15 @@ def _decode(plan: Plan) -> Batch:
 
 
 def _batch(plan: Plan, rows: list[tuple[int, int]]) -> Batch:
-    """Rows that share the blocks and the slot of a made-up request."""
+    """Rows that share the blocks of a made-up request."""
     size = plan.layout.block_size
     made = []
-    for start, count in rows:
+    for number, (start, count) in enumerate(rows, 1):
         request = Request("measure", start + count, 1, 0, read_prefix_cache=False)
         # The same few blocks again and again: what is in them does not matter.
         few = -(-plan.limits.max_num_batched_tokens // size)
         request.block_ids = [1 + i % few for i in range(-(-(start + count) // size))]
-        state = RowState(1, 1 if start else None) if plan.state else None
+        state = RowState(number, number if start else None) if plan.state else None
         made.append(Row(request, start, count, count == 1, False, state))
     decode = sum(row.is_decode for row in made)
     step = Step(tuple(made), decode, sum(count for _, count in rows), ())
