@@ -178,8 +178,11 @@ class DecodeGraphs:
         each = -(-(context + 1) // size)
         usable = self.plan.num_blocks - 1
         blocks = [[1 + (i * each + b) % usable for b in range(each)] for i in range(count)]
-        rows = range(count)
+        rows, words = range(count), len(self.decoder.embedding)
         values: dict[str, Sequence[float]] = {
+            "tokens": [
+                (1 + i) * 7919 % words for i in rows
+            ],  # different ones take different experts
             "positions": [context] * count,
             "cells": [ids[-1] * size + context % size for ids in blocks],
             "lengths": [context + 1] * count,

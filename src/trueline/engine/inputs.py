@@ -13,6 +13,7 @@ from trueline.cache.store import LatentStore
 from trueline.engine.batch import Batch
 from trueline.layers.context import Ops, PrefillSlice, SparseStep, StateStep, StepInput
 from trueline.layers.decoder import View
+from trueline.ops.lightning import StateTable
 from trueline.plan import Plan
 from trueline.sizes import latent_mixers, linear_mixers, own_indexers
 from trueline.spec.mixer import LightningSpec, MLASpec
@@ -129,5 +130,7 @@ class Inputs:
             return None
         count = batch.num_decode_rows
         decode = [row for _, row in batch.states[:count]]
-        prepared = self.ops.lightning.prepare(decode) if decode else None
+        on_gpu = self.plan.device.is_gpu
+        rows = StateTable.of(decode, self.plan.device.torch) if on_gpu else decode
+        prepared = self.ops.lightning.prepare(rows) if decode else None
         return StateStep(count, prepared, batch.states[count:])
