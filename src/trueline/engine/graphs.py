@@ -167,10 +167,18 @@ class DecodeGraphs:
         """`places`: where each request's token is among those drawn last."""
         count = len(batch.rows)
         self.fixed.fill(self._values(batch, rows, places), batch.blocks)
-        replay, made = self._graph(next(s for s in self.sizes if s >= count))
+        replay, made = self._graph(self.size_for(count))
         replay()
         hidden, logits = made["hidden"][:count], made["logits"][:count]
         return Made(hidden, logits, self.drawn[:count], self.bad[:count])
+
+    def size_for(self, count: int) -> int:
+        """Of the graph that takes so many rows."""
+        return next(size for size in self.sizes if size >= count)
+
+    def whole(self, size: int) -> Tensor:
+        """What the graph of this size made last, padded rows included."""
+        return self._captured[size][1]["hidden"]
 
     def rehearse(self, count: int, context: int) -> Step:
         """A step of made-up rows at positions after `context`, to be timed."""
@@ -191,7 +199,7 @@ class DecodeGraphs:
             slots = [1 + i % (self.plan.state.num_slots - 1) for i in rows]
             values |= {"starts": [context] * count, "sources": slots, "slots": slots}
         self.fixed.fill(values, blocks)
-        replay, _ = self._graph(next(s for s in self.sizes if s >= count))
+        replay, _ = self._graph(self.size_for(count))
         return replay
 
     def _values(

@@ -1,0 +1,91 @@
+"""Captured decode steps against eager ones. Where there is no GPU, a step is run again instead of
+being replayed, over the same fixed buffers and with the same padding, its kernels interpreted."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+from trueline.config import EngineConfig
+from trueline.device import find_device
+from trueline.engine.core import EngineCore
+from trueline.engine.graphs import DecodeGraphs, Made
+from trueline.engine.loading import load_engine
+from trueline.engine.runner import Runner, build_decoder
+from trueline.models import read_model
+from trueline.ops.registry import OPS
+from trueline.plan import make_plan
+from trueline.verify.cases import Subject
+from trueline.verify.engine import Ask, Run, run, same, serve
+from trueline.verify.failed import CheckFailed
+from trueline.verify.schedules import base, prompt
+from trueline.weights.load import load_weights
+
+OVER_TABLES = ("mla_decode", "lightning", "index_scores", "sparse_mla", "sampling")
+"""Ops that must do without the host's knowledge of lengths, slots and parameters."""
+# Batches of every size from 1 to 5, which are padded to 1, 2, 4 and 8; a request that ends early
+# moves the others' rows.
+ASKS = [
+    Ask(prompt(9), 8),
+    Ask(prompt(17), 3, arrives=1),
+    Ask(prompt(5), 6, arrives=1, params={"temperature": 0.8, "seed": 3}),
+    Ask(prompt(30), 5, arrives=1),
+    Ask(prompt(1), 6, arrives=1),
+]
+
+
+def graph_is_eager(subject: Subject) -> None:
+    """The same tokens and logits, with NaN in all that nobody owns; and what padded rows make of it
+    is finite, so that they have read none of it."""
+    config = replace(base(subject), block_size=5, poison=True)
+    eager = run(subject.model, ASKS, config, enforce_eager=True)
+    same("graph = eager", captured(subject, config), eager)
+
+
+def captured(subject: Subject, config: EngineConfig) -> Run:
+    on_gpu = find_device(config.device).is_gpu
+    core = load_engine(subject.model, config).core if on_gpu else emulated(subject, config)
+    graphs = core.runner.graphs
+    assert graphs is not None
+    sizes: set[int] = set()
+    graphs.run = _watched(graphs, sizes)  # type: ignore[method-assign]
+    try:
+        done = serve(core, ASKS)
+    finally:
+        core.close()
+    if not {1, 2, 4, 8} <= sizes:
+        raise CheckFailed(f"graph = eager: sizes {sorted(sizes)} were captured, not all of them")
+    return done
+
+
+def emulated(subject: Subject, config: EngineConfig) -> EngineCore:
+    """On a CPU: Triton's kernels for what reads the fixed buffers, and steps that are run again."""
+    ours = {op: "triton" for op, names in OPS.items() if "triton" in names and op in OVER_TABLES}
+    spec = read_model(subject.model, config.facts)
+    needed = {op for op in ours if op in make_plan(spec, config, find_device("cpu")).choices}
+    config = replace(config, ops={op: ours[op] for op in needed})
+    plan = make_plan(spec, config, find_device("cpu"))
+    values = load_weights(subject.model, spec, dtype=plan.weight_dtype)
+    runner = Runner(spec, plan, build_decoder(spec, plan, values), capture=again)
+    return EngineCore(runner, plan, config)
+
+
+def again(step: Callable[[], Any]) -> Callable[[], Any]:
+    step()  # as a capture runs it, with whatever is in the buffers
+    return step
+
+
+def _watched(graphs: DecodeGraphs, sizes: set[int]) -> Callable[..., Made]:
+    plain = graphs.run
+
+    def watched(*given: Any) -> Made:
+        made = plain(*given)
+        size = graphs.size_for(len(made.tokens))
+        sizes.add(size)
+        padded = graphs.whole(size)[len(made.tokens) :]
+        if not bool(padded.isfinite().all()):
+            raise CheckFailed("graph = eager: padded rows have read what nobody owns")
+        return made
+
+    return watched
