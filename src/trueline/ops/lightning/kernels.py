@@ -106,8 +106,8 @@ def walk(
 ):  # fmt: skip
     """The legs of a walk, chunk after chunk, for some value channels of a head, the state in
     registers. With OUTPUT: from a slot or from `sums` on, to outputs and the slots that take what
-    a leg has reached. Without: from zeros on, to what the walk adds to the state, into `sums`,
-    where another walk follows."""
+    a leg has reached. Without: from zeros on, to what the walk adds to the state, into `sums`;
+    not for the last of a row."""
     tile, head, number = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if not OUTPUT:
         number = tl.load(followed + number)
