@@ -1,0 +1,78 @@
+"""One kernel: the first program of a token norms, turns and stores its cache row, the others turn
+its queries."""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from trueline.cache.store import LatentView
+from trueline.ops.latent_write import Parts
+from trueline.ops.launch import power_of_two, refusals, unit_stride
+from trueline.ops.pieces import inverse_rms, turn_into, weighted
+from trueline.ops.rope.triton import HEADS, places
+from trueline.spec.rope import Pairing
+
+__all__ = ["refusals", "run"]
+
+
+@triton.jit
+def write_token(
+    latent, key, queries, rows, cells, norm, cos, sin, out, heads, eps,
+    latent_row, key_row, queries_row, queries_head, cell_size, cos_row, sin_row,
+    LATENT: tl.constexpr, BLOCK: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr,
+    HEADS: tl.constexpr, STEP: tl.constexpr, SHIFT: tl.constexpr,
+):  # fmt: skip
+    token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    j = tl.arange(0, HALF_BLOCK)
+    c = tl.load(cos + token * cos_row + j, mask=j < HALF, other=0.0)
+    s = tl.load(sin + token * sin_row + j, mask=j < HALF, other=0.0)
+    if part == 0:
+        i = tl.arange(0, BLOCK)
+        cell = rows + tl.load(cells + token).to(tl.int64) * cell_size
+        scale = tl.load(norm + i, mask=i < LATENT, other=0.0)
+        given = tl.load(latent + token * latent_row + i, mask=i < LATENT, other=0.0)
+        at, to = key + token * key_row + j * STEP, cell + LATENT + j * STEP
+        turn_into(at, to, c, s, j < HALF, SHIFT)
+        numbers = given.to(tl.float32)
+        unit = inverse_rms(tl.sum(numbers * numbers, axis=0), eps, LATENT)
+        tl.store(cell + i, weighted(numbers * unit, scale, given.dtype), mask=i < LATENT)
+    else:
+        head = (part - 1) * HEADS + tl.arange(0, HEADS)
+        within = (head < heads)[:, None] & (j < HALF)[None, :]
+        of = queries + token * queries_row + head[:, None] * queries_head + j[None, :] * STEP
+        into = out + (token * heads + head[:, None]) * (LATENT + 2 * HALF) + LATENT
+        turn_into(of, into + j[None, :] * STEP, c[None, :], s[None, :], within, SHIFT)
+
+
+def run(
+    latent: Tensor,
+    key: Tensor,
+    queries: Tensor,
+    view: LatentView,
+    cells: Tensor,
+    *,
+    norm: Tensor,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    pairing: Pairing,
+    parts: Parts,
+) -> Tensor:
+    latent, key, queries = unit_stride(latent), unit_stride(key), unit_stride(queries)
+    cos, sin = unit_stride(cos), unit_stride(sin)
+    (n, heads, _), width, half = queries.shape, latent.shape[1], cos.shape[-1]
+    wide = queries.new_empty(n, heads, view.layout.width)
+    some = min(HEADS, power_of_two(heads))
+    step, shift = places(half, pairing)
+    write_token[(n, 1 + -(-heads // some))](
+        *(latent, key, queries, view.rows, cells, norm, cos, sin, wide, heads, eps),
+        *(latent.stride(0), key.stride(0), *queries.stride()[:2], view.rows.stride(0)),
+        *(cos.stride(0), sin.stride(0)),
+        LATENT=width, BLOCK=power_of_two(width), HALF=half, HALF_BLOCK=power_of_two(half),
+        HEADS=some, STEP=step, SHIFT=shift, num_warps=4,
+    )  # fmt: skip
+    return wide

@@ -1,0 +1,34 @@
+"""What several Triton kernels do with numbers that are in registers."""
+
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def inverse_rms(squares, eps, WIDTH: tl.constexpr):
+    """Of the sum of the squares of WIDTH numbers, to the last digit."""
+    return tl.div_rn(1.0, tl.sqrt_rn(squares / WIDTH + eps))
+
+
+@triton.jit
+def weighted(x, weight, dtype: tl.constexpr):
+    """Normed numbers rounded before their weight and after it, as in Llama."""
+    return (x.to(dtype).to(tl.float32) * weight.to(tl.float32)).to(dtype).to(tl.float32)
+
+
+@triton.jit
+def turned(a, b, cos, sin):
+    return a * cos - b * sin, b * cos + a * sin
+
+
+@triton.jit
+def turn_into(x, to, cos, sin, within, SHIFT: tl.constexpr):
+    """Channels at x, each with the one SHIFT after it, turned and stored."""
+    a, b = tl.load(x, mask=within, other=0.0), tl.load(x + SHIFT, mask=within, other=0.0)
+    a, b = turned(a.to(tl.float32), b.to(tl.float32), cos, sin)
+    tl.store(to, a.to(x.dtype.element_ty), mask=within)
+    tl.store(to + SHIFT, b.to(x.dtype.element_ty), mask=within)

@@ -1,0 +1,43 @@
+"""Norms, rotation and what is fused with them in Triton, run by the interpreter."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trueline.ops.registry import implementation
+from trueline.ops.rms_norm import reference as norm_reference
+from trueline.ops.rms_norm import triton as rms_norm
+from trueline.verify.ops import OP_CHECKS, randn
+from trueline.verify.ops.data import close
+
+OPS = ("rms_norm", "rope", "latent_write")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+@pytest.mark.parametrize("op", OPS)
+def test_checks(op: str, dtype: torch.dtype) -> None:
+    for check in OP_CHECKS[op]:
+        check.run(implementation(op, "triton"), dtype)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_bits_of_a_row_may_depend_on_the_batch(op: str) -> None:
+    assert implementation(op, "triton").refusals(torch.float32, True)
+
+
+def test_wide_rows_go_in_one_pass() -> None:
+    x, weight = randn(3, 5000), randn(5000, seed=1)
+    close(
+        "wide", rms_norm.run(x, weight, 1e-6), norm_reference.run(x.double(), weight.double(), 1e-6)
+    )
+    launch = rms_norm.launch(5000)
+    assert (launch.rows, launch.warps) == (1, 16)
+    assert rms_norm.launch(128).rows == 8
+
+
+def test_many_dims() -> None:
+    x, weight = randn(2, 3, 4, 10)[..., 1:8], randn(7, seed=1)
+    exact = norm_reference.run(x.double(), weight.double(), 1e-6)
+    close("four dims", rms_norm.run(x, weight, 1e-6), exact)
+    close("one dim", rms_norm.run(x[0, 0, 0], weight, 1e-6)[None], exact[0, 0, 0][None])
