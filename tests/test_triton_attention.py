@@ -14,19 +14,24 @@ import torch
 from torch import Tensor
 
 from trueline.cache.layout import LatentLayout
+from trueline.layers.context import PrefillSlice
 from trueline.ops.launch import refusals
 from trueline.ops.mla_decode import DecodeRows
 from trueline.ops.mla_decode import reference as decode_reference
 from trueline.ops.mla_decode import triton as decode
 from trueline.ops.mla_decode.launch_plan import LaunchPlan, launch
 from trueline.ops.mla_decode.work import work_list
+from trueline.ops.mla_prefill import HeadWeights, PrefillRow
+from trueline.ops.mla_prefill import cut as prefill_cut
+from trueline.ops.mla_prefill import reference as prefill_reference
+from trueline.ops.mla_prefill import triton as prefill
 from trueline.ops.sparse_mla import reference as sparse_reference
 from trueline.ops.sparse_mla import triton as sparse
 from trueline.ops.sparse_rows import Run, SparseRows, Table
 from trueline.verify.failed import CheckFailed
 from trueline.verify.ops import attention
 from trueline.verify.ops import sparse as sparse_checks
-from trueline.verify.ops.data import L, R, paged, randn
+from trueline.verify.ops.data import L, P, R, V, close, paged, randn
 
 FLOATS = (torch.float32, torch.float16)
 WAYS = {
@@ -161,15 +166,15 @@ def test_nothing_but_the_list_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     end before, at and after it; a table on the device; layers of one step share their work."""
     monkeypatch.setattr(sparse, "CHUNK", 16)
     view, held = paged([100, 40, 0], 4)
-    lists = [[99, 3, *range(50, 80), -1, 7], [*range(16), -1, 0], [-1, 0, 1]]
-    positions = torch.tensor([each + [5] * (36 - len(each)) for each in lists])
+    lists = [[99, 3, *range(50, 80), 1], [*range(16), -1, 0], [-1, 0, 1]]
+    positions = torch.tensor([[-1, *each, *[5] * (34 - len(each))] for each in lists])[:, 1:34]
     blocks = torch.zeros(3, 25, dtype=torch.long)
     for row, ids in enumerate(held.block_ids):
         blocks[row, : len(ids)] = torch.tensor(ids)
     cells = [torch.tensor(view.layout.cells(ids, 0, len(ids) * 4)) for ids in held.block_ids]
     for row, each in enumerate(lists[:2]):
         others = torch.ones(held.lengths[row], dtype=torch.bool)
-        others[each[: each.index(-1)]] = False
+        others[each[: each.index(-1)] if -1 in each else each] = False
         view.rows[cells[row][: held.lengths[row]][others]] = torch.nan
     table = Table(blocks, torch.arange(3), torch.tensor(held.lengths))
     prepared = sparse.prepare(table, view, attention.FIXED)
@@ -200,6 +205,126 @@ def test_no_sparse_rows() -> None:
     none = torch.zeros(0, 4, dtype=torch.long)
     out, _ = sparse.run(randn(0, 3, L + R), view, prepared, none, softmax_scale=1.0)
     assert out.shape == (0, 3, L)
+
+
+# -- mla_prefill -----------------------------------------------------------------------
+
+
+@pytest.fixture
+def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """So little workspace that rows take several runs."""
+    monkeypatch.setattr(prefill, "launch", small_plan)
+
+
+def small_plan(*given: Any) -> prefill_cut.LaunchPlan:
+    return replace(prefill_cut.launch(*given), queries=32, keys=64, workspace=256)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.usefixtures("short_runs")
+def test_prefill(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    cut(monkeypatch, tile=256)
+    monkeypatch.setattr(attention, "PREFILL_BLOCKS", (5,))
+    monkeypatch.setattr(attention, "PREFILLS", ((0, 1), (30, 45), (600, 3)))
+    attention.mla_prefill(prefill, dtype)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_prefill_fully(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    cut(monkeypatch, tile=256)
+    attention.mla_prefill(prefill, dtype)
+
+
+@pytest.mark.usefixtures("short_runs")
+def test_prefill_rows_together() -> None:
+    """Short ones in the latent, long ones over several runs, others side by side in one; tokens
+    between them, queries and weights are not theirs to touch."""
+    heads = HeadWeights(randn(3, L, P, seed=5) / 6, randn(3, V, L, seed=6) / 6)
+    shapes = [(0, 20), (300, 40), (7, 2), (0, 33), (100, 17), (290, 3)]
+    view, held = paged([sum(shape) for shape in shapes], 4)
+    parts, token = [], 2
+    for (start, count), ids in zip(shapes, held.block_ids, strict=True):
+        parts.append(PrefillSlice(slice(token, token + count), PrefillRow(start, count, ids)))
+        token += count + 1
+    q = randn(token, 3, P + R + 2, seed=7)[..., 1:-1]
+    for _ in range(2):
+        out = torch.full((token, 3, V), torch.nan)
+        prefill.run_rows(q[..., :P], q[..., P:], view, parts, heads, out, softmax_scale=0.2)
+        free = torch.ones(token, dtype=torch.bool)
+        for part in parts:
+            exact = prefill_reference.run(
+                q[part.tokens].double(), view, part.row, heads, softmax_scale=0.2, form="expanded"
+            )
+            close(f"{part.row.start} + {part.row.count}", out[part.tokens], exact, 6e-6)
+            free[part.tokens] = False
+        assert out[free].isnan().all()
+
+
+def test_lists_of_a_step_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Any] = []
+    monkeypatch.setattr(prefill, "prepare", lambda *given: made.append(given) or given)
+    view, held = paged([5], 4)
+    weights = HeadWeights(randn(2, L, P), randn(2, V, L))
+    latest = prefill.Latest()
+    parts = [PrefillSlice(slice(0, 5), PrefillRow(0, 5, held.block_ids[0]))]
+    first = latest.prepared(parts, view, weights, None)
+    assert latest.prepared(parts, view, weights, None) is first
+    assert latest.prepared(list(parts), view, weights, None) is not first
+    latest.prepared(parts, replace(view, layout=replace(view.layout, block_size=2)), weights, None)
+    latest.prepared(parts, view, HeadWeights(randn(3, L, P), randn(3, V, L)), None)
+    assert len(made) == 4
+
+
+@pytest.mark.parametrize("workspace", [64, 128, 1024])
+def test_queries_see_every_key_once(workspace: int) -> None:
+    plan = prefill_cut.LaunchPlan(32, 16, 4, 3, 1, workspace)
+    shapes = [(0, 1), (200, 40), (0, 100), (63, 1), (127, 2), (0, 64)]
+    parts, token = [], 0
+    for number, (start, count) in enumerate(shapes):
+        ids = [number] * 10
+        parts.append(PrefillSlice(slice(token, token + count), PrefillRow(start, count, ids)))
+        token += count
+    blocks, runs, state = prefill_cut.cut(parts, plan)
+    assert blocks == [number for number in range(len(shapes)) for _ in range(10)]
+    seen: dict[int, list[int]] = {}
+    finished: set[int] = set()
+    for run in runs:
+        assert run.total <= workspace
+        taken = sorted(to + i for _, _, n, to in quadruples(run.places) for i in range(n))
+        assert taken == list(range(run.total))
+        assert [tile.seen for tile in run.tiles] == sorted(t.seen for t in run.tiles)[::-1]
+        for tile in run.tiles:
+            for i in range(tile.queries):
+                visible = min(tile.position + i + 1 - tile.first, tile.keys)
+                mine = seen.setdefault(tile.token + i, [])
+                assert bool(tile.resumes) == (tile.first > 0)
+                assert not tile.resumes or tile.token in range(state.start, state.stop)
+                mine += range(tile.first, tile.first + visible)
+                assert tile.token + i not in finished
+                finished |= {tile.token + i} if tile.finishes else set()
+    positions = [start + i for start, count in shapes for i in range(count)]
+    assert finished == set(range(token))
+    assert [seen[t] for t in range(token)] == [list(range(p + 1)) for p in positions]
+
+
+def quadruples(numbers: list[int]) -> list[list[int]]:
+    return [numbers[i : i + 4] for i in range(0, len(numbers), 4)]
+
+
+def test_prefill_plans() -> None:
+    for heads, nope, value in ((16, 128, 128), (128, 128, 128), (64, 192, 256), (5, P, V)):
+        for dtype in (*FLOATS, torch.bfloat16):
+            with torch.device("meta"):
+                weights = HeadWeights(
+                    torch.empty(heads, 512, nope, dtype=dtype),
+                    torch.empty(heads, value, 512, dtype=dtype),
+                )
+            plan = prefill_cut.launch(weights, 64)
+            assert heads % plan.heads == 0
+            assert plan.workspace % 64 == 0
+            size = plan.workspace * heads * (nope + value) * dtype.itemsize
+            assert size <= prefill_cut.WORKSPACE_BYTES
 
 
 # -- the list of work ------------------------------------------------------------------

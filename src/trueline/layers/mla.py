@@ -12,7 +12,7 @@ from trueline.cache.index import SparseView
 from trueline.cache.store import LatentView
 from trueline.layers.context import Build, Rope, StepInput, Weights
 from trueline.layers.indexer import Indexer
-from trueline.ops.mla_prefill import HeadWeights, PrefillRow, cheaper_form
+from trueline.ops.mla_prefill import HeadWeights, cheaper_form
 from trueline.spec.mixer import MLASpec
 
 
@@ -89,10 +89,8 @@ class MLA:
         if sparse is not None:
             at = sparse.at
             out[at] = self._attend_selected(self._absorbed(q_nope[at], wide[at]), step, latent)
-        for part in step.prefill:
-            at = part.tokens
-            queries = torch.cat((q_nope[at], wide[at][..., self.spec.kv_lora_rank :]), dim=-1)
-            out[at] = self._prefill(queries, part.row, latent)
+        if step.prefill:
+            self._prefill(q_nope, wide[..., self.spec.kv_lora_rank :], step, latent, out)
         return out
 
     def _project(self, x: Tensor) -> Projected:
@@ -122,14 +120,19 @@ class MLA:
             step.sparse.chosen = chosen
             step.sparse.recorded.append(chosen)
 
-    def _prefill(self, queries: Tensor, row: PrefillRow, view: LatentView) -> Tensor:
-        form = cheaper_form(
-            self.heads, self.spec.qk_rope_head_dim, row.count, row.start + row.count
-        )
-        out: Tensor = self.ops.mla_prefill.run(
-            queries, view, row, self.heads, softmax_scale=self.spec.softmax_scale, form=form
-        )
-        return out
+    def _prefill(
+        self, q_nope: Tensor, q_rope: Tensor, step: StepInput, view: LatentView, out: Tensor
+    ) -> None:
+        op, scale = self.ops.mla_prefill, self.spec.softmax_scale
+        if hasattr(op, "run_rows"):
+            op.run_rows(q_nope, q_rope, view, step.prefill, self.heads, out, softmax_scale=scale)
+            return
+        for part in step.prefill:
+            at, row = part.tokens, part.row
+            rope, end = self.spec.qk_rope_head_dim, row.start + row.count
+            form = cheaper_form(self.heads, rope, row.count, end)
+            queries = torch.cat((q_nope[at], q_rope[at]), dim=-1)
+            out[at] = op.run(queries, view, row, self.heads, softmax_scale=scale, form=form)
 
     def _absorbed(self, q_nope: Tensor, wide: Tensor) -> Tensor:
         """`wide` with the query moved into the latent before its turned part."""

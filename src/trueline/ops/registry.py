@@ -18,7 +18,7 @@ OPS: dict[str, tuple[str, ...]] = {
     "rope": ("native", "cpu", "reference", "triton"),
     "latent_write": ("parts", "reference", "triton"),
     "mla_decode": ("native", "cpu", "reference", "triton"),
-    "mla_prefill": ("cpu", "reference"),
+    "mla_prefill": ("cpu", "reference", "triton"),
     "lightning": ("cpu", "reference", "triton"),
     "index_scores": ("native", "cpu", "reference", "triton"),
     "top_positions": ("native", "cpu", "reference"),

@@ -1,7 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """One loop over keys for decode, for lists of cells and for any dims: n keys of a tile, h heads,
 l of the latent, r of the rotated part. Blocks of a tile ahead are looked up a turn before they are
-needed, or the copies into shared memory would wait for them."""
+needed, or the copies into shared memory would wait for them. Numbers that change from step to step
+are not specialised: no step waits for a compiler."""
 
 from __future__ import annotations
 
@@ -109,7 +110,7 @@ def attend_part(
     return out, (top + tl.log2(total)) * LN_2
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["table_row", "capacity", "slots"])
 def attend(
     q, rows, table, lengths, entries, bounds, out, lse, part_out, part_lse, scale, heads, q_row,
     q_head, table_row, capacity, slots,
@@ -151,7 +152,7 @@ def attend(
             tl.store(part_lse + at_slot, z)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "capacity", "slots"])
 def merge(
     part_out, part_lse, table, out, lse, rows, heads, covered, capacity, slots,
     LATENT: tl.constexpr, PARTS: tl.constexpr, AT_ONCE: tl.constexpr, COLUMNS: tl.constexpr,

@@ -11,7 +11,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trueline.ops.launch import power_of_two
 from trueline.ops.mla_decode.launch_plan import LaunchPlan
 
 CHUNK = 256
@@ -36,10 +35,9 @@ def work_list(lengths: Tensor, plan: LaunchPlan) -> WorkList:
     entries = lengths.new_empty(plan.entries(rows), 4, dtype=torch.int32)
     bounds = lengths.new_empty(plan.groups + 1, dtype=torch.int32)
     table = lengths.new_empty(3, rows, dtype=torch.int32)
-    chunk = min(power_of_two(rows), CHUNK)
     deal[(plan.groups + 1,)](
-        lengths, entries, bounds, table, rows, len(entries),
-        GROUPS=plan.groups, TILE=plan.tile, OVERHEAD=plan.overhead, LEAST=plan.least, CHUNK=chunk,
+        lengths, entries, bounds, table, rows, len(entries), plan.groups,
+        TILE=plan.tile, OVERHEAD=plan.overhead, LEAST=plan.least, CHUNK=CHUNK,
     )  # fmt: skip
     return WorkList(plan, entries, bounds, table)
 
@@ -55,11 +53,10 @@ def group_at(unit, total, used):
     return ((unit + 1) * used - 1) // total
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "capacity", "groups"])
 def deal(
-    lengths, entries, bounds, table, rows, capacity,
-    GROUPS: tl.constexpr, TILE: tl.constexpr, OVERHEAD: tl.constexpr, LEAST: tl.constexpr,
-    CHUNK: tl.constexpr,
+    lengths, entries, bounds, table, rows, capacity, groups,
+    TILE: tl.constexpr, OVERHEAD: tl.constexpr, LEAST: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """A program per group writes the group's entries; one more, which has none, what is said of
     rows. A row's units are its overhead and then its tiles; rows without keys have none."""
@@ -69,7 +66,7 @@ def deal(
     for chunk in range(0, rows, CHUNK):
         tiles = tiles_of(lengths, chunk + lane, rows, TILE)
         total += tl.sum(tl.where(tiles > 0, tiles + OVERHEAD, 0), 0)
-    used = tl.minimum(tl.maximum(total // LEAST, 1), GROUPS)
+    used = tl.minimum(tl.maximum(total // LEAST, 1), groups)
     total = tl.maximum(total, 1)
     begin, end = group * total // used, (group + 1) * total // used
     units = tl.zeros((), tl.int64)
@@ -86,7 +83,7 @@ def deal(
         pieces = tl.where(parts > 1, parts, 0)
         entry = listed + tl.cumsum(parts, 0) - parts
         slot = slotted + tl.cumsum(pieces, 0) - pieces
-        if group == GROUPS:
+        if group == groups:
             tl.store(table + row, entry + parts, mask=row < rows)
             tl.store(table + rows + row, slot, mask=row < rows)
             tl.store(table + 2 * rows + row, parts, mask=row < rows)

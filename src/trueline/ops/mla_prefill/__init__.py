@@ -4,6 +4,11 @@ the new positions themselves.
 `run(q [tokens, heads, nope + rope], view, row, heads, softmax_scale=…, form=…)` ->
 out [tokens, heads, value]. Both forms give the same numbers: `expanded` makes keys and values per
 head, `absorbed` moves queries into the latent. `softmax_scale` has no default.
+
+An implementation may also have `run_rows(q_nope [n, heads, nope], q_rope [n, heads, rope], view,
+parts, heads, out [n, heads, value], softmax_scale=…)`, which takes all prefill rows of a step at
+once, each with its `tokens` (a slice of n) and its `row`, in the forms it likes. It writes their
+tokens of `out` and no others; the layers of a step hand over the same `parts`.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["width", "positions_row", "blocks_row"])
 def look_up(
     positions, blocks, run, lengths, cells, counts, width, positions_row, blocks_row,
     BLOCK: tl.constexpr, CHUNK: tl.constexpr,
@@ -18,7 +18,7 @@ def look_up(
     length = tl.load(lengths + row)
     table = blocks + tl.load(run + row) * blocks_row
     count = tl.zeros((), tl.int32)
-    end = tl.zeros((), tl.int32) + width
+    end = width
     unseen = tl.zeros((), tl.int32)
     for start in range(0, width, CHUNK):
         i = start + tl.arange(0, CHUNK)

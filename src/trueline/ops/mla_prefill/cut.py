@@ -1,0 +1,164 @@
+"""How prefill rows are cut on a GPU: runs of keys that fit the workspace, and tiles of queries over
+each run. The host knows all lengths, so the lists are made here and copied over once a step."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from trueline.ops.launch import copied, power_of_two
+from trueline.ops.mla_prefill import HeadWeights, PrefillRow
+
+# Keys made at a time: as many as fit, but no more than keep the machine busy.
+WORKSPACE_BYTES = 512 << 20
+MOST_KEYS = 16384
+SHARED_BYTES = 220 << 10
+# Positions that a program gathers.
+GATHERED = 16
+
+
+class Part(Protocol):
+    """Where a row's tokens stand among those of the step."""
+
+    @property
+    def tokens(self) -> slice: ...
+
+    @property
+    def row(self) -> PrefillRow: ...
+
+
+@dataclass(frozen=True, slots=True)
+class LaunchPlan:
+    queries: int
+    keys: int
+    warps: int
+    stages: int
+    heads: int
+    """Worked on at the same time; a divisor of all there are."""
+    workspace: int
+    """Positions whose keys and values are made at a time."""
+
+
+def launch(weights: HeadWeights, rope: int) -> LaunchPlan:
+    (count, _, nope), value = weights.key.shape, weights.value.shape[1]
+    itemsize = weights.key.dtype.itemsize
+    most = WORKSPACE_BYTES // (count * (nope + value) * itemsize)
+    workspace = max(min(most, MOST_KEYS) // 64, 1) * 64
+    group = 8 if count % 8 == 0 else count
+    if weights.key.dtype == torch.float32:  # no tensor cores: what fits into registers
+        return LaunchPlan(16, 16, 8, 1, group, workspace)
+    queries, keys, stages = 128, 64, 3
+    query = itemsize * (power_of_two(nope) + power_of_two(rope))
+    key = query + itemsize * power_of_two(value)
+    while keys > 16 and queries * query + stages * keys * key > SHARED_BYTES:
+        keys //= 2
+    return LaunchPlan(queries, keys, 8, stages, group, workspace)
+
+
+class Tile(NamedTuple):
+    """A tile of queries over a run of keys, as the kernel reads it."""
+
+    token: int
+    """The first query's place among the step's tokens."""
+    queries: int
+    position: int
+    """Of the first query."""
+    key: int
+    """Where the run begins in the workspace, at which position, and how long it is."""
+    first: int
+    keys: int
+    resumes: int
+    """Whether runs before this one have left a state; whether the result is left to more."""
+    finishes: int
+
+    @property
+    def seen(self) -> int:
+        return min(self.position + self.queries - self.first, self.keys)
+
+
+@dataclass(slots=True)
+class Run:
+    """What is worked on at a time, in one workspace."""
+
+    total: int = 0
+    places: list[int] = field(default_factory=list)  # four numbers each: see `kernels.gather`
+    tiles: list[Tile] = field(default_factory=list)
+
+
+class Lists(NamedTuple):
+    total: int
+    places: Tensor  # [programs of gather, 4]
+    tiles: Tensor  # [tiles, 8]
+
+
+@dataclass(frozen=True, slots=True)
+class Cut:
+    plan: LaunchPlan
+    blocks: Tensor
+    runs: list[Lists]
+    state: slice
+    """Tokens whose keys take more than one run."""
+
+
+def cut(parts: Sequence[Part], plan: LaunchPlan) -> tuple[list[int], list[Run], slice]:
+    """Rows longer than the workspace are cut at multiples of it; others stay whole."""
+    blocks: list[int] = []
+    runs: list[Run] = [Run()]
+    long = [part.tokens for part in parts if part.row.start + part.row.count > plan.workspace]
+    for part in parts:
+        row = part.row
+        end = row.start + row.count
+        if runs[-1].total + end > plan.workspace and runs[-1].total:
+            runs.append(Run())
+        for first in range(0, end, plan.workspace):
+            if first:
+                runs.append(Run())
+            keys = min(end - first, plan.workspace)
+            _add(runs[-1], part, first, keys, len(blocks), plan)
+        blocks += row.block_ids
+    for run in runs:
+        run.tiles.sort(key=lambda tile: -tile.seen)  # the longest first: the short fill up
+    state = slice(min(t.start for t in long), max(t.stop for t in long)) if long else slice(0, 0)
+    return blocks, runs, state
+
+
+def _add(run: Run, part: Part, first: int, keys: int, table: int, plan: LaunchPlan) -> None:
+    row, base = part.row, run.total
+    for at in range(0, keys, GATHERED):
+        run.places += (table, first + at, min(GATHERED, keys - at), base + at)
+    for query in range(0, row.count, plan.queries):
+        queries = min(plan.queries, row.count - query)
+        position = row.start + query
+        last = position + queries - 1
+        if last >= first:
+            run.tiles.append(
+                Tile(
+                    *(part.tokens.start + query, queries, position, base, first, keys),
+                    *(int(first > 0), int(last < first + keys)),
+                )
+            )
+    run.total += keys
+
+
+def lists(parts: Sequence[Part], plan: LaunchPlan, device: torch.device) -> Cut:
+    """The same on the device, in one copy."""
+    blocks, runs, state = cut(parts, plan)
+    columns = [blocks]
+    for run in runs:
+        columns += [run.places, [number for tile in run.tiles for number in tile]]
+    there, *sent = aligned(columns, device)
+    made = [
+        Lists(run.total, places.view(-1, 4), tiles.view(-1, len(Tile._fields)))
+        for run, places, tiles in zip(runs, sent[::2], sent[1::2], strict=True)
+    ]
+    return Cut(plan, there, made, state)
+
+
+def aligned(columns: list[list[int]], device: torch.device) -> list[Tensor]:
+    """Copied, each to a multiple of 16 bytes: kernels are compiled for pointers to such."""
+    sent = copied([[*column, *[0] * (-len(column) % 4)] for column in columns], device)
+    return [there[: len(column)] for there, column in zip(sent, columns, strict=True)]
