@@ -13,8 +13,10 @@ from trueline.ops.index_scores import reference as scores_reference
 from trueline.ops.index_scores import triton as scores_op
 from trueline.ops.registry import reasons
 from trueline.ops.sparse_rows import Run, SparseRows, Table
+from trueline.ops.top_positions import reference as top_reference
+from trueline.ops.top_positions import triton as top_op
 from trueline.verify.ops import OP_CHECKS, randn
-from trueline.verify.sparse import FULL, NARROW_GATE, SCORE_GATE
+from trueline.verify.sparse import FULL, NARROW_GATE, SCORE_GATE, hard_scores
 
 NARROW = torch.float16
 
@@ -157,3 +159,79 @@ def test_a_step_without_rows() -> None:
     prepared = scores_op.prepare(SparseRows(()), view, FULL, topk=3)
     ours = scores_op.run(torch.empty(0, 3, 16), torch.empty(0, 3), view, prepared)
     assert ours.shape == (0, 0)
+
+
+# -- selection -------------------------------------------------------------------------
+
+
+def test_top_positions() -> None:
+    OP_CHECKS["top_positions"][0].run(top_op)
+
+
+SMALL = top_op.Launch(64, 16, 4)
+
+
+@pytest.mark.parametrize(
+    ("topk", "how"), [(1, None), (24, SMALL), (60, None), (97, None), (200, None)]
+)
+def test_selection_is_exact(topk: int, how: top_op.Launch | None) -> None:
+    """Whatever the strides: rows that may be read in fours, rows that may not, columns apart."""
+    scores, lengths = hard_scores()
+    wanted = top_reference.run(scores, lengths, topk)
+    wide = torch.full((len(scores), 108), torch.inf)
+    wide[:, 8:105] = scores
+    for each in (scores, wide[:, 8:105], scores.T.contiguous().T):
+        before = each.clone()
+        assert torch.equal(top_op.run(each, lengths, topk, how), wanted)
+        assert torch.equal(each.nan_to_num(), before.nan_to_num())
+
+
+def test_many_rounds() -> None:
+    """Ties that cross chunks, in rows of many chunks and of few."""
+    scores = (randn(6, 300, seed=4) * 3).round()
+    scores[1], scores[2, 50:] = 0.0, -torch.inf
+    scores[3] = torch.where(torch.arange(300) % 3 == 0, torch.nan, scores[3])
+    scores[4] = torch.arange(300.0)
+    lengths = torch.tensor([300, 300, 299, 256, 193, 65])
+    for topk in (5, 32):
+        ours = top_op.run(scores, lengths, topk, SMALL)
+        assert torch.equal(ours, top_reference.run(scores, lengths, topk))
+
+
+def test_values_of_every_size() -> None:
+    """Neighbours in the last bit, denormals, both infinities."""
+    near = torch.tensor([1.0]).view(torch.int32) + torch.arange(60, dtype=torch.int32)
+    scores = torch.stack([
+        near.view(torch.float32).flip(0),
+        -near.view(torch.float32),
+        torch.arange(60) * 1e-45,
+        torch.tensor([3e38, torch.inf, -torch.inf, -3e38, 1e-40, -1e-40] * 10),
+    ])  # fmt: skip
+    lengths = torch.tensor([60, 60, 59, 60])
+    for topk in (7, 30):
+        assert torch.equal(
+            top_op.run(scores, lengths, topk), top_reference.run(scores, lengths, topk)
+        )
+
+
+def test_fill_is_never_stale(monkeypatch: pytest.MonkeyPatch) -> None:
+    real = Tensor.new_empty
+
+    def garbage(self: Tensor, *shape: int, **options: torch.dtype) -> Tensor:
+        return real(self, *shape, **options).fill_(7)
+
+    monkeypatch.setattr(Tensor, "new_empty", garbage)
+    wanted = [[-1] * 6, [0, 1, -1, -1, -1, -1], [0, 1, 2, 3, -1, -1]]
+    lengths = torch.tensor([0, 2, 4])
+    for scores in (torch.full((3, 4), torch.nan), torch.empty(3, 0)):  # or none were made
+        assert top_op.run(scores, lengths, 6).tolist() == wanted
+    wide = randn(3, 300)
+    assert torch.equal(top_op.run(wide, torch.tensor([300, 20, 90]), 24, SMALL),
+                       top_reference.run(wide, torch.tensor([300, 20, 90]), 24))  # fmt: skip
+    assert top_op.run(torch.empty(0, 0), torch.empty(0, dtype=torch.long), 4).shape == (0, 4)
+
+
+def test_rounds_get_shorter() -> None:
+    assert top_op.launch(160_000, 2048).chunk == 32768
+    assert top_op.launch(8192, 2048) == top_op.Launch(8192, 4096, 16)
+    assert top_op.launch(10**6, 40_000).chunk >= 80_000

@@ -21,7 +21,7 @@ OPS: dict[str, tuple[str, ...]] = {
     "mla_prefill": ("cpu", "reference", "triton"),
     "lightning": ("cpu", "reference", "triton"),
     "index_scores": ("native", "cpu", "reference", "triton"),
-    "top_positions": ("native", "cpu", "reference"),
+    "top_positions": ("native", "cpu", "reference", "triton"),
     "sparse_mla": ("native", "cpu", "reference", "triton"),
     "route": ("native", "cpu", "reference", "triton"),
     "experts": ("native", "cpu", "reference", "triton"),

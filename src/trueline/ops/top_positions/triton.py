@@ -1,0 +1,69 @@
+"""A program per row where a row fits one; else one per chunk of it, and again over what the chunks
+have left. Of equal scores a chunk keeps the lowest positions, as the whole row does: nothing that
+is chosen is lost on the way."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from trueline.ops.launch import power_of_two, refusals
+from trueline.ops.top_positions import kernels
+
+__all__ = ["refusals", "run"]
+
+LARGEST = 32768
+"""Scores that the registers of one program hold."""
+SMALLEST = 256
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    chunk: int
+    part: int
+    """Scores put in place at a time."""
+    warps: int
+
+
+def launch(width: int, topk: int) -> Launch:
+    """A chunk leaves topk: it must hold at least twice as many for the next round to be shorter."""
+    largest = max(LARGEST, 2 * power_of_two(topk))
+    chunk = min(max(power_of_two(width), SMALLEST), largest)
+    return Launch(chunk, min(chunk, 4096), min(max(chunk // 512, 4), 32))
+
+
+def run(scores: Tensor, lengths: Tensor, topk: int, how: Launch | None = None) -> Tensor:
+    scores = scores if scores.stride(1) == 1 else scores.contiguous()
+    n, width = scores.shape
+    out = lengths.new_empty(n, topk, dtype=torch.int64)
+    if not out.numel():
+        return out
+    source, slots, padded = None, power_of_two(topk), _padded(scores)
+    while True:
+        use = how or launch(width, topk)
+        chunks = max(-(-width // use.chunk), 1)
+        final = chunks == 1
+        left = out if final else lengths.new_empty(n, chunks, topk, dtype=torch.int32)
+        kernels.select[(n, chunks)](
+            *(scores, scores.stride(0), lengths, source, width, left, topk),
+            PADDED=padded,
+            CHUNK=use.chunk,
+            PART=use.part,
+            SLOTS=slots,
+            FINAL=final,
+            num_warps=use.warps,
+        )
+        if final:
+            return out
+        source, width = left, chunks * topk
+
+
+def _padded(scores: Tensor) -> bool:
+    """Whether every row lies at a multiple of four numbers and may be read up to one."""
+    n, width = scores.shape
+    start, stride = scores.storage_offset(), scores.stride(0)
+    stop = start + (n - 1) * stride + -(-width // 4) * 4
+    held = scores.untyped_storage().nbytes() // scores.itemsize
+    return start % 4 == 0 and stride % 4 == 0 and stop <= held
