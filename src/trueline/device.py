@@ -92,7 +92,7 @@ _madvise = _find_madvise()
 def send(values: Tensor, device: torch.device | str) -> Tensor:
     """Of the host's own memory to a device. From pinned memory the copy queues up like a kernel:
     the host does not wait for what is before it."""
-    if torch.device(device).type == "cpu":
+    if values.device.type == torch.device(device).type:
         return values
     return values.pin_memory().to(device, non_blocking=True)
 

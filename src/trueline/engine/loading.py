@@ -26,6 +26,8 @@ from trueline.tiny.make import draw
 from trueline.weights.load import FLOAT32_KINDS, StoredWeights
 
 Progress = Callable[[int, int], None]
+# What is left of a drawn correction bias, so that it does not choose the experts.
+EVEN = 0.01
 
 
 @dataclass(frozen=True)
@@ -77,7 +79,10 @@ class DrawnWeights:
     def pop(self, name: str) -> Tensor:
         parameter, plan = self._parameters.pop(name), self._plan
         dtype = torch.float32 if parameter.kind in FLOAT32_KINDS else plan.weight_dtype
-        return draw(name, parameter.shape, parameter.kind, self._seed, plan.device.torch).to(dtype)
+        value = draw(name, parameter.shape, parameter.kind, self._seed, plan.device.torch)
+        if parameter.kind == "correction_bias":
+            value *= EVEN  # a checkpoint's bias evens out what its router prefers: ours has none
+        return value.to(dtype)
 
 
 def _fingerprint(model: Path, plan: Plan) -> str:
