@@ -181,6 +181,10 @@ MISTAKES = [
     Mistake("bits of the count", "lightning", "bits", "prefill", of_the_count),
     Mistake("bits of the heads", "lightning", "ranks", "prefill", of_the_heads),
     Mistake("bits of the heads", "lightning", "ranks", "decode", of_the_heads),
+    Mistake("eps left out", "index_write", "numbers", "run",
+            lambda run: lambda *given, **options: run(*given, **options | {"eps": 0.0})),
+    Mistake("pairs only", "index_write", "queries", "turn",
+            lambda turn: lambda q, **options: turn(q, **options | {"pairing": "pairs"})),
     Mistake("relu forgotten", "index_scores", "numbers", "run",
             lambda run: lambda q, weights, view, given:
                 run(q, weights, view, given) - run(-q, weights, view, given)),

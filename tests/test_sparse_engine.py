@@ -11,9 +11,11 @@ import pytest
 import torch
 
 from trueline.config import EngineConfig
+from trueline.device import interpreting
+from trueline.engine import inputs
 from trueline.engine.loading import load_engine
 from trueline.errors import UsageError
-from trueline.ops.registry import NEEDS
+from trueline.ops.registry import NEEDS, OPS
 from trueline.sizes import own_indexers
 from trueline.verify.cases import CASES, make_subject
 from trueline.verify.engine import (
@@ -163,13 +165,40 @@ def test_ranks_are_as_one(family: str, config: EngineConfig, tiny: Tiny) -> None
     ranks_are_as_one(model, asks, config, 2, 4, 8)
 
 
-@pytest.mark.parametrize("op", [op for op, need in NEEDS.items() if need == "indexer"])
-@pytest.mark.parametrize("name", ["cpu", "reference"])
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [
+        (op, name)
+        for op, need in NEEDS.items()
+        if need == "indexer"
+        for name in OPS[op]
+        if name in ("cpu", "parts", "reference")
+    ],
+)
 def test_ops_can_be_chosen(op: str, name: str, model: Path) -> None:
     asks = [Ask(prompt(70), 3), Ask(prompt(23), 4, arrives=1)]
     done = run(model, asks, BASE, ops={op: name})
     oracle(model, asks, done)
     assert done.core.plan.choices[op].name == name
+
+
+@pytest.mark.skipif(not interpreting(), reason="on a GPU they run by themselves")
+def test_kernels_for_a_gpu_can_be_interpreted(model: Path) -> None:
+    ops = ("index_write", "index_scores", "top_positions", "sampling")
+    asks = [Ask(prompt(31), 2)]
+    oracle(model, asks, run(model, asks, BASE, ops=dict.fromkeys(ops, "triton")))
+
+
+@pytest.mark.parametrize("limit", [1, 400, 5000])
+def test_scores_held_at_a_time(
+    limit: int, model: Path, whole: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory is bounded; nothing else changes, in batch-invariant mode not a bit."""
+    asks = [MIXED[0], MIXED[4]]
+    wanted = run(model, asks, INVARIANT)
+    monkeypatch.setattr(inputs, "SCORES_AT_A_TIME", limit)
+    same("scores in parts", run(model, asks, INVARIANT), wanted, bitwise=True)
+    same("scores in parts", run(model, MIXED, BASE, enable_prefix_caching=False), whole)
 
 
 def test_choices_can_be_recorded_and_forced(model: Path) -> None:

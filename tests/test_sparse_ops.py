@@ -290,6 +290,28 @@ def test_fp8_keys_select_what_unquantised_keys_select(storage: str, power_of_two
     assert all(s in found for each in sets.values() for s, found in zip(needles, each, strict=True))
 
 
+@given(
+    shapes=st.lists(st.tuples(st.integers(0, 30), st.integers(1, 9)), max_size=6),
+    limit=st.integers(1, 200),
+)
+def test_rows_are_cut_into_parts(shapes: list[tuple[int, int]], limit: int) -> None:
+    rows = SparseRows(tuple(Run([i], *shape) for i, shape in enumerate(shapes)))
+    parts = rows.parts(limit)
+    owners = [(run.block_ids, length) for run in rows.runs
+              for length in range(run.first, run.first + run.count)]  # fmt: skip
+    found = []
+    for (at, part), following in zip(parts, [*parts[1:], None], strict=True):
+        lengths = part.lengths
+        assert at == slice(len(found), len(found) + len(lengths))
+        assert len(lengths) <= 1 or len(lengths) * max(lengths) <= limit
+        if following:  # one more row would have been too many
+            longest = max(*lengths, following[1].lengths[0])
+            assert (len(lengths) + 1) * longest > limit
+        found += [(run.block_ids, length) for run in part.runs
+                  for length in range(run.first, run.first + run.count)]  # fmt: skip
+    assert found == owners
+
+
 # -- selection -------------------------------------------------------------------------
 
 

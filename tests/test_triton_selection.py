@@ -11,6 +11,7 @@ from trueline.cache.index import IndexStore, IndexView
 from trueline.cache.layout import IndexLayout
 from trueline.ops.index_scores import reference as scores_reference
 from trueline.ops.index_scores import triton as scores_op
+from trueline.ops.index_write import triton as write_op
 from trueline.ops.registry import reasons
 from trueline.ops.sparse_rows import Run, SparseRows, Table
 from trueline.ops.top_positions import reference as top_reference
@@ -159,6 +160,25 @@ def test_a_step_without_rows() -> None:
     prepared = scores_op.prepare(SparseRows(()), view, FULL, topk=3)
     ours = scores_op.run(torch.empty(0, 3, 16), torch.empty(0, 3), view, prepared)
     assert ours.shape == (0, 0)
+
+
+# -- keys and queries ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("storage", "dtype"), [("float32", torch.float32), ("float16", NARROW),
+                                                ("float32", NARROW)])  # fmt: skip
+def test_index_write(storage: str, dtype: torch.dtype) -> None:
+    numbers, queries = OP_CHECKS["index_write"]
+    numbers.run(write_op, dtype, (storage,))
+    queries.run(write_op, dtype)
+
+
+def test_nothing_to_write() -> None:
+    view, _ = sequences([4], 16, "float32")
+    none = {"cos": torch.empty(0, 4), "sin": torch.empty(0, 4), "pairing": "pairs", "rope": None}
+    empty, one = torch.empty(0, dtype=torch.long), torch.ones(16)
+    write_op.run(torch.empty(0, 16), view, empty, norm=one, bias=one, eps=0.1, **none)
+    assert write_op.turn(torch.empty(0, 3, 16), **none).shape == (0, 3, 16)
 
 
 # -- selection -------------------------------------------------------------------------

@@ -274,10 +274,12 @@ class DecodeGraphs:
         assert plan.index is not None
         size, ops = len(table.lengths), self.inputs.ops
         rows = Table(table.blocks, torch.arange(size, device=table.lengths.device), table.lengths)
+        keys, topk = index.views[0], plan.index.topk
+        scores = ops.index_scores.prepare(rows, keys, plan.tiling, topk=topk)
         return SparseStep(
             slice(0, size),
             table.lengths,
-            ops.index_scores.prepare(rows, index.views[0], plan.tiling, topk=plan.index.topk),
+            ((slice(0, size), scores),),
             ops.sparse_mla.prepare(rows, self.inputs.caches.latent.views[0], plan.tiling),
             [],
         )

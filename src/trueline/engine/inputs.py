@@ -19,6 +19,9 @@ from trueline.sizes import latent_mixers, linear_mixers, own_indexers
 from trueline.spec.mixer import LightningSpec, MLASpec
 from trueline.spec.model import ModelSpec
 
+# Scores of index keys that are held at a time.
+SCORES_AT_A_TIME = 1 << 25
+
 
 class Caches:
     """The memory of one rank between steps."""
@@ -120,7 +123,10 @@ class Inputs:
         return SparseStep(
             self._places(batch.sparse_tokens),
             self.tensor(rows.lengths),
-            self.ops.index_scores.prepare(rows, index.views[0], tiling, topk=topk),
+            tuple(
+                (at, self.ops.index_scores.prepare(part, index.views[0], tiling, topk=topk))
+                for at, part in rows.parts(SCORES_AT_A_TIME)
+            ),
             self.ops.sparse_mla.prepare(rows, self.caches.latent.views[0], tiling),
             list(forced),
         )

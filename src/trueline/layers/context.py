@@ -32,6 +32,7 @@ class Ops:
         self.mla_prefill: Any = plan.op("mla_prefill")
         self.lightning: Any = plan.op("lightning") if plan.state else None
         sparse = plan.index is not None
+        self.index_write: Any = plan.op("index_write") if sparse else None
         self.index_scores: Any = plan.op("index_scores") if sparse else None
         self.top_positions: Any = plan.op("top_positions") if sparse else None
         self.sparse_mla: Any = plan.op("sparse_mla") if sparse else None
@@ -120,7 +121,8 @@ class SparseStep:
 
     at: slice | Tensor  # where they stand among the step's tokens
     lengths: Tensor  # [rows]
-    scores: Any  # what index_scores made of them
+    scores: tuple[tuple[slice, Any], ...]
+    """What index_scores made of them, some rows at a time."""
     attention: Any  # what sparse_mla made of them
     forced: list[Tensor]
     """Choices to take instead, layer by layer."""

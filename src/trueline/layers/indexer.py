@@ -3,6 +3,8 @@ that a query may see."""
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -16,7 +18,6 @@ class Indexer:
     def __init__(self, mla: MLASpec, build: Build, weights: Weights, name: str) -> None:
         assert mla.indexer is not None
         self.spec, self.ops = mla.indexer, build.ops
-        self.compute = build.plan.compute_dtype
         pack = build.ops.linear.pack
         self.key_weight = weights.stored(f"{name}.wk.weight")
         """Left to the layer, which multiplies the same input by its own weights."""
@@ -27,32 +28,39 @@ class Indexer:
         assert torch.equal(inv_freq(ours), inv_freq(theirs)), "one table turns both"
         assert ours.cos_sin_scale == theirs.cos_sin_scale
 
-    def keys(self, projected: Tensor, rope: Rope) -> Tensor:
-        """What the index cache holds of each token: [n, head_dim]."""
-        weight, bias = (part.float() for part in self.norm)
-        normed = torch.nn.functional.layer_norm(
-            projected.float(), projected.shape[-1:], weight, bias, self.spec.key_norm_eps
+    def write(self, projected: Tensor, rope: Rope, view: IndexView, cells: Tensor) -> None:
+        """What the index cache holds of each token."""
+        norm, bias = self.norm
+        self.ops.index_write.run(
+            projected,
+            view,
+            cells,
+            norm=norm,
+            bias=bias,
+            eps=self.spec.key_norm_eps,
+            **self._turning(rope),
         )
-        return self._rotate(normed.to(self.compute)[:, None], rope)[:, 0]
 
     def choose(
         self, x: Tensor, q_latent: Tensor, rope: Rope, step: SparseStep, view: IndexView
     ) -> Tensor:
         """Logical positions [rows, topk] for the rows that see more than topk."""
         assert rope is not None
-        spec, at = self.spec, step.at
-        turns = (rope[0][at], rope[1][at])
+        spec, at, run = self.spec, step.at, self.ops.index_scores.run
         q = self.ops.linear.run(q_latent[at], self.q).view(step.count, spec.heads, spec.head_dim)
+        q = self.ops.index_write.turn(q, **self._turning((rope[0][at], rope[1][at])))
         weights = self.ops.linear.run(x[at].float(), self.weights)
-        scores = self.ops.index_scores.run(
-            self._rotate(q, turns), weights * (spec.head_weight * spec.scale), view, step.scores
-        )
-        chosen: Tensor = self.ops.top_positions.run(scores, step.lengths, spec.topk)
-        return chosen
+        weights = weights * (spec.head_weight * spec.scale)
+        chosen: list[Tensor] = [
+            self.ops.top_positions.run(
+                run(q[rows], weights[rows], view, prepared), step.lengths[rows], spec.topk
+            )
+            for rows, prepared in step.scores
+        ]
+        return chosen[0] if len(chosen) == 1 else torch.cat(chosen)
 
-    def _rotate(self, x: Tensor, rope: Rope) -> Tensor:
-        """The first channels turn, the others stay."""
+    def _turning(self, rope: Rope) -> dict[str, Any]:
+        """By which table, and how channels pair up."""
         assert rope is not None
-        dim = self.spec.rope.dim
-        turned = self.ops.rope.run(x[..., :dim], *rope, self.spec.rope.pairing)
-        return torch.cat((turned, x[..., dim:]), dim=-1)
+        pairing = self.spec.rope.pairing
+        return {"cos": rope[0], "sin": rope[1], "pairing": pairing, "rope": self.ops.rope}

@@ -112,7 +112,7 @@ class MLA:
             return
         assert isinstance(view, SparseView)
         assert view.index is not None
-        view.index.write(step.cells, self.indexer.keys(made.index_key, rope))
+        self.indexer.write(made.index_key, rope, view.index, step.cells)
         if step.sparse is not None:
             chosen = step.sparse.forced.pop(0) if step.sparse.forced else None
             if chosen is None:

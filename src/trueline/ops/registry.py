@@ -20,6 +20,7 @@ OPS: dict[str, tuple[str, ...]] = {
     "mla_decode": ("native", "cpu", "reference", "triton"),
     "mla_prefill": ("cpu", "reference", "triton"),
     "lightning": ("cpu", "reference", "triton"),
+    "index_write": ("parts", "reference", "triton"),
     "index_scores": ("native", "cpu", "reference", "triton"),
     "top_positions": ("native", "cpu", "reference", "triton"),
     "sparse_mla": ("native", "cpu", "reference", "triton"),
@@ -39,6 +40,7 @@ FUNCTIONS: dict[str, tuple[str, ...]] = {
     "mla_decode": ("prepare", "run"),
     "mla_prefill": ("run",),
     "lightning": ("prepare", "decode", "prefill"),
+    "index_write": ("run", "turn"),
     "index_scores": ("prepare", "run"),
     "top_positions": ("run",),
     "sparse_mla": ("prepare", "run"),
@@ -65,6 +67,7 @@ REGISTRY = Registry(
 Need = Literal["states", "indexer"]
 NEEDS: dict[str, Need] = {
     "lightning": "states",
+    "index_write": "indexer",
     "index_scores": "indexer",
     "top_positions": "indexer",
     "sparse_mla": "indexer",

@@ -4,6 +4,7 @@ much of it it sees. Decode rows and every token of a prefill row are rows of the
 from __future__ import annotations
 
 from dataclasses import dataclass
+from itertools import pairwise
 
 import torch
 from torch import Tensor
@@ -30,6 +31,28 @@ class SparseRows:
     def lengths(self) -> list[int]:
         """How many positions each row sees."""
         return [run.first + i for run in self.runs for i in range(run.count)]
+
+    def parts(self, limit: int) -> list[tuple[slice, SparseRows]]:
+        """Cut so that no part has more than one row and more than `limit` numbers, were all its
+        rows as wide as its longest; with where each part's rows stand among all."""
+        cuts, longest = [0], 0
+        for row, length in enumerate(self.lengths):
+            longest = max(longest, length)
+            if row > cuts[-1] and (row + 1 - cuts[-1]) * longest > limit:
+                cuts.append(row)
+                longest = length
+        ends = pairwise([*cuts, len(self.lengths)])
+        return [(slice(start, stop), self._between(start, stop)) for start, stop in ends]
+
+    def _between(self, start: int, stop: int) -> SparseRows:
+        runs: list[Run] = []
+        row = 0
+        for run in self.runs:
+            first, last = max(start - row, 0), min(stop - row, run.count)
+            if first < last:
+                runs.append(Run(run.block_ids, run.first + first, last - first))
+            row += run.count
+        return SparseRows(tuple(runs))
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -167,9 +168,10 @@ def index_scores(
 
 
 def _scores(op: Any, storage: str, dtype: torch.dtype) -> None:
-    with torch.device("cpu"):  # where the reference does not wait for each number
-        exact, sizes = _exact_scores(storage, dtype)
     here = torch.get_default_device()
+    # where the reference does not wait for each number
+    with torch.device("cpu") if here.type != "cpu" else nullcontext():
+        exact, sizes = _exact_scores(storage, dtype)
     seen = (exact != -math.inf).to(here)
     exact, gate = (
         exact.to(here),

@@ -10,7 +10,7 @@ import torch
 from trueline.ops.registry import implementation, runnable
 from trueline.verify import sparse
 from trueline.verify.cases import Subject
-from trueline.verify.ops import attention, latent, lightning, parts, ranks, sampling
+from trueline.verify.ops import attention, index, latent, lightning, parts, ranks, sampling
 from trueline.verify.ops.data import H, L, R, paged, randn
 
 __all__ = ["OP_CHECKS", "H", "L", "OpCheck", "R", "attention_ops", "paged", "randn"]
@@ -60,6 +60,7 @@ OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
         OpCheck("bits", lightning.fixed_bits, True),
         OpCheck("ranks", ranks.lightning, True),
     ),
+    "index_write": (OpCheck("numbers", index.index_write), OpCheck("queries", index.index_turn)),
     "index_scores": (OpCheck("numbers", sparse.index_scores),),
     "top_positions": (OpCheck("choices", sparse.top_positions),),
     "sparse_mla": (

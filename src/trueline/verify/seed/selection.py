@@ -12,7 +12,7 @@ from trueline.engine import core as core_module
 from trueline.layers.indexer import Indexer
 from trueline.layers.mla import MLA
 from trueline.spec.rope import Pairing
-from trueline.verify.seed import Fault, Make
+from trueline.verify.seed import Fault, Make, Running
 
 
 def _first_positions(choose: Make) -> Make:
@@ -40,9 +40,9 @@ def _keys_of_long_rows_only(select: Make) -> Make:
     return broken
 
 
-def _last_dims_turn(rotate: Make) -> Make:
-    def broken(self: Indexer, x: Tensor, rope: Any) -> Tensor:
-        turned: Tensor = rotate(self, x.flip(-1), rope)
+def _last_dims_turn(turn: Make) -> Make:
+    def broken(x: Tensor, *how: Any) -> Tensor:
+        turned: Tensor = turn(x.flip(-1), *how)
         return turned.flip(-1)
 
     return broken
@@ -69,9 +69,9 @@ def _in_place_assumed(*, keys: bool) -> Make:
     """What the rotation of keys, or of queries, returns is dropped, as if it had turned its
     argument."""
 
-    def make(rotate: Make) -> Make:
-        def broken(self: Indexer, x: Tensor, rope: Any) -> Tensor:
-            turned: Tensor = rotate(self, x, rope)
+    def make(turn: Make) -> Make:
+        def broken(x: Tensor, *how: Any) -> Tensor:
+            turned: Tensor = turn(x, *how)
             return x if (x.shape[1] == 1) == keys else turned
 
         return broken
@@ -104,7 +104,7 @@ def _forgets_to_share(attend: Make) -> Make:
     return broken
 
 
-_V = "v32-near"
+_V, _WRITE = "v32-near", Running("index_write")
 
 SELECTION_FAULTS = [
     Fault("engine-selection-ignored", "the choice is not looked at", "engine oracle", _V,
@@ -114,7 +114,7 @@ SELECTION_FAULTS = [
     Fault("engine-keys-of-long-rows", "short steps write no index keys", "split = whole", _V,
           MLA, "_select", _keys_of_long_rows_only),
     Fault("engine-index-last-dims", "the indexer turns the last dims", "engine oracle", _V,
-          Indexer, "_rotate", _last_dims_turn),
+          _WRITE, "turn_first", _last_dims_turn),
     Fault("engine-index-pairing", "V3.2's indexer turns pairs", "engine oracle", _V,
           Indexer, "__init__", _other_pairing),
     Fault("engine-index-pairing-glm", "GLM-5's indexer turns halves", "engine oracle", "glm5",
@@ -122,9 +122,9 @@ SELECTION_FAULTS = [
     Fault("engine-key-norm-bias", "the bias of the key norm is dropped", "engine oracle", _V,
           Indexer, "__init__", _no_bias),
     Fault("engine-rope-in-place-q", "index queries rely on rotation in place (story 4)",
-          "engine oracle", _V, Indexer, "_rotate", _in_place_assumed(keys=False)),
+          "engine oracle", _V, _WRITE, "turn_first", _in_place_assumed(keys=False)),
     Fault("engine-rope-in-place-k", "index keys rely on rotation in place (story 4)",
-          "engine oracle", _V, Indexer, "_rotate", _in_place_assumed(keys=True)),
+          "engine oracle", _V, _WRITE, "turn_first", _in_place_assumed(keys=True)),
     Fault("engine-one-counter", "queries counted as keys in mixed steps", "solo = batch", _V,
           Indexer, "choose", _rows_from_the_front),
     Fault("engine-shared-forgets", "a shared layer does not see the chosen positions",

@@ -1,0 +1,41 @@
+"""Norm, rotation and the cache's own write, one after the other."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trueline.cache.index import IndexView
+from trueline.spec.rope import Pairing
+
+
+def run(
+    key: Tensor,
+    view: IndexView,
+    cells: Tensor,
+    *,
+    norm: Tensor,
+    bias: Tensor,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    pairing: Pairing,
+    rope: Any,
+) -> None:
+    normed = torch.nn.functional.layer_norm(
+        key.float(), key.shape[-1:], norm.float(), bias.float(), eps
+    )
+    turned = turn_first(normed.to(key.dtype)[:, None], cos, sin, pairing, rope)
+    view.write(cells, turned[:, 0])
+
+
+def turn(q: Tensor, *, cos: Tensor, sin: Tensor, pairing: Pairing, rope: Any) -> Tensor:
+    return turn_first(q, cos, sin, pairing, rope)
+
+
+def turn_first(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, rope: Any) -> Tensor:
+    """The other channels stay."""
+    dim = 2 * cos.shape[1]
+    return torch.cat((rope.run(x[..., :dim], cos, sin, pairing), x[..., dim:]), dim=-1)

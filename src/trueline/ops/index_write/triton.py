@@ -1,0 +1,73 @@
+"""One kernel for a step's keys, one for its queries."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trueline.cache.index import DTYPES, IndexView
+from trueline.ops.index_scores.triton import layout_refusals
+from trueline.ops.index_write import kernels
+from trueline.ops.launch import power_of_two, refusals, unit_stride
+from trueline.spec.rope import Pairing
+
+__all__ = ["layout_refusals", "refusals", "run", "turn"]
+
+HEADS = 8
+"""Of a token, that a program turns."""
+
+
+def run(
+    key: Tensor,
+    view: IndexView,
+    cells: Tensor,
+    *,
+    norm: Tensor,
+    bias: Tensor,
+    eps: float,
+    cos: Tensor,
+    sin: Tensor,
+    pairing: Pairing,
+    rope: Any,
+) -> None:
+    layout, fp8 = view.layout, view.layout.fp8
+    assert not layout_refusals(layout), layout_refusals(layout)
+    if not len(cells):
+        return
+    key, cos, sin = (unit_stride(x) for x in (key, cos, sin))
+    kernels.write[(len(cells),)](
+        *(key, key.stride(0), view.bytes.view(DTYPES[layout.storage])),
+        *(view.bytes.view(torch.float32) if fp8 else None, cells.contiguous()),
+        *(norm, bias, cos, sin, cos.stride(0), sin.stride(0), eps),
+        PAIRS=pairing == "pairs",
+        LARGEST=fp8.largest if fp8 else 0.0,
+        POWER_OF_TWO=layout.power_of_two,
+        KIND=layout.kind,
+        SIZE=layout.block_size,
+        BLOCK=layout.block_bytes,
+        TOKEN=layout.token_bytes,
+        KEY=layout.key_bytes,
+        ITEM=layout.itemsize,
+        DIM=layout.dim,
+        ROPE=2 * cos.shape[1],
+        WIDTH=power_of_two(layout.dim),
+        num_warps=1,
+    )
+
+
+def turn(q: Tensor, *, cos: Tensor, sin: Tensor, pairing: Pairing, rope: Any) -> Tensor:
+    n, heads, dim = q.shape
+    q, cos, sin = (unit_stride(x) for x in (q, cos, sin))
+    out = q.new_empty(q.shape)
+    if out.numel():
+        kernels.turn[(n, -(-heads // HEADS))](
+            *(q, q.stride(0), q.stride(1), out, cos, sin, cos.stride(0), sin.stride(0), heads),
+            PAIRS=pairing == "pairs",
+            DIM=dim,
+            ROPE=2 * cos.shape[1],
+            HEADS=HEADS,
+            WIDTH=power_of_two(dim),
+        )
+    return out
