@@ -185,6 +185,11 @@ MISTAKES = [
             lambda run: lambda *given, **options: run(*given, **options | {"eps": 0.0})),
     Mistake("pairs only", "index_write", "queries", "turn",
             lambda turn: lambda q, **options: turn(q, **options | {"pairing": "pairs"})),
+    Mistake("keys normed as queries", "linear_inputs", "numbers", "run",
+            lambda run: lambda qkv, *, norms, **options:
+                run(qkv, norms=norms and (norms[0], norms[0]), **options)),
+    Mistake("one group", "gated_norm", "numbers", "run",
+            lambda run: lambda *given, groups, **options: run(*given, groups=1, **options)),
     Mistake("relu forgotten", "index_scores", "numbers", "run",
             lambda run: lambda q, weights, view, given:
                 run(q, weights, view, given) - run(-q, weights, view, given)),

@@ -227,7 +227,9 @@ def test_every_variant_has_the_bits_of_one_rank(keys: dict[str, Any], tiny: Tiny
     ranks_are_as_one(tiny(FAMILY, keys=DIVISIBLE | keys), ON_RANKS, INVARIANT, 4)
 
 
-@pytest.mark.parametrize("op", ["lightning", "rope", "rms_norm", "linear"])
+@pytest.mark.parametrize(
+    "op", ["lightning", "linear_inputs", "gated_norm", "rope", "rms_norm", "linear"]
+)
 def test_ops_can_be_their_references(op: str, model: Path) -> None:
     asks = [Ask(prompt(70), 3), Ask(prompt(5), 3, arrives=1)]
     oracle(model, asks, run(model, asks, BASE, ops={op: "reference"}))

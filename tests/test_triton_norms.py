@@ -11,7 +11,7 @@ from trueline.ops.rms_norm import triton as rms_norm
 from trueline.verify.ops import OP_CHECKS, randn
 from trueline.verify.ops.data import close
 
-OPS = ("rms_norm", "rope", "latent_write")
+OPS = ("rms_norm", "rope", "latent_write", "linear_inputs", "gated_norm")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

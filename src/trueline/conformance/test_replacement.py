@@ -12,8 +12,8 @@ import torch
 
 from trueline.choices import LAYERS
 from trueline.errors import UsageError
+from trueline.ops.registry import NEEDS, reasons
 from trueline.ops.registry import REGISTRY as OPS
-from trueline.ops.registry import reasons
 from trueline.plugins import Registry
 from trueline.verify.cases import Subject, make_subject
 from trueline.verify.ops import OP_CHECKS, OpCheck
@@ -49,7 +49,8 @@ class Replacement:
 
     def cases(self, check: str) -> tuple[str, ...]:
         """Only Ling has linear layers, and only its dims are even."""
-        return (LING,) if self.kind == "lightning" or check in RANKS else CASES
+        linear = self.kind == "lightning" or NEEDS.get(self.kind) == "states"
+        return (LING,) if linear or check in RANKS else CASES
 
 
 def asked_for(config: pytest.Config) -> Iterator[Replacement]:

@@ -31,6 +31,8 @@ class Ops:
         self.mla_decode: Any = plan.op("mla_decode")
         self.mla_prefill: Any = plan.op("mla_prefill")
         self.lightning: Any = plan.op("lightning") if plan.state else None
+        self.linear_inputs: Any = plan.op("linear_inputs") if plan.state else None
+        self.gated_norm: Any = plan.op("gated_norm") if plan.state else None
         sparse = plan.index is not None
         self.index_write: Any = plan.op("index_write") if sparse else None
         self.index_scores: Any = plan.op("index_scores") if sparse else None

@@ -10,7 +10,6 @@ from torch import Tensor
 
 from trueline.cache.state import StateView
 from trueline.layers.context import Build, Rope, StepInput, Weights
-from trueline.ops import steady
 from trueline.ops.lightning import StateRow
 from trueline.spec.mixer import LightningSpec
 
@@ -23,41 +22,36 @@ class Lightning:
         pack = build.ops.linear.pack
         parts = (weights.stored(f"{name}.{part}.weight") for part in ("query_key_value", "g_proj"))
         self.qkv_gate = pack(torch.cat(tuple(parts)))
+        self.norms = None
         if spec.qk_norm:
-            self.q_norm = weights.take(f"{name}.query_layernorm.weight")
-            self.k_norm = weights.take(f"{name}.key_layernorm.weight")
+            names = (f"{name}.query_layernorm.weight", f"{name}.key_layernorm.weight")
+            self.norms = weights.take(names[0]), weights.take(names[1])
         self.out_norm = weights.take(f"{name}.g_norm.weight")
-        group = len(self.out_norm) // spec.norm_groups.count
-        self.ones = torch.ones_like(self.out_norm[:group])
         self.o = pack(weights.stored(f"{name}.o_proj.weight"))
         self.slopes = torch.tensor(spec.slopes, device=build.plan.device.torch)
 
     def forward(self, x: Tensor, step: StepInput, view: StateView, rope: Rope) -> Tensor:
-        q, k, v, gate = self._project(x, rope)
-        mixed = self._attend(q, k, v, step, view)
-        out = self._norm_groups(mixed.flatten(1)) * steady.sigmoid(gate.float()).to(x.dtype)
-        return self.sums.over(out, lambda x: self.ops.linear.run(x, self.o))
-
-    def _project(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """q, k, v [n, heads, head_dim], normed and rotated; gate [n, channels]."""
-        spec, norm = self.spec, self.ops.rms_norm.run
-        all_parts = self.ops.linear.run(x, self.qkv_gate)
+        spec, ops = self.spec, self.ops
+        whole = ops.linear.run(x, self.qkv_gate)
         channels = spec.heads.count * spec.head_dim
-        qkv, gate = all_parts[:, : 3 * channels], all_parts[:, 3 * channels :]
-        if spec.silu:
-            qkv = steady.silu(qkv)
-        q, k, v = qkv.reshape(len(x), 3, spec.heads.count, spec.head_dim).unbind(1)
-        if spec.qk_norm:
-            q, k = norm(q, self.q_norm, spec.norm_eps), norm(k, self.k_norm, spec.norm_eps)
-        return self._rotate(q, rope), self._rotate(k, rope), v, gate
-
-    def _rotate(self, x: Tensor, rope: Rope) -> Tensor:
-        """The first channels of every head turn, the others stay."""
-        if rope is None or self.spec.rope is None:
-            return x
-        dim = self.spec.rope.dim
-        turned = self.ops.rope.run(x[..., :dim], *rope, self.spec.rope.pairing)
-        return torch.cat((turned, x[..., dim:]), dim=-1)
+        q, k, v = ops.linear_inputs.run(
+            whole[:, : 3 * channels],
+            heads=spec.heads.count,
+            silu=spec.silu,
+            norms=self.norms,
+            eps=spec.norm_eps,
+            rope=None if rope is None or spec.rope is None else (*rope, spec.rope.pairing),
+            parts=ops.parts,
+        )
+        out = ops.gated_norm.run(
+            self._attend(q, k, v, step, view).flatten(1),
+            whole[:, 3 * channels :],
+            weight=self.out_norm,
+            groups=spec.norm_groups.count,
+            eps=spec.norm_eps,
+            parts=ops.parts,
+        )
+        return self.sums.over(out, lambda x: ops.linear.run(x, self.o))
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, step: StepInput, view: StateView) -> Tensor:
         states = step.states
@@ -90,8 +84,3 @@ class Lightning:
         for at, row in parts:
             out[at] = self.attend.prefill(q[at], k[at], v[at], view, row, **options)
         return out
-
-    def _norm_groups(self, x: Tensor) -> Tensor:
-        groups = x.view(len(x) * self.spec.norm_groups.count, -1)
-        normed: Tensor = self.ops.rms_norm.run(groups, self.ones, self.spec.norm_eps)
-        return normed.view_as(x) * self.out_norm

@@ -10,7 +10,16 @@ import torch
 from trueline.ops.registry import implementation, runnable
 from trueline.verify import sparse
 from trueline.verify.cases import Subject
-from trueline.verify.ops import attention, index, latent, lightning, parts, ranks, sampling
+from trueline.verify.ops import (
+    attention,
+    index,
+    latent,
+    lightning,
+    linear_layer,
+    parts,
+    ranks,
+    sampling,
+)
 from trueline.verify.ops.data import H, L, R, paged, randn
 
 __all__ = ["OP_CHECKS", "H", "L", "OpCheck", "R", "attention_ops", "paged", "randn"]
@@ -61,6 +70,8 @@ OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
         OpCheck("ranks", ranks.lightning, True),
     ),
     "index_write": (OpCheck("numbers", index.index_write), OpCheck("queries", index.index_turn)),
+    "linear_inputs": (OpCheck("numbers", linear_layer.linear_inputs),),
+    "gated_norm": (OpCheck("numbers", linear_layer.gated_norm),),
     "index_scores": (OpCheck("numbers", sparse.index_scores),),
     "top_positions": (OpCheck("choices", sparse.top_positions),),
     "sparse_mla": (

@@ -1,0 +1,16 @@
+"""The chosen norm, then the gate."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from trueline.ops import steady
+from trueline.ops.latent_write import Parts
+
+
+def run(
+    x: Tensor, gate: Tensor, *, weight: Tensor, groups: int, eps: float, parts: Parts
+) -> Tensor:
+    rows = x.reshape(len(x) * groups, -1)
+    normed: Tensor = parts.rms_norm.run(rows, weight.new_ones(rows.shape[1]), eps)
+    return normed.view(x.shape) * weight * steady.sigmoid(gate.float()).to(x.dtype)

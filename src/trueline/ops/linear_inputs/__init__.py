@@ -1,0 +1,9 @@
+"""What a linear-attention layer does with its product before attention: silu, norms, rotation.
+
+`run(qkv [n, 3 · heads · d], *, heads, silu, norms, eps, rope, parts)` -> q, k and v
+[n, heads, d]. All of q's heads come first in a row of qkv, then k's, then v's. Where `silu` says so
+it is applied to all three; `norms` are the weights [d] of q's and k's norm of each head, or None;
+`rope` has cos and sin [n, dim/2] for the first `dim` channels of q's and k's heads, and their
+pairing, or is None. Each of these rounds to qkv's dtype. qkv may be strided and is not written; v
+may be a view of it. `parts` are the chosen rms_norm and rope, for implementations made of them.
+"""

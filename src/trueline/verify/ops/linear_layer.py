@@ -1,0 +1,84 @@
+"""What stands around linear attention: its inputs and its gated norm."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trueline.ops.gated_norm import reference as norm_reference
+from trueline.ops.latent_write import Parts
+from trueline.ops.linear_inputs import reference as inputs_reference
+from trueline.ops.rms_norm import cpu as rms_norm
+from trueline.ops.rope import cpu as rope
+from trueline.spec.rope import Pairing
+from trueline.verify.ops.data import close, randn, require, rounded_alike
+
+GATE = 5e-7
+HEADS, D = 5, 14
+PARTS = Parts(rms_norm, rope)
+
+
+def linear_inputs(op: Any, dtype: torch.dtype = torch.float32) -> None:
+    """All that a model may leave out, on parts of one wider product; far into both ends of silu."""
+    turns: tuple[tuple[Pairing, int] | None, ...] = (
+        ("pairs", 3),
+        ("halves", 3),
+        ("halves", 7),
+        None,
+    )
+    for n, turn in ((1, turns[0]), (4, turns[1]), (9, turns[2]), (3, turns[3])):
+        for silu, normed in ((False, True), (True, False), (True, True), (False, False)):
+            whole = (8 * randn(n, 3 * HEADS * D + 5, seed=n)).to(dtype)
+            qkv = whole[:, 2:-3]
+            norms = tuple((0.5 + randn(D, seed=i).abs()).to(dtype) for i in (2, 3))
+            options: dict[str, Any] = {
+                "heads": HEADS,
+                "silu": silu,
+                "norms": norms if normed else None,
+                "eps": 1e-2,
+                "rope": None if turn is None else (*_angles(n, turn[1]), turn[0]),
+                "parts": PARTS,
+            }
+            before = whole.clone()
+            ours = op.run(qkv, **options)
+            require(torch.equal(whole, before), "linear_inputs: writes its input")
+            exact = inputs_reference.run(qkv, **options)
+            for name, mine, wanted in zip("qkv", ours, exact, strict=True):
+                what = f"linear_inputs, {n} tokens, {turn}, silu {silu}, norms {normed}: {name}"
+                _same(what, mine, wanted)
+
+
+def _angles(n: int, half: int) -> tuple[Tensor, Tensor]:
+    angles = 100 * randn(n, half, seed=4)
+    return 1.3 * angles.cos(), 1.3 * angles.sin()
+
+
+def _same(what: str, ours: Tensor, wanted: Tensor) -> None:
+    require(ours.dtype == wanted.dtype, f"{what}: in {ours.dtype}")
+    if wanted.dtype == torch.float32:
+        close(what, ours, wanted, GATE)
+    else:
+        rounded_alike(what, ours, wanted)
+
+
+def gated_norm(op: Any, dtype: torch.dtype = torch.float32) -> None:
+    """Groups of one channel up to all of them, small and large; parts of one wider product."""
+    for n, groups, width in ((1, 1, 37), (4, 6, 11), (9, 2, 130), (3, 17, 1)):
+        channels = groups * width
+        whole = (4 * randn(n, 2 * channels + 5, seed=n)).to(dtype)
+        x, gate = whole[:, 1 : channels + 1], whole[:, -channels - 2 : -2]
+        x[0] /= 16
+        options: dict[str, Any] = {
+            "weight": (0.5 + randn(channels, seed=2).abs()).to(dtype),
+            "groups": groups,
+            "eps": 1e-2,
+            "parts": PARTS,
+        }
+        before = whole.clone()
+        for given in (x, x.T.contiguous().T):
+            ours = op.run(given, gate, **options)
+            what = f"gated_norm, {n} tokens, {groups} groups"
+            _same(what, ours, norm_reference.run(x, gate, **options))
+        require(torch.equal(whole, before), "gated_norm: writes its input")
