@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Protocol
 
 import torch
 from torch import Tensor
+
+from trueline.device import send
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,12 +151,7 @@ class RowState:
 
 def build_rows(states: Sequence[RowState], device: torch.device | str = "cpu") -> SamplingRows:
     params = [state.params for state in states]
-    allowed, banned, bias, seen = (
-        _Builder(device),
-        _Builder(device),
-        _Builder(device),
-        _Builder(device),
-    )
+    allowed, banned, bias, seen = builders = [_Builder() for _ in range(4)]
     for row, state in enumerate(states):
         if state.params.allowed_token_ids is not None:
             allowed.add(row, dict.fromkeys(state.params.allowed_token_ids, 0.0))
@@ -161,31 +159,46 @@ def build_rows(states: Sequence[RowState], device: torch.device | str = "cpu") -
         bias.add(row, state.params.logit_bias or {})
         if state.has_penalties:
             seen.add(row, state.seen())
-
-    def reals(values: Iterable[float]) -> torch.Tensor:
-        return torch.tensor(list(values), dtype=torch.float64, device=device)
-
-    def wholes(values: Iterable[int]) -> torch.Tensor:
-        return torch.tensor(list(values), dtype=torch.int64, device=device)
-
+    wholes = [
+        [max(p.top_k, 0) for p in params],
+        [state.seed for state in states],
+        [state.position for state in states],
+        *(column for each in builders for column in (each.rows, each.tokens)),
+    ]
+    reals = [
+        [0.0 if p.is_greedy else p.temperature for p in params],
+        [p.top_p for p in params],
+        [p.min_p for p in params],
+        [p.repetition_penalty for p in params],
+        [p.presence_penalty for p in params],
+        [p.frequency_penalty for p in params],
+        *(each.values for each in builders),
+    ]
+    (top_k, seed, position, *places), (temperature, top_p, min_p, *rest) = _sent(
+        wholes, reals, device
+    )
+    entries = [
+        Entries(at, token, value) if len(at) else None
+        for at, token, value in zip(places[::2], places[1::2], rest[3:], strict=True)
+    ]
     top = [p.logprobs for p in params if p.logprobs is not None]
     drawn = tuple(row for row, p in enumerate(params) if not p.is_greedy)
     narrowed = tuple(row for row in drawn if params[row].top_k > 0 or params[row].top_p < 1)
     return SamplingRows(
-        temperature=reals(0.0 if p.is_greedy else p.temperature for p in params),
-        top_k=wholes(max(p.top_k, 0) for p in params),
-        top_p=reals(p.top_p for p in params),
-        min_p=reals(p.min_p for p in params),
-        repetition=reals(p.repetition_penalty for p in params),
-        presence=reals(p.presence_penalty for p in params),
-        frequency=reals(p.frequency_penalty for p in params),
-        seed=wholes(state.seed for state in states),
-        position=wholes(state.position for state in states),
-        allowed=allowed.entries(),
-        banned=banned.entries(),
-        bias=bias.entries(),
-        seen=seen.entries(),
-        edited=tuple(sorted({*allowed.rows, *banned.rows, *bias.rows, *seen.rows})),
+        temperature,
+        top_k,
+        top_p,
+        min_p,
+        repetition=rest[0],
+        presence=rest[1],
+        frequency=rest[2],
+        seed=seed,
+        position=position,
+        allowed=entries[0],
+        banned=entries[1],
+        bias=entries[2],
+        seen=entries[3],
+        edited=tuple(sorted({row for each in builders for row in each.rows})),
         drawn=drawn,
         narrowed=narrowed,
         limits=tuple(max(params[row].top_k, 0) for row in narrowed),
@@ -194,23 +207,30 @@ def build_rows(states: Sequence[RowState], device: torch.device | str = "cpu") -
     )
 
 
+def _sent(
+    wholes: Sequence[Sequence[int]], reals: Sequence[Sequence[float]], device: torch.device | str
+) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    """Columns of int64 and of float64, in one copy: both kinds of number have eight bytes."""
+    whole, real = (
+        torch.tensor(list(chain(*columns)), dtype=dtype, device="cpu")
+        for columns, dtype in ((wholes, torch.int64), (reals, torch.float64))
+    )
+    both = send(torch.cat((whole, real.view(torch.int64))), device)
+    there = both[: len(whole)], both[len(whole) :].view(torch.float64)
+    first, second = (
+        torch.split(part, [len(column) for column in columns])
+        for part, columns in zip(there, (wholes, reals), strict=True)
+    )
+    return first, second
+
+
 class _Builder:
-    def __init__(self, device: torch.device | str) -> None:
-        self._device = device
+    def __init__(self) -> None:
         self.rows: list[int] = []
-        self._tokens: list[int] = []
-        self._values: list[float] = []
+        self.tokens: list[int] = []
+        self.values: list[float] = []
 
     def add(self, row: int, entries: Mapping[int, float]) -> None:
         self.rows += [row] * len(entries)
-        self._tokens += entries.keys()
-        self._values += entries.values()
-
-    def entries(self) -> Entries | None:
-        if not self.rows:
-            return None
-        return Entries(
-            torch.tensor(self.rows, dtype=torch.int64, device=self._device),
-            torch.tensor(self._tokens, dtype=torch.int64, device=self._device),
-            torch.tensor(self._values, dtype=torch.float64, device=self._device),
-        )
+        self.tokens += entries.keys()
+        self.values += entries.values()
