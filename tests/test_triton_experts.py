@@ -54,6 +54,7 @@ def test_op(op: str, dtype: torch.dtype) -> None:
 def test_every_way(how: Launch, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Experts of this rank only, two shared ones, more pairs of one expert than a tile has rows,
     others with none, and a sort in several segments."""
+    monkeypatch.setattr(triton, "SHORT", 16)
     monkeypatch.setattr(triton, "SEGMENT", 32)
     n, experts, top, hidden, width, first = 3 if how is FEW else 21, 6, 3, 37, 19, 2
     gate_up = (randn(experts, 2 * width, hidden) / 4).to(dtype)

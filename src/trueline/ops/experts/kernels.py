@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""Many tokens: pairs sorted by expert into tiles of TILE rows, a product per tile, and the sum over
-a token's pairs at the end. Nothing here waits for the host: grids have room for the worst case, and
-programs without a tile leave at once. Numbers that change from step to step are not specialized
-on, or kernels would be compiled again for them."""
+"""Many tokens: pairs sorted by expert into tiles of equally many rows, a product per tile, and the
+sum over a token's pairs at the end. Nothing here waits for the host: grids have room for the worst
+case, and programs without a tile leave at once. Numbers that change from step to step are not
+specialized on, or kernels would be compiled again for them."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ def count(
     tl.store(counts + tl.program_id(0) * BINS + tl.arange(0, BINS), found)
 
 
-@triton.jit(do_not_specialize=["pairs", "first", "held", "segments"])
+@triton.jit(do_not_specialize=["pairs", "first", "held", "segments", "tile"])
 def place(
-    ids, counts, order, tiles, total, pairs, first, held, segments,
+    ids, counts, order, tiles, total, pairs, first, held, segments, tile,
     TOP: tl.constexpr, SHARED: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr,
-    TILE: tl.constexpr, ALONE: tl.constexpr,
+    MOST: tl.constexpr, ALONE: tl.constexpr,
 ):  # fmt: skip
     """A program per expert and segment. `order` gets the expert's pairs as they come, filled up to
-    whole tiles with `pairs`, which no pair has; `tiles` the expert of each tile; `total` their
-    number. ALONE: there is one segment, and each program counts it for itself."""
+    whole tiles (of at most MOST rows) with `pairs`, which no pair has; `tiles` the expert of each
+    tile; `total` their number. ALONE: there is one segment, and each program counts it itself."""
     expert, segment = tl.program_id(0), tl.program_id(1)
     pair = segment * BLOCK + tl.arange(0, BLOCK)
     bins = tl.arange(0, BINS)
@@ -47,20 +47,21 @@ def place(
             found = tl.load(counts + s * BINS + bins)
             every += found
             before += tl.where(s < segment, found, 0)
-    needed = tl.cdiv(every, TILE)
+    needed = tl.cdiv(every, tile)
     start = tl.sum(tl.where(bins < expert, needed, 0), axis=0)
     mine = tl.sum(tl.where(bins == expert, every, 0), axis=0)
     earlier = tl.sum(tl.where(bins == expert, before, 0), axis=0)
     match = (theirs == expert) & (pair < pairs)
     rank = earlier + tl.cumsum(match.to(tl.int32), axis=0) - 1
-    tl.store(order + start * TILE + rank, pair, mask=match)
+    order += start * tile
+    tl.store(order + rank, pair, mask=match)
     if segment == 0:
-        own = tl.cdiv(mine, TILE)
-        rest = mine + tl.arange(0, TILE)
-        tl.store(order + start * TILE + rest, pairs, mask=rest < own * TILE)
+        own = tl.cdiv(mine, tile)
+        rest = mine + tl.arange(0, MOST)
+        tl.store(order + rest, pairs, mask=rest < own * tile)
         for i in range(0, own, 32):
-            tile = i + tl.arange(0, 32)
-            tl.store(tiles + start + tile, expert, mask=tile < own)
+            here = i + tl.arange(0, 32)
+            tl.store(tiles + start + here, expert, mask=here < own)
         if expert == tl.num_programs(0) - 1:
             tl.store(total, start + own)
 

@@ -1,6 +1,7 @@
 """Three ways, by the number of tokens: a handful streams its experts pair by pair; some more pick
 their pairs in every program; many are sorted by expert first (kernels.py). No way waits for the
-host, and a token's sum runs over its experts in the order of its ids."""
+host, and a token's sum runs over its experts in the order of its ids. What is compiled depends on
+the model and on the way, little on the number of tokens."""
 
 from __future__ import annotations
 
@@ -19,9 +20,10 @@ __all__ = ["Launch", "Tiles", "launch", "pack", "pack_with_shared", "refusals", 
 # Pairs that are streamed one by one, and that a program looks through by itself.
 FEW_PAIRS = 18
 SELECTED_PAIRS = 256
-# Pairs that one program of the sort looks at.
-SEGMENT = 2048
+# Pairs that one program of the sort looks at: those of most decode steps, or of longer ones.
+SHORT, SEGMENT = 512, 2048
 SUM_BLOCK = 1024
+MOST_ROWS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,10 +68,10 @@ def launch(
     way: Literal["selected", "sorted"] = "selected" if pairs <= SELECTED_PAIRS else "sorted"
     mean = tokens * top / max(experts, 1)
     # One tile for nearly every expert, so that its weights are read once.
-    rows = min(max(power_of_two(int(mean + 1.5 * mean**0.5) + 1), 16), 128)
+    rows = min(max(power_of_two(int(mean + 1.5 * mean**0.5) + 1), 16), MOST_ROWS)
     if dtype == torch.float32:  # no tensor cores: what fits into registers
         tiles = Tiles(64, 32, stages=2, rows=min(rows, 32), swap=False)
-    elif rows == 128:
+    elif rows == MOST_ROWS:
         tiles = Tiles(256, 64, 8, 3, rows, swap=False, group=8, halve=True)
     elif rows == 16:
         tiles = Tiles(128, 128, stages=3)
@@ -162,20 +164,20 @@ class _Step:
     def _sorted(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
         """Pairs by expert in tiles of `rows`, the expert of each tile, and the number of tiles."""
         experts, pairs = len(self.packed.down), self.pairs
-        bins, block = power_of_two(experts), min(power_of_two(pairs), SEGMENT)
+        bins, block = power_of_two(experts), SHORT if pairs <= SHORT else SEGMENT
         segments = triton.cdiv(pairs, block)
         room = (pairs + min(experts, pairs) * (rows - 1)) // rows
         counts, order, tiles, total = (
             self.ids.new_empty(size, dtype=torch.int32)
             for size in (segments * bins, room * rows, room, 1)
         )
-        shape = self.slots | {"BINS": bins, "BLOCK": block}
+        shape = self.slots | {"BINS": bins, "BLOCK": block, "num_warps": 8}
         if segments > 1:
             kernels.count[(segments,)](self.ids, counts, pairs, *self.held, **shape)
         kernels.place[(experts, segments)](
-            *(self.ids, counts, order, tiles, total, pairs, *self.held, segments),
+            *(self.ids, counts, order, tiles, total, pairs, *self.held, segments, rows),
             **shape,
-            TILE=rows,
+            MOST=MOST_ROWS,
             ALONE=segments == 1,
         )
         return order, tiles, total
@@ -197,7 +199,7 @@ class _Step:
             kernels.selected[(len(weight) * columns,)](
                 *(*given, self.ids, self.pairs, *self.held, depth, width),
                 **how,
-                PAIRS=power_of_two(self.pairs),
+                PAIRS=max(SELECTED_PAIRS, power_of_two(self.pairs)),
             )
         else:
             tiles = triton.cdiv(len(order[1]), cut.group) * cut.group

@@ -16,7 +16,8 @@ from trueline.ops.mlp import kernels
 __all__ = ["pack", "refusals", "run"]
 
 BLOCK = 1024
-ALONE = experts.Launch("few", experts.Tiles(4, 512), experts.Tiles(4, 512, stages=5))
+TILES = experts.Tiles(4, 1024, stages=3)
+ALONE = experts.Launch("few", TILES, TILES)
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,8 @@ from trueline.spec.feedforward import RouterSpec
 
 __all__ = ["Launch", "choose", "choose_with", "launch", "pack", "refusals", "run"]
 
-MOST_SPLITS = 16
+# How finely the product is cut: each has its own kernel that adds the parts up.
+SPLITS = (16, 4, 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +35,12 @@ class Launch:
 def launch(tokens: int, experts: int, hidden: int, dtype: torch.dtype, sms: int) -> Launch:
     rows = min(max(power_of_two(tokens), 16), 64)
     columns = min(max(power_of_two(experts), 16), 32 if tokens <= 64 else 64)
-    inner = 128
+    inner = 64
     if dtype == torch.float32:
         rows, columns, inner = min(rows, 32), 32, 32
     tiles = triton.cdiv(tokens, rows) * triton.cdiv(experts, columns)
-    splits = max(min(sms // tiles, MOST_SPLITS, triton.cdiv(hidden, inner)), 1)
-    return Launch(rows, columns, inner, triton.cdiv(triton.cdiv(hidden, splits), inner) * inner)
+    splits = next(n for n in SPLITS if n == 1 or n * tiles <= sms)
+    return Launch(rows, columns, inner, triton.cdiv(hidden, splits * inner) * inner)
 
 
 def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
