@@ -24,7 +24,7 @@ class MLP:
             return self.sums.collective.add(self.part(x))
         mlp, packed, linear = self.ops.mlp, self.packed, self.ops.linear
         middle = mlp.middle(x, packed, linear)
-        return self.sums.over(middle, lambda all: mlp.down(all, packed, linear)).to(x.dtype)
+        return self.sums.over(middle, lambda full: mlp.down(full, packed, linear)).to(x.dtype)
 
 
 def _gate_up_down(weights: Weights, name: str) -> tuple[Tensor, Tensor]:
