@@ -49,14 +49,17 @@ class Prepared:
     topk: int
 
 
-def launch(groups: int, rows: int, heads: int, width: int, dot: torch.dtype, sms: int) -> Launch:
+def launch(
+    groups: int, rows: int, heads: int, width: int, dot: torch.dtype, fp8: bool, sms: int
+) -> Launch:
     """Decode waits for memory, and wants many small programs; a group of several rows multiplies,
-    and wants few large ones. `heads` and `rows` are powers of two."""
+    and wants two at a time. `heads` and `rows` are powers of two. Blocks are looked up a stage
+    before keys: an odd number of stages, the next even one adds nothing."""
     if dot == torch.float32:  # without tensor cores: what fits the registers
         tile, warps, stages, busy = 32, 8, 1, 4
     elif rows * heads <= 64:
-        tile, warps, stages, busy = 64, 4, 4, 4
-    elif rows * heads <= 256:
+        tile, warps, stages, busy = 64, 4, 3, 4
+    elif rows * heads <= 256 and not fp8:
         tile, warps, stages, busy = 64, 4, 3, 2
     else:
         tile, warps, stages, busy = 64, 8, 3, 1
@@ -120,7 +123,9 @@ def run(
     count = n if groups is None else len(groups)
     if not scores.numel() or not count:
         return scores
-    how = how or launch(count, rows, padded, prepared.width, dot, num_sms(q.device))
+    if how is None:
+        fp8, sms = layout.fp8 is not None, num_sms(q.device)
+        how = launch(count, rows, padded, prepared.width, dot, fp8, sms)
     kernels.scores[(count, how.splits)](
         *(q, q.stride(0), q.stride(1), weights.contiguous(), view.bytes.view(stored)),
         *(view.bytes.view(torch.float32) if layout.fp8 else None, table.blocks),
