@@ -157,9 +157,11 @@ class DecodeGraphs:
 
     @torch.inference_mode()
     def capture_all(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Largest first: the others fit into its memory."""
+        """Before the first step: capturing runs a step, here one of padding only. Largest first:
+        the others fit into its memory."""
+        self.fixed.fill({}, [])
         for done, size in enumerate(reversed(self.sizes), 1):
-            self._graph(size)
+            self._captured[size] = self._capture(size)
             if progress:
                 progress(done, len(self.sizes))
 
@@ -167,7 +169,7 @@ class DecodeGraphs:
         """`places`: where each request's token is among those drawn last."""
         count = len(batch.rows)
         self.fixed.fill(self._values(batch, rows, places), batch.blocks)
-        replay, made = self._graph(self.size_for(count))
+        replay, made = self._captured[self.size_for(count)]
         replay()
         hidden, logits = made["hidden"][:count], made["logits"][:count]
         return Made(hidden, logits, self.drawn[:count], self.bad[:count])
@@ -199,7 +201,7 @@ class DecodeGraphs:
             slots = [1 + i % (self.plan.state.num_slots - 1) for i in rows]
             values |= {"starts": [context] * count, "sources": slots, "slots": slots}
         self.fixed.fill(values, blocks)
-        replay, _ = self._graph(self.size_for(count))
+        replay, _ = self._captured[self.size_for(count)]
         return replay
 
     def _values(
@@ -220,15 +222,13 @@ class DecodeGraphs:
             values |= StateTable.columns([row for _, row in batch.states])
         return values
 
-    def _graph(self, size: int) -> tuple[Step, dict[str, Tensor]]:
-        if size not in self._captured:
-            made: dict[str, Tensor] = {}
+    def _capture(self, size: int) -> tuple[Step, dict[str, Tensor]]:
+        made: dict[str, Tensor] = {}
 
-            def step() -> None:
-                made["hidden"], made["logits"] = self._step(size)
+        def step() -> None:
+            made["hidden"], made["logits"] = self._step(size)
 
-            self._captured[size] = (self.capture(step), made)
-        return self._captured[size]
+        return self.capture(step), made
 
     def _step(self, size: int) -> tuple[Tensor, Tensor]:
         """What is captured: every tensor is a fixed buffer or made here."""
