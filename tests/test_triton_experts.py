@@ -1,8 +1,9 @@
 """Routed experts on a GPU, line by line on this CPU: every way to launch them, against the float64
-reference."""
+reference; and the products around them."""
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,10 +11,12 @@ import torch
 from torch import Tensor
 
 from trueline import LLM, SamplingParams
+from trueline.layers.decoder import Decoder
 from trueline.ops.experts import reference, triton
 from trueline.ops.experts.triton import Launch, Tiles
-from trueline.ops.linear import triton as linear
-from trueline.ops.registry import implementation
+from trueline.ops.linear import cublas
+from trueline.ops.registry import GPU_NAMES, OPS, implementation
+from trueline.verify.failed import CheckFailed
 from trueline.verify.ops import OP_CHECKS, randn
 from trueline.verify.ops.data import close
 from trueline.verify.ops.parts import SUMS_GATE, rounded
@@ -44,9 +47,35 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("op", ["linear", "head_product", "mlp", "experts"])
 def test_op(op: str, dtype: torch.dtype) -> None:
+    name = next(name for name in OPS[op] if name in GPU_NAMES)
     for check in OP_CHECKS[op]:
         if not check.invariant:
-            check.run(implementation(op, "triton"), dtype)
+            check.run(implementation(op, name), dtype)
+
+
+def test_rounded_sums_are_seen() -> None:
+    """`run_wide` must have the digits of float32."""
+
+    def rounded_first(x: Tensor, packed: Tensor) -> Tensor:
+        return cublas.run(x, packed).float()
+
+    broken = SimpleNamespace(pack=cublas.pack, run=cublas.run, run_wide=rounded_first)
+    with pytest.raises(CheckFailed, match="float32: a row is off"):
+        OP_CHECKS["linear"][0].run(broken, torch.float16)
+
+
+def test_logits_keep_their_digits() -> None:
+    """Those of a large vocabulary are often equal once they are rounded."""
+    norm = SimpleNamespace(run=lambda x, weight, eps: x)
+    hidden, head = randn(3, 64).bfloat16(), randn(40, 64, seed=1).bfloat16()
+    decoder: Any = SimpleNamespace(
+        ops=SimpleNamespace(linear=cublas, rms_norm=norm),
+        head=cublas.pack(head),
+        norm=None,
+        spec=SimpleNamespace(norm_eps=0.0),
+        _holds_all_words=lambda: True,
+    )
+    close("logits", Decoder.logits(decoder, hidden), hidden.double() @ head.double().T)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -100,20 +129,6 @@ def test_the_sort() -> None:
         assert (tile[tile >= 160] == 160).all()
     here = [p for p in range(160) if p % 4 == 3 or 3 <= int(step.ids[p // 4, p % 4]) < 9]
     assert sorted(seen) == here
-
-
-def test_columns_follow_the_shape() -> None:
-    """Programs for most of the GPU, and no more readers of x than that takes."""
-    cut = [linear.launch(16, columns, 1, 132).columns for columns in (2048, 3648, 7168, 102400)]
-    assert cut == [16, 32, 64, 64]
-    assert linear.launch(40, 512, 16, 132).slices == 1
-
-
-@pytest.mark.parametrize("slices", [1, 2])
-def test_more_rows_than_a_tile(slices: int) -> None:
-    x, weight, y = randn(40, 2, 70).half(), randn(2, 33, 70, seed=1).half(), torch.empty(40, 2, 33)
-    linear.product(linear.Launch(16, 16, 32, slices=slices), x, weight, y)
-    close("rows", y, torch.einsum("nhi,hoi->nho", x.double(), weight.double()))
 
 
 def test_launch_follows_the_batch() -> None:

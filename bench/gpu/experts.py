@@ -25,11 +25,11 @@ from torch import Tensor
 
 from trueline.ops.experts import triton as experts
 from trueline.ops.experts.triton import Launch, Tiles
-from trueline.ops.head_product import triton as head_product
-from trueline.ops.linear import cublas
-from trueline.ops.linear import triton as linear
+from trueline.ops.head_product import cublas as head_product
+from trueline.ops.linear import cublas as linear
 from trueline.ops.mlp import triton as mlp
-from trueline.ops.registry import implementation
+from trueline.ops.registry import GPU_NAMES, implementation
+from trueline.ops.registry import OPS as NAMES
 from trueline.ops.route import triton as route
 from trueline.spec.feedforward import RouterSpec
 from trueline.verify.ops import OP_CHECKS
@@ -170,17 +170,6 @@ def expert_cuts(model: Model, tokens: int, shared: int, most: int) -> list[tuple
     return found[:most]
 
 
-def linear_cuts(rows: int, columns: int, heads: int) -> list[tuple[str, linear.Launch]]:
-    usual = linear.launch(rows, columns, heads, 132)
-    found = [("usual", usual)]
-    if rows <= 16:
-        for size, inner in ((16, 64), (32, 64), (64, 32)):
-            if size != usual.columns:
-                found.append((f"{size} columns", replace(usual, columns=size, inner=inner)))
-        found.append(("6 stages", replace(usual, stages=6)))
-    return found
-
-
 def cells(quick: bool) -> Iterator[Cell]:
     for tokens in (1, 16, 64, 256, 4096):
         yield Cell("experts", ("v2lite", tokens, False))
@@ -261,7 +250,7 @@ def _route(data: Data, name: str, tokens: int) -> Work:
     bias = torch.randn(model.experts, device="cuda") if model.router.correction_bias else None
     x = [torch.randn(tokens, model.hidden, device="cuda", dtype=BF16) for _ in range(CALLS)]
     packed = route.pack(weight, BF16)
-    apart = [lambda a=a: route.run(cublas.run(a.float(), weight), bias, model.router) for a in x]
+    apart = [lambda a=a: route.run(linear.run(a.float(), weight), bias, model.router) for a in x]
     usual = route.launch(tokens, model.experts, model.hidden, BF16, 132)
     cuts = [("usual", usual)]
     if tokens <= 64:
@@ -285,37 +274,26 @@ def _head_product(data: Data, shape: tuple[int, int, int], rows: int) -> Work:
     weights = data.weights(heads, columns, depth)
     x = torch.randn(rows, heads, depth, device="cuda", dtype=BF16)
     to = torch.empty(rows, heads, columns + 64, device="cuda", dtype=BF16)[..., :columns]
-    ways = [("engine", [lambda w=w: head_product.run(x, w, to) for w in weights])]
-    if rows <= head_product.MOST_ROWS:
-        ways += [
-            (label, [lambda w=w, c=c: head_product.run_with(c, x, w, to) for w in weights])
-            for label, c in linear_cuts(rows, columns, heads)[1:]
-        ]
-    ways.append((
-        "bmm",
-        [lambda w=w: torch.bmm(x.transpose(0, 1), w.mT, out=to.transpose(0, 1)) for w in weights],
-    ))  # fmt: skip
+    calls = [lambda w=w: head_product.run(x, w, to) for w in weights]
 
     def exact() -> list[tuple[Tensor, Tensor]]:
         theirs = torch.einsum("nhi,hoi->nho", x.float(), weights[0].float())
         return [(head_product.run(x, weights[0], to), theirs)]
 
-    return Work(ways, 2 * math.prod(shape) / READ, 0, exact)
+    return Work([("cublas", calls)], 2 * math.prod(shape) / READ, 0, exact)
 
 
 def _linear(data: Data, shape: tuple[int, int], rows: int) -> Work:
     weights = data.weights(*shape)
     x = torch.randn(rows, shape[1], device="cuda", dtype=BF16)
-    ways: list[tuple[str, list[Callable[[], Any]]]] = []
-    if rows <= linear.MOST_ROWS:
-        ways = [
-            (label, [lambda w=w, c=c: linear.run_with(c, x, w) for w in weights])
-            for label, c in linear_cuts(rows, shape[0], 1)
-        ]
-    ways.append(("F.linear", [lambda w=w: cublas.run(x, w) for w in weights]))
+    ways = [
+        ("cublas", [lambda w=w: linear.run(x, w) for w in weights]),
+        ("to float32", [lambda w=w: linear.run_wide(x, w) for w in weights]),
+    ]
 
     def exact() -> list[tuple[Tensor, Tensor]]:
-        return [(linear.run(x, weights[0]), x.float() @ weights[0].float().T)]
+        theirs = x.float() @ weights[0].float().T
+        return [(linear.run(x, weights[0]), theirs), (linear.run_wide(x, weights[0]), theirs)]
 
     return Work(ways, 2 * math.prod(shape) / READ, 2 * rows * math.prod(shape), exact)
 
@@ -324,13 +302,13 @@ def _mlp(data: Data, shape: tuple[int, int], rows: int) -> Work:
     width, hidden = shape
     pairs = [(_draw(2 * width, hidden), _draw(hidden, width)) for _ in range(3)]
     x = torch.randn(rows, hidden, device="cuda", dtype=BF16)
-    ways = []
-    for label, of in (("cublas", cublas), ("triton", linear)):
-        packed = [mlp.pack(*pair, of) for pair in pairs]
-        ways.append(("stream", [lambda p=p, of=of: mlp.run(x, p, of) for p in packed]))
-        plain = [replace(p, stream=None) for p in packed]
-        ways.append((f"linear {label}", [lambda p=p, of=of: mlp.run(x, p, of) for p in plain]))
-    return Work(ways[:2] + ways[3:], 6 * width * hidden / READ)
+    packed = [mlp.pack(*pair, linear) for pair in pairs]
+    plain = [replace(p, stream=None) for p in packed]
+    ways = [
+        ("stream", [lambda p=p: mlp.run(x, p, linear) for p in packed]),
+        ("cublas", [lambda p=p: mlp.run(x, p, linear) for p in plain]),
+    ]
+    return Work(ways, 6 * width * hidden / READ)
 
 
 # -- running -------------------------------------------------------------------------------
@@ -353,12 +331,13 @@ def check(op: str, dtype: str) -> list[str]:
     """PASS or FAIL of each check that the implementation does not refuse."""
     torch.backends.cuda.matmul.allow_tf32 = False
     told = []
+    name = next(name for name in NAMES[op] if name in GPU_NAMES)
     with torch.device("cuda"):
         for each in OP_CHECKS[op]:
             if each.invariant:
                 continue
             try:
-                each.run(implementation(op, "triton"), DTYPES[dtype])
+                each.run(implementation(op, name), DTYPES[dtype])
                 told.append(f"PASS {op} {each.what} {dtype}")
             except Exception:
                 last = "\n     ".join(traceback.format_exc().splitlines()[-6:])

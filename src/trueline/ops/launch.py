@@ -1,4 +1,4 @@
-"""What the launchers of Triton kernels share."""
+"""What implementations for a GPU share."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
 def refusals(dtype: torch.dtype, batch_invariant: bool) -> list[str]:
-    """Of every Triton implementation."""
+    """Of every implementation for a GPU."""
     told = [] if dtype in FLOATS else [f"{dtype} is not float32, float16 or bfloat16"]
     if batch_invariant:
         told.append("on a GPU a row's bits depend on the batch so far")

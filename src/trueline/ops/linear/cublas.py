@@ -1,9 +1,14 @@
-"""torch's own product on a GPU: cuBLAS."""
+"""torch's own product: on a GPU, of cuBLAS."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
+from torch.nn.functional import linear
+
+from trueline.ops.launch import refusals
+
+__all__ = ["pack", "refusals", "run", "run_wide"]
 
 
 def pack(weight: Tensor) -> Tensor:
@@ -11,4 +16,10 @@ def pack(weight: Tensor) -> Tensor:
 
 
 def run(x: Tensor, packed: Tensor) -> Tensor:
-    return torch.nn.functional.linear(x, packed)
+    return linear(x, packed)
+
+
+def run_wide(x: Tensor, packed: Tensor) -> Tensor:
+    if x.dtype == torch.float32 or x.device.type == "cpu":  # no CPU product has `out_dtype`
+        return linear(x.float(), packed.float())
+    return torch.mm(x, packed.T, out_dtype=torch.float32)
