@@ -16,8 +16,6 @@ from trueline.ops.mlp import kernels
 __all__ = ["pack", "refusals", "run"]
 
 BLOCK = 1024
-TILES = experts.Tiles(4, 1024, stages=3)
-ALONE = experts.Launch("few", TILES, TILES)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +36,7 @@ def pack(gate_up: Tensor, down: Tensor, linear: Any) -> Packed:
 def run(x: Tensor, packed: Packed, linear: Any) -> Tensor:
     if len(x) == 1 and packed.stream is not None:
         nobody = x.new_empty(1, 0)
-        return experts.run_with(ALONE, x, nobody, nobody, packed.stream)
+        return experts.run(x, nobody, nobody, packed.stream, linear)
     both = linear.run(x, packed.gate_up).contiguous()
     middle = both.new_empty(len(both), both.shape[1] // 2)
     kernels.gate[(len(both), triton.cdiv(middle.shape[1], BLOCK))](
