@@ -158,8 +158,6 @@ def expert_cuts(model: Model, tokens: int, shared: int, most: int) -> list[tuple
         both("128x128x3", usual.way, replace(cut, columns=128, inner=128, stages=3))
         both("64x128x4", usual.way, replace(cut, columns=64, inner=128, stages=4))
         both("128x64x4", usual.way, replace(cut, columns=128, inner=64, stages=4))
-        if usual.way == "selected":
-            both("sorted", "sorted", cut)
         if cut.rows > 16:
             both("twice the rows", usual.way, replace(cut, rows=2 * cut.rows))
     else:

@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""Many tokens: pairs sorted by expert into tiles of equally many rows, a product per tile, and the
+"""More tokens: pairs sorted by expert into tiles of equally many rows, a product per tile, and the
 sum over a token's pairs at the end. Nothing here waits for the host: grids have room for the worst
 case, and programs without a tile leave at once. Numbers that change from step to step are not
 specialized on, or kernels would be compiled again for them."""
@@ -10,7 +10,6 @@ import triton
 import triton.language as tl
 
 from trueline.ops.experts.pairs import expert_of, weight_of
-from trueline.ops.tile import tile_product
 
 
 @triton.jit(do_not_specialize=["pairs", "first", "held"])
@@ -81,6 +80,37 @@ def _columns(n, width, GATED: tl.constexpr, BLOCK_N: tl.constexpr):
 
 
 @triton.jit
+def _product(
+    x_at, weight_at, live, inner, depth,
+    SWAP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    EVEN_K: tl.constexpr,
+):  # fmt: skip
+    """[BLOCK_M, BLOCK_N]. SWAP: the weights are the left operand, which must have 64 rows to run
+    at full speed; tokens may then be as few as 16."""
+    if SWAP:
+        acc = tl.zeros((BLOCK_N, BLOCK_M), tl.float32)
+    else:
+        acc = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    for k in range(0, depth, BLOCK_K):
+        if EVEN_K:
+            a = tl.load(x_at, mask=live[:, None], other=0)
+            b = tl.load(weight_at)
+        else:
+            inside = (inner < depth - k)[None, :]
+            a = tl.load(x_at, mask=live[:, None] & inside, other=0)
+            b = tl.load(weight_at, mask=inside, other=0)
+        if SWAP:
+            acc = tl.dot(b, tl.trans(a), acc, input_precision="ieee")
+        else:
+            acc = tl.dot(a, tl.trans(b), acc, input_precision="ieee")
+        x_at += BLOCK_K
+        weight_at += BLOCK_K
+    if SWAP:
+        acc = tl.trans(acc)
+    return acc
+
+
+@triton.jit
 def _tile(
     x, x_row, weight, weights, out, rows, live, expert, n, depth, width,
     TOP: tl.constexpr, SHARED: tl.constexpr, GATED: tl.constexpr, SWAP: tl.constexpr,
@@ -93,7 +123,7 @@ def _tile(
     weight_at = weight + expert.to(tl.int64) * size + weight_rows[:, None] * depth + inner[None, :]
     source = (rows // (TOP + SHARED) if GATED else rows).to(tl.int64)
     x_at = x + source[:, None] * x_row + inner[None, :]
-    acc = tile_product(x_at, weight_at, live, inner, depth, SWAP, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K)
+    acc = _product(x_at, weight_at, live, inner, depth, SWAP, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K)
     if GATED:
         gate, up = tl.split(tl.reshape(acc, (BLOCK_M, BLOCK_N // 2, 2)))
         y = gate / (1 + tl.exp(-gate)) * up
@@ -131,31 +161,6 @@ def grouped(
         rows = tl.load(order + tl.arange(0, BLOCK_M))
         _tile(
             x, x_row, weight, weights, out, rows, rows < pairs, expert, n, depth, width,
-            TOP, SHARED, GATED, SWAP, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K,
-        )  # fmt: skip
-
-
-@triton.jit(do_not_specialize=["pairs", "first", "held"])
-def selected(
-    x, x_row, weight, weights, out, ids, pairs, first, held, depth, width,
-    TOP: tl.constexpr, SHARED: tl.constexpr, GATED: tl.constexpr, SWAP: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
-    PAIRS: tl.constexpr,
-):  # fmt: skip
-    """The same for few pairs, without sorting them first: each program looks for its expert's."""
-    columns = tl.cdiv(width, BLOCK_N // 2 if GATED else BLOCK_N)
-    expert = tl.program_id(0) // columns
-    pair = tl.arange(0, PAIRS)
-    theirs = expert_of(ids, pair, pair < pairs, first, held, TOP, SHARED)
-    match = (theirs == expert) & (pair < pairs)
-    rank = tl.where(match, tl.cumsum(match.to(tl.int32), axis=0) - 1, -1)
-    found = tl.sum(match.to(tl.int32), axis=0)
-    for start in range(0, found, BLOCK_M):
-        wanted = start + tl.arange(0, BLOCK_M)
-        rows = tl.sum(tl.where(rank[None, :] == wanted[:, None], pair[None, :], 0), axis=1)
-        _tile(
-            x, x_row, weight, weights, out, rows, wanted < found, expert,
-            tl.program_id(0) % columns, depth, width,
             TOP, SHARED, GATED, SWAP, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K,
         )  # fmt: skip
 

@@ -1,7 +1,7 @@
-"""Three ways, by the number of tokens: a handful streams its experts pair by pair; some more pick
-their pairs in every program; many are sorted by expert first (kernels.py). No way waits for the
-host, and a token's sum runs over its experts in the order of its ids. What is compiled depends on
-the model and on the way, little on the number of tokens."""
+"""Two ways, by the number of tokens: a handful streams its experts pair by pair (few.py), more are
+sorted by expert first (kernels.py). No way waits for the host, and a token's sum runs over its
+experts in the order of its ids. What is compiled depends on the model and on the way, little on the
+number of tokens."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from trueline.ops.launch import power_of_two, refusals, unit_stride
 
 __all__ = ["Launch", "Tiles", "launch", "pack", "pack_with_shared", "refusals", "run", "run_with"]
 
-# Pairs that are streamed one by one, and that a program looks through by itself.
+# Pairs that are streamed one by one.
 FEW_PAIRS = 18
-SELECTED_PAIRS = 256
 # Pairs that one program of the sort looks at: those of most decode steps, or of longer ones.
 SHORT, SEGMENT = 512, 2048
 SUM_BLOCK = 1024
@@ -52,7 +51,7 @@ class Tiles:
 
 @dataclass(frozen=True, slots=True)
 class Launch:
-    way: Literal["few", "selected", "sorted"]
+    way: Literal["few", "sorted"]
     first: Tiles
     second: Tiles
 
@@ -65,7 +64,6 @@ def launch(
     if pairs <= FEW_PAIRS:
         tiles = Tiles(4, 1024, stages=3) if width >= 1024 else Tiles(8, 512, stages=3)
         return Launch("few", tiles, tiles)
-    way: Literal["selected", "sorted"] = "selected" if pairs <= SELECTED_PAIRS else "sorted"
     mean = tokens * top / max(experts, 1)
     # One tile for nearly every expert, so that its weights are read once.
     rows = min(max(power_of_two(int(mean + 1.5 * mean**0.5) + 1), 16), MOST_ROWS)
@@ -77,7 +75,7 @@ def launch(
         tiles = Tiles(128, 128, stages=3)
     else:
         tiles = Tiles(64, 128, rows=rows)
-    return Launch(way, tiles, tiles)
+    return Launch("sorted", tiles, tiles)
 
 
 def pack(gate_up: Tensor, down: Tensor, linear: Any) -> Packed:
@@ -152,7 +150,7 @@ class _Step:
     def many(self, how: Launch) -> Tensor:
         x, (_, hidden, width) = self.x, self.packed.down.shape
         middle, parts = x.new_empty(self.pairs, width), x.new_empty(self.pairs, hidden)
-        order = self._sorted(how.first.rows) if how.way == "sorted" else None
+        order = self._sorted(how.first.rows)
         self._product(x, self.packed.gate_up, middle, how.first, order, True)
         self._product(middle, self.packed.down, parts, how.second, order, False)
         out = x.new_empty(len(x), hidden)
@@ -188,27 +186,18 @@ class _Step:
         weight: Tensor,
         out: Tensor,
         cut: Tiles,
-        order: tuple[Tensor, Tensor, Tensor] | None,
+        order: tuple[Tensor, Tensor, Tensor],
         gated: bool,
     ) -> None:
         depth, width = weight.shape[2], out.shape[1]
         columns = triton.cdiv(width, cut.columns // 2 if gated else cut.columns)
-        given = (x, x.stride(0), weight, self.weights, out)
-        how = self.slots | _tiled(cut, depth) | {"GATED": gated}
-        if order is None:
-            kernels.selected[(len(weight) * columns,)](
-                *(*given, self.ids, self.pairs, *self.held, depth, width),
-                **how,
-                PAIRS=max(SELECTED_PAIRS, power_of_two(self.pairs)),
-            )
-        else:
-            tiles = triton.cdiv(len(order[1]), cut.group) * cut.group
-            kernels.grouped[(tiles * columns,)](
-                *(*given, *order, self.pairs, depth, width),
-                **how,
-                GROUP=cut.group,
-                HALVE=cut.halve,
-            )
+        tiles = triton.cdiv(len(order[1]), cut.group) * cut.group
+        kernels.grouped[(tiles * columns,)](
+            *(x, x.stride(0), weight, self.weights, out, *order, self.pairs, depth, width),
+            **self.slots,
+            **_tiled(cut, depth),
+            GATED=gated,
+        )
 
 
 def _streamed(cut: Tiles) -> dict[str, int]:
@@ -223,6 +212,8 @@ def _tiled(cut: Tiles, depth: int) -> dict[str, int | bool]:
         "BLOCK_K": cut.inner,
         "EVEN_K": depth % cut.inner == 0,
         "SWAP": cut.swap,
+        "GROUP": cut.group,
+        "HALVE": cut.halve,
         "num_warps": cut.warps,
         "num_stages": cut.stages,
     }
