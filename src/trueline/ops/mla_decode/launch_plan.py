@@ -20,6 +20,8 @@ SHARED_BYTES = 220 << 10
 FEW_ROWS = 4
 LEAST_DIM = 16
 """Of an operand of a matrix product."""
+WIDE = 64
+"""Rows from which four warps make one product together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +42,8 @@ class LaunchPlan:
     """What beginning a row costs, in tiles."""
     least: int = 2
     """Tiles and overhead that are worth a group."""
+    registers: int | None = None
+    """Of a thread at most, so that more programs share a multiprocessor."""
 
     @property
     def padded_heads(self) -> int:
@@ -88,4 +92,6 @@ def launch(
 
 
 def _bytes(head_tile: int, tile: int, stages: int, width: int, dtype: torch.dtype) -> int:
-    return (head_tile + stages * tile) * width * dtype.itemsize
+    """Of the queries and the tiles on their way; wide products go on reading one more."""
+    buffers = stages if head_tile >= WIDE and dtype.itemsize == 2 else max(stages - 1, 1)
+    return (head_tile + buffers * tile) * width * dtype.itemsize

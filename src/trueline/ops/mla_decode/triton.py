@@ -86,7 +86,7 @@ def attend_table(
         LATENT=latent, ROPE=layout.rope, L=L, R=max(power_of_two(layout.rope), LEAST_DIM),
         H=plan.head_tile, HEAD_TILES=plan.head_tiles, TILE=plan.tile, BLOCK=block_size,
         TRANSPOSED=plan.transposed, CARRY=plan.carry_rope, STAGES=plan.stages,
-        num_warps=plan.warps, num_stages=plan.stages,
+        num_warps=plan.warps, num_stages=plan.stages, maxnreg=plan.registers,
     )  # fmt: skip
     columns = L if rows * heads >= MANY else min(L, 128)
     merge[(rows, heads, -(-latent // columns))](
