@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timing import graph_time
+from timing import asked, graph_time
 from torch import Tensor
 
 from trueline.cache.layout import LatentLayout
@@ -290,7 +290,7 @@ def compile_cell(index: int, quick: bool) -> list[str]:
     name, make = list(cells(quick))[index]
     failed = []
     try:
-        for label, calls in make(Pool()).ways.items():
+        for label, calls in asked(make(Pool()).ways.items()):
             try:
                 calls[0]()
             except Exception as error:
@@ -348,7 +348,7 @@ def graph_check(op: Any, dtype: torch.dtype) -> None:
 
 def measure(name: str, made: Work) -> dict[str, Any]:
     times: dict[str, float] = {}
-    for label, calls in made.ways.items():
+    for label, calls in asked(made.ways.items()):
         try:
             if made.exact is not None:
                 verify(f"{name} {label}", made.exact(calls[0]()))
@@ -384,6 +384,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer cells")
     parser.add_argument("--no-checks", action="store_true")
+    parser.add_argument("--engine", action="store_true", help="only what the engine takes")
     parser.add_argument("--only", default="", help="cells whose name begins so")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()

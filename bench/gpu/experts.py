@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from timing import graph_time
+from timing import asked, graph_time
 from torch import Tensor
 
 from trueline.ops.experts import triton as experts
@@ -317,7 +317,7 @@ def compile_all(cells: list[Cell]) -> list[str]:
     data, failed = Data(), []
     for cell in cells:
         try:
-            for _, calls in work(cell, data).ways:
+            for _, calls in asked(work(cell, data).ways):
                 calls[0]()
         except Exception as error:
             failed.append(f"{cell}: {str(error).splitlines()[-1] if str(error) else error!r}")
@@ -354,7 +354,7 @@ def peers() -> dict[int, dict[str, float]]:
 def measure(cell: Cell, data: Data, known: dict[int, dict[str, float]]) -> dict[str, Any]:
     made = work(cell, data)
     times: dict[str, float] = {}
-    for label, calls in made.ways:
+    for label, calls in asked(made.ways):
         try:
             times[label] = graph_time(calls)
         except Exception as error:
@@ -376,13 +376,15 @@ def measure(cell: Cell, data: Data, known: dict[int, dict[str, float]]) -> dict[
             worst = float(error.max())
             if not worst <= 8e-3:
                 print(f"FAIL {cell}: off by {worst:.2g}")
-    return {"cell": str(cell), "floor_us": floor, "us": times}
+    theirs = known.get(cell.key[1], {}) if cell.kind == "experts" and not cell.key[2] else {}
+    return {"cell": str(cell), "floor_us": floor, "us": times, "peers": theirs}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer cells")
     parser.add_argument("--no-checks", action="store_true")
+    parser.add_argument("--engine", action="store_true", help="only what the engine takes")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     todo = list(cells(options.quick))

@@ -64,6 +64,28 @@ def start_rows(found: list[dict[str, Any]], recorded: dict[str, Any]) -> list[di
     return rows
 
 
+def kernel_rows(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Cells of kernels that peers were timed on: ours, vLLM's and the best of all."""
+    rows = []
+    for cell in found:
+        peers = cell.get("peers") or {}
+        if not peers or not cell.get("us"):
+            continue
+        us = next(iter(cell["us"].values()))
+        vllm = min(t for name, t in peers.items() if name.startswith("vLLM") and "FA3" not in name)
+        best = min(peers, key=lambda name: peers[name])
+        rows.append({
+            "cell": " ".join(cell["cell"].split()),
+            "us": us,
+            "vllm_us": vllm,
+            "best_peer": best,
+            "best_us": peers[best],
+            "to_best": us / peers[best],
+            "beats_vllm": us < vllm,
+        })  # fmt: skip
+    return rows
+
+
 def plot(rows: list[dict[str, Any]], file: Path) -> None:
     """Decode: the floor as a line, ours and the peer's as bars, per cell."""
     from matplotlib.figure import Figure

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Annotated, Any
@@ -15,6 +16,7 @@ from trueline.cli.output import tables
 from trueline.errors import UsageError
 
 MODELS = ("v2lite", "ling25s", "v32s")
+KERNELS = ("attention.py", "lightning.py", "experts.py")
 
 
 def gpu(
@@ -45,12 +47,16 @@ def gpu(
     if not (data / "gpu" / "cells.json").is_file():
         raise UsageError(f"{data / 'gpu'}: no such directory; it is part of the repository")
     if recorded is not None:
-        found = json.loads(recorded.read_text())["models"]
+        before = json.loads(recorded.read_text())
+        found, kernels = before["models"], before["kernels"]
     else:
+        kernels = [cell for script in KERNELS for cell in _kernels(data / "gpu" / script)]
         found = [result for name in model if (result := _measure(name, data))]
     peers = report.peers(data)
     figures = {
         "models": found,
+        "kernels": kernels,
+        "kernel_cells": report.kernel_rows(kernels),
         "decode": report.decode_rows(found, peers),
         "prefill": report.prefill_rows(found, peers),
         "start": report.start_rows(found, peers),
@@ -74,6 +80,17 @@ def _measure(name: str, data: Path) -> dict[str, Any] | None:
         return None
     result: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return result
+
+
+def _kernels(script: Path) -> list[dict[str, Any]]:
+    """As the engine launches them; bench/gpu has the other ways, and the checks."""
+    print(f"timing kernels: {script.name}", file=sys.stderr, flush=True)
+    with tempfile.TemporaryDirectory() as scratch:
+        out = Path(scratch) / "cells.json"
+        command = [sys.executable, str(script), "--engine", "--no-checks", "--out", str(out)]
+        subprocess.run(command, stdout=sys.stderr, check=False)
+        cells: list[dict[str, Any]] = json.loads(out.read_text()) if out.exists() else []
+    return cells
 
 
 def _print(figures: dict[str, Any]) -> None:
@@ -104,6 +121,11 @@ def _print(figures: dict[str, Any]) -> None:
             continue
         table.add_row(name, f"{row['tok_s']:,.0f}", _or_dash(row["vllm_tok_s"]),
                       _or_dash(row.get("to_vllm")), "yes" if row.get("met") else "no")  # fmt: skip
+    console.print(table)
+    table = Table("kernel", "µs", "vLLM's Triton", "best peer", "", "to best", box=box.SIMPLE_HEAD)
+    for row in figures["kernel_cells"]:
+        times = (f"{row[key]:.1f}" for key in ("us", "vllm_us", "best_us"))
+        table.add_row(row["cell"], *times, row["best_peer"], f"{row['to_best']:.2f}")
     console.print(table)
     for row in figures["start"]:
         phases = ", ".join(f"{name} {seconds:.1f}" for name, seconds in row["phases"].items())
