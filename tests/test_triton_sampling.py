@@ -6,14 +6,16 @@ import math
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 
-from trueline.ops.sampling import build_rows, cpu, reference
+from trueline.ops.sampling import build_rows, cpu, kernels, reference
 from trueline.ops.sampling import triton as op
 from trueline.verify.ops import OP_CHECKS, OpCheck
 from trueline.verify.ops.sampling import draw as checked_draw
 from trueline.verify.ops.sampling import hard_logits, row, same
 
-DTYPES = (torch.float32, torch.float16)
+DTYPES = (torch.float32, pytest.param(torch.float16, marks=pytest.mark.slow))
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -76,21 +78,74 @@ def test_noise_is_the_written_function() -> None:
         assert tokens.tolist() == wanted
 
 
+@triton.jit
+def near_noise(bits, out, N: tl.constexpr):
+    at = tl.arange(0, N)
+    tl.store(out + at, kernels.near_noise(tl.load(bits + at).to(tl.uint64, bitcast=True)))
+
+
+def test_noise_in_float32_is_near_enough() -> None:
+    """Both ends, and all between them: what is ruled out could not have won."""
+    ends = [n << 12 for n in (0, 1, 2, 3, 100, 2**20, 2**40, 2**44 - 1, 2**44, 2**51 - 1, 2**51)]
+    bits = torch.randint(0, 2**63 - 1, (1024,), generator=torch.Generator().manual_seed(1))
+    bits[: len(ends)] = torch.tensor([n - 2**64 if n >= 2**63 else n for n in ends])
+    bits[512:] = ~bits[:512]
+    near = torch.empty(1024)
+    near_noise[(1,)](bits, near, N=1024)
+    exact = [
+        -math.log(-math.log((2 * (number % 2**64 >> 12) + 1) / 2**53)) for number in bits.tolist()
+    ]
+    off = (near.double() - torch.tensor(exact, dtype=torch.float64)).abs()
+    assert float(off.max()) < kernels._MARGIN.value / 4
+    assert kernels._HOPELESS.value + max(exact) < min(exact)
+
+
+def test_near_ties_are_settled_in_float64() -> None:
+    """Two tokens whose scores differ by 1e-9, in one tile, in two, and in one lane of two."""
+    how = op.Launch(64, 16, 4)
+    for a, b in ((3, 7), (3, 20), (3, 19), (60, 61), (10, 70)):
+        noise = [reference.noise(5, 9, token) for token in (a, b)]
+        for gap, winner in ((1e-9, a), (-1e-9, b)):
+            logits = torch.full((1, 90), -50.0, dtype=torch.float64)
+            logits[0, a], logits[0, b] = gap - noise[0], -noise[1]
+            given = (torch.ones(1).double(), torch.tensor([5]), torch.tensor([9]))
+            assert op.draw(logits, *given, how=how)[0].tolist() == [winner]
+
+
 def test_min_p_filters() -> None:
     """Tokens that are just likely enough come up, others never."""
     p = torch.tensor([0.4, 0.2, 0.2, 0.1, 0.05, 0.05], dtype=torch.float64)
     for temperature, min_p, kept in ((1.0, 0.49, 3), (1.0, 0.51, 1), (2.0, 0.45, 4)):
-        states = [row(seed=s, temperature=temperature, min_p=min_p) for s in range(80)]
-        tokens = checked_draw(op, p.log().expand(80, -1), states).tokens
+        states = [row(seed=s, temperature=temperature, min_p=min_p) for s in range(30)]
+        tokens = checked_draw(op, p.log().expand(30, -1), states).tokens
         assert set(tokens.tolist()) == set(range(kept))
 
 
+def test_the_edge_of_min_p_is_exact() -> None:
+    """A token that would win if it stays: just inside and just outside, in the likeliest's chunk
+    and in one of its own."""
+    warm, floor = torch.tensor([0.5], dtype=torch.float64), math.log(0.3)
+    for other in (9, 40):
+        seed = next(s for s in range(99) if reference.noise(s, 1, other) + floor > 1 +
+                    reference.noise(s, 1, 2))  # fmt: skip
+        for gap, winner in ((1e-6, other), (-1e-6, 2)):
+            logits = torch.full((1, 50), -90.0, dtype=torch.float64)
+            logits[0, 2], logits[0, other] = 0.0, (floor + gap) * 0.5
+            given = (
+                torch.tensor([seed]),
+                torch.tensor([1]),
+                torch.tensor([0.3], dtype=torch.float64),
+            )
+            tokens, _ = op.draw(logits, warm, *given, how=op.Launch(16, 16, 4))
+            assert tokens.tolist() == [winner]
+
+
 def test_logprobs_of_a_large_vocabulary_are_exact() -> None:
-    logits = torch.randn(3, 130_000, generator=torch.Generator().manual_seed(1)) * 3
+    logits = torch.randn(3, 40_000, generator=torch.Generator().manual_seed(1)) * 3
     logits[0, 500:3000] = -math.inf  # more than a chunk
-    scored = op.score(logits, torch.tensor([0, 65_000, 129_999]), 2)
+    scored = op.score(logits, torch.tensor([0, 20_000, 39_999]), 2)
     wanted = logits.double().log_softmax(-1)
-    chosen = wanted.gather(1, torch.tensor([[0], [65_000], [129_999]]))[:, 0]
+    chosen = wanted.gather(1, torch.tensor([[0], [20_000], [39_999]]))[:, 0]
     torch.testing.assert_close(scored.logprobs.double(), chosen, rtol=1e-7, atol=0)
     best = wanted.topk(2).values
     torch.testing.assert_close(scored.top_logprobs.double(), best, rtol=1e-7, atol=0)

@@ -12,6 +12,11 @@ _GOLDEN = tl.constexpr(GOLDEN)
 _FIRST, _SECOND = (tl.constexpr(multiplier) for multiplier in MULTIPLIERS)
 _SHIFT_1, _SHIFT_2, _SHIFT_3 = (tl.constexpr(shift) for shift in SHIFTS)
 _NOWHERE = tl.constexpr(2**31 - 1)
+_ALL = tl.constexpr(2**64 - 1)
+_MARGIN = tl.constexpr(1e-3)
+"""Twice the largest error of a score in float32, and more."""
+_HOPELESS = tl.constexpr(-41.0)
+"""Noise lies between -3.7 and 36.8: what is so far below the likeliest is never drawn."""
 
 
 @triton.jit
@@ -59,55 +64,108 @@ def _mixed(z):
 
 
 @triton.jit
-def _noise(key, token):
-    bits = _mixed(key + (token + 1).to(tl.uint64) * _GOLDEN) >> 12
-    uniform = bits.to(tl.int64).to(tl.float64) * 2.0**-52 + 2.0**-53
-    return -tl.log(-tl.log(uniform))
+def _bits(key, token):
+    return _mixed(key + (token + 1).to(tl.uint64) * _GOLDEN)
+
+
+@triton.jit
+def _score(x, peak, warmth, floor, key, token):
+    """As the contract has it."""
+    uniform = (_bits(key, token) >> 12).to(tl.int64).to(tl.float64) * 2.0**-52 + 2.0**-53
+    scaled = (x.to(tl.float64) - peak.to(tl.float64)) / warmth
+    return tl.where(scaled < floor, float("-inf"), scaled - tl.log(-tl.log(uniform)))
+
+
+@triton.jit
+def near_noise(bits):
+    """In float32, off by less than a quarter of the margin: from the distance to the nearer end, 0
+    or 1, which keeps its digits where the number itself is rounded to the end."""
+    upper = (bits >> 63) != 0
+    bits = tl.where(upper, bits ^ _ALL, bits)
+    high, low = (bits >> 32).to(tl.int32), ((bits >> 12) & 0xFFFFF).to(tl.int32)
+    end = high.to(tl.float32) * 2.0**-32 + (low.to(tl.float32) + 0.5) * 2.0**-52
+    series = end * (1 + end * (1 / 2 + end * (1 / 3 + end * (1 / 4))))
+    log = tl.log(tl.where(upper, 1 - end, end))
+    return -tl.log(tl.where(upper & (end < 2.0**-8), series, -log))
+
+
+@triton.jit
+def _exact_best(logits, stride, first, vocab_size, peak, warmth, floor, key,
+                CHUNK: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+    found = tl.full([TILE], float("-inf"), tl.float64)
+    at = tl.full([TILE], _NOWHERE, tl.int32)
+    for start in range(0, CHUNK, TILE):
+        token = first + start + tl.arange(0, TILE)
+        place = logits + token.to(tl.int64) * stride
+        x = tl.load(place, mask=token < vocab_size, other=float("-inf"))
+        score = _score(x, peak, warmth, floor, key, token)
+        larger = score > found
+        found = tl.where(larger, score, found)
+        at = tl.where(larger, token, at)
+    return _first_of_largest(found, at)
+
+
+@triton.jit
+def _near_best(logits, stride, first, vocab_size, peak, warmth, floor, key,
+               CHUNK: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
+    """The likely winner in float32, and whether another token might be it."""
+    best = tl.full([TILE], float("-inf"), tl.float32)
+    second = best
+    at = tl.full([TILE], _NOWHERE, tl.int32)
+    share, least = (1 / warmth).to(tl.float32), (floor - _MARGIN).to(tl.float32)
+    for start in range(0, CHUNK, TILE):
+        token = first + start + tl.arange(0, TILE)
+        place = logits + token.to(tl.int64) * stride
+        x = tl.load(place, mask=token < vocab_size, other=float("-inf"))
+        scaled = (x.to(peak.dtype) - peak).to(tl.float32) * share
+        near = tl.where(scaled < least, float("-inf"), scaled + near_noise(_bits(key, token)))
+        larger = near > best
+        second = tl.where(larger, best, tl.maximum(second, near))
+        best = tl.where(larger, near, best)
+        at = tl.where(larger, token, at)
+    most, winner = _first_of_largest(best, at)
+    close = (best >= most - _MARGIN).to(tl.int32) + (second >= most - _MARGIN).to(tl.int32)
+    return winner, tl.sum(close, 0) != 1
 
 
 @triton.jit
 def noisy(
-    logits,
-    row_stride,
-    stride,
-    most,
-    temperature,
-    seed,
-    position,
-    min_p,
-    values,
-    ids,
-    vocab_size,
-    CHUNK: tl.constexpr,
-    TILE: tl.constexpr,
-    CHUNKS: tl.constexpr,
-):
+    logits, row_stride, stride, most, temperature, seed, position, min_p, values, ids, vocab_size,
+    CHUNK: tl.constexpr, TILE: tl.constexpr, CHUNKS: tl.constexpr,
+):  # fmt: skip
     """Per chunk of a row with a temperature: the largest scaled logit + noise, and whose it is.
-    `most` holds the chunks' largest logits."""
+    `most` holds the chunks' largest logits. float64 is slow: most tokens are ruled out in float32,
+    and where that leaves more than one, all are scored again."""
     row, chunk, chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     warmth = tl.load(temperature + row)
     if warmth == 0:
         return
     each = tl.arange(0, CHUNKS)
     of_chunks = tl.load(most + row * chunks + each, mask=each < chunks, other=float("-inf"))
-    peak = tl.max(of_chunks, 0).to(tl.float64)
-    floor = float("-inf") if min_p is None else tl.log(tl.load(min_p + row))
+    peak = tl.max(of_chunks, 0)
+    floor = tl.full([], float("-inf"), tl.float64)
+    if min_p is not None:
+        floor = tl.log(tl.load(min_p + row))
+    to = row * chunks + chunk
+    own = (tl.load(most + to).to(tl.float64) - peak.to(tl.float64)) / warmth
+    if own < tl.maximum(floor, _HOPELESS):
+        tl.store(values + to, float("-inf"))
+        tl.store(ids + to, 0)
+        return
     key = _mixed(tl.load(seed + row).to(tl.uint64, bitcast=True) + _GOLDEN)
     key = _mixed(key + (tl.load(position + row) + 1).to(tl.uint64, bitcast=True) * _GOLDEN)
-    found = tl.full([TILE], float("-inf"), tl.float64)
-    at = tl.full([TILE], _NOWHERE, tl.int32)
-    for start in range(0, CHUNK, TILE):
-        token = chunk * CHUNK + start + tl.arange(0, TILE)
-        place = row * row_stride + token.to(tl.int64) * stride
-        x = tl.load(logits + place, mask=token < vocab_size, other=float("-inf"))
-        x = (x.to(tl.float64) - peak) / warmth
-        x = tl.where(x < floor, float("-inf"), x + _noise(key, token))
-        larger = x > found
-        found = tl.where(larger, x, found)
-        at = tl.where(larger, token, at)
-    largest, first = _first_of_largest(found, at)
-    tl.store(values + row * chunks + chunk, largest)
-    tl.store(ids + row * chunks + chunk, first)
+    logits += row * row_stride
+    winner, doubtful = _near_best(
+        logits, stride, chunk * CHUNK, vocab_size, peak, warmth, floor, key, CHUNK, TILE
+    )
+    x = tl.load(logits + winner.to(tl.int64) * stride, mask=winner < vocab_size, other=0.0)
+    score = _score(x, peak, warmth, floor, key, winner)
+    if doubtful | (score == float("-inf")):
+        score, winner = _exact_best(
+            logits, stride, chunk * CHUNK, vocab_size, peak, warmth, floor, key, CHUNK, TILE
+        )
+    tl.store(values + to, score)
+    tl.store(ids + to, winner)
 
 
 @triton.jit
