@@ -220,6 +220,10 @@ def small_plan(*given: Any) -> prefill_cut.LaunchPlan:
     return replace(prefill_cut.launch(*given), queries=32, keys=128, workspace=192)
 
 
+def large_plan(*given: Any) -> prefill_cut.LaunchPlan:
+    return replace(prefill_cut.launch(*given), queries=128, keys=128)
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.usefixtures("short_runs")
 def test_prefill(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
@@ -233,6 +237,8 @@ def test_prefill(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_prefill_fully(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     cut(monkeypatch, tile=256)
+    monkeypatch.setattr(attention, "PREFILL_BLOCKS", (5,))
+    monkeypatch.setattr(prefill, "launch", large_plan)
     attention.mla_prefill(prefill, dtype)
 
 
