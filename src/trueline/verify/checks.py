@@ -21,6 +21,7 @@ from trueline.spec.mixer import CompressedSpec, LightningSpec, MLASpec
 from trueline.spec.model import LayerSpec, ModelSpec
 from trueline.verify.cases import Subject
 from trueline.verify.failed import CheckFailed
+from trueline.verify.graphs import GPU_CHECKS
 from trueline.verify.indexer import index_is_a_sum, indexer_facts
 from trueline.verify.lightning import (
     Pair,
@@ -259,4 +260,5 @@ CHECKS: Mapping[str, Callable[[Subject], None]] = {
     "index = sum": index_is_a_sum,
     "ranks = whole": ranks_hold_their_heads,
     **ENGINE_CHECKS,
+    **GPU_CHECKS,
 }

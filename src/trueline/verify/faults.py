@@ -7,6 +7,7 @@ issue adds its rows.
 
 from trueline.verify.seed import Fault
 from trueline.verify.seed.engine import ENGINE_FAULTS
+from trueline.verify.seed.gpu import GPU_FAULTS
 from trueline.verify.seed.index_cache import INDEX_FAULTS
 from trueline.verify.seed.indexer import INDEXER_FAULTS
 from trueline.verify.seed.ling import LING_FAULTS
@@ -30,4 +31,5 @@ FAULTS: list[Fault] = [
     *RANK_FAULTS,
     *INDEX_FAULTS,
     *SELECTION_FAULTS,
+    *GPU_FAULTS,
 ]

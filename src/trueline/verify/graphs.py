@@ -3,7 +3,7 @@ being replayed, over the same fixed buffers and with the same padding, its kerne
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +14,14 @@ from trueline.engine.graphs import DecodeGraphs, Made
 from trueline.engine.loading import load_engine
 from trueline.engine.runner import Runner, build_decoder
 from trueline.models import read_model
-from trueline.ops.registry import OPS
+from trueline.ops.mla_decode import reference as decode_reference
+from trueline.ops.registry import OPS, implementation
 from trueline.plan import make_plan
 from trueline.verify.cases import Subject
 from trueline.verify.engine import Ask, Run, run, same, serve
 from trueline.verify.failed import CheckFailed
+from trueline.verify.ops.attention import SCALE, TILINGS, same_attention
+from trueline.verify.ops.data import L, R, paged, randn
 from trueline.verify.schedules import base, prompt
 from trueline.weights.load import load_weights
 
@@ -27,6 +30,7 @@ OVER_TABLES = (
     "sampling",
 )
 """Ops that must do without the host's knowledge of lengths, slots and parameters."""
+HEADS = (1, 2, 4, 8, 15, 16, 20, 64, 128)
 # Batches of several sizes, some of them padded; a request that ends early moves the others' rows.
 ASKS = [
     Ask(prompt(9), 8),
@@ -43,6 +47,23 @@ def graph_is_eager(subject: Subject) -> None:
     config = replace(base(subject), block_size=5, poison=True)
     eager = run(subject.model, ASKS, config, enforce_eager=True)
     same("graph = eager", captured(subject, config), eager)
+
+
+def any_heads(subject: Subject) -> None:
+    """Decode attention with as many heads as a rank may have, over contexts of many parts."""
+    with find_device("auto").torch:
+        for heads in HEADS:
+            heads_are_padded(heads)
+
+
+def heads_are_padded(heads: int) -> None:
+    """One row takes all the entries and slots there are; others are short, or empty."""
+    op: Any = implementation("mla_decode", "triton")
+    view, rows = paged([200, 0, 7], 16)
+    q = randn(3, heads, L + R, seed=heads)
+    exact = decode_reference.run(q.double(), view, rows, softmax_scale=SCALE)
+    ours = op.run(q, view, op.prepare(rows, view, TILINGS[0], heads), softmax_scale=SCALE)
+    same_attention(f"any heads: {heads}", ours, exact, q.dtype)
 
 
 def captured(subject: Subject, config: EngineConfig) -> Run:
@@ -93,3 +114,10 @@ def _watched(graphs: DecodeGraphs, sizes: set[tuple[int, int]]) -> Callable[...,
         return made
 
     return watched
+
+
+GPU_CHECKS: Mapping[str, Callable[[Subject], None]] = {
+    "any heads": any_heads,
+    "graph = eager": graph_is_eager,
+}
+"""Of what only a GPU has."""

@@ -43,7 +43,9 @@ def half_is_float64(subject: Subject, dtype: Half, band: float) -> float:
     return worst
 
 
-def _served(subject: Subject, dtype: str, choices: list[Replay] | None) -> tuple[Run, list[Replay]]:
+def _served(
+    subject: Subject, dtype: Half | Literal["float32"], choices: list[Replay] | None
+) -> tuple[Run, list[Replay]]:
     core = load_engine(subject.model, replace(base(subject), dtype=dtype)).core
     if choices is None:
         core.runner.recorded = []

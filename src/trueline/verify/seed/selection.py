@@ -83,7 +83,7 @@ def _rows_from_the_front(select: Make) -> Make:
     """One counter for queries and keys: the first rows of the step choose for the others."""
 
     def broken(self: Indexer, x: Any, q_latent: Any, rope: Any, step: Any, view: Any) -> Tensor:
-        front = replace(step, at=torch.arange(len(step.at)))
+        front = replace(step, at=torch.arange(step.count))
         chosen: Tensor = select(self, x, q_latent, rope, front, view)
         return chosen
 

@@ -1,0 +1,81 @@
+"""Mistakes with what only a GPU has: padded heads and rows, lists made on the device, graphs that
+are replayed. Where there is none, the interpreter and steps that are run again stand in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from trueline.engine import graphs
+from trueline.engine.graphs import DecodeGraphs, FixedInputs
+from trueline.ops.mla_decode.launch_plan import LaunchPlan
+from trueline.verify.seed import Fault, Make
+
+
+def _unpadded(head_tiles: Make) -> Any:
+    """Split metadata sized from the heads there are (story 5): too few tiles, or none."""
+    return property(lambda plan: plan.heads // plan.head_tile)
+
+
+def _one_short(entries: Make) -> Make:
+    return lambda plan, rows: entries(plan, rows) - 1
+
+
+def _padded_with(**values: int) -> Make:
+    def make(fields: Any) -> Any:
+        return {name: (dtype, values.get(name, pad)) for name, (dtype, pad) in fields.items()}
+
+    return make
+
+
+def _cells_of_the_first(fill: Make) -> Make:
+    """Padded rows write where the first row does, after it."""
+
+    def broken(self: FixedInputs, values: Any, blocks: Any) -> None:
+        fill(self, values, blocks)
+        if blocks:
+            self.fields["cells"][len(blocks) :] = self.fields["cells"][0]
+
+    return broken
+
+
+def _one_step_behind(fill: Make) -> Make:
+    """Context lengths stay what they were when the rows were last filled in."""
+    before: dict[int, Any] = {}
+
+    def broken(self: FixedInputs, values: Any, blocks: Any) -> None:
+        now = values.get("lengths", [])
+        stale = before.get(len(blocks), now)
+        before[len(blocks)] = now
+        fill(self, dict(values) | {"lengths": stale} if blocks else values, blocks)
+
+    return broken
+
+
+def _tokens_of_the_host(values: Make) -> Make:
+    """What the step before has drawn is not looked at."""
+
+    def broken(self: DecodeGraphs, batch: Any, rows: Any, places: Any) -> Any:
+        made = values(self, batch, rows, places)
+        return made | {"source": [graphs.NOWHERE] * len(batch.rows)}
+
+    return broken
+
+
+_G, _M, _L = "graph = eager", "v3", "ling"
+
+GPU_FAULTS = [
+    Fault("split-unpadded-heads", "split metadata sized from the unpadded heads (story 5)",
+          "any heads", _M, LaunchPlan, "head_tiles", _unpadded),
+    Fault("work-list-short", "the list of parts has one entry too few", "any heads", _M,
+          LaunchPlan, "entries", _one_short),
+    Fault("padded-rows-read", "padded rows see a position of the null block", _G, _M,
+          graphs, "FIELDS", _padded_with(lengths=1)),
+    Fault("padded-rows-write", "padded rows write a row's cache", _G, _M,
+          FixedInputs, "fill", _cells_of_the_first),
+    Fault("stale-lengths", "a graph sees the contexts of the step before", _G, _M,
+          FixedInputs, "fill", _one_step_behind),
+    Fault("stale-drawn-token", "a graph does not see the token drawn last", _G, _M,
+          DecodeGraphs, "_values", _tokens_of_the_host),
+    Fault("padded-rows-state", "padded rows write a sequence's state", _G, _L,
+          graphs, "FIELDS", _padded_with(slots=1)),
+]  # fmt: skip
