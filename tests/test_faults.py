@@ -35,7 +35,15 @@ def test_check_is_green(check: str, case: str, subjects: dict[str, Subject]) -> 
     CHECKS[check](subjects[case])
 
 
-@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
+# Each takes many seconds where kernels are interpreted.
+SELDOM = [fault for fault in FAULTS if fault.check == "graph = eager"][1:]
+EACH = [
+    pytest.param(fault, id=fault.id, marks=[pytest.mark.slow] if fault in SELDOM else [])
+    for fault in FAULTS
+]
+
+
+@pytest.mark.parametrize("fault", EACH)
 def test_fault_turns_its_check_red(fault: Fault, subjects: dict[str, Subject]) -> None:
     subject = subjects[fault.case]
     with fault.seeded(), pytest.raises(CheckFailed):
