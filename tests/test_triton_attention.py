@@ -36,8 +36,7 @@ from trueline.verify.ops.data import L, P, R, V, close, paged, randn
 FLOATS = (torch.float32, torch.float16)
 WAYS = {
     "plain": {"tile": 64},
-    "transposed": {"tile": 64, "transposed": True},
-    "carried": {"tile": 64, "transposed": True, "carry_rope": True, "overhead": 0, "least": 1},
+    "wide": {"tile": 64, "overhead": 0, "least": 1},
 }
 LAYOUT = LatentLayout(512, 64, 64)
 
@@ -61,7 +60,7 @@ def cut(monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
 # -- mla_decode ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("way", ["plain", "carried"])
+@pytest.mark.parametrize("way", ["plain", "wide"])
 def test_decode(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     cut(monkeypatch, **WAYS[way])
     dtype = torch.float32 if way == "plain" else torch.float16

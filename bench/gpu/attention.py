@@ -88,7 +88,6 @@ def decode_plans(heads: int, rows: int, context: int) -> dict[str, LaunchPlan]:
             "64w4s2x2": plan(heads, 16, 64, 4, 2, 2),
             "64w8s3x1": plan(heads, 16, 64, 8, 3, 1),
             "32w2s2x4": plan(heads, 16, 32, 2, 2, 4),
-            "turned": plan(heads, 16, 64, 4, 3, 1, transposed=True, carry_rope=True),
         }
         if rows <= 4:
             found["16w4s3x2"] = plan(heads, 16, 16, 4, 3, 2)

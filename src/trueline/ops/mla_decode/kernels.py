@@ -41,31 +41,18 @@ def load_keys(
 
 
 @triton.jit
-def fold(
-    q_latent, q_rope, k_latent, k_rope, seen, scale, top, norm, acc, TRANSPOSED: tl.constexpr
-):  # fmt: skip
+def fold(q_latent, q_rope, k_latent, k_rope, seen, scale, top, norm, acc):
     """Add a tile of keys. `norm` keeps a sum per place of a tile: they are added up at the end.
     Exponents are of two: `scale` has the factor in it."""
-    if TRANSPOSED:
-        s = tl.dot(k_latent, tl.trans(q_latent), input_precision="ieee")
-        s = tl.dot(k_rope, tl.trans(q_rope), s, input_precision="ieee")
-        s = tl.where(seen[:, None], s * scale, float("-inf"))
-        new = tl.maximum(top, tl.max(s, 0))
-        base = tl.where(new == float("-inf"), 0.0, new)
-        p = tl.exp2(s - base[None, :])
-        shrink = tl.exp2(top - base)[None, :]
-        acc = acc * shrink
-        acc = tl.dot(tl.trans(k_latent), p.to(k_latent.dtype), acc, input_precision="ieee")
-    else:
-        s = tl.dot(q_latent, tl.trans(k_latent), input_precision="ieee")
-        s = tl.dot(q_rope, tl.trans(k_rope), s, input_precision="ieee")
-        s = tl.where(seen[None, :], s * scale, float("-inf"))
-        new = tl.maximum(top, tl.max(s, 1))
-        base = tl.where(new == float("-inf"), 0.0, new)
-        p = tl.exp2(s - base[:, None])
-        shrink = tl.exp2(top - base)[:, None]
-        acc = acc * shrink
-        acc = tl.dot(p.to(k_latent.dtype), k_latent, acc, input_precision="ieee")
+    s = tl.dot(q_latent, tl.trans(k_latent), input_precision="ieee")
+    s = tl.dot(q_rope, tl.trans(k_rope), s, input_precision="ieee")
+    s = tl.where(seen[None, :], s * scale, float("-inf"))
+    new = tl.maximum(top, tl.max(s, 1))
+    base = tl.where(new == float("-inf"), 0.0, new)
+    p = tl.exp2(s - base[:, None])
+    shrink = tl.exp2(top - base)[:, None]
+    acc = acc * shrink
+    acc = tl.dot(p.to(k_latent.dtype), k_latent, acc, input_precision="ieee")
     return new, norm * shrink + p, acc
 
 
@@ -73,8 +60,7 @@ def fold(
 def attend_part(
     q_latent, q_rope, rows, table, length, start, stop, scale,
     LATENT: tl.constexpr, ROPE: tl.constexpr, L: tl.constexpr, R: tl.constexpr, H: tl.constexpr,
-    TILE: tl.constexpr, BLOCK: tl.constexpr, TRANSPOSED: tl.constexpr, CARRY: tl.constexpr,
-    STAGES: tl.constexpr,
+    TILE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Tiles start..stop of a row -> out [h, l], sum of exponents in natural log [h]."""
     W: tl.constexpr = LATENT + ROPE
@@ -82,32 +68,20 @@ def attend_part(
     l = tl.arange(0, L)  # noqa: E741
     r = LATENT + tl.arange(0, R)
     top = tl.full([H], float("-inf"), tl.float32)
-    norm = tl.zeros([TILE, H] if TRANSPOSED else [H, TILE], tl.float32)
-    acc = tl.zeros([L, H] if TRANSPOSED else [H, L], tl.float32)
+    norm = tl.zeros([H, TILE], tl.float32)
+    acc = tl.zeros([H, L], tl.float32)
     block = blocks_of(table, start, n, length, TILE, BLOCK)
-    if CARRY:
-        k_rope = load_keys(rows, block, start, n, length, r, W, W, ROPE != R, TILE, BLOCK)
-        ahead = blocks_of(table, start + 1, n, length, TILE, BLOCK)
     for tile in tl.range(start, stop, num_stages=STAGES):
         k_latent = load_keys(
             rows, block, tile, n, length, l, W, LATENT, LATENT != L, TILE, BLOCK
         )  # fmt: skip
-        if CARRY:
-            coming = load_keys(rows, ahead, tile + 1, n, length, r, W, W, ROPE != R, TILE, BLOCK)
-            ahead = blocks_of(table, tile + 2, n, length, TILE, BLOCK)
-        else:
-            k_rope = load_keys(rows, block, tile, n, length, r, W, W, ROPE != R, TILE, BLOCK)
+        k_rope = load_keys(rows, block, tile, n, length, r, W, W, ROPE != R, TILE, BLOCK)
         block = blocks_of(table, tile + 1, n, length, TILE, BLOCK)
         seen = tile * TILE + n < length
-        top, norm, acc = fold(
-            q_latent, q_rope, k_latent, k_rope, seen, scale, top, norm, acc, TRANSPOSED
-        )  # fmt: skip
-        if CARRY:
-            k_rope = coming
-    total = tl.sum(norm, 0 if TRANSPOSED else 1)
+        top, norm, acc = fold(q_latent, q_rope, k_latent, k_rope, seen, scale, top, norm, acc)
+    total = tl.sum(norm, 1)
     share = 1 / tl.where(total == 0.0, 1.0, total)
-    out = tl.trans(acc * share[None, :]) if TRANSPOSED else acc * share[:, None]
-    return out, (top + tl.log2(total)) * LN_2
+    return acc * share[:, None], (top + tl.log2(total)) * LN_2
 
 
 @triton.jit(do_not_specialize=["table_row", "capacity", "slots"])
@@ -115,8 +89,7 @@ def attend(
     q, rows, table, lengths, entries, bounds, out, lse, part_out, part_lse, scale, heads, q_row,
     q_head, table_row, capacity, slots,
     LATENT: tl.constexpr, ROPE: tl.constexpr, L: tl.constexpr, R: tl.constexpr, H: tl.constexpr,
-    HEAD_TILES: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, TRANSPOSED: tl.constexpr,
-    CARRY: tl.constexpr, STAGES: tl.constexpr,
+    HEAD_TILES: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """A program per group and tile of heads. Whole rows are finished here; parts wait in their
     slots. A length below zero says that the row's keys cannot be known: it becomes NaN."""
@@ -138,7 +111,7 @@ def attend(
         q_rope = tl.load(at + LATENT + r[None, :], mask=real & (r[None, :] < ROPE), other=0.0)
         o, z = attend_part(
             q_latent, q_rope, rows, table + row * table_row, length, start, stop, scale,
-            LATENT, ROPE, L, R, H, TILE, BLOCK, TRANSPOSED, CARRY, STAGES,
+            LATENT, ROPE, L, R, H, TILE, BLOCK, STAGES,
         )  # fmt: skip
         o = tl.where(length < 0, float("nan"), o)
         z = tl.where(length < 0, float("nan"), z)

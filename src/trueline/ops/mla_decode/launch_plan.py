@@ -33,11 +33,6 @@ class LaunchPlan:
     groups: int
     warps: int = 4
     stages: int = 3
-    transposed: bool = False
-    """Scores as [keys, heads]: a tile of 64 keys, not the few heads, fills the tensor cores."""
-    carry_rope: bool = False
-    """The rotated part of a tile waits in registers: the latent parts of three tiles fill the
-    shared memory."""
     overhead: int = 1
     """What beginning a row costs, in tiles."""
     least: int = 2

@@ -85,7 +85,7 @@ def attend_table(
         table.blocks.stride(0), capacity, work.slots,
         LATENT=latent, ROPE=layout.rope, L=L, R=max(power_of_two(layout.rope), LEAST_DIM),
         H=plan.head_tile, HEAD_TILES=plan.head_tiles, TILE=plan.tile, BLOCK=block_size,
-        TRANSPOSED=plan.transposed, CARRY=plan.carry_rope, STAGES=plan.stages,
+        STAGES=plan.stages,
         num_warps=plan.warps, num_stages=plan.stages, maxnreg=plan.registers,
     )  # fmt: skip
     columns = L if rows * heads >= MANY else min(L, 128)
