@@ -13,10 +13,15 @@ import torch
 from trueline.config import EngineConfig
 from trueline.ops.registry import GPU_NAMES, OPS, implementation
 from trueline.verify.cases import Subject, make_subject
-from trueline.verify.graphs import graph_is_eager
+from trueline.verify.failed import CheckFailed
+from trueline.verify.graphs import GPU_CHECKS, graph_is_eager
 from trueline.verify.halves import half_is_float64
 from trueline.verify.ops import OP_CHECKS, OpCheck
+from trueline.verify.ops.attention import TILINGS, decode_table
+from trueline.verify.ops.data import L, R, paged, randn
 from trueline.verify.schedules import ENGINE_CHECKS
+from trueline.verify.seed import Fault
+from trueline.verify.seed.gpu import GPU_FAULTS
 from trueline.verify.soak import soak
 
 pytestmark = [
@@ -72,6 +77,41 @@ def test_op_equals_its_reference(op: str, name: str, check: OpCheck, dtype: torc
             check.run(implementation(op, name))
         else:
             pytest.skip("float32 only: what it is given is")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_decode_over_a_table(dtype: torch.dtype) -> None:
+    """Also replayed: a graph captured over full rows gives for other contexts in the same buffers,
+    rows that see nothing among them, what a call outside gives."""
+    op = implementation("mla_decode", "triton")
+    with torch.device("cuda"):
+        decode_table(op, dtype)
+        view, held = paged([600] * 5, 16, dtype=dtype)
+        table = held.table(view.rows.device)
+        q = randn(5, 16, L + R).to(dtype)
+
+        def call() -> tuple[torch.Tensor, torch.Tensor]:
+            prepared = op.prepare(table, view, TILINGS[0], 16)
+            out: tuple[torch.Tensor, torch.Tensor] = op.run(q, view, prepared, softmax_scale=0.3)
+            return out
+
+        call()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = call()
+        for lengths in ([600] * 5, [1, 0, 600, 77, 64], [0] * 5, [300, 1, 2, 0, 599]):
+            table.lengths.copy_(torch.tensor(lengths))
+            graph.replay()
+            for ours, theirs in zip(captured, call(), strict=True):
+                assert torch.equal(ours, theirs), lengths
+
+
+@pytest.mark.parametrize("fault", GPU_FAULTS, ids=lambda fault: fault.id)
+def test_fault_turns_its_check_red(fault: Fault, subjects: dict[str, Subject]) -> None:
+    subject = subjects[fault.case]
+    with fault.seeded(), pytest.raises(CheckFailed):
+        GPU_CHECKS[fault.check](subject)
 
 
 @pytest.mark.parametrize("check", CHECKS)

@@ -1,15 +1,14 @@
-"""Latent attention on one GPU: checks, numbers at real shapes, and times of every way to cut it.
+"""Latent attention on one GPU: numbers at real shapes, and times of every way to cut it.
 
-    PYTHONPATH=src python bench/gpu/attention.py [--quick] [--no-checks] [--out FILE.json]
+    PYTHONPATH=src python bench/gpu/attention.py [--quick] [--engine] [--out FILE.json]
 
-Checks and compilation run in processes of their own; times are taken when these have ended.
+What is timed is compiled in several processes at once first. tests/test_gpu.py has the checks.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -31,16 +30,12 @@ from trueline.ops.mla_decode.launch_plan import LaunchPlan, launch
 from trueline.ops.mla_prefill import HeadWeights, PrefillRow
 from trueline.ops.mla_prefill import cut as prefill_cut
 from trueline.ops.mla_prefill import triton as prefill
-from trueline.ops.registry import implementation
 from trueline.ops.sparse_mla import triton as sparse
 from trueline.ops.sparse_rows import Table
-from trueline.verify.ops import OP_CHECKS, attention
 
 HERE = Path(__file__).parent
 READ = 4.39e12
 BF16 = torch.bfloat16
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": BF16}
-OPS = ("mla_decode", "sparse_mla", "mla_prefill")
 LAYOUT = LatentLayout(512, 64, 64)
 WIDTH = LAYOUT.width
 NOPE, VALUE = 128, 128
@@ -304,47 +299,6 @@ def last_line(error: BaseException) -> str:
     return str(error).strip().splitlines()[-1] if str(error).strip() else repr(error)
 
 
-def check(op: str, dtype: str) -> list[str]:
-    torch.backends.cuda.matmul.allow_tf32 = False
-    named = [(each.what, each.run) for each in OP_CHECKS[op] if not each.invariant]
-    if op == "mla_decode":
-        named += [("table", attention.decode_table), ("graph", graph_check)]
-    told = []
-    with torch.device("cuda"):
-        for what, run in named:
-            try:
-                run(implementation(op, "triton"), DTYPES[dtype])
-                told.append(f"PASS {op} {what} {dtype}")
-            except Exception:
-                last = "\n     ".join(traceback.format_exc().splitlines()[-6:])
-                told.append(f"FAIL {op} {what} {dtype}\n     {last}")
-    return told
-
-
-def graph_check(op: Any, dtype: torch.dtype) -> None:
-    """A graph captured over full rows gives, for other contexts in the same buffers, what a call
-    outside gives: lengths of 0 included, where nothing is read."""
-    rows, context, heads = 5, 4096, 16
-    table = shuffled_table(rows, context)
-    view = LatentView(torch.randn(rows * context + 1, WIDTH).to(dtype), LAYOUT, rows * context)
-    q = torch.randn(rows, heads, WIDTH).to(dtype)
-
-    def call() -> Any:
-        return op.run(q, view, op.prepare(table, view, TILING, heads), softmax_scale=SCALE)
-
-    call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = call()
-    for lengths in ([4096] * 5, [1, 0, 4096, 77, 64], [0] * 5, [3000, 1, 2, 0, 4095]):
-        table.lengths.copy_(torch.tensor(lengths))
-        graph.replay()
-        outside = call()
-        for ours, theirs in zip(captured, outside, strict=True):
-            assert torch.equal(ours, theirs), f"lengths {lengths}"
-
-
 def measure(name: str, made: Work) -> dict[str, Any]:
     times: dict[str, float] = {}
     for label, calls in asked(made.ways.items()):
@@ -382,21 +336,18 @@ def verify(what: str, pairs: list[tuple[Tensor, Tensor]]) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer cells")
-    parser.add_argument("--no-checks", action="store_true")
     parser.add_argument("--engine", action="store_true", help="only what the engine takes")
     parser.add_argument("--only", default="", help="cells whose name begins so")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     todo = [(i, *cell) for i, cell in enumerate(cells(options.quick))]
     todo = [each for each in todo if each[1].startswith(options.only)]
-    given = [] if options.no_checks else [(op, dtype) for op in OPS for dtype in DTYPES]
     # Cells of one kind and as many heads compile the same kernels, but for the first and the last.
     first = {name.split(",")[0]: i for i, name, _ in reversed(todo)}
     last = {name.split(",")[0]: i for i, name, _ in todo}
     kinds = {*first.values(), *last.values()}
-    with ProcessPoolExecutor(len(given) + len(kinds), get_context("spawn")) as pool:
-        futures = [pool.submit(check, *each) for each in given]
-        futures += [pool.submit(compile_cell, i, options.quick) for i in kinds]
+    with ProcessPoolExecutor(len(kinds), get_context("spawn")) as pool:
+        futures = [pool.submit(compile_cell, i, options.quick) for i in kinds]
         for future in futures:
             for told in future.result():
                 print(told, flush=True)

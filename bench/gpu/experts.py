@@ -1,9 +1,8 @@
-"""Experts, router and the products around them on one GPU: checks, then times.
+"""Experts, router and the products around them on one GPU: times.
 
     PYTHONPATH=src python bench/gpu/experts.py [--quick] [--out FILE.json]
 
-Checks run in processes of their own beside the compilation of what is timed; times are taken when
-all of these have ended.
+What is timed is compiled in several processes at once first. tests/test_gpu.py has the checks.
 """
 
 from __future__ import annotations
@@ -28,18 +27,13 @@ from trueline.ops.experts.triton import Launch, Tiles
 from trueline.ops.head_product import cublas as head_product
 from trueline.ops.linear import cublas as linear
 from trueline.ops.mlp import triton as mlp
-from trueline.ops.registry import GPU_NAMES, implementation
-from trueline.ops.registry import OPS as NAMES
 from trueline.ops.route import triton as route
 from trueline.spec.feedforward import RouterSpec
-from trueline.verify.ops import OP_CHECKS
 
 HERE = Path(__file__).parent
 READ, MULTIPLY = 4.39e12, 770e12
 CALLS = 20
 BF16 = torch.bfloat16
-OPS = ("experts", "route", "head_product", "mlp", "linear")
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": BF16}
 WORKERS = 12
 
 
@@ -325,24 +319,6 @@ def compile_all(cells: list[Cell]) -> list[str]:
     return failed
 
 
-def check(op: str, dtype: str) -> list[str]:
-    """PASS or FAIL of each check that the implementation does not refuse."""
-    torch.backends.cuda.matmul.allow_tf32 = False
-    told = []
-    name = next(name for name in NAMES[op] if name in GPU_NAMES)
-    with torch.device("cuda"):
-        for each in OP_CHECKS[op]:
-            if each.invariant:
-                continue
-            try:
-                each.run(implementation(op, name), DTYPES[dtype])
-                told.append(f"PASS {op} {each.what} {dtype}")
-            except Exception:
-                last = "\n     ".join(traceback.format_exc().splitlines()[-6:])
-                told.append(f"FAIL {op} {each.what} {dtype}\n     {last}")
-    return told
-
-
 def peers() -> dict[int, dict[str, float]]:
     file = HERE / "peers-h200.json"
     found: dict[int, dict[str, float]] = {}
@@ -383,19 +359,16 @@ def measure(cell: Cell, data: Data, known: dict[int, dict[str, float]]) -> dict[
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer cells")
-    parser.add_argument("--no-checks", action="store_true")
     parser.add_argument("--engine", action="store_true", help="only what the engine takes")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     todo = list(cells(options.quick))
     torch.backends.cuda.matmul.allow_tf32 = False
-    given = [] if options.no_checks else [(op, dtype) for op in OPS for dtype in DTYPES]
-    with ProcessPoolExecutor(WORKERS + len(given), get_context("spawn")) as pool:
-        checks = [pool.submit(check, *each) for each in given]
+    with ProcessPoolExecutor(WORKERS, get_context("spawn")) as pool:
         # Neighbours share data: a worker takes a run of cells.
         size = math.ceil(len(todo) / WORKERS)
         compiled = [pool.submit(compile_all, todo[i : i + size]) for i in range(0, len(todo), size)]
-        for future in checks + compiled:
+        for future in compiled:
             for told in future.result():
                 print(told, flush=True)
     known, data, rows = peers(), Data(), []

@@ -1,9 +1,8 @@
-"""Linear attention, norms, rotation and cache writes on one GPU: checks, then times.
+"""Linear attention, norms, rotation and cache writes on one GPU: times.
 
     PYTHONPATH=src python bench/gpu/lightning.py [--quick] [--out FILE.json]
 
-Checks run in processes of their own beside the compilation of what is timed; times are taken when
-all of these have ended.
+What is timed is compiled in several processes at once first. tests/test_gpu.py has the checks.
 """
 
 from __future__ import annotations
@@ -32,10 +31,8 @@ from trueline.ops.lightning import StateRow, StateTable
 from trueline.ops.lightning import triton as lightning
 from trueline.ops.lightning.triton import DecodeLaunch, PrefillLaunch
 from trueline.ops.linear_inputs import triton as linear_inputs
-from trueline.ops.registry import implementation
 from trueline.ops.rms_norm import triton as rms_norm
 from trueline.ops.rope import triton as rope
-from trueline.verify.ops import OP_CHECKS
 from trueline.verify.ops.lightning import GATES, STATE_GATES
 
 HERE = Path(__file__).parent
@@ -43,8 +40,6 @@ READ = 4.39e12
 DEVICE = torch.device("cuda")
 DTYPE = torch.bfloat16
 D, SCALE, SMS = 128, 0.09, 132
-OPS = ("lightning", "rms_norm", "rope", "latent_write", "linear_inputs", "gated_norm")
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 WORKERS = 8
 # What the calls of one graph touch together, several times what the cache holds.
 TOUCHED = 4e8
@@ -306,18 +301,6 @@ def compile_some(part: int, quick: bool) -> list[str]:
     return failed
 
 
-def check(op: str, number: int, dtype: str) -> list[str]:
-    torch.backends.cuda.matmul.allow_tf32 = False
-    each = OP_CHECKS[op][number]
-    with DEVICE:
-        try:
-            each.run(implementation(op, "triton"), DTYPES[dtype])
-            return [f"PASS {op} {each.what} {dtype}"]
-        except Exception:
-            last = "\n     ".join(traceback.format_exc().splitlines()[-6:])
-            return [f"FAIL {op} {each.what} {dtype}\n     {last}"]
-
-
 def peers(peer: tuple[str, int, int, int]) -> dict[str, float]:
     rows = json.loads((HERE / "peers-h200.json").read_text())["linear"]
     wanted = dict(zip(("kind", "H", "B", "T"), peer, strict=True))
@@ -354,21 +337,12 @@ def measure(work: Work) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer ways of prefill")
-    parser.add_argument("--no-checks", action="store_true")
     parser.add_argument("--engine", action="store_true", help="only what the engine takes")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
-    given = [
-        (op, number, dtype)
-        for op in OPS
-        for number, each in enumerate(OP_CHECKS[op])
-        for dtype in DTYPES
-        if not each.invariant and not options.no_checks
-    ]
     with ProcessPoolExecutor(24, get_context("spawn")) as pool:
         parts = () if ENGINE else range(WORKERS)
         jobs = [pool.submit(compile_some, part, options.quick) for part in parts]
-        jobs += [pool.submit(check, *each) for each in given]
         for job in jobs:
             for told in job.result():
                 print(told, flush=True)

@@ -1,9 +1,8 @@
-"""The indexer's ops and sampling on one GPU: checks, then times.
+"""The indexer's ops and sampling on one GPU: times.
 
     PYTHONPATH=src python bench/gpu/selection.py [--quick] [--out FILE.json]
 
-Checks run in processes of their own beside the compilation of what is timed; times are taken when
-all of these have ended.
+What is timed is compiled in several processes at once first. tests/test_gpu.py has the checks.
 """
 
 from __future__ import annotations
@@ -28,20 +27,16 @@ from trueline.cache.layout import IndexLayout
 from trueline.ops.index_scores import triton as scores
 from trueline.ops.index_write import triton as write
 from trueline.ops.mla_decode import Tiling
-from trueline.ops.registry import implementation
 from trueline.ops.sampling import cpu as plain_sampling
 from trueline.ops.sampling import triton as sampling
 from trueline.ops.sparse_rows import Run, SparseRows, Table
 from trueline.ops.top_positions import triton as top
-from trueline.verify.ops import OP_CHECKS
 
 READ, MULTIPLY = 4.39e12, 770e12
 CALLS, WORKERS = 20, 8
 DEVICE, BF16 = "cuda", torch.bfloat16
 HEADS, DIM, ROPE, TOPK, VOCABULARY = 64, 128, 64, 2048, 102_400
 TILING = Tiling(64, full=False)
-OPS = ("sampling", "index_write", "index_scores", "top_positions")
-DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": BF16}
 # Where one reads what it does not hold, and what it must not forget between calls.
 CACHED = 4e8
 
@@ -349,20 +344,6 @@ def compile_all(todo: list[Cell]) -> list[str]:
     return failed
 
 
-def check(op: str, dtype: str) -> list[str]:
-    torch.backends.cuda.matmul.allow_tf32 = False
-    told = []
-    with torch.device(DEVICE):
-        for each in OP_CHECKS[op]:
-            try:
-                each.run(implementation(op, "triton"), DTYPES[dtype])
-                told.append(f"PASS {op} {each.what} {dtype}")
-            except Exception:
-                last = "\n     ".join(traceback.format_exc().splitlines()[-6:])
-                told.append(f"FAIL {op} {each.what} {dtype}\n     {last}")
-    return told
-
-
 def measure(cell: Cell) -> dict[str, Any]:
     made = work(cell)
     times: dict[str, float] = {}
@@ -387,16 +368,13 @@ def measure(cell: Cell) -> dict[str, Any]:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--quick", action="store_true", help="fewer cells")
-    parser.add_argument("--no-checks", action="store_true")
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     todo = list(cells(options.quick))
     torch.backends.cuda.matmul.allow_tf32 = False
-    given = [] if options.no_checks else [(op, dtype) for op in OPS for dtype in DTYPES]
-    with ProcessPoolExecutor(WORKERS + len(given), get_context("spawn")) as pool:
-        checks = [pool.submit(check, *each) for each in given]
+    with ProcessPoolExecutor(WORKERS, get_context("spawn")) as pool:
         compiled = [pool.submit(compile_all, todo[i::WORKERS]) for i in range(WORKERS)]
-        for future in checks + compiled:
+        for future in compiled:
             for told in future.result():
                 print(told, flush=True)
     rows = []

@@ -87,7 +87,7 @@ def _kernels(script: Path) -> list[dict[str, Any]]:
     print(f"timing kernels: {script.name}", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "cells.json"
-        command = [sys.executable, str(script), "--engine", "--no-checks", "--out", str(out)]
+        command = [sys.executable, str(script), "--engine", "--out", str(out)]
         subprocess.run(command, stdout=sys.stderr, check=False)
         cells: list[dict[str, Any]] = json.loads(out.read_text()) if out.exists() else []
     return cells

@@ -18,18 +18,13 @@ from trueline.ops.rope import reference as rope_reference
 from trueline.ops.route import reference as route_reference
 from trueline.spec.feedforward import RouterSpec
 from trueline.spec.rope import Pairing
-from trueline.verify.ops.data import GATE, close, randn, require, rounded_alike
+from trueline.verify.ops.data import GATE, close, randn, require, rounded, rounded_alike
 
 SUMS_GATE = 5e-6
 """Of sums over experts, whose signs differ."""
 WIDE_GATE = 1e-5
 """Of a float32 product of narrower numbers, of whose sums a GPU cuts digits off. Rounded to float16
 it would be off by twenty times as much."""
-
-
-def rounded(dtype: torch.dtype, roundings: int, exact: float = GATE) -> float:
-    """The gate of a result that is rounded to `dtype` so many times; `exact` in float32."""
-    return exact if dtype == torch.float32 else exact + roundings * torch.finfo(dtype).eps / 2
 
 
 def linear(op: Any, dtype: torch.dtype = torch.float32) -> None:
