@@ -9,9 +9,12 @@ import torch
 
 from trueline.engine.batch import Batch, build_batch
 from trueline.engine.inputs import Caches, Inputs
+from trueline.engine.params import SamplingParams
 from trueline.engine.request import Request
 from trueline.engine.step import Row, RowState, Step
 from trueline.layers.decoder import Decoder
+from trueline.ops.sampling import RowState as Sampling
+from trueline.ops.sampling import build_rows
 from trueline.plan import Plan
 from trueline.sizes import Measured
 from trueline.spec.model import ModelSpec
@@ -47,9 +50,17 @@ def _peak(spec: ModelSpec, plan: Plan, decoder: Decoder, batch: Batch) -> int:
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
     hidden = decoder.hidden(inputs.build(batch, inputs.tensor(batch.tokens)), caches.views)
-    decoder.logits(hidden[: plan.limits.max_num_seqs])
+    logits = decoder.logits(hidden[: plan.limits.max_num_seqs])
+    del hidden
+    plan.op("sampling").sample(logits, build_rows(_rows(len(logits)), plan.device.torch))
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before
+
+
+def _rows(count: int) -> list[Sampling]:
+    """As much to do as sampling may have: all tokens sorted, edited and told of."""
+    params = SamplingParams(top_p=0.9, repetition_penalty=1.1, logprobs=20)
+    return [Sampling(params, [0, 1], [], 2, [], seed) for seed in range(count)]
 
 
 def _prefill(plan: Plan) -> Batch:
