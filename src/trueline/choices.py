@@ -70,6 +70,8 @@ def choose_op(
         try:
             if package and not getattr(REGISTRY.get(op, name), "preferred", False):
                 continue
+            if not package and other_device(op, name, device):
+                continue  # ours for other machines are no news
             found = other_device(op, name, device) or _refusals(
                 REGISTRY, op, name, config, dtype, layout
             )

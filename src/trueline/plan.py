@@ -102,6 +102,14 @@ class Plan:
             if choice.name != OWN:
                 yield f"layer        {kind}: {choice.name} ({choice.reason})"
 
+    def changes(self, expected: Plan) -> Iterator[str]:
+        """What measuring has changed of a plan made before anything was loaded."""
+        if (self.num_blocks, self.workspace_bytes) != (expected.num_blocks, None):
+            yield (
+                f"before load  {expected.cache_bytes / 1e6:,.1f} MB of cache in "
+                f"{expected.num_blocks} blocks were expected"
+            )
+
     def _where(self) -> str:
         if not self.device.is_gpu:
             return f"{self.threads} threads"

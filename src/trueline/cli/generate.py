@@ -38,8 +38,11 @@ def generate(
     logprobs: int | None = None,
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
     max_model_len: int | None = None,
-    max_num_seqs: int = 64,
+    max_num_seqs: int | None = None,
     block_size: int | None = None,
+    device: Literal["auto", "cpu", "cuda"] = "auto",
+    gpu_memory_utilization: float | None = None,
+    enforce_eager: Annotated[bool, Parameter(negative=())] = False,
     batch_invariant: Annotated[bool, Parameter(negative=())] = False,
     op: tuple[str, ...] = (),
     layer: tuple[str, ...] = (),
@@ -71,6 +74,12 @@ def generate(
         With --json: list this many likeliest tokens at each position.
     block_size
         Positions in a cache block. Default: chosen by the plan.
+    device
+        auto is the GPU where there is one.
+    gpu_memory_utilization
+        How much of a GPU's memory is ours (0.9), or of the free memory for the cache (0.5).
+    enforce_eager
+        No captured decode steps on a GPU.
     batch_invariant
         The same bits for a request, whoever shares its steps.
     op
@@ -101,6 +110,9 @@ def generate(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         block_size=block_size or "auto",
+        device=device,
+        gpu_memory_utilization=gpu_memory_utilization,
+        enforce_eager=enforce_eager,
         batch_invariant=batch_invariant,
         ops=parse_choices("--op", op),
         layers=parse_choices("--layer", layer),
@@ -174,6 +186,7 @@ def _print_account(llm: LLM, outputs: list[RequestOutput], seconds: float) -> No
     lines = [
         f"model        {engine.spec.family}, {engine.spec.num_layers} layers",
         *engine.plan.lines(),
+        *engine.plan.changes(engine.expected),
         f"ready in     {sum(startup.values()):.1f} s ({phases})",
         f"generated    {tokens} tokens after {prompt} prompt tokens in {seconds:.2f} s: "
         f"{tokens / seconds:.1f} tokens/s",

@@ -33,6 +33,8 @@ EVEN = 0.01
 @dataclass(frozen=True)
 class Loaded:
     spec: ModelSpec
+    expected: Plan
+    """Made before anything was loaded."""
     plan: Plan
     core: EngineCore
     seconds: dict[str, float]
@@ -43,7 +45,7 @@ def load_engine(model: Path, config: EngineConfig, progress: Progress | None = N
     clock = _Clock()
     spec = read_model(model, config.facts)
     device = find_device(config.device)
-    plan = make_plan(spec, config, device)
+    plan = expected = make_plan(spec, config, device)
     torch.set_num_threads(plan.threads)
     clock.lap("plan")
     values: Parameters
@@ -62,7 +64,7 @@ def load_engine(model: Path, config: EngineConfig, progress: Progress | None = N
         runner.graphs.capture_all()
         clock.lap("graphs")
     core = EngineCore(runner, plan, config, _fingerprint(model, plan))
-    return Loaded(spec, plan, core, clock.laps)
+    return Loaded(spec, expected, plan, core, clock.laps)
 
 
 class DrawnWeights:
