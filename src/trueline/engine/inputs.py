@@ -10,6 +10,7 @@ from torch import Tensor
 from trueline.cache.index import IndexStore, SparseView
 from trueline.cache.state import StateStore
 from trueline.cache.store import LatentStore
+from trueline.device import send
 from trueline.engine.batch import Batch
 from trueline.layers.context import Ops, PrefillSlice, SparseStep, StateStep, StepInput
 from trueline.layers.decoder import View
@@ -104,10 +105,7 @@ class Inputs:
 
     def tensor(self, values: Sequence[int]) -> Tensor:
         """On the device; the host does not wait for it."""
-        if not self.plan.device.is_gpu:
-            return torch.tensor(values)
-        pinned = torch.tensor(values, dtype=torch.long, pin_memory=True)
-        return pinned.to(self.plan.device.torch, non_blocking=True)
+        return send(torch.tensor(values, dtype=torch.long), self.plan.device.torch)
 
     def _places(self, tokens: list[int]) -> slice | Tensor:
         """A slice where they follow each other, as without an indexer they always do."""

@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from trueline.device import interpreting
+from trueline.device import interpreting, send
 
 # What the interpreter takes for the machine, so that tests cut work as a large GPU would.
 INTERPRETED_SMS = 132
@@ -39,9 +39,7 @@ def copied(columns: Iterable[Sequence[int]], device: torch.device) -> list[Tenso
     """int32 columns on a device, in one copy that the host does not wait for."""
     columns = list(columns)
     numbers = [number for column in columns for number in column]
-    # only memory that stays where it is can be copied behind the host's back
-    host = torch.tensor(numbers, dtype=torch.int32, device="cpu", pin_memory=device.type != "cpu")
-    there = host.to(device, non_blocking=True)
+    there = send(torch.tensor(numbers, dtype=torch.int32, device="cpu"), device)
     return list(torch.split(there, [len(column) for column in columns]))
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from trueline.cache.layout import LatentLayout
+from trueline.device import send
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +41,9 @@ class DecodeRows:
     def table(self, device: torch.device) -> DecodeTable:
         most = max(map(len, self.block_ids), default=0)
         padded = [ids + [0] * (most - len(ids)) for ids in self.block_ids]
-        blocks = torch.tensor(padded, dtype=torch.int32, device=device)
-        lengths = torch.tensor(self.lengths, dtype=torch.int32, device=device)
-        return DecodeTable(lengths, blocks.view(len(padded), most))
+        blocks = torch.tensor(padded, dtype=torch.int32, device="cpu").view(len(padded), most)
+        lengths = torch.tensor(self.lengths, dtype=torch.int32, device="cpu")
+        return DecodeTable(send(lengths, device), send(blocks, device))
 
 
 @dataclass(frozen=True, slots=True)
