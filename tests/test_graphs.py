@@ -6,19 +6,17 @@ import pytest
 import torch
 
 from trueline.engine.graphs import FIELDS, FixedInputs, ladder
-from trueline.ops.mla_decode.launch_plan import LaunchPlan
 from trueline.verify.failed import CheckFailed
 from trueline.verify.graphs import heads_are_padded
+from trueline.verify.seed.gpu import GPU_FAULTS
 
 
 @pytest.mark.parametrize("heads", [1, 4, 8, 15])
-def test_unpadded_heads_are_seen(heads: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unpadded_heads_are_seen(heads: int) -> None:
     """Story 5: split metadata sized from the heads there are, at each count that it hit."""
     heads_are_padded(heads)
-    monkeypatch.setattr(
-        LaunchPlan, "head_tiles", property(lambda plan: plan.heads // plan.head_tile)
-    )
-    with pytest.raises(CheckFailed):
+    (fault,) = (fault for fault in GPU_FAULTS if fault.id == "split-unpadded-heads")
+    with fault.seeded(), pytest.raises(CheckFailed):
         heads_are_padded(heads)
 
 

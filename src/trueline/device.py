@@ -39,7 +39,7 @@ class Device:
 
 
 def find_device(wanted: str) -> Device:
-    """ "auto" is the GPU where there is one."""
+    """The one asked for; for "auto" the GPU where there is one."""
     if wanted not in ("auto", "cpu", "cuda"):
         raise UsageError(f"device = {wanted!r}: accepted: 'auto', 'cpu' and 'cuda'")
     if wanted != "cpu" and torch.cuda.is_available():

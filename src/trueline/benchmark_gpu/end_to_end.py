@@ -19,7 +19,9 @@ SPARE = 64
 def run_cells(name: str, data: Path, started: float) -> dict[str, Any]:
     """Every cell of the model, told on stderr as it is done."""
     cells = json.loads((data / "gpu" / "cells.json").read_text())
-    decode, prefill = ([c for c in cells[kind] if c["model"] == name] for kind in cells_kinds())
+    decode, prefill = (
+        [cell for cell in cells[kind] if cell["model"] == name] for kind in ("decode", "prefill")
+    )
     longest = max(cell["inp"] + cell.get("out", 1) for cell in decode + prefill) + SPARE
     engine = bench_engine(str(data / "configs" / name), max_model_len=longest)
     measure(engine, Workload(1, 16, 2))
@@ -36,10 +38,6 @@ def run_cells(name: str, data: Path, started: float) -> dict[str, Any]:
     for cell in prefill:
         _try(found["prefill"], cell, lambda cell: _prefill(engine, cell))
     return found
-
-
-def cells_kinds() -> tuple[str, str]:
-    return "decode", "prefill"
 
 
 def _try(into: list[dict[str, Any]], cell: dict[str, Any], run: Any) -> None:

@@ -26,7 +26,7 @@ def gpu(
     plot: Path | None = None,
     recorded: Path | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
-) -> None:
+) -> int:
     """Decode, prefill and start-up of three models with random weights on this GPU, beside the
     figures of peers on an H200 and the floor that memory sets. Takes about five minutes.
 
@@ -66,6 +66,9 @@ def gpu(
     if plot is not None:
         report.plot(figures["decode"], plot)
     print(json.dumps(figures, indent=1)) if as_json else _print(figures)
+    cells = figures["decode"] + figures["prefill"]
+    failed = len(found) < len(model) and recorded is None
+    return int(failed or not kernels or any("error" in cell for cell in cells))
 
 
 def _measure(name: str, data: Path) -> dict[str, Any] | None:
