@@ -212,16 +212,18 @@ def test_legs_end_where_slots_take_the_state() -> None:
 
 
 @pytest.mark.parametrize(
-    ("heads", "counts", "chunks"),
+    ("heads", "counts", "values", "chunks"),
     [
-        (16, [1024], 2),  # cut, or 30 of 132 multiprocessors would work
-        (16, [8192], 16),
-        (16, [4096] * 8, 64),  # rows enough
-        (64, [1024], 16),
-        (16, [200], 4),  # not worth two more kernels
-        (16, [8192, 64, 64], 16),
+        (16, [1024], 16, 16),  # short: narrow programs are enough
+        (64, [1024], 32, 16),
+        (16, [1024] * 5, 64, 16),
+        (4, [1024], 16, 4),
+        (16, [8192], 64, 16),
+        (16, [4096] * 8, 64, 64),  # rows enough
+        (16, [200], 16, 4),
+        (16, [8192, 64, 64], 64, 16),
     ],
 )
-def test_walks_fill_the_gpu(heads: int, counts: list[int], chunks: int) -> None:
-    launch = lightning.prefill_launch(torch.bfloat16, 128, 132)
-    assert launch.walk_chunks(heads, 128, counts) == chunks
+def test_walks_fill_the_gpu(heads: int, counts: list[int], values: int, chunks: int) -> None:
+    launch = lightning.prefill_launch(torch.bfloat16, heads, 128, counts, 132)
+    assert (launch.values, launch.walk_chunks(heads, 128, counts)) == (values, chunks)

@@ -102,6 +102,13 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
+def launches_early() -> bool:
+    """Whether a kernel can be set up on the GPU while the one before it runs."""
+    if interpreting() or not torch.cuda.is_available():
+        return False
+    return torch.version.hip is None and torch.cuda.get_device_capability() >= (9, 0)
+
+
 def to_host(x: Tensor) -> Tensor:
     """A copy on its way to pinned memory: wait for a `mark` made afterwards before reading it. A
     copy on a CPU too, since the next step may write where x is."""

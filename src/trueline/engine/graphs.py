@@ -1,4 +1,5 @@
-"""Decode steps captured once per batch size and replayed: one launch instead of hundreds.
+"""Decode steps captured once per batch size and replayed: one launch instead of hundreds. Where
+there is an indexer, twice: while no row sees more than it lets through, nothing is chosen.
 
 A graph reads and writes fixed buffers. A step fills the rows it has and makes the others up to the
 captured size harmless: they see no position, write the null block and the null slot, and nobody
@@ -80,6 +81,14 @@ def ladder(most: int) -> list[int]:
 
 
 @dataclass(frozen=True, slots=True)
+class Kind:
+    """Of which a graph is: how many rows, and whether they choose among their positions."""
+
+    size: int
+    chooses: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Made:
     """Rows of the fixed buffers: theirs until the next step."""
 
@@ -87,6 +96,7 @@ class Made:
     logits: Tensor
     tokens: Tensor
     bad: Tensor
+    kind: Kind
 
 
 class FixedInputs:
@@ -153,34 +163,41 @@ class DecodeGraphs:
         self.fixed = FixedInputs(rows, most, drawn.device)
         self.bad = torch.zeros(rows, dtype=torch.bool, device=drawn.device)
         self.sizes = ladder(rows)
-        self._captured: dict[int, tuple[Step, dict[str, Tensor]]] = {}
+        index = plan.index
+        self.topk = plan.max_model_len if index is None else index.topk
+        """Rows that see more than this choose."""
+        self._captured: dict[Kind, tuple[Step, dict[str, Tensor]]] = {}
 
     @torch.inference_mode()
     def capture_all(self, progress: Callable[[int, int], None] | None = None) -> None:
         """Before the first step: capturing runs a step, here one of padding only. Largest first:
         the others fit into its memory."""
         self.fixed.fill({}, [])
-        for done, size in enumerate(reversed(self.sizes), 1):
-            self._captured[size] = self._capture(size)
+        choices = (True, False) if self.plan.max_model_len > self.topk else (False,)
+        kinds = [Kind(size, chooses) for size in reversed(self.sizes) for chooses in choices]
+        for done, kind in enumerate(kinds, 1):
+            self._captured[kind] = self._capture(kind)
             if progress:
-                progress(done, len(self.sizes))
+                progress(done, len(kinds))
 
     def run(self, batch: Batch, rows: Sequence[RowState], places: Mapping[str, int]) -> Made:
         """`places`: where each request's token is among those drawn last."""
         count = len(batch.rows)
         self.fixed.fill(self._values(batch, rows, places), batch.blocks)
-        replay, made = self._captured[self.size_for(count)]
+        kind = self.kind_for(count, max(batch.positions) + 1)
+        replay, made = self._captured[kind]
         replay()
         hidden, logits = made["hidden"][:count], made["logits"][:count]
-        return Made(hidden, logits, self.drawn[:count], self.bad[:count])
+        return Made(hidden, logits, self.drawn[:count], self.bad[:count], kind)
 
-    def size_for(self, count: int) -> int:
-        """Of the graph that takes so many rows."""
-        return next(size for size in self.sizes if size >= count)
+    def kind_for(self, count: int, longest: int) -> Kind:
+        """The graph for so many rows, of which one sees `longest` positions and none more."""
+        size = next(size for size in self.sizes if size >= count)
+        return Kind(size, longest > self.topk)
 
-    def whole(self, size: int) -> Tensor:
-        """What the graph of this size made last, padded rows included."""
-        return self._captured[size][1]["hidden"]
+    def whole(self, kind: Kind) -> Tensor:
+        """What this graph made last, padded rows included."""
+        return self._captured[kind][1]["hidden"]
 
     def rehearse(self, count: int, context: int) -> Step:
         """A step of made-up rows at positions after `context`, to be timed."""
@@ -201,7 +218,7 @@ class DecodeGraphs:
             slots = [1 + i % (self.plan.state.num_slots - 1) for i in rows]
             values |= {"starts": [context] * count, "sources": slots, "slots": slots}
         self.fixed.fill(values, blocks)
-        replay, _ = self._captured[self.size_for(count)]
+        replay, _ = self._captured[self.kind_for(count, context + 1)]
         return replay
 
     def _values(
@@ -222,32 +239,36 @@ class DecodeGraphs:
             values |= StateTable.columns([row for _, row in batch.states])
         return values
 
-    def _capture(self, size: int) -> tuple[Step, dict[str, Tensor]]:
+    def _capture(self, kind: Kind) -> tuple[Step, dict[str, Tensor]]:
         made: dict[str, Tensor] = {}
 
         def step() -> None:
-            made["hidden"], made["logits"] = self._step(size)
+            made["hidden"], made["logits"] = self._step(kind)
 
         return self.capture(step), made
 
-    def _step(self, size: int) -> tuple[Tensor, Tensor]:
+    def _step(self, kind: Kind) -> tuple[Tensor, Tensor]:
         """What is captured: every tensor is a fixed buffer or made here."""
+        size = kind.size
         fields = {name: field[:size] for name, field in self.fixed.fields.items()}
         before = self.drawn[fields["source"].clamp_min(0)]
         tokens = torch.where(fields["source"] >= 0, before, fields["tokens"])
-        hidden = self.decoder.hidden(self._input(fields, tokens), self.inputs.caches.views)
+        given = self._input(fields, tokens, kind.chooses)
+        hidden = self.decoder.hidden(given, self.inputs.caches.views)
         logits = self.decoder.logits(hidden)
         drawn, bad = self.draw(logits, fields["temperature"], fields["seed"], fields["place"])
         self.drawn[:size] = drawn
         self.bad[:size] = bad
         return hidden, logits
 
-    def _input(self, fields: dict[str, Tensor], tokens: Tensor) -> StepInput:
+    def _input(self, fields: dict[str, Tensor], tokens: Tensor, chooses: bool) -> StepInput:
         size = len(tokens)
-        table = DecodeTable(fields["lengths"], self.fixed.table[:size])
+        seen = self.plan.max_model_len if chooses else min(self.plan.max_model_len, self.topk)
+        blocks = -(-seen // self.plan.layout.block_size)
+        table = DecodeTable(fields["lengths"], self.fixed.table[:size, :blocks])
         prepared = sparse = states = None
         decode: DecodeRows | DecodeTable = table
-        if self.plan.index is not None:  # one way for all rows, whatever they see
+        if chooses:  # one way for all rows: those that see less take all of it
             decode, sparse = DecodeRows([], []), self._sparse(table)
         else:
             view, tiling = self.inputs.caches.latent.views[0], self.plan.tiling

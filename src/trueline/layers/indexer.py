@@ -23,7 +23,8 @@ class Indexer:
         """Left to the layer, which multiplies the same input by its own weights."""
         self.q = pack(weights.stored(f"{name}.wq_b.weight"))
         self.norm = weights.take(f"{name}.k_norm.weight"), weights.take(f"{name}.k_norm.bias")
-        self.weights = pack(weights.take(f"{name}.weights_proj.weight").float())
+        by_head = weights.take(f"{name}.weights_proj.weight").float()
+        self.weights = pack(by_head * (self.spec.head_weight * self.spec.scale))
         ours, theirs = self.spec.rope, mla.rope
         assert torch.equal(inv_freq(ours), inv_freq(theirs)), "one table turns both"
         assert ours.cos_sin_scale == theirs.cos_sin_scale
@@ -50,7 +51,6 @@ class Indexer:
         q = self.ops.linear.run(q_latent[at], self.q).view(step.count, spec.heads, spec.head_dim)
         q = self.ops.index_write.turn(q, **self._turning((rope[0][at], rope[1][at])))
         weights = self.ops.linear.run(x[at].float(), self.weights)
-        weights = weights * (spec.head_weight * spec.scale)
         chosen: list[Tensor] = [
             self.ops.top_positions.run(
                 run(q[rows], weights[rows], view, prepared), step.lengths[rows], spec.topk

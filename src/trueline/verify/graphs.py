@@ -111,9 +111,8 @@ def _watched(graphs: DecodeGraphs, sizes: set[tuple[int, int]]) -> Callable[...,
 
     def watched(*given: Any) -> Made:
         made = plain(*given)
-        size = graphs.size_for(len(made.tokens))
-        sizes.add((size, len(made.tokens)))
-        padded = graphs.whole(size)[len(made.tokens) :]
+        sizes.add((made.kind.size, len(made.tokens)))
+        padded = graphs.whole(made.kind)[len(made.tokens) :]
         if not bool(padded.isfinite().all()):
             raise CheckFailed("graph = eager: padded rows have read what nobody owns")
         return made

@@ -4,19 +4,20 @@ STAGES ahead, through shared memory: registers alone hold too few bytes in fligh
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
 from trueline.ops.experts.pairs import expert_of, weight_of
+from trueline.ops.kernel import kernel, wait_turn
 
 
-@triton.jit(do_not_specialize=["first", "held"])
+@kernel(do_not_specialize=["first", "held"])
 def gated(
     x, x_row, ids, gate_up, out, first, held, hidden, width,
     TOP: tl.constexpr, SHARED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """out [pairs, width] = silu(gate x) × up x; a program has BLOCK_N columns of one pair."""
+    wait_turn()
     pair = tl.program_id(0)
     expert = expert_of(ids, pair, pair >= 0, first, held, TOP, SHARED)
     if expert < 0:
@@ -41,7 +42,7 @@ def gated(
     tl.store(out + pair.to(tl.int64) * width + columns, y.to(out.dtype.element_ty), columns < width)
 
 
-@triton.jit(do_not_specialize=["first", "held"])
+@kernel(do_not_specialize=["first", "held"])
 def down(
     x, ids, weights, matrix, out, first, held, hidden, width,
     TOP: tl.constexpr, SHARED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
@@ -49,6 +50,7 @@ def down(
 ):  # fmt: skip
     """out [tokens, hidden] = Σ weight × (down x) over a token's pairs, in their order; x has a row
     a pair. A program has BLOCK_N columns of one token."""
+    wait_turn()
     token = tl.program_id(0)
     columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K)

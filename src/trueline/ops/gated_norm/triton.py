@@ -5,10 +5,10 @@
 from __future__ import annotations
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from trueline.ops.kernel import kernel, wait_turn
 from trueline.ops.latent_write import Parts
 from trueline.ops.launch import power_of_two, refusals, unit_stride
 from trueline.ops.pieces import inverse_rms, weighted
@@ -17,11 +17,12 @@ from trueline.ops.rms_norm.triton import launch
 __all__ = ["refusals", "run"]
 
 
-@triton.jit(do_not_specialize=["rows"])
+@kernel(do_not_specialize=["rows"])
 def norm_groups(
     x, gate, weight, out, eps, rows, groups, x_row, gate_row,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
+    wait_turn()
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     i = tl.arange(0, BLOCK)
     within = (row < rows)[:, None] & (i < WIDTH)[None, :]

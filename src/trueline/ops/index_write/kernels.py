@@ -8,6 +8,7 @@ import triton.language as tl
 
 from trueline.cache.layout import AMAX_FLOOR
 from trueline.ops.index_scores.kernels import channel_places, key_places, scale_places
+from trueline.ops.kernel import kernel, wait_turn
 
 _FLOOR = tl.constexpr(AMAX_FLOOR)
 _FRACTION = tl.constexpr(2**23 - 1)
@@ -47,13 +48,14 @@ def _scale(x, inside, LARGEST: tl.constexpr, POWER_OF_TWO: tl.constexpr):
     return tl.where(sound, wanted, float("nan"))
 
 
-@triton.jit
+@kernel
 def write(
     key, key_row, keys, scales, cells, norm, bias, cos, sin, cos_row, sin_row, eps,
     PAIRS: tl.constexpr, LARGEST: tl.constexpr, POWER_OF_TWO: tl.constexpr, KIND: tl.constexpr,
     SIZE: tl.constexpr, BLOCK: tl.constexpr, TOKEN: tl.constexpr, KEY: tl.constexpr,
     ITEM: tl.constexpr, DIM: tl.constexpr, ROPE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
+    wait_turn()
     token = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, WIDTH)
     inside = channel < DIM
@@ -79,13 +81,14 @@ def write(
     tl.store(to, made.to(keys.dtype.element_ty), mask=inside)
 
 
-@triton.jit
+@kernel
 def turn(
     q, q_row, q_head, out, cos, sin, cos_row, sin_row, heads,
     PAIRS: tl.constexpr, DIM: tl.constexpr, ROPE: tl.constexpr, HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Some heads of one token."""
+    wait_turn()
     token = tl.program_id(0).to(tl.int64)
     head, channel = tl.program_id(1) * HEADS + tl.arange(0, HEADS), tl.arange(0, WIDTH)
     inside = (head < heads)[:, None] & (channel < DIM)[None, :]

@@ -5,11 +5,11 @@ its queries."""
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 from torch import Tensor
 
 from trueline.cache.store import LatentView
+from trueline.ops.kernel import kernel, wait_turn
 from trueline.ops.latent_write import Parts
 from trueline.ops.launch import power_of_two, refusals, unit_stride
 from trueline.ops.pieces import inverse_rms, turn_into, weighted
@@ -19,13 +19,14 @@ from trueline.spec.rope import Pairing
 __all__ = ["refusals", "run"]
 
 
-@triton.jit
+@kernel
 def write_token(
     latent, key, queries, rows, cells, norm, cos, sin, out, heads, eps,
     latent_row, key_row, queries_row, queries_head, cell_size, cos_row, sin_row,
     LATENT: tl.constexpr, BLOCK: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr,
     HEADS: tl.constexpr, STEP: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
+    wait_turn()
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     j = tl.arange(0, HALF_BLOCK)
     c = tl.load(cos + token * cos_row + j, mask=j < HALF, other=0.0)

@@ -8,6 +8,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from trueline.ops.kernel import kernel, wait_turn
+
 
 @triton.jit
 def decay(exponent):
@@ -39,7 +41,7 @@ def inside(a, b, DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.co
     return within
 
 
-@triton.jit(do_not_specialize=["starts", "sources", "slots", "snapshots"])
+@kernel(do_not_specialize=["starts", "sources", "slots", "snapshots"])
 def decode_step(
     q, k, v, out, state, starts, sources, slots, snapshots, slopes, scale,
     q_row, q_head, k_row, k_head, v_row, v_head, slot_size,
@@ -49,6 +51,7 @@ def decode_step(
     programs: this slice of a slot that is written belongs to this program alone, and its source is
     either that slot, read here before it is written, or one that nobody writes (`prepare` has
     brought the others)."""
+    wait_turn()
     tile, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     a, b = tl.arange(0, BK), tile * BV + tl.arange(0, BV)
     in_k, in_v = a < DK, b < DV
@@ -97,7 +100,7 @@ def narrowed(state, dtype: tl.constexpr):
     return state.to(dtype), unit
 
 
-@triton.jit(do_not_specialize=["walks", "followed", "sources", "firsts", "stops", "slots"])
+@kernel(do_not_specialize=["walks", "followed", "sources", "firsts", "stops", "slots"])
 def walk(
     q, k, v, out, state, sums, walks, followed, sources, firsts, stops, slots, slopes, scale,
     q_row, q_head, k_row, k_head, v_row, v_head, slot_size,
@@ -108,6 +111,7 @@ def walk(
     registers. With OUTPUT: from a slot or from `sums` on, to outputs and the slots that take what
     a leg has reached. Without: from zeros on, to what the walk adds to the state, into `sums`;
     not for the last of a row."""
+    wait_turn()
     tile, head, number = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if not OUTPUT:
         number = tl.load(followed + number)
@@ -161,13 +165,14 @@ def walk(
         tl.store(mine, carried, mask=within)
 
 
-@triton.jit(do_not_specialize=["rows", "sources", "length"])
+@kernel(do_not_specialize=["rows", "sources", "length"])
 def scan(
     state, sums, rows, sources, length, slopes, slot_size,
     SIZE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """What each walk of a row adds becomes the state before it. All but the last have `length`
     tokens; what that one adds is not there, for nobody needs it."""
+    wait_turn()
     tile, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first, last = tl.load(rows + row), tl.load(rows + row + 1)
     slope, source = tl.load(slopes + head), tl.load(sources + row).to(tl.int64)

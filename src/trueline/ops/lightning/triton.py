@@ -23,6 +23,8 @@ NO_SLOT = -1
 SCAN_BLOCK = 1024
 # Chunks that are walked in the time that a second and a third kernel take.
 FEW_CHUNKS = 4
+# And by narrow programs, which are many.
+FEW_NARROW_CHUNKS = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,10 +147,16 @@ def prefill(
     return prefill_rows(q, k, v, view, parts, slopes=slopes, scale=scale)
 
 
-def prefill_launch(dtype: torch.dtype, dv: int, sms: int) -> PrefillLaunch:
-    """Products of float32 are not for tensor cores, and want all their numbers in registers."""
+def prefill_launch(
+    dtype: torch.dtype, heads: int, dv: int, counts: Sequence[int], sms: int
+) -> PrefillLaunch:
+    """Products of float32 are not for tensor cores, and want all their numbers in registers. Short
+    rows are walked in one go where narrow programs fill the GPU."""
     if dtype == torch.float32:
         return PrefillLaunch(16, min(16, power_of_two(dv)), 4, 1, 4 * sms)
+    for values in (16, 32) if max(counts) <= 64 * FEW_NARROW_CHUNKS else ():
+        if len(counts) * heads * -(-dv // values) <= 2 * sms:
+            return PrefillLaunch(64, values, 4, 3, sms)
     return PrefillLaunch(64, min(64, max(16, power_of_two(dv))), 4, 2, 2 * sms)
 
 
@@ -165,8 +173,8 @@ def prefill_rows(
 ) -> Tensor:
     q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
     (tokens, heads, dk), dv = q.shape, v.shape[-1]
-    launch = launch or prefill_launch(q.dtype, dv, num_sms(q.device))
     counts = [at.stop - at.start for at, _ in parts]
+    launch = launch or prefill_launch(q.dtype, heads, dv, counts, num_sms(q.device))
     length = launch.chunk * launch.walk_chunks(heads, dv, counts)
     made = _walks(tuple((at.start, at.stop, row) for at, row in parts), length, q.device)
     state, out = _state(view), q.new_empty(tokens, heads, dv)

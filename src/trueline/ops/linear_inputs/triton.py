@@ -8,6 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trueline.ops.kernel import kernel, wait_turn
 from trueline.ops.latent_write import Parts
 from trueline.ops.launch import power_of_two, refusals, unit_stride
 from trueline.ops.pieces import inverse_rms, turned, weighted
@@ -29,7 +30,7 @@ def load(x, within, SILU: tl.constexpr):
     return numbers
 
 
-@triton.jit
+@kernel
 def prepare_heads(
     qkv, out, q_norm, k_norm, cos, sin, eps, heads, qkv_row, cos_row, sin_row,
     D: tl.constexpr, REST_BLOCK: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr,
@@ -38,6 +39,7 @@ def prepare_heads(
 ):  # fmt: skip
     """Channels that turn come in two halves, a and b; the rest stays. Values are neither normed
     nor turned."""
+    wait_turn()
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     head = tl.program_id(2) * HEADS + tl.arange(0, HEADS)
     i, j = 2 * HALF + tl.arange(0, REST_BLOCK), tl.arange(0, HALF_BLOCK)

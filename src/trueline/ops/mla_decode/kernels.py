@@ -9,6 +9,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from trueline.ops.kernel import kernel, wait_turn
+
 LN_2 = tl.constexpr(0.6931471805599453)
 
 
@@ -84,7 +86,7 @@ def attend_part(
     return acc * share[:, None], (top + tl.log2(total)) * LN_2
 
 
-@triton.jit(do_not_specialize=["table_row", "capacity", "slots"])
+@kernel(do_not_specialize=["table_row", "capacity", "slots"])
 def attend(
     q, rows, table, lengths, entries, bounds, out, lse, part_out, part_lse, scale, heads, q_row,
     q_head, table_row, capacity, slots,
@@ -93,6 +95,7 @@ def attend(
 ):  # fmt: skip
     """A program per group and tile of heads. Whole rows are finished here; parts wait in their
     slots. A length below zero says that the row's keys cannot be known: it becomes NaN."""
+    wait_turn()
     group = tl.program_id(0) // HEAD_TILES
     h = tl.program_id(0) % HEAD_TILES * H + tl.arange(0, H)
     l = tl.arange(0, L)  # noqa: E741
@@ -125,13 +128,14 @@ def attend(
             tl.store(part_lse + at_slot, z)
 
 
-@triton.jit(do_not_specialize=["rows", "capacity", "slots"])
+@kernel(do_not_specialize=["rows", "capacity", "slots"])
 def merge(
     part_out, part_lse, table, out, lse, rows, heads, covered, capacity, slots,
     LATENT: tl.constexpr, PARTS: tl.constexpr, AT_ONCE: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
     """A program per row, head and columns: the parts of a row in their order. A row without keys
     gets zeros, and what the list or the slots have no room for gets NaN: no row is forgotten."""
+    wait_turn()
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     first, count = tl.load(table + rows + row), tl.load(table + 2 * rows + row)

@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from trueline.ops.kernel import kernel, wait_turn
 from trueline.ops.mla_decode.launch_plan import LaunchPlan
 
 CHUNK = 256
@@ -53,13 +54,14 @@ def group_at(unit, total, used):
     return ((unit + 1) * used - 1) // total
 
 
-@triton.jit(do_not_specialize=["rows", "capacity", "groups"])
+@kernel(do_not_specialize=["rows", "capacity", "groups"])
 def deal(
     lengths, entries, bounds, table, rows, capacity, groups,
     TILE: tl.constexpr, OVERHEAD: tl.constexpr, LEAST: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """A program per group writes the group's entries; one more, which has none, what is said of
     rows. A row's units are its overhead and then its tiles; rows without keys have none."""
+    wait_turn()
     group = tl.program_id(0)
     lane = tl.arange(0, CHUNK)
     total = tl.zeros((), tl.int64)

@@ -8,12 +8,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from trueline.ops.kernel import kernel, wait_turn
+
 LN_2 = tl.constexpr(0.6931471805599453)
 FIELDS = tl.constexpr(8)
 """Of a tile: see `cut.Tile`."""
 
 
-@triton.jit
+@kernel
 def gather(
     rows, blocks, places, latent, rope,
     LATENT: tl.constexpr, ROPE: tl.constexpr, L: tl.constexpr, R: tl.constexpr,
@@ -21,6 +23,7 @@ def gather(
 ):  # fmt: skip
     """A program per COUNT positions of a row, or fewer at its end: where its blocks are listed, the
     first position, how many there are, and where they go."""
+    wait_turn()
     place = places + 4 * tl.program_id(0)
     table, first = blocks + tl.load(place), tl.load(place + 1)
     n = tl.arange(0, COUNT)
@@ -83,7 +86,7 @@ def fold_keys(
     return top, norm, acc
 
 
-@triton.jit(do_not_specialize=["entries", "total", "state_first"])
+@kernel(do_not_specialize=["entries", "total", "state_first"])
 def attend(
     q_nope, q_rope, keys, ropes, values, tiles, out, state, state_lse, scale, entries, heads,
     total, state_first, nope_row, nope_head, rope_row, rope_head,
@@ -92,6 +95,7 @@ def attend(
 ):  # fmt: skip
     """A program per tile of queries and head; HEADS heads at a time, so that what they read stays
     near. keys [heads, total, NOPE], values [heads, total, VALUE], ropes [total, ROPE]."""
+    wait_turn()
     group, within = tl.program_id(0) // (entries * HEADS), tl.program_id(0) % (entries * HEADS)
     head = (group * HEADS + within % HEADS).to(tl.int64)
     tile = tiles + within // HEADS * FIELDS

@@ -1,13 +1,15 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from trueline.ops.kernel import kernel, wait_turn
 
-@triton.jit
+
+@kernel
 def gate(x, out, width, BLOCK: tl.constexpr):
     """out [n, width] = silu(first half of x's row) × second half."""
+    wait_turn()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     at = x + row * 2 * width + column

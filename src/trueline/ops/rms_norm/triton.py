@@ -7,10 +7,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from trueline.ops.kernel import kernel, wait_turn
 from trueline.ops.launch import power_of_two, refusals, unit_stride
 from trueline.ops.pieces import inverse_rms, weighted
 
@@ -33,11 +33,12 @@ def launch(width: int) -> Launch:
     return Launch(rows, min(max(rows * block // (32 * PER_THREAD), 1), 16))
 
 
-@triton.jit(do_not_specialize=["rows"])
+@kernel(do_not_specialize=["rows"])
 def norm_rows(
     x, y, weight, total, out, eps, rows, inner, x_outer, x_inner, y_outer, y_inner,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
+    wait_turn()
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     i = tl.arange(0, BLOCK)
     within = (row < rows)[:, None] & (i < WIDTH)[None, :]

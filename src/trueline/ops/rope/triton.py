@@ -4,10 +4,10 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 from torch import Tensor
 
+from trueline.ops.kernel import kernel, wait_turn
 from trueline.ops.launch import power_of_two, refusals, unit_stride
 from trueline.ops.pieces import turn_into
 from trueline.spec.rope import Pairing
@@ -23,12 +23,13 @@ def places(half: int, pairing: Pairing) -> tuple[int, int]:
     return (2, 1) if pairing == "pairs" else (1, half)
 
 
-@triton.jit
+@kernel
 def turn_heads(
     x, cos, sin, out, heads, x_row, x_head, cos_row, sin_row,
     HALF: tl.constexpr, BLOCK: tl.constexpr, HEADS: tl.constexpr,
     STEP: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
+    wait_turn()
     row = tl.program_id(0).to(tl.int64)
     head, i = tl.program_id(1) * HEADS + tl.arange(0, HEADS), tl.arange(0, BLOCK)
     within = (head < heads)[:, None] & (i < HALF)[None, :]

@@ -4,14 +4,17 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from trueline.ops.kernel import kernel, wait_turn
 
-@triton.jit(do_not_specialize=["tokens"])
+
+@kernel(do_not_specialize=["tokens"])
 def product(
     x, x_row, weight, out, tokens, hidden, experts, depth,
     PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """out [splits, tokens, experts]: what `depth` of x's channels give. The weight is the sum of
     PARTS, each of fewer digits, whose products with x are exact."""
+    wait_turn()
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     start = tl.program_id(2) * depth
@@ -71,7 +74,7 @@ def _logits(logits, part, at, real, PARTS: tl.constexpr):
     return logit
 
 
-@triton.jit
+@kernel
 def choose(
     logits, part, bias, forced, ids, weights, scaling,
     PARTS: tl.constexpr, SOFTMAX: tl.constexpr, BIAS: tl.constexpr, FORCED: tl.constexpr,
@@ -80,6 +83,7 @@ def choose(
     BLOCK_G: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     """A program per token; its experts lie as [groups, size]."""
+    wait_turn()
     TAKEN: tl.constexpr = -(1 << 63)
     token = tl.program_id(0).to(tl.int64)
     group, member = tl.arange(0, BLOCK_G)[:, None], tl.arange(0, BLOCK_S)[None, :]

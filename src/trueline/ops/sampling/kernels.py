@@ -6,6 +6,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from trueline.ops.kernel import kernel, wait_turn
 from trueline.ops.sampling import GOLDEN, MULTIPLIERS, SHIFTS
 
 _GOLDEN = tl.constexpr(GOLDEN)
@@ -26,7 +27,7 @@ def _first_of_largest(values, ids):
     return most, tl.min(tl.where(values == most, ids, _NOWHERE), 0)
 
 
-@triton.jit
+@kernel
 def best(
     logits,
     row_stride,
@@ -39,6 +40,7 @@ def best(
     TILE: tl.constexpr,
 ):
     """Per chunk: the largest logit, +Inf where anything is NaN, and the first token that has it."""
+    wait_turn()
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     most = tl.full([TILE], float("-inf"), DTYPE)
     at = tl.full([TILE], _NOWHERE, tl.int32)
@@ -128,7 +130,7 @@ def _near_best(logits, stride, first, vocab_size, peak, warmth, floor, key,
     return winner, tl.sum(close, 0) != 1
 
 
-@triton.jit
+@kernel
 def noisy(
     logits, row_stride, stride, most, temperature, seed, position, min_p, values, ids, vocab_size,
     CHUNK: tl.constexpr, TILE: tl.constexpr, CHUNKS: tl.constexpr,
@@ -136,6 +138,7 @@ def noisy(
     """Per chunk of a row with a temperature: the largest scaled logit + noise, and whose it is.
     `most` holds the chunks' largest logits. float64 is slow: most tokens are ruled out in float32,
     and where that leaves more than one, all are scored again."""
+    wait_turn()
     row, chunk, chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     warmth = tl.load(temperature + row)
     if warmth == 0:
@@ -168,7 +171,7 @@ def noisy(
     tl.store(ids + to, winner)
 
 
-@triton.jit
+@kernel
 def settle(
     most,
     ids,
@@ -181,6 +184,7 @@ def settle(
     DRAWN: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):
+    wait_turn()
     row = tl.program_id(0).to(tl.int64)
     each = tl.arange(0, CHUNKS)
     inside, place = each < chunks, row * chunks + each
@@ -196,7 +200,7 @@ def settle(
     tl.store(bad + row, broken)
 
 
-@triton.jit
+@kernel
 def mass(
     logits,
     row_stride,
@@ -210,6 +214,7 @@ def mass(
 ):
     """Per chunk: the largest logit, +Inf where anything is NaN; the sum of exp(logit - largest);
     how many are above the row's token."""
+    wait_turn()
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = chunk * CHUNK + tl.arange(0, CHUNK)
     inside = token < vocab_size
@@ -227,7 +232,7 @@ def mass(
     tl.store(above + place, tl.sum((x > given).to(tl.int32), 0))
 
 
-@triton.jit
+@kernel
 def join(
     logits,
     row_stride,
@@ -244,6 +249,7 @@ def join(
     CHUNKS: tl.constexpr,
 ):
     """Of a bad row the logprob is NaN and the rank 0."""
+    wait_turn()
     row = tl.program_id(0).to(tl.int64)
     each = tl.arange(0, CHUNKS)
     inside, place = each < chunks, row * chunks + each

@@ -3,17 +3,19 @@
 
 from __future__ import annotations
 
-import triton
 import triton.language as tl
 
+from trueline.ops.kernel import kernel, wait_turn
 
-@triton.jit(do_not_specialize=["width", "positions_row", "blocks_row"])
+
+@kernel(do_not_specialize=["width", "positions_row", "blocks_row"])
 def look_up(
     positions, blocks, run, lengths, cells, counts, width, positions_row, blocks_row,
     BLOCK: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
     """A program per row: cells [rows, width] of the positions before the first -1, and how many
     there are; -1 if the row does not see one of them."""
+    wait_turn()
     row = tl.program_id(0).to(tl.int64)
     length = tl.load(lengths + row)
     table = blocks + tl.load(run + row) * blocks_row

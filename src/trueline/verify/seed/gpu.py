@@ -61,6 +61,10 @@ def _tokens_of_the_host(values: Make) -> Make:
     return broken
 
 
+def _never_choosing(kind_for: Make) -> Make:
+    return lambda self, count, longest: kind_for(self, count, min(longest, self.topk))
+
+
 _G, _M, _L = "graph = eager", "v3", "ling"
 
 GPU_FAULTS = [
@@ -78,4 +82,6 @@ GPU_FAULTS = [
           DecodeGraphs, "_values", _tokens_of_the_host),
     Fault("padded-rows-state", "padded rows write a sequence's state", _G, _L,
           graphs, "FIELDS", _padded_with(slots=1)),
+    Fault("graph-never-chooses", "a row that sees more than top-k is run by the graph of those "
+          "that see all", _G, "v32", DecodeGraphs, "kind_for", _never_choosing),
 ]  # fmt: skip

@@ -1,0 +1,40 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""How Triton kernels follow each other."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import triton
+import triton.language as tl
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from trueline.device import launches_early
+
+EARLY = tl.constexpr(launches_early())
+"""Whether kernels are set up while those before them still run (NVIDIA, from Hopper on)."""
+
+
+def kernel(fn: Any = None, **options: Any) -> Any:
+    """`triton.jit` for what is launched by itself. Its first line is `wait_turn()`."""
+    if fn is None:
+        return partial(kernel, **options)
+    made = triton.jit(fn, **options)
+    return _Early(made) if EARLY.value else made
+
+
+class _Early:
+    def __init__(self, made: Any) -> None:
+        self.made = made
+
+    def __getitem__(self, grid: Any) -> Any:
+        return partial(self.made[grid], launch_pdl=True)
+
+
+@triton.jit
+def wait_turn():
+    """Nothing is read or written before: the kernel before may still be at it."""
+    if EARLY:
+        gdc_wait()
+        gdc_launch_dependents()
