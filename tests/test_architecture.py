@@ -24,6 +24,7 @@ ROOMS = (
     *("layers", "text"),
     *(
         "engine",
+        "answers",
         "llm",
         "benchmark",
         "benchmark_context",
@@ -31,6 +32,8 @@ ROOMS = (
         "verify",
         "conformance",
         "describe",
+        "server",
+        "client",
     ),
     "cli",
 )

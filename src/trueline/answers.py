@@ -1,0 +1,187 @@
+"""What the core tells of token ids, as text: one answer a request, with all its sequences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from trueline.engine.messages import CoreOutput, CoreRequest, TokenScore
+from trueline.engine.params import SamplingParams, sequence_seed
+from trueline.errors import UsageError
+from trueline.outputs import CompletionOutput, Logprob, RequestOutput
+from trueline.text.detokenize import Detokenizer
+from trueline.text.stop import StopChecker
+from trueline.text.tokenizer import Tokenizer, bad_word_ids
+
+Prompt = str | Mapping[str, Any]
+
+
+def read_prompt(
+    prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int
+) -> tuple[str | None, list[int]]:
+    """The text, where there is one, and its tokens."""
+    if isinstance(prompt, Mapping):
+        unknown = set(prompt) - {"prompt", "prompt_token_ids"}
+        if unknown or not prompt:
+            raise UsageError(
+                f"prompt: found keys {sorted(prompt)}; accepted: 'prompt' or 'prompt_token_ids'"
+            )
+        if "prompt_token_ids" in prompt:
+            return prompt.get("prompt"), _checked(prompt["prompt_token_ids"], vocab_size)
+        prompt = prompt["prompt"]
+    if not isinstance(prompt, str):
+        raise UsageError(
+            f"prompt: found {type(prompt).__name__}; accepted: text, "
+            "{'prompt': text} or {'prompt_token_ids': [...]}"
+        )
+    if tokenizer is None:
+        raise UsageError("a text prompt needs a tokenizer: give prompt_token_ids instead")
+    return prompt, _checked(tokenizer.encode(prompt), vocab_size)
+
+
+def _checked(ids: Any, vocab_size: int) -> list[int]:
+    values = list(ids)
+    if not values:
+        raise UsageError("the prompt is empty: accepted: at least one token")
+    for token in values:
+        if type(token) is not int or not 0 <= token < vocab_size:
+            raise UsageError(f"prompt token {token!r}: accepted: ids from 0 to {vocab_size - 1}")
+    return values
+
+
+class Answer:
+    """A user's request: n copies in the core, put together again."""
+
+    def __init__(
+        self,
+        request_id: str,
+        prompt: str | None,
+        ids: list[int],
+        params: SamplingParams,
+        tokenizer: Tokenizer | None,
+    ) -> None:
+        self.request_id, self.prompt, self.ids, self.params = request_id, prompt, ids, params
+        self.tokenizer = tokenizer
+        self.copies = [Copy(self, i) for i in range(params.n)]
+        self.num_cached_tokens = 0
+        self.prompt_scores: list[TokenScore] = []
+
+    def core_requests(
+        self, eos_token_ids: list[int], priority: int = 0, cache_salt: str | None = None
+    ) -> Iterator[CoreRequest]:
+        """One for every sequence."""
+        words = self.params.bad_words
+        if words and self.tokenizer is None:
+            raise UsageError("bad_words need a tokenizer")
+        banned = bad_word_ids(self.tokenizer, words) if words and self.tokenizer else []
+        for copy in self.copies:
+            yield CoreRequest(
+                request_id=copy.core_id,
+                prompt_token_ids=self.ids,
+                params=copy.params,
+                eos_token_ids=eos_token_ids,
+                bad_word_ids=banned,
+                priority=priority,
+                cache_salt=cache_salt,
+            )
+
+    @property
+    def finished(self) -> bool:
+        return all(copy.completion.finished for copy in self.copies)
+
+    def take(self, news: CoreOutput) -> None:
+        copy = next(copy for copy in self.copies if copy.core_id == news.request_id)
+        if copy.index == 0:
+            self.num_cached_tokens = max(self.num_cached_tokens, news.num_cached_tokens)
+            self.prompt_scores += news.prompt_scores
+        copy.take(news)
+
+    def to_stop(self) -> list[str]:
+        """Copies that a stop string has ended and the core does not know of yet."""
+        ended = [copy for copy in self.copies if copy.stopped_by_text]
+        for copy in ended:
+            copy.stopped_by_text = False
+        return [copy.core_id for copy in ended]
+
+    def output(self) -> RequestOutput:
+        prompt_logprobs = None
+        if self.params.prompt_logprobs is not None:
+            prompt_logprobs = [None, *(self.logprobs(score) for score in self.prompt_scores)]
+        return RequestOutput(
+            self.request_id,
+            self.prompt,
+            self.ids,
+            prompt_logprobs,
+            [copy.completion for copy in self.copies],
+            self.num_cached_tokens,
+        )
+
+    def logprobs(self, score: TokenScore) -> dict[int, Logprob]:
+        """The likeliest tokens by rank, and the token itself."""
+        found = {
+            token: Logprob(value, rank, self._text(token))
+            for rank, (token, value) in enumerate(score.top, 1)
+        }
+        if score.token_id not in found:
+            found[score.token_id] = Logprob(score.logprob, score.rank, self._text(score.token_id))
+        return found
+
+    def _text(self, token: int) -> str | None:
+        return self.tokenizer.token_text(token) if self.tokenizer else None
+
+
+class Copy:
+    def __init__(self, request: Answer, index: int) -> None:
+        params = request.params
+        self.request, self.index = request, index
+        self.core_id = f"{request.request_id}/{index}"
+        seed = None if params.seed is None else sequence_seed(params.seed, index)
+        self.params = msgspec.structs.replace(params, n=1, seed=seed)
+        logprobs: list[dict[int, Logprob] | None] | None = []
+        self.completion = CompletionOutput(
+            index, logprobs=logprobs if params.logprobs is not None else None
+        )
+        self.text = (
+            Detokenizer(request.tokenizer, params.skip_special_tokens)
+            if request.tokenizer
+            else None
+        )
+        self.stops = StopChecker(list(params.stop), params.include_stop_str_in_output)
+        self.stopped_by_text = False
+
+    def take(self, news: CoreOutput) -> None:
+        done = self.completion
+        if done.finished:
+            return
+        for token, score in zip(news.token_ids, news.scores, strict=True):
+            done.token_ids.append(token)
+            if done.logprobs is not None:
+                done.cumulative_logprob = (done.cumulative_logprob or 0.0) + score.logprob
+                done.logprobs.append(self.request.logprobs(score))
+        ended_by_token = news.finish_reason == "stop"
+        if self.text is not None:
+            shown = news.token_ids
+            if ended_by_token and not self.params.include_stop_str_in_output:
+                shown = shown[:-1]  # the end token is not part of the text
+            self._add_text(self.text.push(shown))
+        if not done.finished and news.finish_reason:
+            self._add_text(self.text.flush() if self.text else "", last=True)
+            if not done.finished:
+                done.finish_reason, done.stop_reason = news.finish_reason, news.stop_reason
+                done.error = news.error
+
+    def _add_text(self, text: str, last: bool = False) -> None:
+        if len(self.completion.token_ids) < self.params.min_tokens:
+            self.completion.text += text  # too early to stop
+        elif text:
+            found = self.stops.push(text)
+            self.completion.text += found.text
+            if found.matched is not None:
+                self.completion.finish_reason = "stop"
+                self.completion.stop_reason = found.matched
+                self.stopped_by_text = True
+                return
+        if last:
+            self.completion.text += self.stops.flush()
