@@ -200,7 +200,7 @@ def _prefill(n: int, context: int) -> Work:
 def _top(n: int, width: int) -> Work:
     given = [torch.randn(n, width, device=DEVICE) for _ in range(2 if n > 64 else 6)]
     lengths = torch.full((n,), width, device=DEVICE)
-    usual = top.launch(width, TOPK)
+    usual = top.launch(n, width, TOPK, 132)
     cuts = [("usual", usual)]
     for chunk, part, warps in ((32768, 4096, 32), (32768, 8192, 32), (32768, 4096, 16),
                                (16384, 4096, 32), (16384, 4096, 16), (8192, 4096, 16),

@@ -18,6 +18,9 @@ from trueline.ops.launch import power_of_two
 SHARED_BYTES = 220 << 10
 # Of these, smaller tiles give every multiprocessor something to do.
 FEW_ROWS = 4
+SOME_ROWS = range(48, 96)
+BRIEF = 2048
+"""Positions of a context that is read in no time."""
 LEAST_DIM = 16
 """Of an operand of a matrix product."""
 WIDE = 64
@@ -71,7 +74,9 @@ def launch(
     elif heads <= 16 and rows <= FEW_ROWS:
         head_tile, tile, warps, stages, per_sm = 16, 16, 4, 3, 2
     elif heads <= 16:
-        head_tile, tile, warps, stages, per_sm = 16, 32, 4, 2, 2
+        # each multiprocessor is soon done with its part: no time to fill a third stage
+        brief = rows in SOME_ROWS and context <= BRIEF
+        head_tile, tile, warps, stages, per_sm = 16, 32, 4, 2 if brief else 3, 2
     elif heads <= 32:
         head_tile, tile, warps, stages, per_sm = 32, 32, 8, 3, 1
     else:
@@ -83,7 +88,8 @@ def launch(
     head_tiles = -(-heads // head_tile)
     groups = max(sms * per_sm // head_tiles, 1)
     groups = min(groups, max(rows * -(-context // tile), 1))
-    return LaunchPlan(heads, head_tile, tile, groups, warps, stages)
+    alone = rows == 1 and head_tile == 64 and context <= BRIEF
+    return LaunchPlan(heads, head_tile, tile, groups, warps, stages, least=1 if alone else 2)
 
 
 def _bytes(head_tile: int, tile: int, stages: int, width: int, dtype: torch.dtype) -> int:

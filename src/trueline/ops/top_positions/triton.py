@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trueline.ops.launch import power_of_two, refusals
+from trueline.ops.launch import num_sms, power_of_two, refusals
 from trueline.ops.top_positions import kernels
 
 __all__ = ["refusals", "run"]
 
-LARGEST = 32768
-"""Scores that the registers of one program hold."""
+LARGEST = 16384
+"""Scores that the registers of one program hold well."""
 SMALLEST = 256
 
 
@@ -27,11 +27,13 @@ class Launch:
     warps: int
 
 
-def launch(width: int, topk: int) -> Launch:
-    """A chunk leaves topk: it must hold at least twice as many for the next round to be shorter."""
+def launch(rows: int, width: int, topk: int, sms: int) -> Launch:
+    """A chunk leaves topk: it must hold at least twice as many for the next round to be shorter.
+    More warps make one program faster, and leave room for fewer."""
     largest = max(LARGEST, 2 * power_of_two(topk))
     chunk = min(max(power_of_two(width), SMALLEST), largest)
-    return Launch(chunk, min(chunk, 4096), min(max(chunk // 512, 4), 32))
+    many = rows * -(-width // chunk) > 2 * sms
+    return Launch(chunk, min(chunk, 4096), 4 if chunk <= 4096 or many else 8)
 
 
 def run(scores: Tensor, lengths: Tensor, topk: int, how: Launch | None = None) -> Tensor:
@@ -42,7 +44,7 @@ def run(scores: Tensor, lengths: Tensor, topk: int, how: Launch | None = None) -
         return out
     source, slots, padded = None, power_of_two(topk), _padded(scores)
     while True:
-        use = how or launch(width, topk)
+        use = how or launch(n, width, topk, num_sms(scores.device))
         chunks = max(-(-width // use.chunk), 1)
         final = chunks == 1
         left = out if final else lengths.new_empty(n, chunks, topk, dtype=torch.int32)
