@@ -19,7 +19,7 @@ from torch import Tensor
 
 from trueline.engine.batch import UNKNOWN, Batch
 from trueline.engine.inputs import Inputs
-from trueline.layers.context import SparseStep, StateStep, StepInput
+from trueline.layers.context import Selected, SparseStep, StateStep, StepInput
 from trueline.layers.decoder import Decoder
 from trueline.ops.lightning import StateTable
 from trueline.ops.mla_decode import DecodeRows, DecodeTable
@@ -297,10 +297,13 @@ class DecodeGraphs:
         rows = Table(table.blocks, torch.arange(size, device=table.lengths.device), table.lengths)
         keys, topk = index.views[0], plan.index.topk
         scores = ops.index_scores.prepare(rows, keys, plan.tiling, topk=topk)
+        latent = self.inputs.caches.latent.views[0]
+        prepared = ops.sparse_mla.prepare(rows, latent, plan.tiling)
         return SparseStep(
             slice(0, size),
             table.lengths,
             ((slice(0, size), scores),),
-            ops.sparse_mla.prepare(rows, self.inputs.caches.latent.views[0], plan.tiling),
+            Selected(slice(0, size), slice(0, size), size, prepared),
+            (),
             [],
         )

@@ -12,9 +12,11 @@ from trueline.cache.state import StateStore
 from trueline.cache.store import LatentStore
 from trueline.device import send
 from trueline.engine.batch import Batch
-from trueline.layers.context import Ops, PrefillSlice, SparseStep, StateStep, StepInput
+from trueline.layers.context import Ops, PrefillSlice, Selected, SparseStep, StateStep, StepInput
 from trueline.layers.decoder import View
 from trueline.ops.lightning import StateTable
+from trueline.ops.mla_prefill import FEW, PrefillRow, masked_context
+from trueline.ops.sparse_rows import Run, SparseRows
 from trueline.plan import Plan
 from trueline.sizes import latent_mixers, linear_mixers, own_indexers
 from trueline.spec.mixer import LightningSpec, MLASpec
@@ -81,7 +83,8 @@ def _state_store(spec: ModelSpec, plan: Plan) -> StateStore | None:
 class Inputs:
     def __init__(self, spec: ModelSpec, plan: Plan, ops: Ops, caches: Caches) -> None:
         self.plan, self.ops, self.caches = plan, ops, caches
-        self.heads = latent_mixers(spec)[0].heads.count
+        self.mixer = latent_mixers(spec)[0]
+        self.heads = self.mixer.heads.count
 
     def build(self, batch: Batch, tokens: Tensor, forced: Sequence[Tensor] = ()) -> StepInput:
         """`tokens` are the batch's, with those in it that steps in flight have drawn. `forced`:
@@ -118,6 +121,7 @@ class Inputs:
         if not batch.sparse_tokens or index is None or self.plan.index is None:
             return None
         rows, tiling, topk = batch.sparse, self.plan.tiling, self.plan.index.topk
+        selected, masked = self._split(batch, topk)
         return SparseStep(
             self._places(batch.sparse_tokens),
             self.tensor(rows.lengths),
@@ -125,9 +129,40 @@ class Inputs:
                 (at, self.ops.index_scores.prepare(part, index.views[0], tiling, topk=topk))
                 for at, part in rows.parts(SCORES_AT_A_TIME)
             ),
-            self.ops.sparse_mla.prepare(rows, self.caches.latent.views[0], tiling),
+            selected,
+            masked,
             list(forced),
         )
+
+    def _split(self, batch: Batch, topk: int) -> tuple[Selected | None, tuple[PrefillSlice, ...]]:
+        """Runs of many tokens whose context is not much longer than what they choose attend over
+        all of it, if there is an op for it; the others over lists."""
+        masked: list[PrefillSlice] = []
+        rows: list[int] = []
+        runs: list[Run] = []
+        row = 0
+        for run in batch.sparse.runs:
+            if self._attends_masked(run, topk):
+                token = batch.sparse_tokens[row]
+                part = PrefillRow(run.first - 1, run.count, run.block_ids)
+                masked.append(PrefillSlice(slice(token, token + run.count), part, row))
+            else:
+                rows += range(row, row + run.count)
+                runs.append(run)
+            row += run.count
+        if not runs:
+            return None, tuple(masked)
+        view, tiling = self.caches.latent.views[0], self.plan.tiling
+        prepared = self.ops.sparse_mla.prepare(SparseRows(tuple(runs)), view, tiling)
+        at = self._places([batch.sparse_tokens[row] for row in rows])
+        return Selected(at, self._places(rows), len(rows), prepared), tuple(masked)
+
+    def _attends_masked(self, run: Run, topk: int) -> bool:
+        if run.count <= FEW or not hasattr(self.ops.mla_prefill, "run_chosen"):
+            return False
+        nope, value = self.mixer.qk_nope_head_dim, self.mixer.v_head_dim
+        longest = masked_context(self.plan.layout, nope, value, topk, run.count)
+        return not self.plan.batch_invariant and run.first + run.count - 1 <= longest
 
     def _state_step(self, batch: Batch) -> StateStep | None:
         if self.ops.lightning is None:

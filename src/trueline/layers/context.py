@@ -88,6 +88,8 @@ class PrefillSlice:
 
     tokens: slice
     row: PrefillRow
+    chosen: int = 0
+    """The first one's row among those that choose what they see, if they do."""
 
 
 Rope = tuple[Tensor, Tensor] | None
@@ -117,6 +119,16 @@ class StateStep:
     prefill: tuple[tuple[slice, StateRow], ...]
 
 
+@dataclass(frozen=True, slots=True)
+class Selected:
+    """Rows that attend over lists of what they chose."""
+
+    at: slice | Tensor  # where they stand among the step's tokens
+    rows: slice | Tensor  # and among the rows that choose
+    count: int
+    prepared: Any  # what sparse_mla made of them
+
+
 @dataclass(slots=True)
 class SparseStep:
     """The tokens that see more positions than the indexer lets through."""
@@ -125,7 +137,9 @@ class SparseStep:
     lengths: Tensor  # [rows]
     scores: tuple[tuple[slice, Any], ...]
     """What index_scores made of them, some rows at a time."""
-    attention: Any  # what sparse_mla made of them
+    selected: Selected | None
+    masked: tuple[PrefillSlice, ...]
+    """All others, which attend over everything and hide what they did not choose."""
     forced: list[Tensor]
     """Choices to take instead, layer by layer."""
     recorded: list[Tensor] = field(default_factory=list)

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trueline.cache.index import SparseView
 from trueline.cache.store import LatentView
-from trueline.layers.context import Build, Rope, StepInput, Weights
+from trueline.layers.context import Build, Rope, SparseStep, StepInput, Weights
 from trueline.layers.indexer import Indexer
 from trueline.ops.mla_prefill import HeadWeights, cheaper_form
 from trueline.spec.mixer import MLASpec
@@ -80,17 +80,21 @@ class MLA:
         n, sparse = len(q_nope), step.sparse
         if step.num_decode == n:
             return self._decode(self._absorbed(q_nope, wide), step, latent)
-        if sparse is not None and sparse.count == n:
+        selected = sparse.selected if sparse else None
+        if selected is not None and selected.count == n:
             return self._attend_selected(self._absorbed(q_nope, wide), step, latent)
         out = q_nope.new_empty(n, self.spec.heads.count, self.spec.v_head_dim)
         if step.num_decode:
             at = step.decode_at
             out[at] = self._decode(self._absorbed(q_nope[at], wide[at]), step, latent)
-        if sparse is not None:
-            at = sparse.at
+        if selected is not None:
+            at = selected.at
             out[at] = self._attend_selected(self._absorbed(q_nope[at], wide[at]), step, latent)
+        q_rope = wide[..., self.spec.kv_lora_rank :]
+        if sparse is not None and sparse.masked:
+            self._attend_masked(q_nope, q_rope, sparse, latent, out)
         if step.prefill:
-            self._prefill(q_nope, wide[..., self.spec.kv_lora_rank :], step, latent, out)
+            self._prefill(q_nope, q_rope, step, latent, out)
         return out
 
     def _project(self, x: Tensor) -> Projected:
@@ -149,16 +153,32 @@ class MLA:
     def _attend_selected(self, q: Tensor, step: StepInput, view: LatentView) -> Tensor:
         sparse = step.sparse
         assert sparse is not None
+        assert sparse.selected is not None
         assert sparse.chosen is not None, "a layer before has chosen"
         out, _ = self.ops.sparse_mla.run(
             q,
             view,
-            sparse.attention,
-            sparse.chosen,
+            sparse.selected.prepared,
+            sparse.chosen[sparse.selected.rows],
             softmax_scale=self.spec.softmax_scale,
         )
         y: Tensor = self.ops.head_product.run(out, self.expand)
         return y
+
+    def _attend_masked(
+        self, q_nope: Tensor, q_rope: Tensor, sparse: SparseStep, view: LatentView, out: Tensor
+    ) -> None:
+        assert sparse.chosen is not None, "a layer before has chosen"
+        self.ops.mla_prefill.run_chosen(
+            q_nope,
+            q_rope,
+            view,
+            sparse.masked,
+            self.heads,
+            out,
+            sparse.chosen,
+            softmax_scale=self.spec.softmax_scale,
+        )
 
 
 def _split_heads(spec: MLASpec, weight: Tensor) -> HeadWeights:

@@ -9,6 +9,10 @@ An implementation may also have `run_rows(q_nope [n, heads, nope], q_rope [n, he
 parts, heads, out [n, heads, value], softmax_scale=…)`, which takes all prefill rows of a step at
 once, each with its `tokens` (a slice of n) and its `row`, in the forms it likes. It writes their
 tokens of `out` and no others; the layers of a step hand over the same `parts`.
+
+And it may have `run_chosen(…, out, positions [m, k], softmax_scale=…)`, the same for rows whose
+tokens see only what they chose: positions as `sparse_mla` takes them, in which the tokens of a part
+have the rows from `chosen` on. Tokens that chose nothing get zeros.
 """
 
 from __future__ import annotations
@@ -18,7 +22,17 @@ from typing import Literal
 
 from torch import Tensor
 
+from trueline.cache.layout import LatentLayout
+
 Form = Literal["expanded", "absorbed"]
+
+FEW = 16
+"""New tokens of a row up to which it attends in the latent on a GPU. Expanding costs the same for
+one query as for many; in the latent every query costs 3.4 times as much and reads the cache by
+itself."""
+MASKED_SPEED = 2.0
+"""Multiplications of `run_chosen`, which reads keys in their order and hides those not chosen, in
+the time of one of `sparse_mla`, which gathers the chosen ones for every token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,3 +58,13 @@ def cheaper_form(heads: HeadWeights, rope: int, count: int, context: int) -> For
     expanded = context * latent * (nope + value) + count * context * (nope + rope + value)
     absorbed = count * latent * (nope + value) + count * context * (2 * latent + rope)
     return "expanded" if expanded <= absorbed else "absorbed"
+
+
+def masked_context(layout: LatentLayout, nope: int, value: int, topk: int, count: int) -> int:
+    """The longest context over which `run_chosen` costs no more than `sparse_mla`, for `count`
+    tokens that see topk positions each. By multiplications: here every position is expanded once
+    and every pair computed, there every token is moved into the latent and meets topk positions."""
+    expand = layout.latent * (nope + value)
+    masked = expand + count * (nope + layout.rope + value)
+    selected = count * (expand + topk * (2 * layout.latent + layout.rope))
+    return int(MASKED_SPEED * selected / masked)

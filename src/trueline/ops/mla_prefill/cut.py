@@ -19,6 +19,8 @@ MOST_KEYS = 16384
 SHARED_BYTES = 220 << 10
 # Positions that a program gathers.
 GATHERED = 16
+# Rows of chosen positions listed together.
+PICKED = 16
 
 
 class Part(Protocol):
@@ -29,6 +31,9 @@ class Part(Protocol):
 
     @property
     def row(self) -> PrefillRow: ...
+
+    @property
+    def chosen(self) -> int: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,6 +161,16 @@ def lists(parts: Sequence[Part], plan: LaunchPlan, device: torch.device) -> Cut:
         for run, places, tiles in zip(runs, sent[::2], sent[1::2], strict=True)
     ]
     return Cut(plan, there, made, state)
+
+
+def picks(parts: Sequence[Part]) -> list[int]:
+    """The rows of chosen positions, four numbers for PICKED of them: see `kernels.set_bits`."""
+    made: list[int] = []
+    for part in parts:
+        for at in range(0, part.row.count, PICKED):
+            made += (part.tokens.start + at, part.chosen + at, part.row.start + at + 1)
+            made.append(min(PICKED, part.row.count - at))
+    return made
 
 
 def aligned(columns: list[list[int]], device: torch.device) -> list[Tensor]:

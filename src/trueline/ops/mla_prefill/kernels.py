@@ -13,6 +13,8 @@ from trueline.ops.kernel import kernel, wait_turn
 LN_2 = tl.constexpr(0.6931471805599453)
 FIELDS = tl.constexpr(8)
 """Of a tile: see `cut.Tile`."""
+BITS = tl.constexpr(32)
+"""Positions a word tells of: whether a query chose them."""
 
 
 @kernel
@@ -52,14 +54,54 @@ def load_tile(base, n, column, count, DIM: tl.constexpr, D: tl.constexpr, ENDS: 
     return tl.load(at)
 
 
+@kernel(do_not_specialize=["width", "positions_row", "words"])
+def set_bits(
+    positions, picks, bits, width, positions_row, words, ROWS: tl.constexpr, CHUNK: tl.constexpr
+):  # fmt: skip
+    """A program per row of chosen positions, of which the first -1 ends the list. A pick is ROWS
+    rows or fewer: the first one's token and place in the list, how many positions it sees, and how
+    many rows there are. A row's last word counts the positions that it does not see."""
+    wait_turn()
+    pick = picks + tl.program_id(0) // ROWS * 4
+    row = tl.program_id(0) % ROWS
+    if row < tl.load(pick + 3):
+        to = bits + (tl.load(pick) + row).to(tl.int64) * words
+        listed = positions + (tl.load(pick + 1) + row).to(tl.int64) * positions_row
+        length = tl.load(pick + 2) + row
+        end = width
+        unseen = tl.zeros((), tl.int32)
+        for start in range(0, width, CHUNK):
+            i = start + tl.arange(0, CHUNK)
+            position = tl.load(listed + i, mask=i < width, other=-1)
+            end = tl.minimum(end, tl.min(tl.where(position < 0, i, width), 0))
+            taken = i < end
+            unseen += tl.sum((taken & (position >= length)).to(tl.int32), 0)
+            seen = taken & (position < length)
+            bit = tl.full([CHUNK], 1, tl.int32) << (position % BITS).to(tl.int32)
+            tl.atomic_or(to + position // BITS, bit, mask=seen, sem="relaxed")
+        tl.store(to + words - 1, unseen)
+
+
+@triton.jit
+def chosen(bits, start, N: tl.constexpr):
+    """[queries, N]: whether each chose keys start..start + N. `bits`: where its words begin."""
+    n = tl.arange(0, N)
+    at = bits + start // BITS
+    word = tl.load(at)[:, None]
+    for more in tl.static_range(1, N // BITS):
+        word = tl.where((n < more * BITS)[None, :], word, tl.load(at + more)[:, None])
+    bit = n % BITS if N >= BITS else start % BITS + n
+    return ((word >> bit[None, :]) & 1) != 0
+
+
 @triton.jit
 def fold_keys(
-    q_nope, q_rope, keys, ropes, values, begin, end, count, limit, scale, top, norm, acc,
+    q_nope, q_rope, keys, ropes, values, bits, begin, end, count, limit, scale, top, norm, acc,
     NOPE: tl.constexpr, ROPE: tl.constexpr, VALUE: tl.constexpr, P: tl.constexpr, R: tl.constexpr,
     V: tl.constexpr, Q: tl.constexpr, N: tl.constexpr, ENDS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Keys begin..end, in steps of N. With ENDS, query i sees keys up to limit + i, and none from
-    `count` on; without, every query sees every key."""
+    `count` on; without, every query sees every key. With `bits`, it sees what it chose of them."""
     i = tl.arange(0, Q)
     n = tl.arange(0, N)
     p = tl.arange(0, P)
@@ -76,9 +118,14 @@ def fold_keys(
             key = start + n
             seen = (key[None, :] <= limit + i[:, None]) & (key < count)[None, :]
             s = tl.where(seen, s, float("-inf"))
+        if bits is not None:
+            s = tl.where(chosen(bits, start, N), s, float("-inf"))
         new = tl.maximum(top, tl.max(s, 1))
-        weight = tl.exp2(s - new[:, None])
-        shrink = tl.exp2(top - new)
+        base = new
+        if bits is not None:  # -inf as long as nothing was chosen
+            base = tl.where(new == float("-inf"), 0.0, new)
+        weight = tl.exp2(s - base[:, None])
+        shrink = tl.exp2(top - base)
         norm = norm * shrink + tl.sum(weight, 1)
         acc = acc * shrink[:, None]
         acc = tl.dot(weight.to(value.dtype), value, acc, input_precision="ieee")
@@ -86,15 +133,16 @@ def fold_keys(
     return top, norm, acc
 
 
-@kernel(do_not_specialize=["entries", "total", "state_first"])
+@kernel(do_not_specialize=["entries", "total", "state_first", "words"])
 def attend(
-    q_nope, q_rope, keys, ropes, values, tiles, out, state, state_lse, scale, entries, heads,
-    total, state_first, nope_row, nope_head, rope_row, rope_head,
+    q_nope, q_rope, keys, ropes, values, tiles, bits, out, state, state_lse, scale, entries, heads,
+    total, state_first, words, nope_row, nope_head, rope_row, rope_head,
     NOPE: tl.constexpr, ROPE: tl.constexpr, VALUE: tl.constexpr, P: tl.constexpr, R: tl.constexpr,
     V: tl.constexpr, Q: tl.constexpr, N: tl.constexpr, HEADS: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """A program per tile of queries and head; HEADS heads at a time, so that what they read stays
-    near. keys [heads, total, NOPE], values [heads, total, VALUE], ropes [total, ROPE]."""
+    near. keys [heads, total, NOPE], values [heads, total, VALUE], ropes [total, ROPE], bits
+    [tokens, words] as `set_bits` leaves them, or None: every query sees all before it."""
     wait_turn()
     group, within = tl.program_id(0) // (entries * HEADS), tl.program_id(0) % (entries * HEADS)
     head = (group * HEADS + within % HEADS).to(tl.int64)
@@ -123,17 +171,24 @@ def attend(
     at_key = keys + (head * total + key) * NOPE
     at_rope = ropes + key * ROPE
     at_value = values + (head * total + key) * VALUE
+    at_bits = bits
+    if bits is not None:
+        mine = bits + (token + tl.minimum(i, queries - 1)) * words
+        at_bits = mine + first // BITS
     limit = position - first
     every = tl.minimum(tl.maximum(limit + 1, 0), count) // N * N
     end = tl.minimum(limit + queries, count)
     top, norm, acc = fold_keys(
-        qn, qr, at_key, at_rope, at_value, 0, every, count, limit, scale, top, norm, acc,
+        qn, qr, at_key, at_rope, at_value, at_bits, 0, every, count, limit, scale, top, norm, acc,
         NOPE, ROPE, VALUE, P, R, V, Q, N, False, STAGES,
     )  # fmt: skip
     top, norm, acc = fold_keys(
-        qn, qr, at_key, at_rope, at_value, every, end, count, limit, scale, top, norm, acc,
+        qn, qr, at_key, at_rope, at_value, at_bits, every, end, count, limit, scale, top, norm, acc,
         NOPE, ROPE, VALUE, P, R, V, Q, N, True, STAGES,
     )  # fmt: skip
+    if bits is not None:  # zero where nothing was chosen, NaN where a choice was not to be had
+        norm = tl.where(norm == 0.0, 1.0, norm)
+        norm = tl.where(tl.load(mine + words - 1) == 0, norm, float("nan"))
     acc = acc / norm[:, None]
     if tl.load(tile + 7) != 0:  # no more keys
         to = ((token + i) * heads + head)[:, None] * VALUE + v[None, :]

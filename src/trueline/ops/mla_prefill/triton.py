@@ -1,12 +1,14 @@
 """Keys and values per head, made with matrix products for as many positions as fit the workspace
 (cut.py), and one causal kernel over them (kernels.py). Rows of a few new tokens do without: each
-token attends as a decode row, in the latent."""
+token attends as a decode row, in the latent. Tokens that chose what they see have a bit for every
+position."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -15,23 +17,34 @@ from trueline.cache.store import LatentView
 from trueline.ops.launch import power_of_two, refusals, unit_stride
 from trueline.ops.mla_decode import DecodeTable, Tiling
 from trueline.ops.mla_decode import triton as decode
-from trueline.ops.mla_prefill import Form, HeadWeights, PrefillRow
-from trueline.ops.mla_prefill.cut import GATHERED, Cut, Lists, Part, aligned, launch, lists
-from trueline.ops.mla_prefill.kernels import attend, gather
+from trueline.ops.mla_prefill import FEW, Form, HeadWeights, PrefillRow
+from trueline.ops.mla_prefill.cut import (
+    GATHERED,
+    PICKED,
+    Cut,
+    Lists,
+    Part,
+    aligned,
+    launch,
+    lists,
+    picks,
+)
+from trueline.ops.mla_prefill.kernels import BITS, attend, gather, set_bits
 
-__all__ = ["refusals", "run", "run_rows"]
+__all__ = ["refusals", "run", "run_chosen", "run_rows"]
 
-FEW = 16
-"""New tokens of a row up to which it attends in the latent. Expanding costs the same for one query
-as for many; in the latent every query costs 3.4 times as much and reads the cache by itself."""
 LEAST_DIM = 16
+CHUNK = 2048
+"""Chosen positions looked at together."""
 TILING = Tiling(64, full=False)
+Way = Form | Literal["chosen"]
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
     tokens: slice
     row: PrefillRow
+    chosen: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +54,9 @@ class Prepared:
     few: Sequence[Part]
     decode: decode.Prepared | None
     cut: Cut | None
+    picks: Tensor | None = None  # [programs of set_bits / PICKED, 4]
+    words: int = 0
+    """Of bits, for a token."""
 
 
 @dataclass(slots=True)
@@ -51,17 +67,17 @@ class Latest:
     made: Prepared | None = None
 
     def prepared(
-        self, parts: Sequence[Part], view: LatentView, heads: HeadWeights, form: Form | None
+        self, parts: Sequence[Part], view: LatentView, heads: HeadWeights, way: Way | None
     ) -> Prepared:
         shape, device = (heads.key.shape, heads.value.shape), view.rows.device
-        asked = (parts, view.layout, shape, view.rows.dtype, device, form)
+        asked = (parts, view.layout, shape, view.rows.dtype, device, way)
         known = len(self.asked) == len(asked) and self.asked[0] is parts
         if self.made is None or not known or self.asked[1:] != asked[1:]:
-            self.made, self.asked = prepare(parts, view, heads, form), asked
+            self.made, self.asked = prepare(parts, view, heads, way), asked
         return self.made
 
 
-LATEST = Latest()
+LATEST, LATEST_CHOSEN = Latest(), Latest()
 
 
 def run(
@@ -95,18 +111,52 @@ def run_rows(
     _attend(q_nope, q_rope, view, given, heads, out, softmax_scale)
 
 
+def run_chosen(
+    q_nope: Tensor,
+    q_rope: Tensor,
+    view: LatentView,
+    parts: Sequence[Part],
+    heads: HeadWeights,
+    out: Tensor,
+    positions: Tensor,
+    *,
+    softmax_scale: float,
+) -> None:
+    given = LATEST_CHOSEN.prepared(parts, view, heads, "chosen")
+    assert given.cut is not None
+    bits = _bits(unit_stride(positions), given, len(q_nope))
+    _expanded(q_nope, q_rope, view, given.cut, heads, out, softmax_scale, bits)
+
+
+def _bits(positions: Tensor, given: Prepared, tokens: int) -> Tensor:
+    """[tokens, words]: a bit for every position, and a last word that is 0."""
+    assert given.picks is not None
+    bits = positions.new_zeros(tokens, given.words, dtype=torch.int32)
+    width = positions.shape[1]
+    set_bits[(len(given.picks) * PICKED,)](
+        positions, given.picks, bits, width, positions.stride(0), given.words,
+        ROWS=PICKED, CHUNK=min(max(power_of_two(width), 16), CHUNK), num_warps=8,
+    )  # fmt: skip
+    return bits
+
+
 def prepare(
-    parts: Sequence[Part], view: LatentView, heads: HeadWeights, form: Form | None
+    parts: Sequence[Part], view: LatentView, heads: HeadWeights, way: Way | None
 ) -> Prepared:
-    """`form`: of all rows; without, each takes the cheaper one."""
+    """`way`: of all rows; without, each takes the cheaper form."""
     few: list[Part] = []
     many: list[Part] = []
     for part in parts:
-        short = part.row.count <= FEW if form is None else form == "absorbed"
+        short = part.row.count <= FEW if way is None else way == "absorbed"
         (few if short else many).append(part)
     rows = _decode_rows(few, view, len(heads.key)) if few else None
-    plan = launch(heads, view.layout.rope)
-    return Prepared(few, rows, lists(many, plan, view.rows.device) if many else None)
+    plan, device = launch(heads, view.layout.rope), view.rows.device
+    made = Prepared(few, rows, lists(many, plan, device) if many else None)
+    if way != "chosen":
+        return made
+    longest = max(part.row.start + part.row.count for part in parts)
+    words = (longest + plan.keys) // BITS.value + 2  # a tile may begin at the last position
+    return replace(made, picks=aligned([picks(parts)], device)[0].view(-1, 4), words=words)
 
 
 def _decode_rows(parts: Sequence[Part], view: LatentView, heads: int) -> decode.Prepared:
@@ -157,6 +207,7 @@ def _expanded(
     heads: HeadWeights,
     out: Tensor,
     softmax_scale: float,
+    bits: Tensor | None = None,
 ) -> None:
     q_nope, q_rope = unit_stride(q_nope), unit_stride(q_rope)
     count, _, nope = heads.key.shape
@@ -164,15 +215,17 @@ def _expanded(
     kept = cut.state.stop - cut.state.start
     state = q_nope.new_empty(kept, count, value, dtype=torch.float32)
     state_lse = q_nope.new_empty(kept, count, dtype=torch.float32)
+    words = None if bits is None else bits.shape[1]
     assert out.is_contiguous()
     for run in cut.runs:
         latent, ropes = _gathered(view, cut, run)
         wide = latent.expand(count, -1, -1)
         keys, values = torch.bmm(wide, heads.key), torch.bmm(wide, heads.value.mT)
         attend[(len(run.tiles) * count,)](
-            q_nope, q_rope, keys, ropes, values, run.tiles, out, state, state_lse,
-            softmax_scale * math.log2(math.e), len(run.tiles), count, run.total, cut.state.start,
-            q_nope.stride(0), q_nope.stride(1), q_rope.stride(0), q_rope.stride(1),
+            q_nope, q_rope, keys, ropes, values, run.tiles, bits, out, state,
+            state_lse, softmax_scale * math.log2(math.e), len(run.tiles), count, run.total,
+            cut.state.start, words, q_nope.stride(0), q_nope.stride(1), q_rope.stride(0),
+            q_rope.stride(1),
             NOPE=nope, ROPE=rope, VALUE=value, P=max(power_of_two(nope), LEAST_DIM),
             R=max(power_of_two(rope), LEAST_DIM), V=max(power_of_two(value), LEAST_DIM),
             Q=plan.queries, N=plan.keys, HEADS=plan.heads, STAGES=plan.stages,
