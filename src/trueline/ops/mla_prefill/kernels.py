@@ -90,7 +90,7 @@ def chosen(bits, start, N: tl.constexpr):
     word = tl.load(at)[:, None]
     for more in tl.static_range(1, N // BITS):
         word = tl.where((n < more * BITS)[None, :], word, tl.load(at + more)[:, None])
-    bit = n % BITS if N >= BITS else start % BITS + n
+    bit = n % BITS if N >= BITS else (start + n) % BITS
     return ((word >> bit[None, :]) & 1) != 0
 
 

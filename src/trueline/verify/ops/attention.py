@@ -14,6 +14,7 @@ from trueline.ops.mla_decode import DecodeRows, DecodeTable, Tiling
 from trueline.ops.mla_decode import reference as decode_reference
 from trueline.ops.mla_prefill import Form, HeadWeights, PrefillRow
 from trueline.ops.mla_prefill import reference as prefill_reference
+from trueline.verify.ops import chosen
 from trueline.verify.ops.data import H, L, P, R, V, close, paged, randn, require, rounded
 
 PREFILL_GATE = 6e-6
@@ -116,3 +117,5 @@ def mla_prefill(op: Any, dtype: torch.dtype = torch.float32) -> None:
                 )  # fmt: skip
                 what = f"mla_prefill, {form}, {start} + {count}, blocks of {block_size}"
                 close(what, ours[-last:], exact, rounded(dtype, PREFILL_ROUNDINGS, PREFILL_GATE))
+    if hasattr(op, "run_chosen"):
+        chosen.chosen(op, dtype)

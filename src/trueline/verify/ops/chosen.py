@@ -1,0 +1,116 @@
+"""Prefill rows that see only what they chose, against the reference of attention over lists."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trueline.cache.store import LatentView
+from trueline.ops.mla_prefill import HeadWeights, PrefillRow
+from trueline.ops.sparse_mla import reference
+from trueline.ops.sparse_rows import Run, SparseRows
+from trueline.verify.ops.data import L, P, R, V, close, paged, randn, require, rounded, shuffled
+
+GATE, ROUNDINGS, SCALE = 6e-6, 16, 0.21
+"""As `mla_prefill`: needles are chosen by some."""
+HEADS, WIDTH = 3, 70
+RUNS = ((40, 17), (190, 35), (0, 20), (127, 18))
+"""Positions before, and new ones."""
+SPARE = 3
+"""Tokens, and rows of choices, before each run and after the last that are not its."""
+
+
+@dataclass(frozen=True)
+class Part:
+    tokens: slice
+    row: PrefillRow
+    chosen: int
+
+
+def choices(start: int, count: int, kind: int) -> list[list[int]]:
+    """Lists of a run's tokens, ended by -1 and then by what nobody may look at. Kinds differ in
+    what they leave out: the needle in the middle, all but a few near the beginning or the end (so
+    that whole tiles are empty, and a token's neighbours choose nothing there)."""
+    made = []
+    needle = (start + count) // 2
+    for i in range(count):
+        length = start + i + 1
+        order = [p - 1 for p in shuffled(length, 100 * kind + i)]
+        if kind % 3 == 0:
+            order = [p for p in order if p != needle]
+        elif kind % 3 == 1:
+            near = 7 if i % 2 else length - 9
+            order = [p for p in order if near - 7 <= p < near + 7]
+        taken = order[: WIDTH - i % 3] if i % 11 else [0, length - 1][: i % 2]
+        made.append([*taken, -1, *[5] * WIDTH][:WIDTH])
+    return made
+
+
+def step(dtype: torch.dtype) -> tuple[LatentView, list[Part], list[Tensor], int]:
+    """The cache, the runs, what two layers chose, and how many tokens there are."""
+    view, held = paged([start + count for start, count in RUNS], 4, dtype=dtype)
+    parts: list[Part] = []
+    between = [[1 << 40] * WIDTH] * SPARE
+    layers = [list(between), list(between)]
+    token = 2 * SPARE
+    for kind, ((start, count), ids) in enumerate(zip(RUNS, held.block_ids, strict=True)):
+        row = PrefillRow(start, count, ids)
+        parts.append(Part(slice(token, token + count), row, len(layers[0])))
+        for layer, rows in enumerate(layers):
+            rows += [*choices(start, count, kind + layer), *between]
+        token += count + 1
+    wide = torch.tensor([[[0, *row, 0] for row in rows] for rows in layers])  # strided
+    return view, parts, list(wide[..., 1:-1]), token
+
+
+def weights(dtype: torch.dtype) -> HeadWeights:
+    key, value = randn(HEADS, L, P, seed=5) / 6, randn(HEADS, V, L, seed=6) / 6
+    return HeadWeights(key.to(dtype), value.to(dtype))
+
+
+def exact(q: Tensor, view: LatentView, part: Part, heads: HeadWeights, positions: Tensor) -> Tensor:
+    moved = torch.einsum("nhp,hlp->nhl", q[..., :P].double(), heads.key.double())
+    absorbed = torch.cat((moved, q[..., P:].double()), dim=-1)
+    row = part.row
+    rows = SparseRows((Run(row.block_ids, row.start + 1, row.count),))
+    made, _ = reference.run(absorbed, view, rows, positions, softmax_scale=SCALE)
+    return torch.einsum("nhl,hvl->nhv", made, heads.value.double())
+
+
+def chosen(op: Any, dtype: torch.dtype = torch.float32) -> None:
+    """Two layers of a step that chose otherwise; then a position that its token does not see."""
+    view, parts, layers, tokens = step(dtype)
+    heads = weights(dtype)
+    q = randn(tokens, HEADS, P + R + 2, seed=7).to(dtype)[..., 1:-1]
+    for layer, positions in enumerate(layers):
+        out = q.new_full((tokens, HEADS, V), torch.nan)
+        op.run_chosen(
+            q[..., :P], q[..., P:], view, parts, heads, out, positions, softmax_scale=SCALE
+        )
+        free = torch.ones(tokens, dtype=torch.bool)
+        for part in parts:
+            at, row = part.tokens, part.row
+            listed = positions[part.chosen : part.chosen + row.count]
+            wanted = exact(q[at], view, part, heads, listed)
+            what = f"mla_prefill, chosen, layer {layer}, {row.start} + {row.count}"
+            close(what, out[at], wanted, rounded(dtype, ROUNDINGS, GATE))
+            empty = listed[:, 0] < 0
+            require(bool((out[at][empty] == 0).all()), f"{what}: nothing chosen is not zero")
+            free[at] = False
+        require(bool(out[free].isnan().all()), "mla_prefill, chosen: another token was written")
+    _unseen(op, view, parts, layers[0].clone(), heads, q)
+
+
+def _unseen(
+    op: Any, view: LatentView, parts: list[Part], positions: Tensor, heads: HeadWeights, q: Tensor
+) -> None:
+    part = parts[1]
+    positions[part.chosen + 4, 1] = part.row.start + 5
+    out = q.new_zeros(len(q), HEADS, V)
+    op.run_chosen(q[..., :P], q[..., P:], view, parts, heads, out, positions, softmax_scale=SCALE)
+    wrong = out.isnan().any(-1).all(-1)
+    named = torch.arange(len(q)) == part.tokens.start + 4
+    require(torch.equal(wrong, named), "mla_prefill, chosen: a position that its token cannot see")
