@@ -21,6 +21,7 @@ from trueline.plan import make_plan
 from trueline.verify.cases import Subject
 from trueline.verify.engine import Ask, Run, run, same, serve
 from trueline.verify.failed import CheckFailed
+from trueline.verify.masked import masked_prefill
 from trueline.verify.ops.attention import SCALE, TILINGS, same_attention
 from trueline.verify.ops.data import L, R, paged, randn
 from trueline.verify.schedules import base, prompt
@@ -123,5 +124,6 @@ def _watched(graphs: DecodeGraphs, sizes: set[tuple[int, int]]) -> Callable[...,
 GPU_CHECKS: Mapping[str, Callable[[Subject], None]] = {
     "any heads": any_heads,
     "graph = eager": graph_is_eager,
+    "masked prefill": masked_prefill,
 }
 """Of what only a GPU has."""

@@ -3,10 +3,13 @@ are replayed. Where there is none, the interpreter and steps that are run again 
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from trueline.engine import graphs
 from trueline.engine.graphs import DecodeGraphs, FixedInputs
+from trueline.engine.inputs import Inputs
+from trueline.layers.mla import MLA
 from trueline.ops.mla_decode.launch_plan import LaunchPlan
 from trueline.verify.seed import Fault, Make
 
@@ -65,7 +68,35 @@ def _never_choosing(kind_for: Make) -> Make:
     return lambda self, count, longest: kind_for(self, count, min(longest, self.topk))
 
 
+def _choices_of_the_row_before(attend: Make) -> Make:
+    def broken(self: MLA, q_nope: Any, q_rope: Any, sparse: Any, *rest: Any) -> None:
+        attend(self, q_nope, q_rope, replace(sparse, chosen=sparse.chosen.roll(1, 0)), *rest)
+
+    return broken
+
+
+def _nothing_hidden(attend: Make) -> Make:
+    def broken(self: MLA, q_nope: Any, q_rope: Any, sparse: Any, view: Any, out: Any) -> None:
+        self.ops.mla_prefill.run_rows(
+            q_nope, q_rope, view, sparse.masked, self.heads, out,
+            softmax_scale=self.spec.softmax_scale,
+        )  # fmt: skip
+
+    return broken
+
+
+def _lists_from_the_front(split: Make) -> Make:
+    """Rows with lists take the first choices of the step, whoever made them."""
+
+    def broken(self: Inputs, *given: Any) -> Any:
+        selected, masked = split(self, *given)
+        return selected and replace(selected, rows=slice(0, selected.count)), masked
+
+    return broken
+
+
 _G, _M, _L = "graph = eager", "v3", "ling"
+_H, _V = "masked prefill", "v32-near"
 
 GPU_FAULTS = [
     Fault("split-unpadded-heads", "split metadata sized from the unpadded heads (story 5)",
@@ -84,4 +115,10 @@ GPU_FAULTS = [
           graphs, "FIELDS", _padded_with(slots=1)),
     Fault("graph-never-chooses", "a row that sees more than top-k is run by the graph of those "
           "that see all", _G, "v32", DecodeGraphs, "kind_for", _never_choosing),
+    Fault("masked-row-before", "tokens hide what the token before did not choose", _H, _V,
+          MLA, "_attend_masked", _choices_of_the_row_before),
+    Fault("masked-nothing-hidden", "tokens of masked prefill see everything", _H, _V,
+          MLA, "_attend_masked", _nothing_hidden),
+    Fault("masked-lists-from-the-front", "beside masked prefill, rows with lists take others'",
+          _H, _V, Inputs, "_split", _lists_from_the_front),
 ]  # fmt: skip
