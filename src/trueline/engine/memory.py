@@ -13,10 +13,11 @@ from trueline.engine.params import SamplingParams
 from trueline.engine.request import Request
 from trueline.engine.step import Row, RowState, Step
 from trueline.layers.decoder import Decoder
+from trueline.ops.mla_prefill import masked_context
 from trueline.ops.sampling import RowState as Sampling
 from trueline.ops.sampling import build_rows
 from trueline.plan import Plan
-from trueline.sizes import Measured
+from trueline.sizes import Measured, latent_mixers
 from trueline.spec.model import ModelSpec
 
 # A context whose attention takes all the workspace there is.
@@ -30,7 +31,9 @@ def measure(spec: ModelSpec, plan: Plan, decoder: Decoder) -> Measured:
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
-    prefill = _peak(spec, plan, decoder, _prefill(plan))
+    prefill = max(
+        _peak(spec, plan, decoder, _prefill(plan, most)) for most in _contexts(spec, plan)
+    )
     decode = _peak(spec, plan, decoder, _decode(plan)) if plan.graphs else 0
     torch.cuda.empty_cache()
     return Measured(total - free, prefill + decode + SLACK)
@@ -63,10 +66,21 @@ def _rows(count: int) -> list[Sampling]:
     return [Sampling(params, [0, 1], [], 2, [], seed) for seed in range(count)]
 
 
-def _prefill(plan: Plan) -> Batch:
-    """One request's, as long as a step may be, over a long context."""
+def _contexts(spec: ModelSpec, plan: Plan) -> list[int]:
+    """How much may be cached before a step's tokens; with an indexer, prefill has another way of
+    attending over contexts that are not so long."""
+    if plan.index is None:
+        return [LONG]
+    mixer, count = latent_mixers(spec)[0], plan.limits.max_num_batched_tokens
+    nope, value = mixer.qk_nope_head_dim, mixer.v_head_dim
+    longest = masked_context(plan.layout, nope, value, plan.index.topk, count)
+    return [LONG, min(max(longest - count, 0), LONG)]
+
+
+def _prefill(plan: Plan, most: int) -> Batch:
+    """One request's, as long as a step may be, over a context of at most so many cached."""
     count = min(plan.limits.max_num_batched_tokens, plan.max_model_len)
-    start = min(plan.max_model_len - count, LONG)
+    start = min(plan.max_model_len - count, most)
     return _batch(plan, [(start, count)])
 
 
