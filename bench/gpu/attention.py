@@ -24,6 +24,7 @@ from torch import Tensor
 from trueline.cache.layout import LatentLayout
 from trueline.cache.store import LatentView
 from trueline.layers.context import PrefillSlice
+from trueline.ops.head_product import cublas as head_product
 from trueline.ops.mla_decode import DecodeTable, Tiling
 from trueline.ops.mla_decode import triton as decode
 from trueline.ops.mla_decode.launch_plan import LaunchPlan, launch
@@ -31,7 +32,7 @@ from trueline.ops.mla_prefill import HeadWeights, PrefillRow
 from trueline.ops.mla_prefill import cut as prefill_cut
 from trueline.ops.mla_prefill import triton as prefill
 from trueline.ops.sparse_mla import triton as sparse
-from trueline.ops.sparse_rows import Table
+from trueline.ops.sparse_rows import Run, SparseRows, Table
 
 HERE = Path(__file__).parent
 READ = 4.39e12
@@ -57,6 +58,9 @@ PREFILL = (
     *((16, 1, 31744, 1024), (128, 1, 31744, 1024)),
 )
 """Heads, rows, positions before and new ones."""
+CHOSEN = ((8, 2048), (1, 6144), (1, 10240), (1, 14336))
+"""Runs of 2048 tokens, and positions before them, of which TOPK are chosen."""
+CHOOSING = 2048
 FORMS = tuple((heads, 1, 16384, count) for heads in (16, 128) for count in (4, 16, 64))
 
 
@@ -144,6 +148,21 @@ def shuffled_table(rows: int, context: int) -> DecodeTable:
     return DecodeTable(lengths, blocks.view(rows, -1))
 
 
+def slices(table: DecodeTable, start: int, count: int) -> list[PrefillSlice]:
+    """A run of new positions of every row, one after the other."""
+    return [
+        PrefillSlice(slice(i * count, (i + 1) * count), PrefillRow(start, count, ids), i * count)
+        for i, ids in enumerate(table.blocks.tolist())
+    ]
+
+
+def head_weights(heads: int) -> HeadWeights:
+    return HeadWeights(
+        torch.randn(heads, LAYOUT.latent, NOPE, dtype=BF16, device="cuda") / LAYOUT.latent**0.5,
+        torch.randn(heads, VALUE, LAYOUT.latent, dtype=BF16, device="cuda") / LAYOUT.latent**0.5,
+    )
+
+
 def cells_of(blocks: Tensor, positions: Tensor) -> Tensor:
     size = LAYOUT.block_size
     return blocks[positions // size].long() * size + positions % size
@@ -221,14 +240,8 @@ def prefill_work(heads: int, rows: int, start: int, count: int, pool: Pool, form
     view = pool.views(rows * end, 1)[0]
     table = shuffled_table(rows, end)
     q = torch.randn(rows * count, heads, NOPE + LAYOUT.rope, dtype=BF16, device="cuda") / 4
-    weights = HeadWeights(
-        torch.randn(heads, LAYOUT.latent, NOPE, dtype=BF16, device="cuda") / LAYOUT.latent**0.5,
-        torch.randn(heads, VALUE, LAYOUT.latent, dtype=BF16, device="cuda") / LAYOUT.latent**0.5,
-    )
-    parts = [
-        PrefillSlice(slice(i * count, (i + 1) * count), PrefillRow(start, count, ids))
-        for i, ids in enumerate(table.blocks.tolist())
-    ]
+    weights = head_weights(heads)
+    parts = slices(table, start, count)
     given: dict[str, prefill.Prepared] = {}
     if forms:
         given = {
@@ -260,6 +273,75 @@ def prefill_work(heads: int, rows: int, start: int, count: int, pool: Pool, form
     return Work(ways, 0, 2 * pairs * heads * (NOPE + LAYOUT.rope + VALUE), exact)
 
 
+def drawn_choices(runs: int, start: int) -> Tensor:
+    """[tokens, TOPK], each row's in order."""
+    seen = start + 1 + torch.arange(CHOOSING, device="cuda")
+    made = []
+    for _ in range(runs):
+        scores = torch.rand(CHOOSING, start + CHOOSING, device="cuda")
+        scores.masked_fill_(torch.arange(start + CHOOSING, device="cuda") >= seen[:, None], -1)
+        made.append(scores.topk(TOPK).indices.sort().values)
+    return torch.cat(made)
+
+
+def chosen_work(heads: int, runs: int, start: int, pool: Pool) -> Work:
+    """Everything with a mask, keys and values made of all of it; against lists in the latent, with
+    the products before and after."""
+    count, end = CHOOSING, start + CHOOSING
+    view = pool.views(runs * end, 1)[0]
+    table = shuffled_table(runs, end)
+    q = torch.randn(runs * count, heads, NOPE + LAYOUT.rope, dtype=BF16, device="cuda") / 4
+    wide = torch.empty(runs * count, heads, WIDTH, dtype=BF16, device="cuda")
+    wide[..., LAYOUT.latent :] = q[..., NOPE:]
+    weights, positions = head_weights(heads), drawn_choices(runs, start)
+    parts = slices(table, start, count)
+    rows = SparseRows(tuple(Run(part.row.block_ids, start + 1, count) for part in parts))
+    listed = sparse.prepare(rows, view, TILING)
+    usual = prefill.prepare(parts, view, weights, "chosen")
+
+    def masked(cut: prefill.Cut) -> Tensor:
+        out = q.new_empty(len(q), heads, VALUE)
+        bits = prefill._bits(positions, usual, len(q))
+        q_nope, q_rope = q[..., :NOPE], q[..., NOPE:]
+        prefill._expanded(q_nope, q_rope, view, cut, weights, out, SCALE, bits)
+        return out
+
+    def selected() -> Tensor:
+        head_product.run(q[..., :NOPE], weights.key, wide[..., : LAYOUT.latent])
+        u, _ = sparse.run(wide, view, listed, positions, softmax_scale=SCALE)
+        return head_product.run(u, weights.value)
+
+    ways: dict[str, list[Callable[[], Any]]] = {}
+    for label, made in prefill_plans(weights).items():
+        ways[f"masked, {label}"] = [partial(masked, prefill.lists(parts, made, q.device))]
+    ways["selected"] = [selected]
+
+    def exact(made: Tensor) -> list[tuple[Tensor, Tensor]]:
+        pairs = []
+        for token, head in ((0, 0), (count // 2, heads - 1), (count - 1, heads // 2)):
+            row = (runs - 1) * count + token
+            seen = view.rows[cells_of(table.blocks[-1], positions[row])].float()
+            latent, rope = seen[:, : LAYOUT.latent], seen[:, LAYOUT.latent :]
+            keys = torch.cat((latent @ weights.key[head].float(), rope), 1)
+            scores = SCALE * keys @ q[row, head].float()
+            value = scores.softmax(0) @ latent @ weights.value[head].float().T
+            pairs.append((made[row, head][None], value[None]))
+        return pairs
+
+    pairs = runs * sum(range(start + 1, end + 1))
+    return Work(ways, 0, 2 * pairs * heads * (NOPE + LAYOUT.rope + VALUE), exact)
+
+
+def bits_work(runs: int, start: int, pool: Pool) -> Work:
+    """What the mask takes by itself."""
+    view, weights = pool.views(runs * (start + CHOOSING), 1)[0], head_weights(1)
+    parts = slices(shuffled_table(runs, start + CHOOSING), start, CHOOSING)
+    given = prefill.prepare(parts, view, weights, "chosen")
+    positions = drawn_choices(runs, start)
+    call = partial(prefill._bits, positions, given, len(positions))
+    return Work({"bits": [call] * 4}, positions.nbytes)
+
+
 Cell = tuple[str, Callable[[Pool], Work]]
 
 
@@ -271,6 +353,10 @@ def cells(quick: bool) -> Iterator[Cell]:
     for four in PREFILL[:2] if quick else PREFILL:
         name = "prefill {:>3} heads, {} x {:>5} + {}".format(*four)
         yield name, partial(prefill_work, *four, forms=False)
+    for runs, start in CHOSEN[:1] if quick else CHOSEN:
+        name = f"chosen  128 heads, {runs} x {start:>5} + {CHOOSING}"
+        yield name, partial(chosen_work, 128, runs, start)
+    yield f"bits of choices, {CHOSEN[0][0]} x {CHOSEN[0][1]}", partial(bits_work, *CHOSEN[0])
     for four in () if quick else FORMS:
         name = "forms   {:>3} heads, {} x {:>5} + {}".format(*four)
         yield name, partial(prefill_work, *four, forms=True)
