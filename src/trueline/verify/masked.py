@@ -46,16 +46,8 @@ def masked_prefill(subject: Subject) -> None:
     core = load_engine(subject.model, config).core if on_gpu else interpreted(subject, config)
     assert core.plan.index is not None
     topk, missing = core.plan.index.topk, dict(SITUATIONS)
-    build = core.runner.inputs.build
-
-    def watched(*given: Any) -> StepInput:
-        made = build(*given)
-        for what, holds in list(missing.items()):
-            if made.sparse is not None and made.sparse.masked and holds(made.sparse, topk):
-                del missing[what]
-        return made
-
-    core.runner.inputs.build = watched  # type: ignore[method-assign]
+    inputs = core.runner.inputs
+    inputs.build = _watched(inputs.build, missing, topk)  # type: ignore[method-assign]
     try:
         done = serve(core, ASKS)
     finally:
@@ -63,6 +55,21 @@ def masked_prefill(subject: Subject) -> None:
     if missing:
         raise CheckFailed(f"masked prefill: none was seen {', '.join(missing)}")
     oracle(subject.model, ASKS, done)
+
+
+def _watched(
+    build: Callable[..., StepInput],
+    missing: dict[str, Callable[[SparseStep, int], bool]],
+    topk: int,
+) -> Callable[..., StepInput]:
+    def watched(*given: Any) -> StepInput:
+        made = build(*given)
+        for what, holds in list(missing.items()):
+            if made.sparse is not None and made.sparse.masked and holds(made.sparse, topk):
+                del missing[what]
+        return made
+
+    return watched
 
 
 def interpreted(subject: Subject, config: EngineConfig) -> EngineCore:
