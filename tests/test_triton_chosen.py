@@ -137,6 +137,6 @@ def test_memory_is_measured_for_both(core: EngineCore) -> None:
 def test_what_is_masked_at_real_sizes() -> None:
     """DeepSeek-V3.2's."""
     layout, topk = LatentLayout(512, 64, 64), 2048
-    assert masked_context(layout, 128, 128, topk, 2048) == 6 * topk
+    assert 5.5 * topk < masked_context(layout, 128, 128, topk, 2048) < 5.6 * topk
     assert masked_context(layout, 128, 128, topk, 8192) < 7 * topk
     assert masked_context(layout, 128, 128, topk, FEW) < topk

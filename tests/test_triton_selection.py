@@ -253,6 +253,7 @@ def test_fill_is_never_stale(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rounds_get_shorter() -> None:
     assert top_op.launch(16, 160_000, 2048, 132).chunk == 16384
-    assert top_op.launch(16, 8192, 2048, 132) == top_op.Launch(8192, 4096, 8)
-    assert top_op.launch(1024, 8192, 2048, 132) == top_op.Launch(8192, 4096, 4)
+    assert top_op.launch(16, 8192, 2048, 132) == top_op.Launch(16384, 4096, 8)
+    assert top_op.launch(1024, 8192, 2048, 132) == top_op.Launch(16384, 4096, 4)
+    assert top_op.launch(16, 3000, 2048, 132) == top_op.Launch(4096, 4096, 4)
     assert top_op.launch(1, 10**6, 40_000, 132).chunk >= 80_000

@@ -33,8 +33,10 @@ class _Early:
 
 
 @triton.jit
-def wait_turn():
-    """Nothing is read or written before: the kernel before may still be at it."""
+def wait_turn(SHARED: tl.constexpr = True):
+    """Nothing is read or written before: the kernel before may still be at it. Whatever follows a
+    kernel that is not SHARED comes when it is done: it needs all the registers there are."""
     if EARLY:
         gdc_wait()
-        gdc_launch_dependents()
+        if SHARED:
+            gdc_launch_dependents()

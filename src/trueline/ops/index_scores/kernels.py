@@ -44,7 +44,7 @@ def scale_places(block, place, KIND: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl
     return block * (BLOCK // 4) + SIZE * (KEY // 4) + place
 
 
-@kernel
+@kernel(do_not_specialize=["most"])
 def scores(
     q, q_row, q_head, weights, keys, scales, blocks, most, runs, lengths, groups, out, out_row,
     heads, topk,
@@ -55,7 +55,7 @@ def scores(
 ):  # fmt: skip
     """A group is up to ROWS rows of one run that follow each other, or a single row; its tiles are
     dealt out to as many programs as there are along the second axis."""
-    wait_turn()
+    wait_turn(False)
     row, count = tl.program_id(0).to(tl.int64), 1
     if groups is not None:
         row, count = tl.load(groups + 2 * row).to(tl.int64), tl.load(groups + 2 * row + 1)

@@ -30,7 +30,7 @@ FEW = 16
 """New tokens of a row up to which it attends in the latent on a GPU. Expanding costs the same for
 one query as for many; in the latent every query costs 3.4 times as much and reads the cache by
 itself."""
-MASKED_SPEED = 2.0
+MASKED_SPEED = 1.85
 """Multiplications of `run_chosen`, which reads keys in their order and hides those not chosen, in
 the time of one of `sparse_mla`, which gathers the chosen ones for every token."""
 

@@ -55,7 +55,7 @@ def _threshold(
     return low.to(tl.int32), topk - at_high, tl.minimum(total, topk)
 
 
-@kernel
+@kernel(do_not_specialize=["source_row"])
 def select(
     scores, row_stride, lengths, source, source_row, out, topk,
     PADDED: tl.constexpr, CHUNK: tl.constexpr, PART: tl.constexpr, SLOTS: tl.constexpr,
@@ -63,7 +63,7 @@ def select(
 ):  # fmt: skip
     """The best of one chunk of a row, of its scores or of what `source` has left of them. A row
     that sees no more than topk positions has no scores."""
-    wait_turn()
+    wait_turn(False)
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     length = tl.load(lengths + row).to(tl.int32)
     slot = tl.arange(0, SLOTS)

@@ -17,6 +17,8 @@ __all__ = ["refusals", "run"]
 LARGEST = 16384
 """Scores that the registers of one program hold well."""
 SMALLEST = 256
+PART = 4096
+"""Scores that are put in place together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,10 +32,11 @@ class Launch:
 def launch(rows: int, width: int, topk: int, sms: int) -> Launch:
     """A chunk leaves topk: it must hold at least twice as many for the next round to be shorter.
     More warps make one program faster, and leave room for fewer."""
+    # few sizes: each is compiled once
     largest = max(LARGEST, 2 * power_of_two(topk))
-    chunk = min(max(power_of_two(width), SMALLEST), largest)
+    chunk = max(power_of_two(width), SMALLEST) if width <= PART else largest
     many = rows * -(-width // chunk) > 2 * sms
-    return Launch(chunk, min(chunk, 4096), 4 if chunk <= 4096 or many else 8)
+    return Launch(chunk, min(chunk, PART), 4 if chunk <= PART or many else 8)
 
 
 def run(scores: Tensor, lengths: Tensor, topk: int, how: Launch | None = None) -> Tensor:
