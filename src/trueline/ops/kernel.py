@@ -35,7 +35,7 @@ class _Early:
 @triton.jit
 def wait_turn(SHARED: tl.constexpr = True):
     """Nothing is read or written before: the kernel before may still be at it. Whatever follows a
-    kernel that is not SHARED comes when it is done: it needs all the registers there are."""
+    kernel that is not SHARED comes when it is done: it is not squeezed in between."""
     if EARLY:
         gdc_wait()
         if SHARED:

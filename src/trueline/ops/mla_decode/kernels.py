@@ -95,7 +95,7 @@ def attend(
 ):  # fmt: skip
     """A program per group and tile of heads. Whole rows are finished here; parts wait in their
     slots. A length below zero says that the row's keys cannot be known: it becomes NaN."""
-    wait_turn()
+    wait_turn(False)  # what follows is to find all multiprocessors free
     group = tl.program_id(0) // HEAD_TILES
     h = tl.program_id(0) % HEAD_TILES * H + tl.arange(0, H)
     l = tl.arange(0, L)  # noqa: E741
