@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -9,6 +11,7 @@ import torch
 
 from trueline.device import interpreting
 from trueline.ops.registry import GPU_NAMES, OPS, implementation, refusals
+from trueline.verify.ops import lightning
 
 
 def every(op: str) -> Any:
@@ -24,3 +27,17 @@ def runnable(op: str, name: str) -> Any:
     if refused:
         pytest.skip(f"refused here: {refused}")
     return implementation(op, name)
+
+
+@contextmanager
+def lightning_dims(monkeypatch: pytest.MonkeyPatch, dk: int, dv: int) -> Iterator[None]:
+    """Its checks with other channels than their own, which fill no tile."""
+    kept = (lightning._tokens, lightning._exact)
+    with monkeypatch.context() as patched:
+        patched.setattr(lightning, "DK", dk)
+        patched.setattr(lightning, "DV", dv)
+        for cached in kept:
+            cached.cache_clear()
+        yield
+    for cached in kept:
+        cached.cache_clear()

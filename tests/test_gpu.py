@@ -10,13 +10,14 @@ from inspect import signature
 import pytest
 import torch
 
+from implementations import lightning_dims
 from trueline.config import EngineConfig
 from trueline.ops.registry import GPU_NAMES, OPS, implementation
 from trueline.verify.cases import Subject, make_subject
 from trueline.verify.failed import CheckFailed
 from trueline.verify.graphs import GPU_CHECKS, graph_is_eager
 from trueline.verify.halves import half_is_float64
-from trueline.verify.ops import OP_CHECKS, OpCheck
+from trueline.verify.ops import OP_CHECKS, OpCheck, lightning
 from trueline.verify.ops.attention import TILINGS, decode_table
 from trueline.verify.ops.data import L, R, paged, randn
 from trueline.verify.schedules import ENGINE_CHECKS
@@ -105,6 +106,16 @@ def test_decode_over_a_table(dtype: torch.dtype) -> None:
             graph.replay()
             for ours, theirs in zip(captured, call(), strict=True):
                 assert torch.equal(ours, theirs), lengths
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_lightning_in_whole_tiles(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short prompts of models, whose channels fill their tiles, are cut in another way."""
+    op = implementation("lightning", "triton")
+    with torch.device("cuda"), lightning_dims(monkeypatch, 64, 64):
+        lightning.any_cuts(op, dtype)
+        lightning.any_decay(op, dtype)
+        lightning.free_slots(op, dtype)
 
 
 @pytest.mark.parametrize("fault", GPU_FAULTS, ids=lambda fault: fault.id)

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from implementations import lightning_dims
 from trueline.cache.state import StateStore, StateView
 from trueline.config import EngineConfig
 from trueline.ops.launch import refusals
@@ -51,6 +52,12 @@ def op(decode: DecodeLaunch = WIDE, prefill: PrefillLaunch = SMALL) -> SimpleNam
 
 
 # -- numbers ---------------------------------------------------------------------------
+
+
+def test_whole_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The engine's own launch: narrow programs, of which each has whole tiles."""
+    with lightning_dims(monkeypatch, 16, 32):
+        checks.any_cuts(lightning, torch.float16, length=70)
 
 
 @each_dtype
@@ -225,5 +232,12 @@ def test_legs_end_where_slots_take_the_state() -> None:
     ],
 )
 def test_walks_fill_the_gpu(heads: int, counts: list[int], values: int, chunks: int) -> None:
-    launch = lightning.prefill_launch(torch.bfloat16, heads, 128, counts, 132)
+    launch = lightning.prefill_launch(torch.bfloat16, (heads, 128, 128), counts, 132)
     assert (launch.values, launch.walk_chunks(heads, 128, counts)) == (values, chunks)
+
+
+@pytest.mark.parametrize(("dk", "dv"), [(37, 128), (128, 41), (8, 128)])
+def test_narrow_programs_have_whole_tiles(dk: int, dv: int) -> None:
+    """In three stages a GPU gave wrong numbers for others."""
+    launch = lightning.prefill_launch(torch.bfloat16, (16, dk, dv), [1024], 132)
+    assert (launch.values, launch.stages) == (64, 2)

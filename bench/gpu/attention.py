@@ -135,6 +135,7 @@ class Pool:
 
     def views(self, cells: int, most: int) -> list[LatentView]:
         """As many as take turns, of so many cells each."""
+        cells = -(-cells // LAYOUT.block_size) * LAYOUT.block_size
         count = min(max(-(-BUSY // (2 * cells * WIDTH)), 1), most)
         if len(self.rows) < count * (cells + 1):
             self.rows = torch.randn(count * (cells + 1), WIDTH, dtype=BF16, device="cuda")
@@ -143,7 +144,7 @@ class Pool:
 
 
 def shuffled_table(rows: int, context: int) -> DecodeTable:
-    blocks = torch.randperm(rows * context // LAYOUT.block_size, device="cuda").to(torch.int32)
+    blocks = torch.randperm(rows * -(-context // LAYOUT.block_size), device="cuda").to(torch.int32)
     lengths = torch.full((rows,), context, dtype=torch.int32, device="cuda")
     return DecodeTable(lengths, blocks.view(rows, -1))
 

@@ -148,14 +148,17 @@ def prefill(
 
 
 def prefill_launch(
-    dtype: torch.dtype, heads: int, dv: int, counts: Sequence[int], sms: int
+    dtype: torch.dtype, shape: tuple[int, int, int], counts: Sequence[int], sms: int
 ) -> PrefillLaunch:
-    """Products of float32 are not for tensor cores, and want all their numbers in registers. Short
-    rows are walked in one go where narrow programs fill the GPU."""
+    """`shape`: heads, dk and dv. Products of float32 are not for tensor cores, and want all their
+    numbers in registers. Short rows are walked in one go where narrow programs fill the GPU, in
+    three stages: on an H200 those gave wrong numbers for tiles that channels do not fill."""
+    heads, dk, dv = shape
+    short = max(counts) <= 64 * FEW_NARROW_CHUNKS and dk == max(16, power_of_two(dk))
     if dtype == torch.float32:
         return PrefillLaunch(16, min(16, power_of_two(dv)), 4, 1, 4 * sms)
-    for values in (16, 32) if max(counts) <= 64 * FEW_NARROW_CHUNKS else ():
-        if len(counts) * heads * -(-dv // values) <= 2 * sms:
+    for values in (16, 32) if short and dv % 32 == 0 else ():
+        if len(counts) * heads * dv // values <= 2 * sms:
             return PrefillLaunch(64, values, 4, 3, sms)
     return PrefillLaunch(64, min(64, max(16, power_of_two(dv))), 4, 2, 2 * sms)
 
@@ -174,7 +177,7 @@ def prefill_rows(
     q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
     (tokens, heads, dk), dv = q.shape, v.shape[-1]
     counts = [at.stop - at.start for at, _ in parts]
-    launch = launch or prefill_launch(q.dtype, heads, dv, counts, num_sms(q.device))
+    launch = launch or prefill_launch(q.dtype, (heads, dk, dv), counts, num_sms(q.device))
     length = launch.chunk * launch.walk_chunks(heads, dv, counts)
     made = _walks(tuple((at.start, at.stop, row) for at, row in parts), length, q.device)
     state, out = _state(view), q.new_empty(tokens, heads, dv)
