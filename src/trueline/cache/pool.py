@@ -65,6 +65,11 @@ class Pool:
         """Places that could be allocated now: blank, or cached and held by nobody."""
         return len(self._blank) + len(self._cached)
 
+    @property
+    def num_cached(self) -> int:
+        """Places that nobody holds and whose contents are known."""
+        return len(self._cached)
+
     def references(self, place: int) -> int:
         return self._references[place]
 

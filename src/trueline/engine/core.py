@@ -8,6 +8,7 @@ differs.
 from __future__ import annotations
 
 import hashlib
+import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -42,6 +43,7 @@ class Sequence:
     hashes: list[bytes] = field(default_factory=list)
     num_scored: int = 0
     """Prompt positions whose logprobs have been told."""
+    first_scheduled: float | None = None
 
     @property
     def num_generated(self) -> int:
@@ -169,6 +171,10 @@ class EngineCore:
 
     def _batch(self, step: Step) -> Batch:
         rows = [self.sequences[row.request.request_id] for row in step.rows]
+        now = time.monotonic()
+        for sequence in rows:
+            if sequence.first_scheduled is None:
+                sequence.first_scheduled = now
         forget, self.ended = tuple(self.ended), []
         return build_batch(
             step,
@@ -208,6 +214,7 @@ class EngineCore:
         output = CoreOutput(
             request_id=name,
             num_cached_tokens=sequence.scheduled.num_cached_tokens,
+            first_scheduled=sequence.first_scheduled,
             prompt_scores=self._new_scores(sequence, result),
         )
         if not row.samples:

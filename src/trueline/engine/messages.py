@@ -35,6 +35,8 @@ class CoreOutput(msgspec.Struct, kw_only=True):
     scores: list[TokenScore] = []
     prompt_scores: list[TokenScore] = []
     num_cached_tokens: int = 0
+    first_scheduled: float | None = None
+    """When its first step went out, by time.monotonic(): a clock that processes share."""
     finish_reason: str | None = None
     """stop, length, abort or error."""
     stop_reason: int | str | None = None

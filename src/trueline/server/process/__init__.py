@@ -1,0 +1,1 @@
+"""The engine in its own process, and the event loop's side of it."""

@@ -1,0 +1,222 @@
+"""The engine process: loads a model, then takes messages and makes steps until it is told to stop
+or its parent is gone.
+
+It ignores SIGINT and SIGTERM: a terminal sends them to parent and child alike, and what they mean
+is the parent's to decide. Its standard input is a pipe that the parent holds open for as long as
+it lives; nothing is ever written to it but the first line.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+import zmq
+
+from trueline.errors import RequestRejected, TruelineError
+from trueline.server.process.messages import (
+    Abort,
+    Add,
+    Failed,
+    FromEngine,
+    Load,
+    News,
+    Progress,
+    Ready,
+    Rejected,
+    Stop,
+    ToEngine,
+    decode_to_engine,
+    encode,
+)
+from trueline.server.process.meter import Meter
+
+if TYPE_CHECKING:
+    from trueline.engine.core import EngineCore
+    from trueline.engine.loading import Loaded
+
+SECONDS_BETWEEN_PROGRESS = 0.1
+TRACEBACK_LINES = 12
+
+
+class Channel(Protocol):
+    def receive(self, wait: bool) -> ToEngine | None:
+        """The next message; None if none is waiting and we are not to wait."""
+
+    def send(self, message: FromEngine) -> None: ...
+
+
+class Socket:
+    """A channel to another process. Sending never waits: what the other side has not read yet is
+    kept by a thread of zmq's."""
+
+    def __init__(self, address: str) -> None:
+        self._context = zmq.Context()
+        self._socket = self._context.socket(zmq.PAIR)
+        self._socket.set_hwm(0)  # no limit: the parent reads all the time and merges what it has
+        self._socket.connect(address)
+
+    def receive(self, wait: bool) -> ToEngine | None:
+        try:
+            data = self._socket.recv(0 if wait else zmq.NOBLOCK)
+        except zmq.Again:
+            return None
+        return decode_to_engine(data)
+
+    def send(self, message: FromEngine) -> None:
+        self._socket.send(encode(message))
+
+    def close(self) -> None:
+        """Returns when all that was sent is out."""
+        self._socket.close()
+        self._context.term()
+
+
+def main(address: str) -> int:
+    """The exit code: 0 if it was told to stop."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    _end_with_the_parent()
+    channel = Socket(address)
+    try:
+        channel.send(Progress("starting"))
+        load = channel.receive(wait=True)
+        assert isinstance(load, Load)
+        loaded = _load(load, channel)
+        channel.send(_ready(loaded, load))
+        Serving(loaded.core, channel).run()
+        loaded.core.close()
+    except Exception as error:
+        failed = _failed(error)
+        channel.send(failed)
+        while not isinstance(channel.receive(wait=True), Stop):
+            pass  # gone before the parent has read it, we would be gone without a word
+        return failed.exit_code
+    finally:
+        channel.close()
+    return 0
+
+
+def _end_with_the_parent() -> None:
+    pipe = os.dup(0)  # not inherited, unlike 0: what we start must not read from it
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+
+    def watch() -> None:
+        while os.read(pipe, 1):
+            pass
+        os._exit(1)
+
+    threading.Thread(target=watch, name="trueline-parent", daemon=True).start()
+
+
+def _failed(error: Exception) -> Failed:
+    if isinstance(error, TruelineError):
+        return Failed(str(error), error.exit_code)
+    lines = "".join(traceback.format_exception(error)).strip().splitlines()
+    return Failed("\n".join(lines[-TRACEBACK_LINES:]), 1)
+
+
+# -- loading -------------------------------------------------------------------------------
+
+
+def _load(load: Load, channel: Channel) -> Loaded:
+    # here, because it imports torch: seconds in which signals and a parent's end count already
+    from trueline.engine.loading import load_engine
+
+    return load_engine(Path(load.model), load.config, _reporter(channel))
+
+
+def _reporter(channel: Channel) -> Callable[[int, int], None]:
+    last = 0.0
+
+    def report(done: int, total: int) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= SECONDS_BETWEEN_PROGRESS or done == total:
+            last = now
+            channel.send(Progress("weights", done, total))
+
+    return report
+
+
+def _ready(loaded: Loaded, load: Load) -> Ready:
+    spec, plan, core = loaded.spec, loaded.plan, loaded.core
+    return Ready(
+        plan_lines=[*plan.lines(), *plan.changes(loaded.expected)],
+        startup_seconds=loaded.seconds,
+        family=spec.family,
+        vocab_size=spec.vocab.total,
+        eos_token_ids=list(spec.eos_token_ids),
+        max_model_len=plan.max_model_len,
+        max_num_seqs=plan.limits.max_num_seqs,
+        max_logprobs=load.config.max_logprobs,
+        num_blocks=core.pool.num_usable,
+        block_size=core.pool.block_size,
+        num_state_slots=core.slots.num_usable if core.slots else None,
+    )
+
+
+# -- the loop ------------------------------------------------------------------------------
+
+
+class Serving:
+    def __init__(self, core: EngineCore, channel: Channel) -> None:
+        self.core, self.channel = core, channel
+        self.meter = Meter(core)
+
+    def run(self) -> None:
+        """Until Stop."""
+        while self.take():
+            self.step()
+
+    def take(self) -> bool:
+        """Obey all that is waiting; wait only where there is nothing else to do. False: stop."""
+        message = self.channel.receive(wait=not self.core.has_unfinished())
+        while message is not None:
+            if isinstance(message, Stop):
+                return False
+            self.obey(message)
+            message = self.channel.receive(wait=False)
+        return True
+
+    def obey(self, message: ToEngine) -> None:
+        self.meter.touched()
+        if isinstance(message, Add):
+            self._add(message)
+        elif isinstance(message, Abort):
+            for name in message.request_ids:
+                self.core.abort(name)
+        else:
+            raise TypeError(f"the engine is loaded, and was sent {type(message).__name__}")
+
+    def _add(self, message: Add) -> None:
+        names = [request.request_id for request in message.requests]
+        taken: list[str] = []
+        try:
+            for request in message.requests:
+                self.core.add(request)
+                taken.append(request.request_id)
+        except RequestRejected as error:
+            for name in taken:
+                self.core.abort(name, tell=False)
+            self.channel.send(Rejected(names, str(error)))
+        else:
+            self.meter.added(message.requests)
+
+    def step(self) -> None:
+        """One step of the core, and one message with all it has brought."""
+        outputs = []
+        if self.core.has_unfinished():
+            start = time.monotonic()
+            outputs = self.core.step()
+            self.meter.stepped(time.monotonic() - start, outputs)
+        stats = self.meter.due()
+        if outputs or stats:
+            self.channel.send(News(outputs, stats))

@@ -1,0 +1,218 @@
+"""The event loop's side of the engine process. No torch here."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Literal
+
+from trueline.config import EngineConfig
+from trueline.engine.messages import CoreOutput, CoreRequest
+from trueline.errors import RequestRejected, TruelineError
+from trueline.server.process.link import Link, how_it_ended
+from trueline.server.process.messages import (
+    Abort,
+    Add,
+    Failed,
+    Load,
+    News,
+    Progress,
+    Ready,
+    Rejected,
+    Stats,
+    Stop,
+    ToEngine,
+    decode_from_engine,
+    encode,
+)
+from trueline.server.process.streams import EngineDead, Stream
+
+State = Literal["loading", "ready", "dead", "stopped"]
+SHUTTING_DOWN = "the server is shutting down"
+SECONDS_TO_END = 5.0
+"""For a process that was told to stop; then it is killed."""
+
+
+class EngineFailed(TruelineError):
+    """The engine process could not start. `exit_code` is its own."""
+
+    def __init__(self, message: str, exit_code: int) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+class EngineClient:
+    """Lives in one event loop. `on_death` says what a lost engine means: "exit" leaves it to the
+    owner, who waits for `died`; "restart" starts another one, and `died` comes only if that
+    cannot be started. Either way what was running is lost."""
+
+    def __init__(
+        self,
+        model: Path,
+        config: EngineConfig,
+        *,
+        on_death: Literal["exit", "restart"] = "exit",
+        on_progress: Callable[[Progress], None] | None = None,
+    ) -> None:
+        self.model, self.config, self.on_death = model, config, on_death
+        self.state: State = "loading"
+        self.reason: str | None = "not started"
+        self.ready: Ready
+        self.stats = Stats()
+        self.died = asyncio.Event()
+        self.num_restarts = 0
+        self._on_progress = on_progress
+        self._link: Link | None = None
+        self._failed: Failed | None = None
+        self._started: asyncio.Future[Ready] | None = None
+        self._streams: dict[str, Stream] = {}  # until the engine has told their end
+        self._none_left = asyncio.Event()
+        self._none_left.set()
+
+    # -- start and end -----------------------------------------------------------------
+
+    async def start(self) -> Ready:
+        """Returns when the model is loaded; EngineFailed says in the engine's own words why not."""
+        self._launch()
+        assert self._started is not None
+        return await self._started
+
+    def _launch(self) -> None:
+        self.state, self.reason = "loading", "starting"
+        self._failed, self.stats = None, Stats()
+        self._started = asyncio.get_running_loop().create_future()
+        self._link = Link(self._received, self._ended)
+        self._send(Load(str(self.model), self.config))
+
+    @property
+    def pid(self) -> int | None:
+        """Of the engine process, where there is one."""
+        return None if self._link is None or self._link.exit.done() else self._link.process.pid
+
+    async def stop(self, timeout: float) -> None:
+        """Let what runs finish for up to `timeout` seconds, end the rest, end the process."""
+        was, self.state, self.reason = self.state, "stopped", SHUTTING_DOWN
+        link = self._link
+        if link is None or link.exit.done():
+            return
+        if was == "stopped":  # somebody else has
+            await asyncio.wait([link.exit])
+            return
+        if was == "loading":
+            link.kill()
+        else:
+            await self._drain(timeout)
+            self._send(Stop())
+        done, _ = await asyncio.wait([link.exit], timeout=SECONDS_TO_END)
+        if not done:
+            link.kill()
+            await asyncio.wait([link.exit])
+
+    def kill(self) -> None:
+        """At once; whoever waits hears of it."""
+        if self._link is not None:
+            self._link.kill()
+
+    async def _drain(self, timeout: float) -> None:
+        try:
+            await asyncio.wait_for(self._none_left.wait(), timeout)
+        except TimeoutError:
+            for name, stream in self._streams.items():
+                stream.push(CoreOutput(request_id=name, finish_reason="abort", error=SHUTTING_DOWN))
+            self._abort(list(self._streams))
+
+    # -- requests ----------------------------------------------------------------------
+
+    def generate(self, requests: Sequence[CoreRequest]) -> Stream:
+        """All of them or none: what refuses one refuses all. Refusals come out of the stream."""
+        names = [request.request_id for request in requests]
+        stream = Stream(names, self._abort)
+        used = next((name for name in names if name in self._streams), None)
+        if self.state != "ready":
+            stream.fail(EngineDead(f"the engine is {self.state}: {self.reason}"))
+        elif used is not None:
+            stream.fail(
+                RequestRejected(f"request '{used}': this request_id is in use; choose another")
+            )
+        else:
+            self._streams.update(dict.fromkeys(names, stream))
+            self._none_left.clear()
+            self._send(Add(list(requests)))
+        return stream
+
+    def _abort(self, names: list[str]) -> None:
+        known = [name for name in names if name in self._streams]
+        if known:
+            self._send(Abort(known))
+
+    def _send(self, message: ToEngine) -> None:
+        if self._link is not None:
+            self._link.send(encode(message))
+
+    # -- what the engine says ----------------------------------------------------------
+
+    def _received(self, data: bytes) -> None:
+        message = decode_from_engine(data)
+        if isinstance(message, News):
+            self._spread(message)
+        elif isinstance(message, Rejected):
+            for stream in self._forget(message.request_ids):
+                stream.fail(RequestRejected(message.message))
+        elif isinstance(message, Progress):
+            self._report(message)
+        elif isinstance(message, Ready):
+            self._loaded(message)
+        else:
+            self._failed = message
+            self._send(Stop())  # it waits for that, so that it is heard before it is gone
+
+    def _spread(self, news: News) -> None:
+        for output in news.outputs:
+            stream = self._streams.get(output.request_id)
+            if stream is not None:
+                stream.push(output)
+                if output.finish_reason:
+                    self._forget([output.request_id])
+        if news.stats is not None:
+            self.stats = news.stats
+
+    def _forget(self, names: Sequence[str]) -> set[Stream]:
+        gone = {self._streams.pop(name) for name in names if name in self._streams}
+        if not self._streams:
+            self._none_left.set()
+        return gone
+
+    def _report(self, progress: Progress) -> None:
+        if self.state == "loading":
+            self.reason = str(progress)
+        if self._on_progress is not None:
+            self._on_progress(progress)
+
+    def _loaded(self, ready: Ready) -> None:
+        if self.state != "loading":
+            return  # stopped meanwhile
+        self.ready, self.state, self.reason = ready, "ready", None
+        if self._started is not None and not self._started.done():
+            self._started.set_result(ready)
+
+    def _ended(self, code: int) -> None:
+        was, words = self.state, self._failed
+        error = words.error if words else how_it_ended(code)
+        for stream in self._forget(list(self._streams)):
+            stream.fail(EngineDead(error))
+        assert self._started is not None
+        if not self._started.done():
+            if words is None:
+                error += f" while loading ({self.reason})"
+            self._started.set_exception(EngineFailed(error, words.exit_code if words else 1))
+        if was == "stopped":
+            return
+        self.state, self.reason = "dead", error
+        if was == "ready" and self.on_death == "restart":
+            self.num_restarts += 1
+            self._launch()
+            # nobody waits for it: what it fails with is in `reason`
+            self._started.add_done_callback(lambda started: started.exception())
+        else:
+            self.died.set()

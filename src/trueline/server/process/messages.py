@@ -1,0 +1,136 @@
+"""What the front end and the engine process say to each other, as msgpack. No torch."""
+
+from __future__ import annotations
+
+import msgspec
+
+from trueline.config import EngineConfig
+from trueline.engine.messages import CoreOutput, CoreRequest
+
+STEP_BUCKETS = (
+    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
+)  # fmt: skip
+"""Upper ends of the step time histogram's buckets, in seconds; one more is above them all."""
+
+
+# -- to the engine -------------------------------------------------------------------------
+
+
+class Load(msgspec.Struct, frozen=True, tag="load"):
+    """The first message."""
+
+    model: str
+    config: EngineConfig
+
+
+class Add(msgspec.Struct, frozen=True, tag="add"):
+    """All of them, or none."""
+
+    requests: list[CoreRequest]
+
+
+class Abort(msgspec.Struct, frozen=True, tag="abort"):
+    """The end of each is in the next news, unless it has been told already."""
+
+    request_ids: list[str]
+
+
+class Stop(msgspec.Struct, frozen=True, tag="stop"):
+    """End the process; whatever runs is dropped."""
+
+
+# -- from the engine -----------------------------------------------------------------------
+
+
+class Progress(msgspec.Struct, frozen=True, tag="progress"):
+    """While loading."""
+
+    phase: str
+    done: int = 0
+    total: int = 0
+    """0: nobody knows."""
+
+    def __str__(self) -> str:
+        return f"{self.phase}, {self.done / self.total:.0%}" if self.total else self.phase
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    plan_lines: list[str]
+    """What was chosen and why, and what measuring has changed."""
+    startup_seconds: dict[str, float]
+    """By phase."""
+    family: str
+    vocab_size: int
+    eos_token_ids: list[int]
+    """The config's; a tokenizer may know more."""
+    max_model_len: int
+    max_num_seqs: int
+    max_logprobs: int
+    num_blocks: int
+    """That requests can hold."""
+    block_size: int
+    num_state_slots: int | None
+    """None: the model keeps no states."""
+
+
+class Failed(msgspec.Struct, frozen=True, tag="failed"):
+    """The process ends now."""
+
+    error: str
+    exit_code: int
+
+
+class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
+    """None of an Add was taken."""
+
+    request_ids: list[str]
+    message: str
+
+
+class Stats(msgspec.Struct, frozen=True, kw_only=True):
+    """How the engine is. All but the first eight are sums since its start."""
+
+    num_running: int = 0
+    num_waiting: int = 0
+    num_blocks: int = 0
+    num_blocks_used: int = 0
+    """Held by requests."""
+    num_blocks_cached: int = 0
+    """Held by nobody, and known to the prefix cache."""
+    num_slots: int = 0
+    num_slots_used: int = 0
+    num_slots_cached: int = 0
+    num_steps: int = 0
+    num_preemptions: int = 0
+    num_added: int = 0
+    num_finished: int = 0
+    num_aborted: int = 0
+    num_rejected: int = 0
+    num_scheduled_tokens: int = 0
+    num_generated_tokens: int = 0
+    num_prompt_tokens: int = 0
+    """Of the requests added."""
+    num_query_tokens: int = 0
+    """Of prompts that were looked up in the prefix cache."""
+    num_hit_tokens: int = 0
+    num_corrupted: int = 0
+    """Requests ended because their logits were NaN or infinite."""
+    last_step_seconds: float = 0.0
+    step_seconds: float = 0.0
+    step_counts: list[int] = []
+    """Steps by duration, one count a bucket of STEP_BUCKETS and one above."""
+
+
+class News(msgspec.Struct, frozen=True, tag="news"):
+    """All that a step has brought."""
+
+    outputs: list[CoreOutput]
+    stats: Stats | None = None
+
+
+ToEngine = Load | Add | Abort | Stop
+FromEngine = Progress | Ready | Failed | Rejected | News
+encode = msgspec.msgpack.Encoder().encode
+_to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
+_from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)
+decode_to_engine, decode_from_engine = _to_engine.decode, _from_engine.decode

@@ -1,0 +1,80 @@
+"""What the engine process counts besides what its scheduler and pools count."""
+
+from __future__ import annotations
+
+import time
+from bisect import bisect_left
+from collections.abc import Iterable
+from typing import TYPE_CHECKING
+
+from trueline.engine.messages import CoreOutput, CoreRequest
+from trueline.server.process.messages import STEP_BUCKETS, Stats
+
+if TYPE_CHECKING:
+    from trueline.engine.core import EngineCore
+
+SECONDS_BETWEEN = 0.05
+"""From one snapshot to the next, at least."""
+
+
+class Meter:
+    def __init__(self, core: EngineCore) -> None:
+        self.core = core
+        self.num_prompt_tokens = self.num_corrupted = 0
+        self.last_step_seconds = self.step_seconds = 0.0
+        self.step_counts = [0] * (len(STEP_BUCKETS) + 1)
+        self._told = 0.0
+        self._changed = False
+
+    def added(self, requests: Iterable[CoreRequest]) -> None:
+        self.num_prompt_tokens += sum(len(request.prompt_token_ids) for request in requests)
+
+    def touched(self) -> None:
+        """Something has been asked of the core."""
+        self._changed = True
+
+    def stepped(self, seconds: float, outputs: Iterable[CoreOutput]) -> None:
+        self.last_step_seconds = seconds
+        self.step_seconds += seconds
+        self.step_counts[bisect_left(STEP_BUCKETS, seconds)] += 1
+        self.num_corrupted += sum(output.finish_reason == "error" for output in outputs)
+        self._changed = True
+
+    def due(self) -> Stats | None:
+        """A snapshot, where there is something new to say and it is time, or the last chance to
+        say it for a while."""
+        now = time.monotonic()
+        idle = not self.core.has_unfinished()
+        if not self._changed or not (idle or now - self._told >= SECONDS_BETWEEN):
+            return None
+        self._told, self._changed = now, False
+        return self.snapshot()
+
+    def snapshot(self) -> Stats:
+        scheduler, pool, slots = self.core.scheduler, self.core.pool, self.core.slots
+        counters = scheduler.counters
+        return Stats(
+            num_running=scheduler.num_running,
+            num_waiting=scheduler.num_waiting,
+            num_blocks=pool.num_usable,
+            num_blocks_used=pool.num_usable - pool.num_free,
+            num_blocks_cached=pool.num_cached,
+            num_slots=slots.num_usable if slots else 0,
+            num_slots_used=slots.num_in_use if slots else 0,
+            num_slots_cached=slots.num_cached if slots else 0,
+            num_steps=counters.num_steps,
+            num_preemptions=counters.num_preemptions,
+            num_added=counters.num_added,
+            num_finished=counters.num_finished,
+            num_aborted=counters.num_aborted,
+            num_rejected=counters.num_rejected,
+            num_scheduled_tokens=counters.num_scheduled_tokens,
+            num_generated_tokens=counters.num_generated_tokens,
+            num_prompt_tokens=self.num_prompt_tokens,
+            num_query_tokens=pool.num_query_tokens,
+            num_hit_tokens=pool.num_hit_tokens,
+            num_corrupted=self.num_corrupted,
+            last_step_seconds=self.last_step_seconds,
+            step_seconds=self.step_seconds,
+            step_counts=list(self.step_counts),
+        )
