@@ -202,6 +202,14 @@ def test_help_needs_no_torch(arguments: list[str]) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
+def test_the_front_end_of_the_engine_process_needs_no_torch() -> None:
+    code = (
+        "import sys\nsys.modules['torch'] = None  # importing it now raises\n"
+        "import trueline.server.process.client\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
 def test_inspect_needs_no_torch() -> None:
     config = TESTS.parent / "bench" / "configs" / "v2lite"
     code = (

@@ -88,8 +88,10 @@ def main(address: str) -> int:
         channel.send(Progress("starting"))
         load = channel.receive(wait=True)
         assert isinstance(load, Load)
+        start = time.monotonic()
         loaded = _load(load, channel)
-        channel.send(_ready(loaded, load))
+        seconds = time.monotonic() - start - sum(loaded.seconds.values())
+        channel.send(_ready(loaded, load, {"imports": seconds, **loaded.seconds}))
         Serving(loaded.core, channel).run()
         loaded.core.close()
     except Exception as error:
@@ -146,11 +148,11 @@ def _reporter(channel: Channel) -> Callable[[int, int], None]:
     return report
 
 
-def _ready(loaded: Loaded, load: Load) -> Ready:
+def _ready(loaded: Loaded, load: Load, seconds: dict[str, float]) -> Ready:
     spec, plan, core = loaded.spec, loaded.plan, loaded.core
     return Ready(
         plan_lines=[*plan.lines(), *plan.changes(loaded.expected)],
-        startup_seconds=loaded.seconds,
+        startup_seconds=seconds,
         family=spec.family,
         vocab_size=spec.vocab.total,
         eos_token_ids=list(spec.eos_token_ids),

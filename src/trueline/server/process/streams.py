@@ -36,10 +36,10 @@ class Stream:
 
     async def __anext__(self) -> CoreOutput:
         while not self._pending:
-            if self._error is not None:
-                raise self._error
             if not self._open:
                 raise StopAsyncIteration
+            if self._error is not None:
+                raise self._error
             await self._wait()
         name = next(iter(self._pending))
         output = self._pending.pop(name)
@@ -75,8 +75,7 @@ class Stream:
 
     def fail(self, error: Exception) -> None:
         """For the reader, once it has read the rest."""
-        if self._open:
-            self._error = error
+        self._error = error
         self._wake()
 
     async def _wait(self) -> None:
