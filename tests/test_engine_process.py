@@ -27,11 +27,12 @@ from trueline.config import EngineConfig
 from trueline.engine.loading import load_engine
 from trueline.engine.messages import CoreOutput, CoreRequest, TokenScore
 from trueline.errors import RequestRejected
-from trueline.server.process.child import Serving
+from trueline.server.process.child import Serving, serve
 from trueline.server.process.client import SHUTTING_DOWN, EngineClient, EngineFailed
 from trueline.server.process.messages import (
     Abort,
     Add,
+    Failed,
     FromEngine,
     Load,
     News,
@@ -441,6 +442,13 @@ def test_a_step_is_one_message_and_counts_come_now_and_then(model: Path) -> None
     assert not engine.take()
 
 
+def test_last_words_wait_for_the_reader(tmp_path: Path) -> None:
+    script = Script(Load(str(tmp_path), CONFIG), Abort(["a"]), Stop())
+    assert serve(script) == 2
+    assert [type(message) for message in script.sent] == [Progress, Failed]
+    assert not script.inbox
+
+
 def test_nan_is_counted(model: Path) -> None:
     engine, script = serving(model, Add([ask("bad", prompt=[77, 5]), ask("good")]))
     engine.core.runner.decoder.embedding[77] = math.nan
@@ -654,6 +662,13 @@ asyncio.run(main())
 """
 
 
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """For temporary files of this test alone. The name of a socket may not be long."""
+    with tempfile.TemporaryDirectory(prefix="t") as directory:
+        yield Path(directory)
+
+
 def is_running(pid: int) -> bool:
     try:
         os.kill(pid, 0)
@@ -663,10 +678,12 @@ def is_running(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("when", ["loading", "ready"])
-def test_no_orphan_when_the_parent_is_killed(model: Path, when: str) -> None:
-    before = leftovers()
+def test_no_orphan_when_the_parent_is_killed(model: Path, when: str, temporary: Path) -> None:
     with subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(model)], stdout=subprocess.PIPE, text=True
+        [sys.executable, "-c", PARENT, str(model)],
+        stdout=subprocess.PIPE,
+        text=True,
+        env={**os.environ, "TMPDIR": str(temporary)},
     ) as parent:
         assert parent.stdout is not None
         pid = int(parent.stdout.readline())
@@ -678,19 +695,18 @@ def test_no_orphan_when_the_parent_is_killed(model: Path, when: str) -> None:
     while is_running(pid):
         assert time.monotonic() < end, "the engine outlives its parent"
         time.sleep(0.02)
-    if when == "ready":
-        assert leftovers() == before
-
-
-def leftovers() -> set[str]:
-    return {path.name for path in Path(tempfile.gettempdir()).glob("trueline-*")}
+    assert not list(temporary.iterdir())
 
 
 def resources() -> tuple[int, int]:
     return len(os.listdir("/proc/self/fd")), threading.active_count()
 
 
-def test_nothing_is_left_behind(model: Path, tmp_path: Path) -> None:
+def test_nothing_is_left_behind(
+    model: Path, tmp_path: Path, temporary: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(temporary))
+
     def once(where: Path) -> None:
         async def work() -> None:
             client = EngineClient(where, CONFIG)
@@ -702,10 +718,10 @@ def test_nothing_is_left_behind(model: Path, tmp_path: Path) -> None:
         asyncio.run(work())
 
     once(tmp_path)  # zmq and asyncio keep some for good
-    before, files = resources(), leftovers()
+    before = resources()
     once(model)
     once(tmp_path)
-    assert leftovers() == files
+    assert not list(temporary.iterdir())
     end = time.monotonic() + 2  # the thread that waited for the process is just ending
     while resources() != before and time.monotonic() < end:
         time.sleep(0.01)

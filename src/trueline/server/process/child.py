@@ -14,6 +14,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -79,11 +80,34 @@ class Socket:
 
 
 def main(address: str) -> int:
-    """The exit code: 0 if it was told to stop."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    _end_with_the_parent()
+    _end_with_the_parent(Path(address.removeprefix("ipc://")))
     channel = Socket(address)
+    try:
+        return serve(channel)
+    finally:
+        channel.close()
+
+
+def _end_with_the_parent(socket: Path) -> None:
+    pipe = os.dup(0)  # not inherited, unlike 0: what we start must not read from it
+    with open(os.devnull) as nothing:
+        os.dup2(nothing.fileno(), 0)
+
+    def watch() -> None:
+        while os.read(pipe, 1):
+            pass
+        with suppress(OSError):  # the parent has done this, unless it went very early
+            socket.unlink()
+            socket.parent.rmdir()
+        os._exit(1)
+
+    threading.Thread(target=watch, name="trueline-parent", daemon=True).start()
+
+
+def serve(channel: Channel) -> int:
+    """From Load to Stop, whatever comes between. The exit code."""
     try:
         channel.send(Progress("starting"))
         load = channel.receive(wait=True)
@@ -100,22 +124,7 @@ def main(address: str) -> int:
         while not isinstance(channel.receive(wait=True), Stop):
             pass  # gone before the parent has read it, we would be gone without a word
         return failed.exit_code
-    finally:
-        channel.close()
     return 0
-
-
-def _end_with_the_parent() -> None:
-    pipe = os.dup(0)  # not inherited, unlike 0: what we start must not read from it
-    with open(os.devnull) as nothing:
-        os.dup2(nothing.fileno(), 0)
-
-    def watch() -> None:
-        while os.read(pipe, 1):
-            pass
-        os._exit(1)
-
-    threading.Thread(target=watch, name="trueline-parent", daemon=True).start()
 
 
 def _failed(error: Exception) -> Failed:
