@@ -644,7 +644,7 @@ def test_killed_or_stopped_while_loading(own: Callable[..., Running]) -> None:
 # -- nothing is left -----------------------------------------------------------------------
 
 PARENT = """
-import asyncio, sys
+import asyncio, os, signal, sys
 from pathlib import Path
 from trueline.config import EngineConfig
 from trueline.server.process.client import EngineClient
@@ -654,9 +654,10 @@ async def main():
     starting = asyncio.ensure_future(client.start())
     await asyncio.sleep(0)
     print(client.pid, flush=True)
+    if sys.argv[2] == "loading":  # nothing of the child has been heard
+        os.kill(os.getpid(), signal.SIGKILL)
     await starting
-    print("ready", flush=True)
-    await asyncio.sleep(600)
+    os.kill(os.getpid(), signal.SIGKILL)
 
 asyncio.run(main())
 """
@@ -679,18 +680,14 @@ def is_running(pid: int) -> bool:
 
 @pytest.mark.parametrize("when", ["loading", "ready"])
 def test_no_orphan_when_the_parent_is_killed(model: Path, when: str, temporary: Path) -> None:
-    with subprocess.Popen(
-        [sys.executable, "-c", PARENT, str(model)],
+    parent = subprocess.run(
+        [sys.executable, "-c", PARENT, str(model), when],
         stdout=subprocess.PIPE,
-        text=True,
         env={**os.environ, "TMPDIR": str(temporary)},
-    ) as parent:
-        assert parent.stdout is not None
-        pid = int(parent.stdout.readline())
-        if when == "ready":
-            assert parent.stdout.readline() == "ready\n"
-        assert is_running(pid)
-        parent.kill()
+        check=False,
+    )
+    assert parent.returncode == -signal.SIGKILL
+    pid = int(parent.stdout)
     end = time.monotonic() + PATIENCE
     while is_running(pid):
         assert time.monotonic() < end, "the engine outlives its parent"
