@@ -94,12 +94,12 @@ class SamplingParams(
         self._check_together()
 
     def _check_numbers(self) -> None:
-        for name, low, high, accepted in _REALS:
+        for name, low, high, accepted in REALS:
             value = getattr(self, name)
             if not _is_real(value) or not low <= value <= high:
                 self._refuse(name, accepted)
             force_setattr(self, name, float(value))
-        for name, low, high, may_be_none, accepted in _WHOLES:
+        for name, low, high, may_be_none, accepted in WHOLES:
             value = getattr(self, name)
             if value is None and may_be_none:
                 continue
@@ -189,7 +189,7 @@ class SamplingParams(
                 )
 
 
-_REALS = (
+REALS = (
     ("temperature", 0.0, math.inf, "0 for greedy, or a positive number"),
     ("top_p", math.ulp(0.0), 1.0, "above 0, up to 1"),
     ("min_p", 0.0, 1.0, "0 to 1"),
@@ -197,7 +197,8 @@ _REALS = (
     ("presence_penalty", -2.0, 2.0, "-2 to 2"),
     ("frequency_penalty", -2.0, 2.0, "-2 to 2"),
 )
-_WHOLES = (
+"""Name, least, most, what is accepted in words. The server's schemas come from here too."""
+WHOLES = (
     ("n", 1, MAX_N, False, f"a whole number from 1 to {MAX_N}"),
     ("top_k", -1, INT64 - 1, False, "a whole number from 1 up; 0 or -1 for all"),
     ("seed", -INT64, INT64 - 1, True, "a whole number of 64 bits, or None"),
@@ -206,7 +207,8 @@ _WHOLES = (
     ("logprobs", -1, INT64 - 1, True, "a whole number from 0 up, -1 for all, or None"),
     ("prompt_logprobs", -1, INT64 - 1, True, "a whole number from 0 up, -1 for all, or None"),
 )
-_MAY_BE_NONE = {name for name, *_, may_be_none, _ in _WHOLES if may_be_none}
+"""Name, least, most, whether None is one, what is accepted in words."""
+_MAY_BE_NONE = {name for name, *_, may_be_none, _ in WHOLES if may_be_none}
 _MAY_BE_NONE |= {"logit_bias", "allowed_token_ids"}
 
 

@@ -1,0 +1,236 @@
+"""The JSON bodies of requests. Decoding and the OpenAPI schemas both come from these structs.
+
+Null means absent. The description of a field says what is accepted: in the schema and in errors.
+What SamplingParams knows is taken from there, bounds and words.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Annotated, Any, Literal
+
+import msgspec
+from msgspec import Meta
+
+from trueline.engine.params import INT64, MAX_BIAS, REALS, WHOLES, SamplingParams
+
+TOKEN_ID = "TokenId"
+"""The title by which the OpenAPI document finds token ids, to bound them by the vocabulary."""
+TokenId = Annotated[int, Meta(ge=0, extra_json_schema={"title": TOKEN_ID})]
+_PART = {
+    "type": "object",
+    "properties": {"type": {"const": "text"}, "text": {"type": "string"}},
+    "required": ["type", "text"],
+}
+_CONTENT = [
+    {"type": "string"},
+    {"type": "array", "items": {"anyOf": [{"type": "string"}, _PART]}},
+]
+# Templates read what they like of a message, so its other fields are free.
+_MESSAGE = {
+    "anyOf": [
+        {
+            "properties": {
+                "role": {"type": "string", "minLength": 1},
+                "content": {"anyOf": _CONTENT},
+            },
+            "required": ["role", "content"],
+        },
+        {
+            "properties": {
+                "role": {"const": "assistant"},
+                "content": {"anyOf": [*_CONTENT, {"type": "null"}]},
+            },
+            "required": ["role"],
+        },
+    ]
+}
+NonEmpty = Annotated[str, Meta(min_length=1)]
+Flag = Annotated[bool | None, Meta(description="true or false")]
+Text = Annotated[str | None, Meta(description="a text")]
+Name = Annotated[NonEmpty | None, Meta(description="a text that is not empty")]
+Messages = Annotated[
+    list[Annotated[dict[str, Any], Meta(extra_json_schema=_MESSAGE)]],
+    Meta(
+        min_length=1,
+        description='a list of at least one message, as {"role": "user", "content": "hello"}',
+    ),
+]
+Int64 = Annotated[int, Meta(ge=-INT64, le=INT64 - 1)]
+
+
+def _real(low: float, high: float, accepted: str) -> Any:
+    bounds: dict[str, float] = {"gt": 0} if low == math.ulp(0.0) else {"ge": low}
+    if math.isfinite(high):
+        bounds["le"] = high
+    number = Annotated[float, Meta(**bounds)]
+    return Annotated[number | None, Meta(description=accepted)]
+
+
+def _whole(low: int, high: int, accepted: str) -> Any:
+    number = Annotated[int, Meta(ge=low, le=high)]
+    words = accepted.replace("None", "null")
+    return Annotated[number | None, Meta(description=words)]
+
+
+_REALS = {name: _real(low, high, words) for name, low, high, words in REALS}
+_WHOLES = {name: _whole(low, high, words) for name, low, high, _, words in WHOLES}
+_OTHERS: dict[str, Any] = {
+    "stop": Annotated[
+        NonEmpty | list[NonEmpty] | None,
+        Meta(description="a text or a list of texts that are not empty"),
+    ],
+    "stop_token_ids": Annotated[list[TokenId] | None, Meta(description="a list of token ids")],
+    "allowed_token_ids": Annotated[
+        Annotated[list[TokenId], Meta(min_length=1)] | None,
+        Meta(description="a list of at least one token id, or null for all"),
+    ],
+    "bad_words": Annotated[
+        list[Annotated[str, Meta(pattern=r"\S")]] | None,
+        Meta(description="a list of words of more than white space"),
+    ],
+    "logit_bias": Annotated[
+        dict[Annotated[int, Meta(ge=0)], Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]] | None,
+        Meta(
+            description=f'token ids and numbers from -{MAX_BIAS:g} to {MAX_BIAS:g}, as {{"42": '
+            "-1.5}; bad_words forbids altogether",
+            extra_json_schema={"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,17})$"}},
+        ),
+    ],
+    **dict.fromkeys(("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"), Flag),
+}
+_SAMPLING = _REALS | _WHOLES | _OTHERS
+SAMPLING = tuple(field.name for field in msgspec.structs.fields(SamplingParams))
+"""Fields that go to SamplingParams as they are, but for what a body says itself."""
+
+
+class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    model: Text = None
+
+
+class Ignored(msgspec.Struct):
+    """Fields that cannot change the answer: the whole list."""
+
+    user: Any = None
+    metadata: Any = None
+    store: Any = None
+    service_tier: Any = None
+    safety_identifier: Any = None
+    prompt_cache_key: Any = None
+    prompt_cache_retention: Any = None
+
+
+class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    include_usage: bool | None = None
+    continuous_usage_stats: bool | None = None
+
+
+class Generating(msgspec.Struct):
+    """What both kinds of generation take besides SamplingParams."""
+
+    stream: Flag = None
+    stream_options: Annotated[
+        StreamOptions | None,
+        Meta(description='an object as {"include_usage": true}, where stream is true'),
+    ] = None
+    return_token_ids: Flag = None
+    priority: Annotated[
+        Int64 | None, Meta(description="a whole number of 64 bits; lower ones go first")
+    ] = None
+    cache_salt: Name = None
+
+
+class CompletionFields(Body, frozen=True, kw_only=True):
+    prompt: Annotated[
+        str | list[str | TokenId | list[TokenId]],
+        Meta(description="a text, a list of token ids, or a list of either, none of them empty"),
+    ]
+    echo: Flag = None
+    max_tokens: Annotated[
+        Annotated[int, Meta(ge=0, le=INT64 - 1)] | None,
+        Meta(description="a whole number; 0 for scores of the prompt alone"),
+    ] = None
+    best_of: Annotated[int | None, Meta(description="what n is, or null")] = None
+    suffix: Annotated[None, Meta(description="null")] = None
+
+
+class TextFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["text"]
+
+
+class Templating(Body, frozen=True, kw_only=True):
+    """How messages become a prompt."""
+
+    messages: Messages
+    chat_template: Name = None
+    chat_template_kwargs: Annotated[
+        dict[str, Any] | None, Meta(description="an object: the template's own arguments")
+    ] = None
+    add_generation_prompt: Flag = None
+    continue_final_message: Flag = None
+    tools: Annotated[
+        Annotated[list[Any], Meta(max_length=0)] | None,
+        Meta(description="null or an empty list"),
+    ] = None
+
+
+class ChatFields(Templating, frozen=True, kw_only=True):
+    logprobs: Flag = None
+    tool_choice: Annotated[
+        Literal["none", "auto"] | None, Meta(description='null, "none" or "auto"')
+    ] = None
+    response_format: Annotated[TextFormat | None, Meta(description='null or {"type": "text"}')] = (
+        None
+    )
+
+
+def _generating(name: str, own: type[Body], more: dict[str, Any]) -> Any:
+    """The fields of `own`, and all that generation takes."""
+    shared = {
+        field.name: field.type
+        for part in (Generating, Ignored)
+        for field in msgspec.structs.fields(part)
+    }
+    fields = shared | more | {field: _SAMPLING[field] for field in SAMPLING}
+    return msgspec.defstruct(
+        name,
+        [
+            (field, kind, None)
+            for field, kind in fields.items()
+            if field not in own.__struct_fields__
+        ],
+        bases=(own,),
+        frozen=True,
+        kw_only=True,
+    )
+
+
+CompletionBody = _generating("CompletionBody", CompletionFields, {})
+ChatBody = _generating(
+    "ChatBody",
+    ChatFields,
+    {"top_logprobs": _WHOLES["logprobs"], "max_completion_tokens": _WHOLES["max_tokens"]},
+)
+
+
+class TokenizePromptBody(Body, frozen=True, kw_only=True):
+    prompt: Annotated[str, Meta(description="a text")]
+    add_special_tokens: Flag = None
+    return_token_strs: Flag = None
+
+
+class TokenizeChatBody(Templating, frozen=True, kw_only=True):
+    add_special_tokens: Flag = None
+    return_token_strs: Flag = None
+
+
+class DetokenizeBody(Body, frozen=True, kw_only=True):
+    tokens: Annotated[list[TokenId], Meta(description="a list of token ids")]
+
+
+NOT_YET = ("tools", "tool_choice", "response_format", "suffix")
+"""Accepted only where they ask for nothing."""
+UNKNOWN_YET = (
+    *("functions", "function_call", "parallel_tool_calls", "reasoning_effort"),
+    *("include_reasoning", "structured_outputs", "guided_json"),
+)

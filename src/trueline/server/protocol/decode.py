@@ -1,0 +1,108 @@
+"""Bodies to structs, and errors that name the field."""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from typing import Any
+
+import msgspec
+
+from trueline.errors import did_you_mean
+from trueline.server.protocol.bodies import NOT_YET, UNKNOWN_YET
+from trueline.server.protocol.errors import ApiError, bad_request
+
+_WHERE = re.compile(r"(.*?)(?: - at (?:`key` in )?`\$?([^`]*)`)?", re.DOTALL)
+_FIELD = re.compile(r"Object (?:missing required|contains unknown) field `(.*)`", re.DOTALL)
+_TYPES = re.compile(r"Expected `(.*)`, got `(.*)`")
+_WORDS = {
+    "int": "a whole number",
+    "float": "a number",
+    "str": "a text",
+    "bool": "true or false",
+    "array": "a list",
+    "object": "an object",
+    "null": "null",
+}
+
+
+@cache
+def _decoder(body: type) -> msgspec.json.Decoder[Any]:
+    return msgspec.json.Decoder(body)
+
+
+def decode(body: type, data: bytes) -> Any:
+    try:
+        return _decoder(body).decode(data)
+    except msgspec.ValidationError as error:
+        raise _explained(str(error), body) from None
+    except RecursionError:
+        raise bad_request("the body is nested too deep") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _not_json(str(error), data) from None
+
+
+def _not_json(message: str, data: bytes) -> ApiError:
+    try:
+        json.loads(data.decode())
+    except UnicodeDecodeError as error:
+        return bad_request(f"the body is not UTF-8: byte {error.start} begins no character")
+    except json.JSONDecodeError as error:
+        return bad_request(
+            f"the body is not JSON: {error.msg} at line {error.lineno}, column {error.colno}"
+        )
+    except RecursionError:
+        return bad_request("the body is nested too deep")
+    # what Python takes and msgspec does not
+    if "byte" in message:
+        return bad_request(f"the body is not JSON: {message}")
+    return bad_request("the body has half of a surrogate pair; accepted: whole Unicode characters")
+
+
+@cache
+def _accepted(body: type) -> dict[str, str]:
+    """What each field takes, in words."""
+    _, parts = msgspec.json.schema_components([body])
+    fields: dict[str, dict[str, Any]] = parts[body.__name__]["properties"]
+    return {name: field["description"] for name, field in fields.items() if "description" in field}
+
+
+def _explained(message: str, body: type) -> ApiError:
+    """msgspec's words made ours."""
+    found = _WHERE.fullmatch(message)
+    assert found is not None
+    what, path = found[1], (found[2] or "").replace("[...]", "").removeprefix(".")
+    field = _FIELD.fullmatch(what)
+    if field:
+        param = f"{path}.{field[1]}" if path else field[1]
+    else:
+        param = path
+    head = re.split(r"[.\[]", param)[0]
+    accepted = _accepted(body).get(head)
+    if head in NOT_YET and head in body.__struct_fields__:  # type: ignore[attr-defined]
+        return bad_request(f"{head} is not offered yet; accepted: {accepted}", head)
+    if field and "unknown" in what:
+        return _unknown(param, path, body)
+    if field:
+        return bad_request(
+            f"{param} is missing" + (f"; accepted: {accepted}" * bool(accepted)), param
+        )
+    types = _TYPES.fullmatch(what)
+    given = f"found {_in_words(types[2])}; " if types else ""
+    if not param:
+        return bad_request(f"the body: {given}accepted: a JSON object")
+    if head != param or accepted is None:  # inside of it: msgspec knows better
+        accepted = _in_words(types[1]) if types else what.replace("`", "")
+    return bad_request(f"{param}: {given}accepted: {accepted}", param)
+
+
+def _unknown(param: str, path: str, body: type) -> ApiError:
+    if param in UNKNOWN_YET:
+        return bad_request(f"{param} is not offered yet; leave it out", param)
+    known: tuple[str, ...] = () if path else body.__struct_fields__  # type: ignore[attr-defined]
+    return bad_request(f"{param} is not known{did_you_mean(param, known)}", param, "unknown_field")
+
+
+def _in_words(types: str) -> str:
+    return " or ".join(_WORDS.get(name, name) for name in types.split(" | "))

@@ -1,0 +1,65 @@
+"""What a client hears when something is wrong: OpenAI's shape, and the status it comes with."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+import msgspec
+
+from trueline.errors import TruelineError
+
+_TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+
+
+class ErrorDetail(msgspec.Struct, frozen=True):
+    message: str
+    type: str
+    param: str | None
+    """The field that is wrong, as messages[0].content."""
+    code: str | None
+
+
+class ErrorResponse(msgspec.Struct, frozen=True):
+    error: ErrorDetail
+
+
+class ApiError(TruelineError):
+    """`retry_after` seconds go into the header of that name."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status, self.message, self.param, self.code = status, message, param, code
+        self.type = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
+        self.retry_after = retry_after
+
+    def body(self) -> bytes:
+        detail = ErrorDetail(self.message, self.type, self.param, self.code)
+        return msgspec.json.encode(ErrorResponse(detail))
+
+    def frame(self) -> bytes:
+        """For a stream that has begun: its status can no longer tell."""
+        return b"data: " + self.body() + b"\n\n"
+
+
+def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:
+    return ApiError(400, message, param=param, code=code)
+
+
+_FIRST_NAME = re.compile(r"([a-z_]+)((?:\[\d+\]|\.\w+)*)(?: = |: | is | has )")
+
+
+def from_usage(error: TruelineError, fields: Collection[str]) -> ApiError:
+    """Our own errors begin with the name of what is wrong: it is the param where it is one of the
+    request's fields."""
+    found = _FIRST_NAME.match(str(error))
+    param = found[1] + found[2] if found and found[1] in fields else None
+    return bad_request(str(error), param)

@@ -1,0 +1,126 @@
+"""Logprobs as OpenAI's two formats and vLLM's prompt_logprobs have them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from trueline.outputs import Logprob, Logprobs
+from trueline.server.protocol.responses import (
+    ChatLogprobs,
+    CompletionLogprobs,
+    TokenLogprob,
+    TopLogprob,
+)
+from trueline.text.detokenize import Detokenizer
+from trueline.text.tokenizer import Tokenizer
+
+LEAST = -9999.0
+"""JSON has no -inf."""
+
+
+def _finite(value: float) -> float:
+    return max(LEAST, value)  # in this order, also for NaN
+
+
+def _name(tokenizer: Tokenizer, token: int, prefix: str) -> tuple[str, bytes]:
+    """A token's text and bytes; bytes that are no character by themselves are spelled out, so
+    that different tokens look different."""
+    spelled = tokenizer.token_bytes(token)
+    try:
+        return spelled.decode(), spelled
+    except UnicodeDecodeError:
+        return prefix + "".join(f"\\x{byte:02x}" for byte in spelled), spelled
+
+
+def chat_logprobs(
+    tokenizer: Tokenizer, ids: Iterable[int], logprobs: Logprobs, count: int
+) -> ChatLogprobs:
+    content = []
+    for token, entry in zip(ids, logprobs, strict=True):
+        assert entry is not None
+        text, spelled = _name(tokenizer, token, "")
+        top = [
+            TopLogprob(name, _finite(found.logprob), list(raw))
+            for (name, raw), found in (
+                (_name(tokenizer, other, ""), found) for other, found in list(entry.items())[:count]
+            )
+        ]
+        content.append(TokenLogprob(text, _finite(entry[token].logprob), list(spelled), top))
+    return ChatLogprobs(content)
+
+
+class CompletionScores:
+    """The older format, for one choice's tokens as they come. An offset is how much text the
+    tokens before have made certain."""
+
+    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, count: int) -> None:
+        self._tokenizer, self._count = tokenizer, count
+        self._text = Detokenizer(tokenizer, skip_special_tokens)
+        self._place = 0
+
+    def prompt(self, ids: Sequence[int], logprobs: Logprobs, text: str) -> CompletionLogprobs:
+        """An echoed prompt. Special tokens have a place in it where its text spells them: the
+        ones that the tokenizer puts around a text are not in it."""
+        found = CompletionLogprobs([], [], [], [])
+        spelled = Detokenizer(self._tokenizer, skip_special_tokens=False)
+        for token, entry in zip(ids, logprobs, strict=True):
+            self._add(found, token, entry)
+            piece = spelled.push([token])
+            if token not in self._tokenizer.special_ids or text.startswith(piece, self._place):
+                self._place += len(piece)
+        self._place = len(text)
+        return found
+
+    def answer(self, ids: Iterable[int], logprobs: Logprobs) -> CompletionLogprobs:
+        found = CompletionLogprobs([], [], [], [])
+        for token, entry in zip(ids, logprobs, strict=True):
+            self._add(found, token, entry)
+            self._place += len(self._text.push([token]))
+        return found
+
+    def _add(self, found: CompletionLogprobs, token: int, entry: dict[int, Logprob] | None) -> None:
+        found.tokens.append(self._text_of(token))
+        found.text_offset.append(self._place)
+        if entry is None:
+            found.token_logprobs.append(None)
+            found.top_logprobs.append(None)
+            return
+        own = _finite(entry[token].logprob)
+        top: dict[str, float] = {}
+        for other, score in list(entry.items())[: self._count]:
+            # of two tokens that look the same, the likelier one
+            top.setdefault(self._text_of(other), _finite(score.logprob))
+        found.token_logprobs.append(own)
+        found.top_logprobs.append(top | {self._text_of(token): own})
+
+    def _text_of(self, token: int) -> str:
+        return _name(self._tokenizer, token, "bytes:")[0]
+
+
+def joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:
+    return CompletionLogprobs(
+        first.tokens + second.tokens,
+        first.token_logprobs + second.token_logprobs,
+        first.top_logprobs + second.top_logprobs,
+        first.text_offset + second.text_offset,
+    )
+
+
+def prompt_logprobs(ids: Sequence[int], logprobs: Logprobs, count: int) -> Logprobs:
+    """The likeliest `count` at each position, and the prompt's own token. The engine may have
+    been asked for more."""
+    return [
+        None if entry is None else _cut(token, entry, count)
+        for token, entry in zip(ids, logprobs, strict=True)
+    ]
+
+
+def _cut(token: int, entry: dict[int, Logprob], count: int) -> dict[int, Logprob]:
+    kept = dict(list(entry.items())[:count])
+    kept.setdefault(token, entry[token])
+    return {
+        name: found
+        if found.logprob >= LEAST
+        else Logprob(_finite(found.logprob), found.rank, found.decoded_token)
+        for name, found in kept.items()
+    }

@@ -1,0 +1,124 @@
+"""The prompts of a request as token ids, and what /tokenize and /detokenize say."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from trueline.answers import read_prompt
+from trueline.errors import UsageError
+from trueline.server.protocol.errors import ApiError, bad_request, from_usage
+from trueline.server.protocol.limits import Limits
+from trueline.server.protocol.requests import (
+    ChatRequest,
+    CompletionRequest,
+    Conversation,
+    DetokenizeRequest,
+    TokenizeRequest,
+)
+from trueline.server.protocol.responses import Detokenized, Tokenized
+from trueline.text.chat import render_chat
+from trueline.text.tokenizer import Tokenizer
+
+_HERE = "\u2063the-answer-goes-on-here\u2063"
+"""Put at the end of a message to see where its template leaves it; invisible separators make it
+unlike any message."""
+
+
+def completion_prompts(
+    request: CompletionRequest, tokenizer: Tokenizer, limits: Limits
+) -> list[tuple[str | None, list[int]]]:
+    """For each prompt its text, where that is what was given, and its tokens."""
+    found = []
+    for i, prompt in enumerate(request.prompts):
+        name = "prompt" if len(request.prompts) == 1 else f"prompt[{i}]"
+        given = prompt if isinstance(prompt, str) else {"prompt_token_ids": prompt}
+        try:
+            text, ids = read_prompt(given, tokenizer, limits.vocab_size)
+        except UsageError as error:
+            raise bad_request(f"{name}: {error}", name) from None
+        limits.check_length(name, len(ids))
+        found.append((text, ids))
+    return found
+
+
+def chat_prompt(
+    request: ChatRequest, tokenizer: Tokenizer, limits: Limits
+) -> tuple[str, list[int]]:
+    """The text that the template makes of the messages, and its tokens."""
+    text = _render(request.conversation, tokenizer)
+    # the template writes its own special tokens
+    ids = _encode("messages", text, tokenizer, add_special_tokens=False)
+    if not ids:
+        raise bad_request("messages: the template makes an empty prompt of them", "messages")
+    limits.check_length("messages", len(ids))
+    return text, ids
+
+
+def tokenize(request: TokenizeRequest, tokenizer: Tokenizer, limits: Limits) -> bytes:
+    is_chat = isinstance(request.text, Conversation)
+    text = request.text if isinstance(request.text, str) else _render(request.text, tokenizer)
+    name = "messages" if is_chat else "prompt"
+    ids = _encode(name, text, tokenizer, request.add_special_tokens)
+    names = [tokenizer.token_text(token) for token in ids] if request.return_token_strs else None
+    return msgspec.json.encode(Tokenized(len(ids), limits.max_model_len, ids, names))
+
+
+def detokenize(request: DetokenizeRequest, tokenizer: Tokenizer) -> bytes:
+    return msgspec.json.encode(Detokenized(tokenizer.decode(request.tokens, False)))
+
+
+def _encode(name: str, text: str, tokenizer: Tokenizer, add_special_tokens: bool) -> list[int]:
+    try:
+        return tokenizer.encode(text, add_special_tokens)
+    except UsageError as error:
+        raise bad_request(f"{name}: {error}", name) from None
+
+
+def _render(asked: Conversation, tokenizer: Tokenizer) -> str:
+    messages = asked.messages
+    if asked.continue_final_message:
+        messages = [*messages[:-1], _marked(len(messages) - 1, messages[-1])]
+    source: Tokenizer | str = tokenizer
+    arguments = asked.chat_template_kwargs
+    if asked.chat_template is not None:
+        source, arguments = asked.chat_template, {**tokenizer.special_tokens, **arguments}
+    try:
+        text = render_chat(
+            source, messages, add_generation_prompt=asked.add_generation_prompt, **arguments
+        )
+    except UsageError as error:
+        raise _about_messages(error) from None
+    except RecursionError:
+        raise bad_request("messages: nested too deep", "messages") from None
+    if not asked.continue_final_message:
+        return text
+    before, found, _ = text.rpartition(_HERE)
+    if not found:
+        raise bad_request(
+            "continue_final_message: the chat template does not show the last message",
+            "continue_final_message",
+        )
+    return before
+
+
+def _about_messages(error: UsageError) -> ApiError:
+    found = from_usage(error, ("messages", "chat_template_kwargs"))
+    return bad_request(found.message, found.param or "messages")
+
+
+def _marked(place: int, message: dict[str, Any]) -> dict[str, Any]:
+    content = message.get("content")
+    if isinstance(content, list) and content:
+        # the parts of one message are joined anyway
+        last = content[-1]
+        text = last.get("text") if isinstance(last, dict) else last
+        if isinstance(text, str):
+            marked = {"type": "text", "text": text + _HERE}
+            return {**message, "content": [*content[:-1], marked]}
+    elif isinstance(content, str):
+        return {**message, "content": content + _HERE}
+    raise bad_request(
+        f"messages[{place}].content: accepted: a text to go on from", f"messages[{place}].content"
+    )

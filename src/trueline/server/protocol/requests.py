@@ -1,0 +1,268 @@
+"""Requests that have been read: checked, with every default filled in."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from trueline.engine.params import SamplingParams
+from trueline.errors import UsageError
+from trueline.server.protocol.bodies import (
+    SAMPLING,
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    TokenizeChatBody,
+    TokenizePromptBody,
+)
+from trueline.server.protocol.decode import decode
+from trueline.server.protocol.errors import bad_request, from_usage
+from trueline.server.protocol.limits import Limits
+
+_OURS = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template")
+"""Names that chat_template_kwargs cannot have: the request itself says them."""
+
+
+class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    params: SamplingParams
+    """For the engine. It may ask for more than the client: see `logprobs`."""
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    """Usage in every chunk of a stream."""
+    logprobs: int | None
+    """How many of the likeliest tokens to show with each one; None: no logprobs."""
+    prompt_logprobs: int | None
+    return_token_ids: bool
+    priority: int
+    cache_salt: str | None
+
+
+class CompletionRequest(GenerateRequest, frozen=True, kw_only=True):
+    """`max_tokens` = 0 asks for nothing but the prompt, as scoring with `echo` and `logprobs`
+    does. The engine cannot end before a token: it is asked for one, which is not shown."""
+
+    prompts: tuple[str | tuple[int, ...], ...]
+    echo: bool
+    generates: bool
+    """False where max_tokens is 0."""
+
+
+class Conversation(msgspec.Struct, frozen=True, kw_only=True):
+    messages: list[dict[str, Any]]
+    chat_template: str | None
+    """In place of the model's own."""
+    chat_template_kwargs: dict[str, Any]
+    add_generation_prompt: bool
+    continue_final_message: bool
+
+
+class ChatRequest(GenerateRequest, frozen=True, kw_only=True):
+    conversation: Conversation
+
+
+class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    text: str | Conversation
+    add_special_tokens: bool
+    return_token_strs: bool
+
+
+class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
+    model: str
+    tokens: list[int]
+
+
+def read_completion(body: bytes, limits: Limits) -> CompletionRequest:
+    fields = decode(CompletionBody, body)
+    model = limits.model(fields.model)
+    prompts = _prompts(fields.prompt, limits)
+    echo, generates = bool(fields.echo), fields.max_tokens != 0
+    logprobs = limits.logprobs("logprobs", fields.logprobs)
+    prompt_logprobs = limits.logprobs("prompt_logprobs", fields.prompt_logprobs)
+    scored = [count for count in (prompt_logprobs, logprobs if echo else None) if count is not None]
+    changes: dict[str, Any] = {
+        "logprobs": logprobs,
+        "prompt_logprobs": max(scored, default=None),
+    }
+    if not generates:
+        if fields.min_tokens:
+            raise bad_request(
+                f"min_tokens = {fields.min_tokens}: accepted: at most max_tokens, which is 0",
+                "min_tokens",
+            )
+        changes["max_tokens"] = 1
+    params = _params(fields, limits, changes)
+    if fields.best_of is not None and fields.best_of != params.n:
+        raise bad_request(
+            f"best_of = {fields.best_of}: accepted: n, which is {params.n}; for a choice among "
+            "more, draw n and rank them by their logprobs",
+            "best_of",
+        )
+    _check_sequences(len(prompts), params.n, limits)
+    return CompletionRequest(
+        model=model,
+        params=params,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        prompts=prompts,
+        echo=echo,
+        generates=generates,
+        **_generating(fields),
+    )
+
+
+def read_chat(body: bytes, limits: Limits) -> ChatRequest:
+    fields = decode(ChatBody, body)
+    model = limits.model(fields.model)
+    if fields.top_logprobs is not None and not fields.logprobs:
+        raise bad_request("top_logprobs: accepted: where logprobs is true", "top_logprobs")
+    top = limits.logprobs("top_logprobs", fields.top_logprobs)
+    logprobs = (top or 0) if fields.logprobs else None
+    prompt_logprobs = limits.logprobs("prompt_logprobs", fields.prompt_logprobs)
+    max_tokens = {fields.max_tokens, fields.max_completion_tokens} - {None}
+    if len(max_tokens) > 1:
+        raise bad_request(
+            f"max_completion_tokens = {fields.max_completion_tokens}: max_tokens, its older name, "
+            f"is {fields.max_tokens}; accepted: one of them",
+            "max_completion_tokens",
+        )
+    changes = {
+        "logprobs": logprobs,
+        "prompt_logprobs": prompt_logprobs,
+        "max_tokens": max_tokens.pop() if max_tokens else None,
+    }
+    params = _params(fields, limits, changes)
+    _check_sequences(1, params.n, limits)
+    return ChatRequest(
+        model=model,
+        params=params,
+        logprobs=logprobs,
+        prompt_logprobs=prompt_logprobs,
+        conversation=_conversation(fields, limits),
+        **_generating(fields),
+    )
+
+
+def read_tokenize(body: bytes, limits: Limits) -> TokenizeRequest:
+    """A text, or messages: the two have different defaults."""
+    is_chat = "messages" in decode(dict[str, msgspec.Raw], body)
+    fields = decode(TokenizeChatBody if is_chat else TokenizePromptBody, body)
+    model = limits.model(fields.model)
+    special = fields.add_special_tokens
+    return TokenizeRequest(
+        model=model,
+        text=_conversation(fields, limits) if is_chat else fields.prompt,
+        # a template writes its own
+        add_special_tokens=not is_chat if special is None else special,
+        return_token_strs=bool(fields.return_token_strs),
+    )
+
+
+def read_detokenize(body: bytes, limits: Limits) -> DetokenizeRequest:
+    fields = decode(DetokenizeBody, body)
+    model = limits.model(fields.model)
+    _check_ids("tokens", fields.tokens, limits)
+    return DetokenizeRequest(model=model, tokens=fields.tokens)
+
+
+def _generating(fields: Any) -> dict[str, Any]:
+    options = fields.stream_options
+    if options is not None and not fields.stream:
+        raise bad_request("stream_options: accepted: where stream is true", "stream_options")
+    usage = options is not None and bool(options.include_usage)
+    return {
+        "stream": bool(fields.stream),
+        "include_usage": usage,
+        "continuous_usage": usage and bool(options.continuous_usage_stats),
+        "return_token_ids": bool(fields.return_token_ids),
+        "priority": fields.priority or 0,
+        "cache_salt": fields.cache_salt,
+    }
+
+
+def _params(fields: Any, limits: Limits, changes: dict[str, Any]) -> SamplingParams:
+    given = {name: value for name in SAMPLING if (value := getattr(fields, name)) is not None}
+    try:
+        params = SamplingParams.from_mapping(given | changes)
+        params.check_model(limits.vocab_size, limits.max_logprobs)
+    except UsageError as error:
+        raise from_usage(error, fields.__struct_fields__) from None
+    return params
+
+
+def _check_sequences(num_prompts: int, n: int, limits: Limits) -> None:
+    if num_prompts * n > limits.max_sequences:
+        raise bad_request(
+            f"{num_prompts} prompts × n = {n}: accepted: up to {limits.max_sequences} sequences in "
+            "one request",
+            "n" if n > num_prompts else "prompt",
+        )
+
+
+def _prompts(
+    prompt: str | list[str | int | list[int]], limits: Limits
+) -> tuple[str | tuple[int, ...], ...]:
+    if isinstance(prompt, str):
+        return (prompt,)
+    kinds = {type(part) for part in prompt}
+    if len(kinds) != 1:
+        raise bad_request(
+            "prompt: found an empty list; accepted: at least one token id or one prompt"
+            if not prompt
+            else "prompt: found a list of different things; accepted: texts alone, token ids "
+            "alone, or lists of token ids alone",
+            "prompt",
+        )
+    if kinds == {int}:
+        _check_ids("prompt", prompt, limits)
+        return (tuple(prompt),)  # type: ignore[arg-type]
+    if kinds == {str}:
+        return tuple(prompt)  # type: ignore[arg-type]
+    for i, ids in enumerate(prompt):
+        if not ids:
+            raise bad_request(f"prompt[{i}]: found an empty list; accepted: token ids", "prompt")
+        _check_ids(f"prompt[{i}]", ids, limits)
+    return tuple(tuple(ids) for ids in prompt)  # type: ignore[arg-type]
+
+
+def _check_ids(name: str, ids: Any, limits: Limits) -> None:
+    highest = max(ids, default=0)
+    if highest >= limits.vocab_size:
+        raise bad_request(
+            f"{name} has token {highest}: accepted: ids below {limits.vocab_size}, the size of the "
+            "vocabulary",
+            name,
+        )
+
+
+def _conversation(fields: Any, limits: Limits) -> Conversation:
+    if fields.chat_template is not None and not limits.request_templates:
+        raise bad_request(
+            "chat_template: this server renders with its own; --trust-request-chat-template lets "
+            "requests bring theirs",
+            "chat_template",
+        )
+    arguments = fields.chat_template_kwargs or {}
+    for name in _OURS:
+        if name in arguments:
+            raise bad_request(
+                f"chat_template_kwargs.{name}: accepted: as a field of the request itself",
+                f"chat_template_kwargs.{name}",
+            )
+    continues = bool(fields.continue_final_message)
+    if continues and fields.add_generation_prompt:
+        raise bad_request(
+            "continue_final_message with add_generation_prompt: accepted: one of them",
+            "continue_final_message",
+        )
+    prompted = fields.add_generation_prompt
+    return Conversation(
+        messages=fields.messages,
+        chat_template=fields.chat_template,
+        chat_template_kwargs=arguments,
+        add_generation_prompt=not continues if prompted is None else prompted,
+        continue_final_message=continues,
+    )
