@@ -92,7 +92,7 @@ def _explained(message: str, body: type) -> ApiError:
     given = f"found {_in_words(types[2])}; " if types else ""
     if not param:
         return bad_request(f"the body: {given}accepted: a JSON object")
-    if head != param or accepted is None:  # inside of it: msgspec knows better
+    if "." in param or accepted is None:  # a field within: msgspec knows better
         accepted = _in_words(types[1]) if types else what.replace("`", "")
     return bad_request(f"{param}: {given}accepted: {accepted}", param)
 

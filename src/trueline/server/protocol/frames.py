@@ -70,6 +70,9 @@ class _News(NamedTuple):
     stop_reason: int | str | None
 
 
+_NOTHING = _News("", None, UNSET, None, None)
+
+
 class _Frames:
     def __init__(
         self,
@@ -149,17 +152,15 @@ class _Frames:
         """What is new of a copy, marked as sent."""
         ids = copy.token_ids[sent.tokens :]
         logprobs = None
-        if self._request.logprobs is not None and copy.logprobs is not None:
+        if ids and self._request.logprobs is not None and copy.logprobs is not None:
             logprobs = self._logprobs(sent, ids, copy.logprobs[sent.tokens :])
         text = copy.text[sent.text :]
         sent.text += len(text)
         sent.tokens += len(ids)
         ended = copy.finish_reason if copy.finish_reason in ("stop", "length") else None
         sent.finished = copy.finished
-        return _News(
-            text, logprobs, ids if self._request.return_token_ids else UNSET, ended,
-            copy.stop_reason,
-        )  # fmt: skip
+        shown_ids = ids if self._request.return_token_ids else UNSET
+        return _News(text, logprobs, shown_ids, ended, copy.stop_reason)
 
     def _is_scored(self, output: RequestOutput) -> bool:
         """Whether the prompt's own logprobs, which a first frame may need, are all there."""
@@ -209,7 +210,7 @@ class CompletionFrames(_Frames):
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
         """ApiError where a sequence failed."""
         self._settle(outputs)
-        choices = []
+        choices: list[CompletionChoice] = []
         for output in outputs:
             for copy in output.outputs:
                 choices.append(self._choice(_Sent(len(choices)), output, copy))
@@ -250,11 +251,11 @@ class CompletionFrames(_Frames):
                         output.prompt_token_ids, output.prompt_logprobs, echoed
                     )
         news = self._take(sent, copy if request.generates else _unshown(copy))
-        logprobs = joined(scores, news.logprobs) if scores and news.logprobs else news.logprobs
+        logprobs = joined(scores, news.logprobs) if scores and news.logprobs else scores
         return CompletionChoice(
             index=sent.index,
             text=echoed + news.text,
-            logprobs=logprobs,
+            logprobs=logprobs or news.logprobs,
             finish_reason=news.finish_reason,
             stop_reason=news.stop_reason,
             token_ids=news.token_ids,
@@ -323,12 +324,13 @@ class ChatFrames(_Frames):
         if not sent.started:
             role = _chunk_choice(sent, ChatDelta(role="assistant", content=""))
             # what is said of the prompt is said once
-            fields = self._prompt_fields(output) if len(self._sent) == 1 else {}
+            is_first = not any(sent.started for sent in self._sent.values())
+            fields = self._prompt_fields(output) if is_first else {}
             yield _frame(self._chunk([role], self._chunk_usage(), **fields))
         news = self._take(sent, copy)
         if news.text or news.finish_reason or news.token_ids or news.logprobs:
             delta = ChatDelta(content=news.text) if news.text else ChatDelta()
-            choice = _chunk_choice(sent, delta, **news._asdict())
+            choice = _chunk_choice(sent, delta, news)
             yield _frame(self._chunk([choice], self._chunk_usage()))
 
     def _logprobs(self, sent: _Sent, ids: list[int], logprobs: Logprobs) -> Any:
@@ -336,21 +338,12 @@ class ChatFrames(_Frames):
         return chat_logprobs(self._tokenizer, ids, logprobs, self._request.logprobs)
 
 
-def _chunk_choice(
-    sent: _Sent,
-    delta: ChatDelta,
-    *,
-    text: str = "",
-    logprobs: Any = None,
-    token_ids: list[int] | UnsetType = UNSET,
-    finish_reason: Any = None,
-    stop_reason: int | str | None = None,
-) -> ChatChunkChoice:
+def _chunk_choice(sent: _Sent, delta: ChatDelta, news: _News = _NOTHING) -> ChatChunkChoice:
     return ChatChunkChoice(
         index=sent.index,
         delta=delta,
-        logprobs=logprobs,
-        finish_reason=finish_reason,
-        stop_reason=stop_reason,
-        token_ids=token_ids,
+        logprobs=news.logprobs,
+        finish_reason=news.finish_reason,
+        stop_reason=news.stop_reason,
+        token_ids=news.token_ids,
     )

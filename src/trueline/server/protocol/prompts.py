@@ -111,7 +111,6 @@ def _about_messages(error: UsageError) -> ApiError:
 def _marked(place: int, message: dict[str, Any]) -> dict[str, Any]:
     content = message.get("content")
     if isinstance(content, list) and content:
-        # the parts of one message are joined anyway
         last = content[-1]
         text = last.get("text") if isinstance(last, dict) else last
         if isinstance(text, str):

@@ -1,0 +1,173 @@
+"""The OpenAPI document, from the structs that read and write the bodies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+from msgspec import UNSET
+
+from trueline import __version__
+from trueline.server.protocol import bodies, responses
+from trueline.server.protocol.errors import ErrorResponse
+from trueline.server.protocol.limits import Limits
+
+_REQUESTS: tuple[Any, ...] = (
+    *(bodies.CompletionBody, bodies.ChatBody, bodies.DetokenizeBody),
+    *(bodies.TokenizePromptBody, bodies.TokenizeChatBody),
+)
+_RESPONSES: tuple[Any, ...] = (
+    *(responses.Completion, responses.ChatCompletion, responses.ChatChunk),
+    *(responses.ModelList, responses.ModelCard, responses.Tokenized, responses.Detokenized),
+    *(responses.Version, responses.Health, ErrorResponse),
+)
+_ERRORS = {
+    "400": "The request is wrong; `param` names the field.",
+    "401": "No API key, or one that is not known.",
+    "404": "No such model.",
+    "413": "The body is too large.",
+    "429": "The queue is full: come back after the seconds in Retry-After.",
+    "500": "The engine failed.",
+    "503": "Loading, draining, or the engine is gone.",
+}
+_LOGPROBS = ("logprobs", "top_logprobs", "prompt_logprobs")
+_STREAM = "A stream of server-sent events, each a chunk, after the last `data: [DONE]`."
+
+
+def openapi(limits: Limits, *, with_keys: bool = True) -> dict[str, Any]:
+    """What this server takes and gives. `with_keys`: whether it asks for an API key."""
+    _, schemas = msgspec.json.schema_components(
+        (*_REQUESTS, *_RESPONSES), ref_template="#/components/schemas/{name}"
+    )
+    for kind in _REQUESTS:
+        _bound_fields(schemas[kind.__name__]["properties"], limits)
+    _require_what_is_always_there(schemas)
+    schemas["CompletionBody"]["properties"]["prompt"]["anyOf"] = _prompt_kinds()
+    _bound_ids(schemas, limits.vocab_size)
+    document: dict[str, Any] = {
+        "openapi": "3.1.0",
+        "info": {"title": "Trueline", "version": __version__},
+        "paths": _paths(),
+        "components": {"schemas": schemas},
+    }
+    if with_keys:
+        document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
+        for path, methods in document["paths"].items():
+            if path.startswith(_WITH_KEY):
+                for operation in methods.values():
+                    operation["security"] = [{"key": []}]
+    return document
+
+
+_WITH_KEY = ("/v1/", "/tokenize", "/detokenize")
+
+
+def _ref(name: str) -> dict[str, str]:
+    return {"$ref": f"#/components/schemas/{name}"}
+
+
+def _answer(description: str, schema: dict[str, Any]) -> dict[str, Any]:
+    return {"description": description, "content": {"application/json": {"schema": schema}}}
+
+
+def _errors(*statuses: str) -> dict[str, Any]:
+    return {status: _answer(_ERRORS[status], _ref("ErrorResponse")) for status in statuses}
+
+
+def _post(summary: str, takes: list[str], gives: str, chunk: str | None = None) -> dict[str, Any]:
+    schemas = [_ref(name) for name in takes]
+    schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
+    answer = _answer("The answer.", _ref(gives))
+    if chunk is not None:
+        answer["description"] = f"The answer; where `stream` is true, chunks of it. {_STREAM}"
+        answer["content"]["text/event-stream"] = {
+            "schema": {"type": "string"},
+            "x-chunk": _ref(chunk),
+        }
+    errors = _errors(*_ERRORS)
+    errors["429"]["headers"] = {"Retry-After": {"schema": {"type": "integer"}}}
+    body = {"required": True, "content": {"application/json": {"schema": schema}}}
+    return {"summary": summary, "requestBody": body, "responses": {"200": answer, **errors}}
+
+
+def _get(summary: str, gives: str, *errors: str, **more: Any) -> dict[str, Any]:
+    found = {"200": _answer("The answer.", _ref(gives)), **_errors(*errors)}
+    return {"summary": summary, "responses": found, **more}
+
+
+def _paths() -> dict[str, Any]:
+    metrics = {"description": "Metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}}
+    unwell = _answer("Not now, and why.", _ref("Health"))
+    health = _get("Whether requests are served now", "Health")
+    health["responses"]["503"] = unwell
+    name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
+    return {
+        "/v1/completions": {
+            "post": _post("Continue prompts", ["CompletionBody"], "Completion", "Completion")
+        },
+        "/v1/chat/completions": {
+            "post": _post("Answer a conversation", ["ChatBody"], "ChatCompletion", "ChatChunk")
+        },
+        "/v1/models": {"get": _get("The models served", "ModelList", "401")},
+        "/v1/models/{model}": {
+            "get": _get("One model", "ModelCard", "401", "404", parameters=[name])
+        },
+        "/tokenize": {
+            "post": _post(
+                "Tokens of a text or of messages",
+                ["TokenizePromptBody", "TokenizeChatBody"],
+                "Tokenized",
+            )
+        },
+        "/detokenize": {"post": _post("Text of tokens", ["DetokenizeBody"], "Detokenized")},
+        "/version": {"get": _get("The version of Trueline", "Version")},
+        "/health": {"get": health},
+        "/health/ready": {"get": health},
+        "/health/live": {"get": _get("Whether the process answers at all", "Health")},
+        "/metrics": {"get": {"summary": "Prometheus metrics", "responses": {"200": metrics}}},
+    }
+
+
+def _bound_fields(fields: dict[str, Any], limits: Limits) -> None:
+    """What these limits add to the bounds of the structs."""
+    fields["model"]["anyOf"][0]["enum"] = list(limits.models)
+    for name in _LOGPROBS:
+        number = fields.get(name, {}).get("anyOf", [{}])[0]
+        if number.get("type") == "integer" and limits.max_logprobs != -1:
+            number.update(minimum=0, maximum=min(limits.max_logprobs, limits.vocab_size))
+    if "n" in fields:
+        number = fields["n"]["anyOf"][0]
+        number["maximum"] = min(number["maximum"], limits.max_sequences)
+    if "chat_template" in fields and not limits.request_templates:
+        fields["chat_template"] = {"description": "null", "type": "null"}
+
+
+def _prompt_kinds() -> list[dict[str, Any]]:
+    """msgspec has one kind of list in a union; these are the lists that are taken."""
+    text = {"type": "string"}
+    ids = {
+        "type": "array",
+        "items": {"type": "integer", "minimum": 0, "title": bodies.TOKEN_ID},
+        "minItems": 1,
+    }
+    return [text, *({"type": "array", "items": kind, "minItems": 1} for kind in (text, ids)), ids]
+
+
+def _bound_ids(schema: Any, vocab_size: int) -> None:
+    if isinstance(schema, dict):
+        if schema.get("title") == bodies.TOKEN_ID:
+            schema["maximum"] = vocab_size - 1
+        for part in schema.values():
+            _bound_ids(part, vocab_size)
+    elif isinstance(schema, list):
+        for part in schema:
+            _bound_ids(part, vocab_size)
+
+
+def _require_what_is_always_there(schemas: dict[str, Any]) -> None:
+    """To msgspec a field with a default may be missing; in an answer only UNSET is."""
+    for kind in vars(responses).values():
+        if isinstance(kind, type) and kind.__name__ in schemas:
+            schemas[kind.__name__]["required"] = [
+                field.name for field in msgspec.structs.fields(kind) if field.default is not UNSET
+            ]
