@@ -213,6 +213,12 @@ ChatBody = _generating(
 )
 
 
+class TokenizeBody(msgspec.Struct):
+    """To see which of the two kinds it is."""
+
+    messages: Any = msgspec.UNSET
+
+
 class TokenizePromptBody(Body, frozen=True, kw_only=True):
     prompt: Annotated[str, Meta(description="a text")]
     add_special_tokens: Flag = None

@@ -13,6 +13,7 @@ from trueline.server.protocol.bodies import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
+    TokenizeBody,
     TokenizeChatBody,
     TokenizePromptBody,
 )
@@ -148,7 +149,7 @@ def read_chat(body: bytes, limits: Limits) -> ChatRequest:
 
 def read_tokenize(body: bytes, limits: Limits) -> TokenizeRequest:
     """A text, or messages: the two have different defaults."""
-    is_chat = "messages" in decode(dict[str, msgspec.Raw], body)
+    is_chat = decode(TokenizeBody, body).messages is not msgspec.UNSET
     fields = decode(TokenizeChatBody if is_chat else TokenizePromptBody, body)
     model = limits.model(fields.model)
     special = fields.add_special_tokens
