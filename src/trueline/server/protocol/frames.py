@@ -165,7 +165,7 @@ class _Frames:
     def _is_scored(self, output: RequestOutput) -> bool:
         """Whether the prompt's own logprobs, which a first frame may need, are all there."""
         found = output.prompt_logprobs
-        return found is None or len(found) == len(output.prompt_token_ids) or output.finished
+        return found is None or len(found) == len(output.prompt_token_ids)
 
     def _prompt_fields(self, output: RequestOutput) -> dict[str, Any]:
         request, found = self._request, output.prompt_logprobs
