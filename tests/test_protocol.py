@@ -302,6 +302,14 @@ def test_all_logprobs_where_there_is_no_limit() -> None:
     assert refused(completion, free, logprobs=301).param == "logprobs"
 
 
+def test_whole_numbers_may_have_a_point() -> None:
+    told = completion(n=2.0, prompt=[[5.0, 6]], logit_bias={"7": 3}, temperature=1.0)
+    assert told == completion(n=2, prompt=[[5, 6]], logit_bias={"7": 3})
+    request = chat(n=2.0, chat_template_kwargs={"x": 1.0})
+    assert type(request.conversation.chat_template_kwargs["x"]) is float
+    assert refused(completion, n=2.5, logprobs=2.0).param == "n"
+
+
 def test_models() -> None:
     error = refused(completion, model="tinny")
     assert (error.status, error.param, error.code) == (404, "model", "model_not_found")
@@ -410,8 +418,40 @@ def test_error_types() -> None:
 
 POOL: list[Any] = [
     *(True, False, 0, 1, -1, -2, 2, 16, 20, 21, 40, 41, 299, 300, 2**63 - 1, 2**63, -(2**63)),
-    *(-(2**63) - 1, 0.5, -0.5, 2.5, 1e300, "", "a", " ", "none", "tiny", "null", [], [""]),
-    *(["a"], ["a", 1], [1], [300], [-1], [[1]], [[]], [[300]], [[1], "a"], [None], {}, {"1": 1}),
+    *(
+        -(2**63) - 1,
+        0.0,
+        2.0,
+        300.0,
+        1e30,
+        0.5,
+        -0.5,
+        2.5,
+        1e300,
+        "",
+        "a",
+        " ",
+        "none",
+        "tiny",
+        "null",
+        [],
+        [""],
+    ),
+    *(
+        ["a"],
+        ["a", 1],
+        [1],
+        [2.0],
+        [300],
+        [-1],
+        [[1]],
+        [[]],
+        [[300]],
+        [[1], "a"],
+        [None],
+        {},
+        {"1": 1},
+    ),
     *({"01": 1}, {"a": 1}, {"1": 101}, {"type": "text"}, {"type": "json_object"}),
     *({"include_usage": True}, {"include_usage": None}, {"include_usage": 1}, [" "]),
     *(MESSAGES, [{"role": "user"}], [{"role": "assistant"}], [{"role": ""}]),
@@ -422,8 +462,7 @@ TOGETHER = {"stream_options", "top_logprobs", "best_of", "min_tokens"}
 
 @pytest.mark.parametrize("kind", ["CompletionBody", "ChatBody"])
 def test_the_schema_takes_what_is_read(kind: str) -> None:
-    """And nothing else: every field with every value of a pool. (A schema's integers include 2.0;
-    ours do not, and no client writes them.)"""
+    """And nothing else: every field with every value of a pool."""
     document = openapi(LIMITS)
     schema = {"$ref": f"#/components/schemas/{kind}", "components": document["components"]}
     validator = jsonschema_rs.Draft202012Validator(schema)

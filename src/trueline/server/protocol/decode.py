@@ -26,6 +26,9 @@ _WORDS = {
     "null": "null",
 }
 
+_FREE = ("messages", "chat_template_kwargs")
+"""What goes to a template as it is."""
+
 
 @cache
 def _decoder(body: type) -> msgspec.json.Decoder[Any]:
@@ -34,13 +37,35 @@ def _decoder(body: type) -> msgspec.json.Decoder[Any]:
 
 def decode(body: type, data: bytes) -> Any:
     try:
-        return _decoder(body).decode(data)
+        try:
+            return _decoder(body).decode(data)
+        except msgspec.ValidationError as error:
+            if "got `float`" not in str(error):
+                raise
+        # JSON knows one kind of number: 16.0 is a whole one, and some clients write it so
+        found = {
+            name: value if name in _FREE else _with_wholes(value)
+            for name, value in msgspec.json.decode(data, type=dict[str, Any]).items()
+        }
+        return msgspec.convert(found, body, str_keys=True)
     except msgspec.ValidationError as error:
         raise _explained(str(error), body) from None
     except RecursionError:
         raise bad_request("the body is nested too deep") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _not_json(str(error), data) from None
+
+
+def _with_wholes(value: Any) -> Any:
+    match value:
+        case float() if value.is_integer():
+            return int(value)
+        case list():
+            return [_with_wholes(part) for part in value]
+        case dict():
+            return {name: _with_wholes(part) for name, part in value.items()}
+        case _:
+            return value
 
 
 def _not_json(message: str, data: bytes) -> ApiError:

@@ -105,7 +105,7 @@ class _Frames:
         for prompt, output in enumerate(outputs):
             if self._is_scored(output):
                 for copy in output.outputs:
-                    yield from self._copy_delta(prompt, output, copy)
+                    yield from self._copy_delta(prompt, output, self._shown(copy))
         if error is not None and not self._failed:
             self._failed = True
             yield error.frame()
@@ -182,11 +182,12 @@ class _Frames:
         outputs = self._outputs
         prompt = sum(len(output.prompt_token_ids) for output in outputs)
         cached = sum(output.num_cached_tokens for output in outputs)
-        new = sum(self._num_shown(copy) for output in outputs for copy in output.outputs)
+        copies = (self._shown(copy) for output in outputs for copy in output.outputs)
+        new = sum(len(copy.token_ids) for copy in copies)
         return Usage(prompt, new, prompt + new, PromptTokensDetails(cached))
 
-    def _num_shown(self, copy: CompletionOutput) -> int:
-        return len(copy.token_ids)
+    def _shown(self, copy: CompletionOutput) -> CompletionOutput:
+        return copy
 
     def _chunk_usage(self) -> Usage | UnsetType | None:
         if self._request.continuous_usage:
@@ -213,7 +214,7 @@ class CompletionFrames(_Frames):
         choices: list[CompletionChoice] = []
         for output in outputs:
             for copy in output.outputs:
-                choices.append(self._choice(_Sent(len(choices)), output, copy))
+                choices.append(self._choice(_Sent(len(choices)), output, self._shown(copy)))
         return _encode(self._chunk(choices, self._usage()))
 
     def _chunk(self, choices: list[Any], usage: Any, **more: Any) -> Completion:
@@ -250,7 +251,7 @@ class CompletionFrames(_Frames):
                     scores = sent.scores.prompt(
                         output.prompt_token_ids, output.prompt_logprobs, echoed
                     )
-        news = self._take(sent, copy if request.generates else _unshown(copy))
+        news = self._take(sent, copy)
         logprobs = joined(scores, news.logprobs) if scores and news.logprobs else scores
         return CompletionChoice(
             index=sent.index,
@@ -272,18 +273,12 @@ class CompletionFrames(_Frames):
         skip = self._request.params.skip_special_tokens
         return self._tokenizer.decode(output.prompt_token_ids, skip)
 
-    def _num_shown(self, copy: CompletionOutput) -> int:
-        return len(copy.token_ids) if self._request.generates else 0
-
-
-def _unshown(copy: CompletionOutput) -> CompletionOutput:
-    """A copy that was asked for no tokens: see CompletionRequest."""
-    logprobs: Logprobs = []
-    return CompletionOutput(
-        copy.index,
-        logprobs=None if copy.logprobs is None else logprobs,
-        finish_reason="length" if copy.finish_reason == "stop" else copy.finish_reason,
-    )
+    def _shown(self, copy: CompletionOutput) -> CompletionOutput:
+        if self._request.generates:
+            return copy
+        # the token was not asked for: see CompletionRequest
+        ended = "length" if copy.finish_reason == "stop" else copy.finish_reason
+        return CompletionOutput(copy.index, finish_reason=ended)
 
 
 class ChatFrames(_Frames):
