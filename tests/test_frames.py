@@ -251,7 +251,7 @@ def all_news(data: st.DataObject, talk: Talk, tokenizer: Tokenizer) -> list[News
 
 
 @pytest.mark.parametrize("kind", ["completion", "chat"])
-@settings(max_examples=6 * settings.default.max_examples)
+@settings(max_examples=4 * settings.default.max_examples)
 @given(data=st.data())
 def test_a_stream_joined_is_the_whole(kind: str, tokenizer: Tokenizer, data: st.DataObject) -> None:
     fields = data.draw(requests(kind))
@@ -456,6 +456,16 @@ def test_offsets_of_special_tokens(tokenizer: Tokenizer) -> None:
     assert offsets == [0, 0, 1, 9, 10, 11]
     for token, offset in list(zip(tokens, offsets, strict=True))[1:]:
         assert choice["text"].startswith(token, offset)
+
+
+def test_offsets_after_half_a_character(tokenizer: Tokenizer) -> None:
+    half = tokenizer.encode("a€")[:2]
+    talk = simple(tokenizer, prompt=half, echo=True, logprobs=0)
+    talk.take(talk.scored(0, 0))
+    talk.take(talk.news(0, 0, tokenizer.encode("b"), finish_reason="length"))
+    (choice,) = json.loads(talk.again.whole(talk.outputs()))["choices"]
+    assert choice["text"] == "a\ufffdb"
+    assert choice["logprobs"]["text_offset"] == [0, 1, 2]
 
 
 def test_chat_logprobs(tokenizer: Tokenizer) -> None:

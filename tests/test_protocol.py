@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
@@ -15,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trueline.engine.params import SamplingParams
+from trueline.engine.params import REALS, WHOLES, SamplingParams
 from trueline.errors import UsageError
 from trueline.server.protocol import (
     ApiError,
@@ -244,6 +245,19 @@ def test_every_sampling_field_arrives() -> None:
     assert completion(**values).params == SamplingParams.from_mapping(values)
     told = chat(**values | {"logprobs": True, "top_logprobs": 4})
     assert told.params == SamplingParams.from_mapping(values)
+
+
+@pytest.mark.parametrize("bound", [*REALS, *WHOLES], ids=lambda bound: bound[0])
+def test_bounds_are_taken(bound: tuple[Any, ...]) -> None:
+    """The very numbers that SamplingParams says are accepted."""
+    name, low, high, *_ = bound
+    free = msgspec.structs.replace(LIMITS, max_logprobs=-1, max_sequences=high)
+    for value in (low, high):
+        if value != math.inf and value <= (LIMITS.vocab_size if "logprobs" in name else high):
+            more = {"max_tokens": value} if name == "min_tokens" and value else {}
+            read = completion(free, **{name: value} | more)
+            all_of_them = "logprobs" in name and value == -1
+            assert getattr(read.params, name) == (LIMITS.vocab_size if all_of_them else value)
 
 
 def test_defaults_are_openais() -> None:
