@@ -1,0 +1,79 @@
+"""`trueline complete`: continue a text on a server."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+from cyclopts import Parameter
+
+from trueline.cli.remote import Connection, Sampling
+from trueline.errors import UsageError
+
+
+def complete(
+    url: str,
+    /,
+    *,
+    prompt: str | None = None,
+    prompt_file: Path | None = None,
+    max_tokens: int = 64,
+    sampling: Sampling = Sampling(),  # noqa: B008
+    connection: Connection = Connection(),  # noqa: B008
+    stream: Annotated[bool, Parameter(negative="--no-stream")] = True,
+    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+    quiet: Annotated[bool, Parameter(negative=())] = False,
+) -> None:
+    """Continue a text on any server that speaks OpenAI's protocol, and show it as it comes.
+
+    The text goes to stdout; times, tokens per second and token counts go to stderr.
+
+    Parameters
+    ----------
+    url
+        As http://127.0.0.1:8000, with or without /v1.
+    prompt
+        Text to continue.
+    prompt_file
+        A file with the text instead; - is stdin.
+    stream
+        Without it the answer comes whole, at its end.
+    as_json
+        Print one JSON object instead of the text.
+    quiet
+        Do not print the account at the end.
+    """
+    text = _text(prompt, prompt_file)
+    from trueline.client.answer import Answer, gather
+    from trueline.client.live import Screen
+
+    server = connection.open(url)
+    body = {"model": server.pick_model(connection.model), "prompt": text, "max_tokens": max_tokens}
+    if stream:
+        body |= {"stream": True, "stream_options": {"include_usage": True}}
+    answer = Answer()
+    frames = server.ask("completions", body | sampling.body())
+    if as_json:
+        print(json.dumps(gather(frames, answer).as_json(), ensure_ascii=False))
+    else:
+        screen = Screen()
+        try:
+            with screen.answering():
+                gather(frames, answer, screen.show)
+        finally:
+            print(flush=True)
+    if not quiet:
+        print(answer.account(), file=sys.stderr)
+
+
+def _text(prompt: str | None, file: Path | None) -> str:
+    if (prompt is None) == (file is None):
+        raise UsageError("give one of --prompt and --prompt-file")
+    if file is None:
+        return prompt or ""
+    try:
+        return sys.stdin.read() if str(file) == "-" else file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--prompt-file {file}: not readable ({error})") from error

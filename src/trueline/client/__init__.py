@@ -1,0 +1,1 @@
+"""Clients of any server that speaks OpenAI's HTTP protocol."""

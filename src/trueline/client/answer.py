@@ -1,0 +1,108 @@
+"""One answer, gathered as it comes, with its times."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from trueline.client.wire import Frame, Usage
+
+
+@dataclass(slots=True)
+class Answer:
+    start: float = field(default_factory=time.perf_counter)
+    pieces: list[str] = field(default_factory=list)
+    thoughts: list[str] = field(default_factory=list)
+    frames_with_text: int = 0
+    listed_tokens: int = 0
+    first: float | None = None
+    last: float | None = None
+    finish_reason: str | None = None
+    usage: Usage | None = None
+    model: str | None = None
+    id: str | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(self.pieces)
+
+    @property
+    def num_tokens(self) -> int:
+        """The server's count where it gives one; until then frames stand for tokens."""
+        if self.usage:
+            return self.usage.completion_tokens
+        return self.listed_tokens or self.frames_with_text
+
+    @property
+    def counted_by(self) -> str:
+        return "usage" if self.usage else "token_ids" if self.listed_tokens else "frames"
+
+    @property
+    def tokens_per_s(self) -> float | None:
+        """After the first token; unknown of a single one, or of an answer that came whole."""
+        if self.first is None or self.last is None or self.last <= self.first:
+            return None
+        return (self.num_tokens - 1) / (self.last - self.first)
+
+    def take(self, frame: Frame) -> None:
+        self.id, self.model = frame.id or self.id, frame.model or self.model
+        self.usage = frame.usage or self.usage
+        for choice in frame.choices:
+            self.finish_reason = choice.finish_reason or self.finish_reason
+            self.listed_tokens += len(choice.token_ids or ())
+            if choice.answer or choice.thought or choice.token_ids:
+                self.last = time.perf_counter()
+                self.first = self.first or self.last
+                self.frames_with_text += 1
+                self.pieces.append(choice.answer)
+                self.thoughts.append(choice.thought)
+
+    def account(self) -> str:
+        """One line for the end."""
+        if self.first is None:
+            return f"no text ({self.finish_reason or 'no reason given'})"
+        parts = [f"first token after {self.first - self.start:.3f} s"]
+        if (rate := self.tokens_per_s) is not None:
+            parts.append(f"then {rate:.1f} tokens/s")
+        if self.usage is None:
+            parts.append(f"about {self.num_tokens} tokens (the server did not count)")
+        else:
+            cached = self.usage.cached_tokens
+            note = f" ({cached} of them cached)" if cached else ""
+            parts.append(f"{self.usage.prompt_tokens}{note} + {self.num_tokens} tokens")
+        parts.append(f"ended by {self.finish_reason or 'no reason given'}")
+        return ", ".join(parts)
+
+    def as_json(self) -> dict[str, Any]:
+        usage = self.usage
+        return {
+            "id": self.id,
+            "model": self.model,
+            "text": self.text,
+            "reasoning": "".join(self.thoughts) or None,
+            "finish_reason": self.finish_reason,
+            "usage": usage
+            and {
+                "prompt_tokens": usage.prompt_tokens,
+                "completion_tokens": usage.completion_tokens,
+                "cached_tokens": usage.cached_tokens,
+            },
+            "tokens": self.num_tokens,
+            "tokens_counted_by": self.counted_by,
+            "first_token_s": self.first and self.first - self.start,
+            "total_s": self.last and self.last - self.start,
+            "tokens_per_s": self.tokens_per_s,
+        }
+
+
+def gather(
+    frames: Iterable[Frame], answer: Answer, show: Callable[[Answer, Frame], None] | None = None
+) -> Answer:
+    """Into `answer`, which keeps what came even where this is interrupted."""
+    for frame in frames:
+        answer.take(frame)
+        if show:
+            show(answer, frame)
+    return answer
