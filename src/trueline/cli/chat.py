@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
 
@@ -120,10 +121,8 @@ def _turn(talk: Conversation, text: str, as_json: bool, quiet: bool) -> None:
 
 def _typed() -> Iterator[str]:
     """Lines of a terminal, with editing and recall where Python has readline."""
-    try:
+    with suppress(ImportError):
         import_module("readline")
-    except ImportError:
-        pass
     while True:
         try:
             yield input("> ")

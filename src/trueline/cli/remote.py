@@ -28,7 +28,7 @@ class Connection:
     api_key_file: Path | None = None
     """Its first line is the key."""
     timeout: float = 600.0
-    """Seconds to wait for the next byte."""
+    """Seconds to wait for the next byte; of a benchmark, for a whole answer."""
 
     def open(self, url: str) -> Endpoint:
         from trueline.client.endpoint import endpoint

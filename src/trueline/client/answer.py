@@ -12,7 +12,7 @@ from trueline.client.wire import Frame, Usage
 
 @dataclass(slots=True)
 class Answer:
-    start: float = field(default_factory=time.perf_counter)
+    start: float = 0.0
     pieces: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     frames_with_text: int = 0
@@ -101,6 +101,7 @@ def gather(
     frames: Iterable[Frame], answer: Answer, show: Callable[[Answer, Frame], None] | None = None
 ) -> Answer:
     """Into `answer`, which keeps what came even where this is interrupted."""
+    answer.start = time.perf_counter()
     for frame in frames:
         answer.take(frame)
         if show:

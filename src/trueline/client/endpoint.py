@@ -70,13 +70,16 @@ class Endpoint:
         return known[0]
 
     def ask(self, path: str, body: dict[str, Any]) -> Iterator[Frame]:
-        """The frames of a stream, or the one of an answer that comes whole."""
+        """The frames of a stream, or the one of an answer that comes whole. It is sent when the
+        first is asked for."""
+        return self._answer(self._client(), self.url(path), msgspec.json.encode(body))
+
+    def _answer(self, client: httpx2.Client, url: str, content: bytes) -> Iterator[Frame]:
         import httpx2
 
-        with self._client() as client, self._told():
-            content = msgspec.json.encode(body)
+        with client, self._told():
             try:
-                with client.stream("POST", self.url(path), content=content) as response:
+                with client.stream("POST", url, content=content) as response:
                     _check(response)
                     if response.headers.get("content-type", "").startswith("text/event-stream"):
                         yield from _frames(response)

@@ -1,15 +1,15 @@
 """HTTP/1.1 as load needs it: many connections in one loop, bytes handed over as they arrive.
 
-A general client spends some 70 µs of CPU on every frame of a stream; at thousands of frames a second
-that is the very core that the server under test needs. Here it is a few µs, and the time of a frame
-is that of the socket's read.
+httpx2 spends 70 to 120 µs of CPU on every frame of a stream; at thousands of frames a second that
+is the very core that the server under test needs. Here it is a few µs, and the time of a frame is
+that of the socket's read.
 """
 
 from __future__ import annotations
 
 import asyncio
 import ssl
-from typing import Protocol
+from typing import Protocol, cast
 from urllib.parse import urlsplit
 
 from trueline.client.endpoint import Endpoint
@@ -40,8 +40,7 @@ class Connection(asyncio.Protocol):
         """Whether any byte of the present answer has come."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        assert isinstance(transport, asyncio.Transport)
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's is none by descent
 
     def send(self, request: bytes, sink: Sink) -> asyncio.Future[None]:
         assert self._transport is not None

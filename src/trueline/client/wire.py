@@ -57,7 +57,8 @@ class Usage(msgspec.Struct):
 
     @property
     def cached_tokens(self) -> int | None:
-        return self.prompt_tokens_details and self.prompt_tokens_details.cached_tokens
+        details = self.prompt_tokens_details
+        return None if details is None else details.cached_tokens
 
 
 class Frame(msgspec.Struct):
@@ -79,9 +80,7 @@ def read_frame(data: bytes) -> Frame:
         frame = _decode(data)
     except msgspec.MsgspecError as error:
         start = data[:200].decode(errors="replace")
-        raise ServerError(
-            "not understood", f"an answer that is none ({error}): {start}"
-        ) from error
+        raise ServerError("not understood", f"an answer that is none ({error}): {start}") from error
     if frame.error is not None or frame.object == "error":
         said = said_in(data) or "no reason given"
         raise ServerError("error in the stream", f"the server broke off: {said}")
