@@ -113,7 +113,8 @@ async def _sweep(
         print(f"warming up {bench.server.base}", file=sys.stderr, flush=True)
         await bench.warm_up(warmup)
         for load in loads:
-            with progress_bar(load.name, in_bytes=False) as report:
+            unit = "requests" if load.limit or load.rate else "seconds"
+            with progress_bar(f"{load.name}, {unit}", in_bytes=False) as report:
                 run = await bench.run(load, report)
             point = summary(run, bench.shape)
             point["doubts"] = doubts(point)

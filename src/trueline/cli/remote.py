@@ -78,7 +78,8 @@ class Sampling:
     def body(self) -> dict[str, Any]:
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         extra = parse_fields("--field", given.pop("field"))
-        body = {name: value for name, value in given.items() if value not in (None, (), False)}
+        unset = (None, (), False)  # told apart from 0 by identity
+        body = {name: value for name, value in given.items() if not any(value is x for x in unset)}
         return body | extra
 
 

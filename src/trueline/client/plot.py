@@ -63,7 +63,7 @@ def _throughput(
 
 def _dress(panel: Any, loads: list[float], label: str) -> None:
     panel.set_xlabel(label)
-    if len(loads) > 1 and max(loads) / min(loads) > 4:
+    if len(loads) > 1 and max(loads) / min(loads) > 16:
         panel.set_xscale("log", base=2)
     panel.set_xticks(loads, [f"{load:g}" for load in loads])
     panel.minorticks_off()
