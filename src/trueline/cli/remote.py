@@ -78,8 +78,7 @@ class Sampling:
     def body(self) -> dict[str, Any]:
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         extra = parse_fields("--field", given.pop("field"))
-        unset = (None, (), False)  # told apart from 0 by identity
-        body = {name: value for name, value in given.items() if not any(value is x for x in unset)}
+        body = {n: v for n, v in given.items() if v is not None and v is not False and v != ()}
         return body | extra
 
 

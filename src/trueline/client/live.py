@@ -13,6 +13,8 @@ from trueline.client.wire import Frame
 
 SECONDS_BETWEEN = 0.1
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
+STEERING = dict.fromkeys({*range(32), *range(127, 160)} - {ord("\n"), ord("\t")})
+"""Control characters: what a model says must not move the cursor or rename the window."""
 
 
 class Screen:
@@ -40,14 +42,17 @@ class Screen:
         for choice in frame.choices:
             if choice.thought and self.shares:
                 self._speak(True)
-                sys.stdout.write(choice.thought)
+                self._write(choice.thought)
             if choice.answer:
                 self._speak(False)
-                sys.stdout.write(choice.answer)
+                self._write(choice.answer)
         sys.stdout.flush()
         if self.live and time.perf_counter() >= self._next:
             self._next = time.perf_counter() + SECONDS_BETWEEN
             self._status(answer)
+
+    def _write(self, text: str) -> None:
+        sys.stdout.write(text.translate(STEERING) if self.shares else text)
 
     def _speak(self, thinking: bool) -> None:
         if thinking != self._thinking:
