@@ -127,20 +127,6 @@ def mark() -> Callable[[], None]:
     return wait
 
 
-def cache_directory() -> Path:
-    """Where compiled kernels are kept between runs."""
-    root = os.environ.get("XDG_CACHE_HOME")
-    return (Path(root) if root else Path.home() / ".cache") / "trueline"
-
-
-def hub_cache() -> Path:
-    """Where Hugging Face's tools put models."""
-    if named := os.environ.get("HF_HUB_CACHE"):
-        return Path(named)
-    home = os.environ.get("HF_HOME")
-    return (Path(home) if home else Path.home() / ".cache" / "huggingface") / "hub"
-
-
 def compiler() -> str | None:
     """The C++ compiler: CXX, or what is usually there."""
     wanted = os.environ.get("CXX")

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from trueline.environment import hub_cache
 from trueline.errors import UsageError
 
 
@@ -14,8 +15,6 @@ def find_model(model: str | Path) -> Path:
         return path
     name = str(model)
     if name.count("/") == 1 and not name.startswith((".", "/")):
-        from trueline.device import hub_cache
-
         folder = hub_cache() / f"models--{name.replace('/', '--')}"
         snapshot = _snapshot(folder)
         if snapshot is not None:

@@ -14,6 +14,7 @@ from trueline.cli.generate import generate
 from trueline.cli.inspect import inspect_model
 from trueline.cli.make_tiny import make_tiny
 from trueline.cli.score import score
+from trueline.cli.serve import command as serve
 from trueline.errors import TruelineError
 
 app = App(
@@ -23,6 +24,7 @@ app = App(
     version=__version__,
     help_epilogue="Exit codes: 0 fine, 1 a check failed, 2 wrong input, 130 interrupted.",
 )
+app.command(serve)
 app.command(generate, name="generate")
 app.command(inspect_model, name="inspect")
 app.command(score, name="score")

@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueline.device import cache_directory, compiler, cpu_features
+from trueline.device import compiler, cpu_features
+from trueline.environment import cache_directory
 
 HERE = Path(__file__).parent
 SOURCES = tuple(sorted(HERE.glob("*.cpp")))

@@ -1,0 +1,202 @@
+"""The routes, and what stands before all of them: ids, keys, limits, logs."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+import uuid
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import Response
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from trueline import __version__
+from trueline.errors import TruelineError
+from trueline.server.keys import Keys
+from trueline.server.limits import too_large
+from trueline.server.logs import event
+from trueline.server.metrics import CONTENT_TYPE
+from trueline.server.protocol.errors import ApiError
+from trueline.server.protocol.openapi import openapi
+from trueline.server.replies import error_response
+from trueline.server.routes import chat, completions, detokenize, models, one_model, tokenize
+from trueline.server.service import Service
+
+OPEN = frozenset({"/health", "/health/live", "/health/ready", "/version", "/metrics",
+                  "/openapi.json"})  # fmt: skip
+"""Routes that do no work for anybody, and need no key."""
+LONGEST_ID = 128
+
+
+def build_app(service: Service, keys: Keys, logger: logging.Logger) -> ASGIApp:
+    routes = [
+        Route("/v1/completions", completions, methods=["POST"]),
+        Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/models", models, methods=["GET"]),
+        Route("/v1/models/{model:path}", one_model, methods=["GET"]),
+        Route("/tokenize", tokenize, methods=["POST"]),
+        Route("/detokenize", detokenize, methods=["POST"]),
+        Route("/health", ready, methods=["GET"]),
+        Route("/health/ready", ready, methods=["GET"]),
+        Route("/health/live", live, methods=["GET"]),
+        Route("/version", version, methods=["GET"]),
+        Route("/metrics", metrics, methods=["GET"]),
+        Route("/openapi.json", document, methods=["GET"]),
+    ]
+    middleware = [Middleware(Door, service=service, keys=keys, logger=logger)]
+    if service.config.cors_origin:
+        middleware.insert(0, Middleware(
+            CORSMiddleware, allow_origins=list(service.config.cors_origin),
+            allow_methods=["GET", "POST"], allow_headers=["authorization", "content-type",
+                                                          "x-request-id"],
+        ))  # fmt: skip
+    handlers: dict[Any, Callable[[Request, Any], Awaitable[Response]]] = {
+        ApiError: _api_error,
+        TruelineError: _our_error,
+        HTTPException: _http_error,
+        ClientDisconnect: _left,
+        Exception: _bug,
+    }
+    app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+    app.state.service, app.state.logger, app.state.keys = service, logger, keys
+    return app
+
+
+# -- routes without work ---------------------------------------------------------------
+
+
+async def live(request: Request) -> Response:
+    return _json({"status": "alive"})
+
+
+async def ready(request: Request) -> Response:
+    refusal = request.app.state.service.refusal()
+    if refusal is None:
+        return _json({"status": "ready"})
+    return _json({"status": refusal[0], "reason": refusal[1]}, 503)
+
+
+async def version(request: Request) -> Response:
+    return _json({"version": __version__})
+
+
+async def document(request: Request) -> Response:
+    state = request.app.state
+    return _json(openapi(state.service.limits(), with_keys=bool(state.keys)))
+
+
+async def metrics(request: Request) -> Response:
+    text = request.app.state.service.metrics.text()
+    return Response(text, headers={"content-type": CONTENT_TYPE})
+
+
+def _json(value: Any, status: int = 200) -> Response:
+    return Response(json.dumps(value), status, media_type="application/json")
+
+
+# -- errors ----------------------------------------------------------------------------
+
+
+async def _api_error(request: Request, error: ApiError) -> Response:
+    request.scope["told"]["error"] = error.message
+    return error_response(error)
+
+
+async def _our_error(request: Request, error: TruelineError) -> Response:
+    return await _api_error(request, ApiError(400, str(error)))
+
+
+async def _http_error(request: Request, error: HTTPException) -> Response:
+    words = {404: f"there is no route {request.url.path}",
+             405: f"{request.method} is not for {request.url.path}"}  # fmt: skip
+    told = ApiError(error.status_code, words.get(error.status_code, error.detail))
+    return error_response(told, error.headers)
+
+
+async def _left(request: Request, error: ClientDisconnect) -> Response:
+    request.scope["told"]["client"] = "gone"
+    return Response(status_code=400)
+
+
+async def _bug(request: Request, error: Exception) -> Response:
+    request.app.state.logger.error("failed", exc_info=error, extra={"fields": {
+        "request_id": request.scope.get("request_id")}})  # fmt: skip
+    return error_response(ApiError(500, "the server failed on this request; its log says where"))
+
+
+# -- before all routes -----------------------------------------------------------------
+
+
+class Door:
+    """Gives every request its id, asks for a key, refuses what is too large, and writes the log."""
+
+    def __init__(self, app: ASGIApp, service: Service, keys: Keys, logger: logging.Logger) -> None:
+        self.app, self.service, self.keys, self.logger = app, service, keys, logger
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        headers = dict(scope["headers"])
+        name = request_id(headers.get(b"x-request-id"))
+        told: dict[str, Any] = {}
+        scope["request_id"], scope["unique"], scope["told"] = name, uuid.uuid4().hex, told
+        began, status = time.monotonic(), 0
+
+        async def sending(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message["headers"], (b"x-request-id", name.encode())]
+            await send(message)
+
+        refusal = self._refusal(scope["path"], headers)
+        try:
+            if refusal is not None:
+                told["error"] = refusal.message
+                await error_response(refusal)(scope, receive, sending)
+            else:
+                await self.app(scope, receive, sending)
+        finally:
+            self._log(scope, status, time.monotonic() - began)
+
+    def _refusal(self, path: str, headers: dict[bytes, bytes]) -> ApiError | None:
+        if path not in OPEN and not self.keys.admit(headers.get(b"authorization")):
+            return ApiError(401, "no valid API key: give one as 'Authorization: Bearer KEY'",
+                            code="invalid_api_key")  # fmt: skip
+        length, limit = headers.get(b"content-length", b"0"), self.service.config.max_body_bytes
+        if length.isdigit() and int(length) > limit:
+            return too_large(limit)
+        return None
+
+    def _log(self, scope: Scope, status: int, seconds: float) -> None:
+        route = scope.get("route")
+        path = route.path if route is not None else "other"
+        self.service.metrics.answered(path, status)
+        quiet = scope["path"] in OPEN
+        event(
+            self.logger,
+            "answered",
+            logging.DEBUG if quiet else logging.INFO,
+            request_id=scope["request_id"],
+            method=scope["method"],
+            path=scope["path"],
+            status=status,
+            seconds=seconds,
+            **scope["told"],
+        )
+
+
+def request_id(given: bytes | None) -> str:
+    """A client's own, where it can stand in a header and a log."""
+    text = (given or b"").decode("latin-1")
+    plain = text.isascii() and text.isprintable() and " " not in text
+    return text if plain and 0 < len(text) <= LONGEST_ID else uuid.uuid4().hex

@@ -1,0 +1,60 @@
+"""What whoever runs a server may choose. The engine's part is `EngineConfig`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from trueline.errors import UsageError
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServerConfig:
+    host: str = "127.0.0.1"
+    """Address to listen on; 0.0.0.0 is every network this machine is in."""
+    port: int = 8000
+    """0 takes a free one, which the start-up tells."""
+    served_model_name: tuple[str, ...] = ()
+    """Names that requests may give for the model; the first is told. Default: the directory's."""
+    tokenizer: str | None = None
+    """Directory of another tokenizer than the model's."""
+    chat_template: Path | None = None
+    """A Jinja file instead of the model's own chat template."""
+    trust_request_chat_template: bool = False
+    """Whether a request may bring its own: a sandbox does not keep it from running for ever."""
+    api_key_file: Path | None = None
+    """A file with one key per line; TRUELINE_API_KEY in the environment is another. With either,
+    requests need one of the keys."""
+    max_body_bytes: int = 16 << 20
+    """Larger request bodies are refused (413) before they are read."""
+    max_sequences: int = 256
+    """Prompts × n of one request."""
+    max_num_queued: int = 256
+    """Sequences that may wait when all seats are taken; more are refused (429)."""
+    request_timeout: float | None = None
+    """Seconds after which a request is given up (504)."""
+    shutdown_timeout: float = 30.0
+    """Seconds that running requests have left after SIGTERM; a second signal ends at once."""
+    on_engine_death: Literal["exit", "restart"] = "exit"
+    """What follows when the engine's process dies."""
+    cors_origin: tuple[str, ...] = ()
+    """Origins whose web pages may call this server; "*" for any. None by default."""
+    metrics_prefix: Literal["trueline", "vllm"] = "trueline"
+    """Of the names in /metrics: vllm for dashboards made for it."""
+    log_format: Literal["text", "json"] = "text"
+    """Of the log on stderr: one line per request, never its text."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    def __post_init__(self) -> None:
+        for name, least in (("port", 0), ("max_body_bytes", 1), ("max_sequences", 1),
+                            ("max_num_queued", 0)):  # fmt: skip
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise UsageError(f"{name} = {value!r}: accepted: a whole number from {least} up")
+        if self.port > 65535:
+            raise UsageError(f"port = {self.port}: accepted: up to 65535")
+        for name in ("request_timeout", "shutdown_timeout"):
+            seconds = getattr(self, name)
+            if seconds is not None and not 0 <= seconds < float("inf"):
+                raise UsageError(f"{name} = {seconds!r}: accepted: seconds from 0 up")

@@ -1,0 +1,162 @@
+"""What Prometheus reads, under the names that people already chart for vLLM, behind a prefix."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from itertools import accumulate
+from typing import TYPE_CHECKING
+
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client.core import (
+    CounterMetricFamily,
+    GaugeMetricFamily,
+    HistogramMetricFamily,
+    InfoMetricFamily,
+    Metric,
+)
+from prometheus_client.registry import Collector
+
+from trueline.server.process.messages import STEP_BUCKETS
+
+if TYPE_CHECKING:
+    from trueline.server.process.client import EngineClient
+
+CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+FIRST_TOKEN = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0,
+               7.5, 10.0, 20.0, 40.0, 80.0, 160.0)  # fmt: skip
+PER_TOKEN = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75,
+             1.0, 2.5, 5.0, 10.0, 20.0, 40.0)  # fmt: skip
+REQUEST = (0.01, 0.05, 0.1, 0.3, 0.5, 0.8, 1.0, 1.5, 2.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 40.0,
+           50.0, 60.0, 120.0, 240.0, 480.0, 960.0)  # fmt: skip
+HISTOGRAMS = {
+    "time_to_first_token_seconds": ("From arrival to the first token", FIRST_TOKEN),
+    "inter_token_latency_seconds": ("From one token to the next", PER_TOKEN),
+    "request_time_per_output_token_seconds": ("A request's mean time per token", PER_TOKEN),
+    "e2e_request_latency_seconds": ("From arrival to the last token", REQUEST),
+    "request_queue_time_seconds": ("From arrival to the first step", REQUEST),
+    "request_prefill_time_seconds": ("From the first step to the first token", REQUEST),
+    "request_decode_time_seconds": ("From the first token to the last", REQUEST),
+}
+
+
+class Metrics:
+    def __init__(self, prefix: str, model: str) -> None:
+        self.prefix, self.model = prefix, model
+        self.registry = CollectorRegistry()
+        self._timers: dict[str, Callable[[float], None]] = {
+            name: Histogram(
+                f"{prefix}:{name}", text, ["model_name"], buckets=buckets, registry=self.registry
+            ).labels(model).observe
+            for name, (text, buckets) in HISTOGRAMS.items()
+        }  # fmt: skip
+        self._success = Counter(
+            f"{prefix}:request_success",
+            "Sequences that have ended, by reason",
+            ["model_name", "finished_reason"],
+            registry=self.registry,
+        )
+        self._http = Counter(
+            f"{prefix}:http_requests",
+            "Answers by route and status",
+            ["path", "status"],
+            registry=self.registry,
+        )
+
+    def watch(self, engine: EngineClient) -> None:
+        self.registry.register(_Engine(engine, self.prefix, self.model))
+
+    def observe(self, name: str, seconds: float) -> None:
+        self._timers[name](seconds)
+
+    def ended(self, reason: str) -> None:
+        self._success.labels(self.model, reason).inc()
+
+    def answered(self, path: str, status: int) -> None:
+        self._http.labels(path, str(status)).inc()
+
+    def text(self) -> bytes:
+        return generate_latest(self.registry)
+
+
+class _Engine(Collector):
+    """What the engine process last told of itself."""
+
+    def __init__(self, engine: EngineClient, prefix: str, model: str) -> None:
+        self.engine, self.prefix, self.model = engine, prefix, model
+
+    def collect(self) -> Iterator[Metric]:
+        stats = self.engine.stats
+        gauges = {
+            "num_requests_running": ("Sequences in the running batch", stats.num_running),
+            "num_requests_waiting": ("Sequences in the queue", stats.num_waiting),
+            "kv_cache_usage_perc": (
+                "Share of the cache's blocks that requests hold",
+                stats.num_blocks_used / max(stats.num_blocks, 1),
+            ),
+            "prefix_cache_blocks": ("Blocks that only the prefix cache holds",
+                                    stats.num_blocks_cached),
+            "engine_up": ("Whether the engine takes requests", self.engine.state == "ready"),
+        }  # fmt: skip
+        if stats.num_slots:
+            gauges["mamba_usage"] = (
+                "Share of the state slots that requests hold",
+                stats.num_slots_used / stats.num_slots,
+            )
+        counters = {
+            "prompt_tokens": ("Tokens of prompts", stats.num_prompt_tokens),
+            "generation_tokens": ("Tokens drawn", stats.num_generated_tokens),
+            "prefix_cache_queries": ("Prompt tokens looked up in the prefix cache",
+                                     stats.num_query_tokens),
+            "prefix_cache_hits": ("Prompt tokens found there", stats.num_hit_tokens),
+            "num_preemptions": ("Sequences thrown out of the running batch",
+                                stats.num_preemptions),
+            "corrupted_requests": ("Sequences ended by NaN or infinite logits",
+                                   stats.num_corrupted),
+            "engine_steps": ("Steps", stats.num_steps),
+        }  # fmt: skip
+        for name, (text, value) in gauges.items():
+            yield self._one(GaugeMetricFamily, name, text, float(value))
+        for name, (text, count) in counters.items():
+            yield self._one(CounterMetricFamily, name, text, float(count))
+        yield self._step_times()
+        yield from self._start()
+
+    def _one(self, kind: Callable[..., Metric], name: str, text: str, value: float) -> Metric:
+        metric = kind(f"{self.prefix}:{name}", text, labels=["model_name"])
+        metric.add_metric([self.model], value)  # type: ignore[attr-defined]
+        return metric
+
+    def _step_times(self) -> Metric:
+        stats = self.engine.stats
+        metric = HistogramMetricFamily(
+            f"{self.prefix}:engine_step_seconds", "Steps by duration", labels=["model_name"]
+        )
+        bounds = [*map(str, STEP_BUCKETS), "+Inf"]
+        buckets = list(zip(bounds, accumulate(stats.step_counts), strict=False))
+        metric.add_metric([self.model], buckets or [("+Inf", 0)], stats.step_seconds)
+        return metric
+
+    def _start(self) -> Iterator[Metric]:
+        """What is known once the engine has loaded."""
+        ready = getattr(self.engine, "ready", None)
+        if ready is None:
+            return
+        phases = ready.startup_seconds
+        yield self._one(
+            GaugeMetricFamily, "startup_time_seconds", "To load the engine", sum(phases.values())
+        )
+        yield self._one(
+            GaugeMetricFamily,
+            "weight_load_duration_seconds",
+            "To load the weights",
+            phases.get("weights", 0.0),
+        )
+        config = InfoMetricFamily(f"{self.prefix}:cache_config", "How the cache is cut")
+        told = {
+            "block_size": str(ready.block_size),
+            "num_gpu_blocks": str(ready.num_blocks),
+            "num_state_slots": str(ready.num_state_slots or 0),
+            "max_model_len": str(ready.max_model_len),
+        }
+        config.add_metric([], told)
+        yield config

@@ -1,0 +1,130 @@
+"""Routes that do work: read the body, make prompts of it, and hand it to the engine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+import msgspec
+from starlette.requests import Request
+from starlette.responses import Response
+
+from trueline import __version__
+from trueline.answers import Answer
+from trueline.server.limits import read_body
+from trueline.server.protocol import prompts
+from trueline.server.protocol.errors import ApiError
+from trueline.server.protocol.frames import ChatFrames, CompletionFrames
+from trueline.server.protocol.limits import Limits
+from trueline.server.protocol.requests import (
+    GenerateRequest,
+    read_chat,
+    read_completion,
+    read_detokenize,
+    read_tokenize,
+)
+from trueline.server.protocol.responses import ModelCard, ModelList
+from trueline.server.replies import Frames, Reply
+from trueline.server.service import Run, Service, aside
+
+Read = TypeVar("Read")
+FINGERPRINT = f"trueline-{__version__}"
+
+
+async def completions(request: Request) -> Response:
+    service = _service(request)
+    limits, size, asked = await _read(request, read_completion)
+    found = await aside(size, prompts.completion_prompts, asked, service.tokenizer, limits)
+    frames = CompletionFrames(
+        f"cmpl-{_name(request)}", int(time.time()), FINGERPRINT, asked, service.tokenizer
+    )
+    return _reply(request, asked, found, frames)
+
+
+async def chat(request: Request) -> Response:
+    service = _service(request)
+    limits, size, asked = await _read(request, read_chat)
+    found = await aside(size, prompts.chat_prompt, asked, service.tokenizer, limits)
+    frames = ChatFrames(
+        f"chatcmpl-{_name(request)}", int(time.time()), FINGERPRINT, asked, service.tokenizer
+    )
+    return _reply(request, asked, [found], frames)
+
+
+async def tokenize(request: Request) -> Response:
+    service = _service(request)
+    limits, size, asked = await _read(request, read_tokenize)
+    return _json(await aside(size, prompts.tokenize, asked, service.tokenizer, limits))
+
+
+async def detokenize(request: Request) -> Response:
+    service = _service(request)
+    _, size, asked = await _read(request, read_detokenize)
+    return _json(await aside(size, prompts.detokenize, asked, service.tokenizer))
+
+
+async def models(request: Request) -> Response:
+    return _json(msgspec.json.encode(ModelList(data=_cards(_service(request)))))
+
+
+async def one_model(request: Request) -> Response:
+    service, name = _service(request), request.path_params["model"]
+    for card in _cards(service):
+        if card.id == name:
+            return _json(msgspec.json.encode(card))
+    accepted = ", ".join(service.models)
+    raise ApiError(404, f"model '{name}' is not served here; accepted: {accepted}",
+                   param="model", code="model_not_found")  # fmt: skip
+
+
+def _cards(service: Service) -> list[ModelCard]:
+    length = service.check_open().max_model_len
+    return [
+        ModelCard(id=name, created=service.created, max_model_len=length) for name in service.models
+    ]
+
+
+async def _read(
+    request: Request, read: Callable[[bytes, Limits], Read]
+) -> tuple[Limits, int, Read]:
+    """What is asked, and how many bytes say so: refused before it is read where nobody could
+    answer."""
+    service = _service(request)
+    limits = service.limits()
+    body = await read_body(request, service.config.max_body_bytes)
+    return limits, len(body), await aside(len(body), read, body, limits)
+
+
+def _reply(
+    request: Request,
+    asked: GenerateRequest,
+    found: Sequence[tuple[str | None, list[int]]],
+    frames: Frames,
+) -> Reply:
+    service, name = _service(request), _name(request)
+    answers = [
+        Answer(f"{name}-{i}", text, ids, asked.params, service.tokenizer)
+        for i, (text, ids) in enumerate(found)
+    ]
+    core = [
+        each
+        for answer in answers
+        for each in answer.core_requests(service.eos_token_ids, asked.priority, asked.cache_salt)
+    ]
+    return Reply(Run(service, answers, core), frames, asked.stream, request.scope["told"])
+
+
+def _service(request: Request) -> Service:
+    service: Service = request.app.state.service
+    return service
+
+
+def _name(request: Request) -> str:
+    """Unlike the id a client gives, nobody else has it."""
+    name: str = request.scope["unique"]
+    return name
+
+
+def _json(body: bytes) -> Response:
+    return Response(body, media_type="application/json")

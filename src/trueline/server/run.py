@@ -1,0 +1,201 @@
+"""The server's life: listen, load, serve, drain, end."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import uvicorn
+
+from trueline.config import EngineConfig
+from trueline.environment import environment_key
+from trueline.errors import UsageError
+from trueline.locate import find_model
+from trueline.server.app import build_app
+from trueline.server.config import ServerConfig
+from trueline.server.keys import read_keys
+from trueline.server.logs import event, start_logs
+from trueline.server.metrics import Metrics
+from trueline.server.process.client import EngineClient, EngineFailed
+from trueline.server.process.messages import Progress, Ready
+from trueline.server.service import Service
+from trueline.text.tokenizer import Tokenizer
+
+FLUSH_SECONDS = 5.0
+"""For answers that are finished and still on their way to slow readers."""
+BACKLOG = 2048
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+def run(model: str, engine: EngineConfig, config: ServerConfig) -> int:
+    """Until a signal or the engine's end; the exit code."""
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        return runner.run(_Life(model, engine, config).whole())
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    """uvloop does not run everywhere."""
+    try:
+        import uvloop
+    except ImportError:
+        return asyncio.new_event_loop
+    return uvloop.new_event_loop
+
+
+class _Http(uvicorn.Server):
+    """Signals are ours."""
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        yield
+
+
+class _Life:
+    def __init__(self, model: str, engine: EngineConfig, config: ServerConfig) -> None:
+        self.began = time.monotonic()
+        self.config = config
+        self.directory = find_model(model)
+        self.keys = read_keys(config.api_key_file, environment_key())
+        self.tokenizer = Tokenizer.load(
+            find_model(config.tokenizer) if config.tokenizer else self.directory
+        )
+        self.models = config.served_model_name or (Path(model).name or model,)
+        if config.chat_template is not None:
+            self.tokenizer.chat_templates = {"default": _read(config.chat_template)}
+        self.options = engine
+        self.logger = start_logs(config.log_format, config.log_level)
+        self.signals = 0
+
+    async def whole(self) -> int:
+        self.stopping = asyncio.Event()
+        for number in SIGNALS:
+            asyncio.get_running_loop().add_signal_handler(number, self._signal, number)
+        self.engine = EngineClient(
+            self.directory,
+            self.options,
+            on_death=self.config.on_engine_death,
+            on_progress=self._progress,
+        )
+        self.service = Service(
+            self.engine,
+            self.tokenizer,
+            self.config,
+            self.models,
+            Metrics(self.config.metrics_prefix, self.models[0]),
+        )
+        self.service.metrics.watch(self.engine)
+        listening = _listen(self.config)
+        http = self._http()
+        serving = asyncio.create_task(http.serve([listening]))
+        try:
+            return await self._live(_url(listening))
+        finally:
+            http.should_exit = True
+            await serving
+            listening.close()
+
+    async def _live(self, url: str) -> int:
+        event(self.logger, "loading", model=str(self.directory), url=url)
+        loading = asyncio.create_task(self.engine.start())
+        stopping = asyncio.create_task(self.stopping.wait())
+        died = asyncio.create_task(self.engine.died.wait())
+        try:
+            await asyncio.wait({loading, stopping, died}, return_when=asyncio.FIRST_COMPLETED)
+            if loading.done():
+                self._tell(await loading, url)
+            await asyncio.wait({stopping, died}, return_when=asyncio.FIRST_COMPLETED)
+            return await self._drain() if stopping.done() else self._lost()
+        except EngineFailed as error:
+            print(f"trueline: {error}", file=sys.stderr)
+            return error.exit_code
+        finally:
+            for task in (loading, stopping, died):
+                task.cancel()
+
+    async def _drain(self) -> int:
+        self.service.draining = True
+        waiting = self.service.num_sequences
+        event(self.logger, "draining", sequences=waiting, seconds=self.config.shutdown_timeout)
+        await self.engine.stop(self.config.shutdown_timeout)
+        event(self.logger, "stopped")
+        return 0
+
+    def _lost(self) -> int:
+        """Everybody who waited has been told."""
+        event(self.logger, "engine lost", logging.ERROR, reason=self.engine.reason)
+        return 1
+
+    def _http(self) -> _Http:
+        app = build_app(self.service, self.keys, self.logger)
+        return _Http(
+            uvicorn.Config(
+                app,
+                log_config=None,
+                access_log=False,
+                lifespan="off",
+                timeout_graceful_shutdown=int(FLUSH_SECONDS),
+                server_header=False,
+            )
+        )
+
+    def _signal(self, number: int) -> None:
+        self.signals += 1
+        if self.signals > 1:
+            self.engine.kill()
+            os._exit(128 + number)
+        self.stopping.set()
+
+    def _progress(self, progress: Progress) -> None:
+        event(self.logger, "loading", logging.DEBUG, phase=str(progress))
+
+    def _tell(self, ready: Ready, url: str) -> None:
+        phases = ", ".join(f"{name} {s:.1f}" for name, s in ready.startup_seconds.items())
+        keys = "asked for" if self.keys else "none: everybody who reaches it may use it"
+        lines = [
+            f"model        {ready.family}, served as {', '.join(self.models)}",
+            *ready.plan_lines,
+            f"ready in     {time.monotonic() - self.began:.1f} s ({phases})",
+            f"API keys     {keys}",
+            f"listening on {url}",
+        ]
+        if self.config.log_format == "json":
+            event(self.logger, "ready", url=url, plan=lines)
+        else:
+            print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def _listen(config: ServerConfig) -> socket.socket:
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listening = socket.socket(family)
+    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listening.bind((config.host, config.port))
+    except OSError as error:
+        listening.close()
+        raise UsageError(
+            f"cannot listen on {config.host}, port {config.port}: {error.strerror}; --host and "
+            "--port choose others"
+        ) from None
+    listening.listen(BACKLOG)
+    listening.setblocking(False)
+    return listening
+
+
+def _url(listening: socket.socket) -> str:
+    host, port = listening.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+def _read(file: Path) -> str:
+    try:
+        return file.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"chat_template {file}: {error}") from None

@@ -1,0 +1,172 @@
+"""One HTTP request's sequences in the engine: admitted together, told together, ended together."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from trueline.answers import Answer
+from trueline.engine.messages import CoreOutput, CoreRequest
+from trueline.outputs import RequestOutput
+from trueline.server.config import ServerConfig
+from trueline.server.metrics import Metrics
+from trueline.server.process.client import EngineClient
+from trueline.server.process.messages import Ready
+from trueline.server.process.streams import EngineDead
+from trueline.server.protocol.errors import ApiError
+from trueline.server.protocol.limits import Limits
+from trueline.text.tokenizer import Tokenizer
+
+RETRY_SECONDS = 1
+"""What a client is told to wait when there is no room, or nobody to answer."""
+BIG = 1 << 14
+"""Bytes of text from which the event loop does not wait for it to be read."""
+T = TypeVar("T")
+
+
+@dataclass
+class Service:
+    """What every route works with."""
+
+    engine: EngineClient
+    tokenizer: Tokenizer
+    config: ServerConfig
+    models: tuple[str, ...]
+    metrics: Metrics
+    created: int = field(default_factory=lambda: int(time.time()))
+    draining: bool = False
+    num_sequences: int = 0
+    """Admitted and not yet ended, waiting ones included."""
+
+    def refusal(self) -> tuple[str, str] | None:
+        """Why no request is taken now, as a word and a sentence."""
+        if self.draining:
+            return "draining", "the server is shutting down"
+        if self.engine.state != "ready":
+            return self.engine.state, self.engine.reason or f"the engine is {self.engine.state}"
+        return None
+
+    def check_open(self) -> Ready:
+        refusal = self.refusal()
+        if refusal is not None:
+            raise ApiError(503, refusal[1], code=refusal[0], retry_after=RETRY_SECONDS)
+        assert self.engine.ready is not None
+        return self.engine.ready
+
+    def limits(self) -> Limits:
+        ready = self.check_open()
+        return Limits(
+            models=self.models,
+            max_model_len=ready.max_model_len,
+            vocab_size=ready.vocab_size,
+            max_logprobs=ready.max_logprobs,
+            max_sequences=self.config.max_sequences,
+            request_templates=self.config.trust_request_chat_template,
+        )
+
+    @property
+    def eos_token_ids(self) -> list[int]:
+        assert self.engine.ready is not None
+        return sorted({*self.engine.ready.eos_token_ids, *self.tokenizer.eos_ids})
+
+    @contextmanager
+    def seats(self, count: int) -> Iterator[None]:
+        """For so many sequences, or nobody waits for them."""
+        room = self.check_open().max_num_seqs + self.config.max_num_queued
+        if self.num_sequences + count > room:
+            raise ApiError(
+                429,
+                f"{self.num_sequences} sequences are running or waiting, {count} more were asked "
+                f"for, and there is room for {room}; try again later",
+                code="queue_full",
+                retry_after=RETRY_SECONDS,
+            )
+        self.num_sequences += count
+        try:
+            yield
+        finally:
+            self.num_sequences -= count
+
+
+async def aside(size: int, work: Callable[..., T], *given: Any) -> T:
+    """Small work at once, big work in a thread: nobody else's tokens wait for it."""
+    return work(*given) if size < BIG else await asyncio.to_thread(work, *given)
+
+
+class Run:
+    """Some answers on their way. `outputs` gives whichever has news, in its whole state."""
+
+    def __init__(
+        self, service: Service, answers: list[Answer], requests: list[CoreRequest]
+    ) -> None:
+        self.service, self.answers, self.requests = service, answers, requests
+        self.of_sequence = {copy.core_id: a for a in answers for copy in a.copies}
+        self.arrived = time.monotonic()
+        self.times = {core_id: Times() for core_id in self.of_sequence}
+
+    async def outputs(self) -> AsyncIterator[RequestOutput]:
+        with self.service.seats(len(self.requests)):
+            stream = self.service.engine.generate(self.requests)
+            try:
+                async for news in stream:
+                    answer = self.of_sequence[news.request_id]
+                    self._take(answer, news)
+                    stream.abort(answer.to_stop())
+                    yield answer.output()
+            except EngineDead as error:
+                raise ApiError(503, str(error), code="engine_dead") from None
+            finally:
+                stream.abort()
+
+    def _take(self, answer: Answer, news: CoreOutput) -> None:
+        copy = next(copy for copy in answer.copies if copy.core_id == news.request_id)
+        before = copy.completion.finished
+        answer.take(news)
+        self._time(self.times[news.request_id], news)
+        done = copy.completion
+        if done.finished and not before:
+            self._ended(self.times[news.request_id], len(done.token_ids), done.finish_reason or "")
+
+    def _time(self, times: Times, news: CoreOutput) -> None:
+        if news.first_scheduled is not None:
+            times.scheduled = news.first_scheduled
+        if not news.token_ids:
+            return
+        now, observe = time.monotonic(), self.service.metrics.observe
+        if times.first is None:
+            times.first = now
+            observe("time_to_first_token_seconds", now - self.arrived)
+        else:
+            each = (now - times.last) / len(news.token_ids)
+            for _ in news.token_ids:
+                observe("inter_token_latency_seconds", each)
+        times.last = now
+
+    def _ended(self, times: Times, tokens: int, reason: str) -> None:
+        metrics, now = self.service.metrics, time.monotonic()
+        metrics.ended(reason)
+        metrics.observe("e2e_request_latency_seconds", now - self.arrived)
+        scheduled = times.scheduled
+        if scheduled is not None:
+            metrics.observe("request_queue_time_seconds", max(scheduled - self.arrived, 0.0))
+        if times.first is None:
+            return
+        if scheduled is not None:
+            metrics.observe("request_prefill_time_seconds", max(times.first - scheduled, 0.0))
+        metrics.observe("request_decode_time_seconds", times.last - times.first)
+        if tokens > 1:
+            each = (times.last - times.first) / (tokens - 1)
+            metrics.observe("request_time_per_output_token_seconds", each)
+
+
+@dataclass(slots=True)
+class Times:
+    """Of a sequence, by the monotonic clock, which both processes share."""
+
+    scheduled: float | None = None
+    first: float | None = None
+    last: float = 0.0
