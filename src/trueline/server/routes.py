@@ -26,7 +26,7 @@ from trueline.server.protocol.requests import (
 )
 from trueline.server.protocol.responses import ModelCard, ModelList
 from trueline.server.replies import Frames, Reply
-from trueline.server.service import Run, Service, aside
+from trueline.server.service import Run, Service
 
 Read = TypeVar("Read")
 FINGERPRINT = f"trueline-{__version__}"
@@ -35,7 +35,7 @@ FINGERPRINT = f"trueline-{__version__}"
 async def completions(request: Request) -> Response:
     service = _service(request)
     limits, size, asked = await _read(request, read_completion)
-    found = await aside(size, prompts.completion_prompts, asked, service.tokenizer, limits)
+    found = await service.aside(size, prompts.completion_prompts, asked, service.tokenizer, limits)
     frames = CompletionFrames(
         f"cmpl-{_name(request)}", int(time.time()), FINGERPRINT, asked, service.tokenizer
     )
@@ -45,7 +45,7 @@ async def completions(request: Request) -> Response:
 async def chat(request: Request) -> Response:
     service = _service(request)
     limits, size, asked = await _read(request, read_chat)
-    found = await aside(size, prompts.chat_prompt, asked, service.tokenizer, limits)
+    found = await service.aside(size, prompts.chat_prompt, asked, service.tokenizer, limits)
     frames = ChatFrames(
         f"chatcmpl-{_name(request)}", int(time.time()), FINGERPRINT, asked, service.tokenizer
     )
@@ -55,13 +55,13 @@ async def chat(request: Request) -> Response:
 async def tokenize(request: Request) -> Response:
     service = _service(request)
     limits, size, asked = await _read(request, read_tokenize)
-    return _json(await aside(size, prompts.tokenize, asked, service.tokenizer, limits))
+    return _json(await service.aside(size, prompts.tokenize, asked, service.tokenizer, limits))
 
 
 async def detokenize(request: Request) -> Response:
     service = _service(request)
     _, size, asked = await _read(request, read_detokenize)
-    return _json(await aside(size, prompts.detokenize, asked, service.tokenizer))
+    return _json(await service.aside(size, prompts.detokenize, asked, service.tokenizer))
 
 
 async def models(request: Request) -> Response:
@@ -93,7 +93,7 @@ async def _read(
     service = _service(request)
     limits = service.limits()
     body = await read_body(request, service.config.max_body_bytes)
-    return limits, len(body), await aside(len(body), read, body, limits)
+    return limits, len(body), await service.aside(len(body), read, body, limits)
 
 
 def _reply(

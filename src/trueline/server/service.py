@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -41,6 +42,14 @@ class Service:
     draining: bool = False
     num_sequences: int = 0
     """Admitted and not yet ended, waiting ones included."""
+    reader: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "reader"))
+
+    async def aside(self, size: int, work: Callable[..., T], *given: Any) -> T:
+        """Small work at once; big work in one thread for all, so that nobody else's tokens wait
+        for it, and it takes one core at most."""
+        if size < BIG:
+            return work(*given)
+        return await asyncio.get_running_loop().run_in_executor(self.reader, work, *given)
 
     def refusal(self) -> tuple[str, str] | None:
         """Why no request is taken now, as a word and a sentence."""
@@ -90,11 +99,6 @@ class Service:
             yield
         finally:
             self.num_sequences -= count
-
-
-async def aside(size: int, work: Callable[..., T], *given: Any) -> T:
-    """Small work at once, big work in a thread: nobody else's tokens wait for it."""
-    return work(*given) if size < BIG else await asyncio.to_thread(work, *given)
 
 
 class Run:
