@@ -31,6 +31,7 @@ from trueline.text.tokenizer import Tokenizer
 
 FLUSH_SECONDS = 5.0
 """For answers that are finished and still on their way to slow readers."""
+PROGRESS_SECONDS = 5.0
 BACKLOG = 2048
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -73,6 +74,7 @@ class _Life:
         self.options = engine
         self.logger = start_logs(config.log_format, config.log_level)
         self.signals = 0
+        self.told_at = self.began
 
     async def whole(self) -> int:
         self.stopping = asyncio.Event()
@@ -154,7 +156,11 @@ class _Life:
         self.stopping.set()
 
     def _progress(self, progress: Progress) -> None:
-        event(self.logger, "loading", logging.DEBUG, phase=str(progress))
+        """Now and then: a large model is loaded in many steps."""
+        now = time.monotonic()
+        if now - self.told_at >= PROGRESS_SECONDS:
+            self.told_at = now
+            event(self.logger, "loading", phase=str(progress))
 
     def _tell(self, ready: Ready, url: str) -> None:
         phases = ", ".join(f"{name} {s:.1f}" for name, s in ready.startup_seconds.items())
