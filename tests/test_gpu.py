@@ -112,7 +112,7 @@ def test_decode_over_a_table(dtype: torch.dtype) -> None:
 def test_lightning_in_whole_tiles(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Short prompts of models, whose channels fill their tiles, are cut in another way."""
     op = implementation("lightning", "triton")
-    with torch.device("cuda"), lightning_dims(monkeypatch, 64, 64):
+    with torch.device("cuda"), lightning_dims(monkeypatch, 128, 64):
         lightning.any_cuts(op, dtype)
         lightning.any_decay(op, dtype)
         lightning.free_slots(op, dtype)

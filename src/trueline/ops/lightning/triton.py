@@ -25,6 +25,7 @@ SCAN_BLOCK = 1024
 FEW_CHUNKS = 4
 # And by narrow programs, which are many.
 FEW_NARROW_CHUNKS = 16
+NARROW_CHANNELS = 128
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,10 +152,10 @@ def prefill_launch(
     dtype: torch.dtype, shape: tuple[int, int, int], counts: Sequence[int], sms: int
 ) -> PrefillLaunch:
     """`shape`: heads, dk and dv. Products of float32 are not for tensor cores, and want all their
-    numbers in registers. Short rows are walked in one go where narrow programs fill the GPU, in
-    three stages: on an H200 those gave wrong numbers for tiles that channels do not fill."""
+    numbers in registers. Short rows are walked in one go where narrow programs fill the GPU; not
+    with few channels, which they got wrong on an H200."""
     heads, dk, dv = shape
-    short = max(counts) <= 64 * FEW_NARROW_CHUNKS and dk == max(16, power_of_two(dk))
+    short = max(counts) <= 64 * FEW_NARROW_CHUNKS and dk == power_of_two(dk) >= NARROW_CHANNELS
     if dtype == torch.float32:
         return PrefillLaunch(16, min(16, power_of_two(dv)), 4, 1, 4 * sms)
     for values in (16, 32) if short and dv % 32 == 0 else ():
