@@ -6,7 +6,13 @@ from collections.abc import Callable, Iterator
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -42,6 +48,7 @@ HISTOGRAMS = {
 class Metrics:
     def __init__(self, prefix: str, model: str) -> None:
         self.prefix, self.model = prefix, model
+        disable_created_metrics()  # a time stamp beside every counter, which nobody charts
         self.registry = CollectorRegistry()
         self._timers: dict[str, Callable[[float], None]] = {
             name: Histogram(
