@@ -48,7 +48,8 @@ HISTOGRAMS = {
 class Metrics:
     def __init__(self, prefix: str, model: str) -> None:
         self.prefix, self.model = prefix, model
-        disable_created_metrics()  # a time stamp beside every counter, which nobody charts
+        # a time stamp beside every counter, which nobody charts
+        disable_created_metrics()  # type: ignore[no-untyped-call]
         self.registry = CollectorRegistry()
         self._timers: dict[str, Callable[[float], None]] = {
             name: Histogram(
