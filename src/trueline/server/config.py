@@ -32,6 +32,8 @@ class ServerConfig:
     """Prompts × n of one request."""
     max_num_queued: int = 256
     """Sequences that may wait when all seats are taken; more are refused (429)."""
+    read_timeout: float = 60.0
+    """Seconds that a client has to send a request's head, and then its body (408)."""
     request_timeout: float | None = None
     """Seconds after which a request is given up (504)."""
     shutdown_timeout: float = 30.0
@@ -54,7 +56,7 @@ class ServerConfig:
                 raise UsageError(f"{name} = {value!r}: accepted: a whole number from {least} up")
         if self.port > 65535:
             raise UsageError(f"port = {self.port}: accepted: up to 65535")
-        for name in ("request_timeout", "shutdown_timeout"):
+        for name in ("read_timeout", "request_timeout", "shutdown_timeout"):
             seconds = getattr(self, name)
             if seconds is not None and not 0 <= seconds < float("inf"):
                 raise UsageError(f"{name} = {seconds!r}: accepted: seconds from 0 up")

@@ -1,6 +1,8 @@
-"""Bodies of bounded size."""
+"""Bodies of bounded size, that come in bounded time."""
 
 from __future__ import annotations
+
+import asyncio
 
 from starlette.requests import Request
 
@@ -12,12 +14,37 @@ def too_large(limit: int) -> ApiError:
     return ApiError(413, told, code="body_too_large")
 
 
-async def read_body(request: Request, limit: int) -> bytes:
-    """Also where nobody says beforehand how long it is."""
-    chunks, size = [], 0
-    async for chunk in request.stream():
-        size += len(chunk)
-        if size > limit:
-            raise too_large(limit)
-        chunks.append(chunk)
-    return b"".join(chunks)
+class Bodies:
+    """Reads them; those on their way can be given up."""
+
+    def __init__(self, limit: int, seconds: float) -> None:
+        self.limit, self.seconds = limit, seconds
+        self._coming: set[asyncio.Timeout] = set()
+        self._why: ApiError | None = None
+
+    async def read(self, request: Request) -> bytes:
+        """Also where nobody says beforehand how long it is."""
+        try:
+            async with asyncio.timeout(self.seconds) as patience:
+                self._coming.add(patience)
+                try:
+                    return await self._chunks(request)
+                finally:
+                    self._coming.discard(patience)
+        except TimeoutError:
+            told = f"the request's body did not come within {self.seconds:g} s"
+            raise self._why or ApiError(408, told, code="body_timeout") from None
+
+    def give_up(self, why: ApiError) -> None:
+        self._why, now = why, asyncio.get_running_loop().time()
+        for patience in self._coming:
+            patience.reschedule(now)
+
+    async def _chunks(self, request: Request) -> bytes:
+        chunks, size = [], 0
+        async for chunk in request.stream():
+            size += len(chunk)
+            if size > self.limit:
+                raise too_large(self.limit)
+            chunks.append(chunk)
+        return b"".join(chunks)

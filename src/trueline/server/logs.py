@@ -17,6 +17,8 @@ def start_logs(form: str, level: str) -> logging.Logger:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json() if form == "json" else _Text())
     logger.handlers, logger.propagate = [handler], False
+    # of requests that fail we tell ourselves; of connections that were cut there is no more to say
+    logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     return logger
 
 

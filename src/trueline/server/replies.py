@@ -5,15 +5,14 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import suppress
+from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Protocol
 
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from trueline.errors import RequestRejected
 from trueline.outputs import RequestOutput
-from trueline.server.protocol.errors import ApiError, bad_request
+from trueline.server.protocol.errors import ApiError
 from trueline.server.protocol.frames import failure
 from trueline.server.service import Run
 
@@ -67,8 +66,9 @@ class Reply(Response):
         self.told["finish"] = ",".join(each.finish_reason or "none" for each in completions)
 
     async def _whole(self, send: Send) -> None:
-        async for _ in self._outputs():
-            pass
+        async with self._in_time() as outputs:
+            async for _ in outputs:
+                pass
         body = self.frames.whole(self._all())
         headers = [
             (b"content-type", b"application/json"),
@@ -81,15 +81,16 @@ class Reply(Response):
         """The status waits for the first news: whoever is refused hears it there."""
         started = False
         try:
-            async for _ in self._outputs():
-                if not started:
-                    if error := failure(self._all()):
-                        raise error
-                    started = True
-                    await send({"type": "http.response.start", "status": 200, "headers": SSE})
-                data = b"".join(self.frames.delta(self._all()))
-                if data:
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
+            async with self._in_time() as outputs:
+                async for _ in outputs:
+                    if not started:
+                        if error := failure(self._all()):
+                            raise error
+                        started = True
+                        await send({"type": "http.response.start", "status": 200, "headers": SSE})
+                    data = b"".join(self.frames.delta(self._all()))
+                    if data:
+                        await send({"type": "http.response.body", "body": data, "more_body": True})
             failed = failure(self._all())
             data = b"" if failed else (self.frames.final_usage() or b"") + DONE
         except ApiError as error:
@@ -103,24 +104,17 @@ class Reply(Response):
     def _all(self) -> list[RequestOutput]:
         return [answer.output() for answer in self.run.answers]
 
-    async def _outputs(self) -> AsyncIterator[RequestOutput]:
-        """Of whichever has news. What the engine refuses and what takes too long is an error."""
-        outputs, seconds = self.run.outputs(), self.run.service.config.request_timeout
-        end = None if seconds is None else asyncio.get_running_loop().time() + seconds
+    @asynccontextmanager
+    async def _in_time(self) -> AsyncIterator[AsyncIterator[RequestOutput]]:
+        """The outputs, to be read and sent before the request is given up: the engine does not work
+        longer for a client that does not read, either."""
+        seconds = self.run.service.config.request_timeout
         try:
-            while True:
-                async with asyncio.timeout_at(end):
-                    output = await anext(outputs, None)
-                if output is None:
-                    return
-                yield output
+            async with asyncio.timeout(seconds), aclosing(self.run.outputs()) as outputs:
+                yield outputs
         except TimeoutError:
             told = f"not done after {seconds:g} s, which is this server's limit"
             raise ApiError(504, told, code="timeout") from None
-        except RequestRejected as error:
-            raise bad_request(str(error)) from None
-        finally:
-            await outputs.aclose()  # type: ignore[attr-defined]
 
 
 async def _gone(receive: Receive) -> None:

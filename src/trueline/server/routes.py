@@ -12,7 +12,6 @@ from starlette.responses import Response
 
 from trueline import __version__
 from trueline.answers import Answer
-from trueline.server.limits import read_body
 from trueline.server.protocol import prompts
 from trueline.server.protocol.errors import ApiError
 from trueline.server.protocol.frames import ChatFrames, CompletionFrames
@@ -92,7 +91,7 @@ async def _read(
     answer."""
     service = _service(request)
     limits = service.limits()
-    body = await read_body(request, service.config.max_body_bytes)
+    body = await service.bodies.read(request)
     return limits, len(body), await service.aside(len(body), read, body, limits)
 
 

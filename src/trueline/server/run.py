@@ -21,6 +21,7 @@ from trueline.errors import UsageError
 from trueline.locate import find_model
 from trueline.server.app import build_app
 from trueline.server.config import ServerConfig
+from trueline.server.connection import connection
 from trueline.server.keys import read_keys
 from trueline.server.logs import event, start_logs
 from trueline.server.metrics import Metrics
@@ -123,9 +124,9 @@ class _Life:
                 task.cancel()
 
     async def _drain(self) -> int:
-        self.service.draining = True
-        waiting = self.service.num_sequences
-        event(self.logger, "draining", sequences=waiting, seconds=self.config.shutdown_timeout)
+        self.service.drain()
+        running = self.engine.num_open
+        event(self.logger, "draining", sequences=running, seconds=self.config.shutdown_timeout)
         await self.engine.stop(self.config.shutdown_timeout)
         event(self.logger, "stopped")
         return 0
@@ -140,6 +141,7 @@ class _Life:
         return _Http(
             uvicorn.Config(
                 app,
+                http=connection(self.config.read_timeout),
                 log_config=None,
                 access_log=False,
                 lifespan="off",

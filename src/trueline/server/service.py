@@ -4,21 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 from trueline.answers import Answer
 from trueline.engine.messages import CoreOutput, CoreRequest
+from trueline.errors import RequestRejected
 from trueline.outputs import RequestOutput
 from trueline.server.config import ServerConfig
+from trueline.server.limits import Bodies
 from trueline.server.metrics import Metrics
 from trueline.server.process.client import EngineClient
 from trueline.server.process.messages import Ready
 from trueline.server.process.streams import EngineDead
-from trueline.server.protocol.errors import ApiError
+from trueline.server.protocol.errors import ApiError, bad_request
 from trueline.server.protocol.limits import Limits
 from trueline.text.tokenizer import Tokenizer
 
@@ -40,9 +41,10 @@ class Service:
     metrics: Metrics
     created: int = field(default_factory=lambda: int(time.time()))
     draining: bool = False
-    num_sequences: int = 0
-    """Admitted and not yet ended, waiting ones included."""
-    reader: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(1, "reader"))
+
+    def __post_init__(self) -> None:
+        self.bodies = Bodies(self.config.max_body_bytes, self.config.read_timeout)
+        self.reader = ThreadPoolExecutor(1, "reader")
 
     async def aside(self, size: int, work: Callable[..., T], *given: Any) -> T:
         """Small work at once; big work in one thread for all, so that nobody else's tokens wait
@@ -50,6 +52,11 @@ class Service:
         if size < BIG:
             return work(*given)
         return await asyncio.get_running_loop().run_in_executor(self.reader, work, *given)
+
+    def drain(self) -> None:
+        """Nobody else is admitted, nor those who are still asking."""
+        self.draining = True
+        self.bodies.give_up(self._closed())
 
     def refusal(self) -> tuple[str, str] | None:
         """Why no request is taken now, as a word and a sentence."""
@@ -60,11 +67,14 @@ class Service:
         return None
 
     def check_open(self) -> Ready:
-        refusal = self.refusal()
-        if refusal is not None:
-            raise ApiError(503, refusal[1], code=refusal[0], retry_after=RETRY_SECONDS)
+        if self.refusal() is not None:
+            raise self._closed()
         assert self.engine.ready is not None
         return self.engine.ready
+
+    def _closed(self) -> ApiError:
+        code, message = self.refusal() or ("", "")
+        return ApiError(503, message, code=code, retry_after=RETRY_SECONDS)
 
     def limits(self) -> Limits:
         ready = self.check_open()
@@ -82,23 +92,18 @@ class Service:
         assert self.engine.ready is not None
         return sorted({*self.engine.ready.eos_token_ids, *self.tokenizer.eos_ids})
 
-    @contextmanager
-    def seats(self, count: int) -> Iterator[None]:
-        """For so many sequences, or nobody waits for them."""
+    def check_room(self, count: int) -> None:
+        """For so many sequences more. A slow reader takes none once the engine is done with it."""
         room = self.check_open().max_num_seqs + self.config.max_num_queued
-        if self.num_sequences + count > room:
+        taken = self.engine.num_open
+        if taken + count > room:
             raise ApiError(
                 429,
-                f"{self.num_sequences} sequences are running or waiting, {count} more were asked "
-                f"for, and there is room for {room}; try again later",
+                f"{taken} sequences are running or waiting, {count} more were asked for, and there "
+                f"is room for {room}; try again later",
                 code="queue_full",
                 retry_after=RETRY_SECONDS,
             )
-        self.num_sequences += count
-        try:
-            yield
-        finally:
-            self.num_sequences -= count
 
 
 class Run:
@@ -112,19 +117,21 @@ class Run:
         self.arrived = time.monotonic()
         self.times = {core_id: Times() for core_id in self.of_sequence}
 
-    async def outputs(self) -> AsyncIterator[RequestOutput]:
-        with self.service.seats(len(self.requests)):
-            stream = self.service.engine.generate(self.requests)
-            try:
-                async for news in stream:
-                    answer = self.of_sequence[news.request_id]
-                    self._take(answer, news)
-                    stream.abort(answer.to_stop())
-                    yield answer.output()
-            except EngineDead as error:
-                raise ApiError(503, str(error), code="engine_dead") from None
-            finally:
-                stream.abort()
+    async def outputs(self) -> AsyncGenerator[RequestOutput]:
+        self.service.check_room(len(self.requests))
+        stream = self.service.engine.generate(self.requests)
+        try:
+            async for news in stream:
+                answer = self.of_sequence[news.request_id]
+                self._take(answer, news)
+                stream.abort(answer.to_stop())
+                yield answer.output()
+        except EngineDead as error:
+            raise ApiError(503, str(error), code="engine_dead") from None
+        except RequestRejected as error:
+            raise bad_request(str(error)) from None
+        finally:
+            stream.abort()
 
     def _take(self, answer: Answer, news: CoreOutput) -> None:
         copy = next(copy for copy in answer.copies if copy.core_id == news.request_id)

@@ -90,6 +90,11 @@ class EngineClient:
         """Of the engine process, where there is one."""
         return None if self._link is None or self._link.exit.done() else self._link.process.pid
 
+    @property
+    def num_open(self) -> int:
+        """Sequences in the engine, waiting ones included."""
+        return len(self._streams)
+
     async def stop(self, timeout: float) -> None:
         """Let what runs finish for up to `timeout` seconds, end the rest, end the process."""
         was, self.state, self.reason = self.state, "stopped", SHUTTING_DOWN

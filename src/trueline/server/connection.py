@@ -1,0 +1,53 @@
+"""What uvicorn leaves open of a connection: how long, and how large, a request's head may be."""
+
+from __future__ import annotations
+
+import asyncio
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+MAX_HEAD_BYTES = 64 << 10
+"""Whoever sends more without coming to an end gets 431. Some more pass where they come at once."""
+TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\n\r\n"
+
+
+def connection(seconds: float) -> type[asyncio.Protocol]:
+    """For clients that have so many seconds for a head; then they are left."""
+
+    class Connection(HttpToolsProtocol):
+        def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+            super().connection_made(transport)
+            self.patience: asyncio.TimerHandle | None = None
+            self._wait_for_head()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._head_is_there()
+            super().connection_lost(exc)
+
+        def on_message_begin(self) -> None:
+            super().on_message_begin()
+            self._wait_for_head()
+
+        def on_headers_complete(self) -> None:
+            self._head_is_there()
+            super().on_headers_complete()
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self.patience is not None and not self.transport.is_closing():
+                self.head_bytes += len(data)
+                if self.head_bytes > MAX_HEAD_BYTES:
+                    self.transport.write(TOO_LARGE)
+                    self.transport.close()
+
+        def _wait_for_head(self) -> None:
+            self._head_is_there()
+            self.head_bytes = 0
+            self.patience = self.loop.call_later(seconds, self.transport.close)
+
+        def _head_is_there(self) -> None:
+            if self.patience is not None:
+                self.patience.cancel()
+                self.patience = None
+
+    return Connection
