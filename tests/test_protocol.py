@@ -78,7 +78,7 @@ BAD_BOTH: list[tuple[str, Any, str, str]] = [
     ("top_p", 1.1, "top_p", "up to 1"),
     ("top_k", -2, "top_k", "0 or -1 for all"),
     ("min_p", 2, "min_p", "0 to 1"),
-    ("repetition_penalty", 0, "repetition_penalty", "above 0"),
+    ("repetition_penalty", 0, "repetition_penalty", "0.001 to 1000"),
     ("presence_penalty", 3, "presence_penalty", "-2 to 2"),
     ("frequency_penalty", -3, "frequency_penalty", "-2 to 2"),
     ("seed", 2**63, "seed", "64 bits"),

@@ -167,7 +167,7 @@ def test_not_ready_while_loading(tiny: Tiny) -> None:
         assert served.get("/health/live").status_code == 200
         assert ask(served).error["code"] == "loading"
         served.wait_for("listening on")
-        assert readiness(served) == (200, {"status": "ready"})
+        assert readiness(served) == (200, {"status": "ready", "reason": None})
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

@@ -193,7 +193,8 @@ REALS = (
     ("temperature", 0.0, math.inf, "0 for greedy, or a positive number"),
     ("top_p", math.ulp(0.0), 1.0, "above 0, up to 1"),
     ("min_p", 0.0, 1.0, "0 to 1"),
-    ("repetition_penalty", math.ulp(0.0), math.inf, "above 0; 1 changes nothing"),
+    # logits divided by less, or multiplied by more, need not be numbers any more
+    ("repetition_penalty", 0.001, 1000.0, "0.001 to 1000; 1 changes nothing"),
     ("presence_penalty", -2.0, 2.0, "-2 to 2"),
     ("frequency_penalty", -2.0, 2.0, "-2 to 2"),
 )

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import time
 import uuid
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import msgspec
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.middleware import Middleware
@@ -26,6 +26,7 @@ from trueline.server.logs import event
 from trueline.server.metrics import CONTENT_TYPE
 from trueline.server.protocol.errors import ApiError
 from trueline.server.protocol.openapi import openapi
+from trueline.server.protocol.responses import Health, Version
 from trueline.server.replies import error_response
 from trueline.server.routes import chat, completions, detokenize, models, one_model, tokenize
 from trueline.server.service import Service
@@ -74,18 +75,18 @@ def build_app(service: Service, keys: Keys, logger: logging.Logger) -> ASGIApp:
 
 
 async def live(request: Request) -> Response:
-    return _json({"status": "alive"})
+    return _json(Health("live"))
 
 
 async def ready(request: Request) -> Response:
     refusal = request.app.state.service.refusal()
     if refusal is None:
-        return _json({"status": "ready"})
-    return _json({"status": refusal[0], "reason": refusal[1]}, 503)
+        return _json(Health("ready"))
+    return _json(Health(*refusal), 503)
 
 
 async def version(request: Request) -> Response:
-    return _json({"version": __version__})
+    return _json(Version(__version__))
 
 
 async def document(request: Request) -> Response:
@@ -99,7 +100,7 @@ async def metrics(request: Request) -> Response:
 
 
 def _json(value: Any, status: int = 200) -> Response:
-    return Response(json.dumps(value), status, media_type="application/json")
+    return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
 # -- errors ----------------------------------------------------------------------------

@@ -25,10 +25,12 @@ _ERRORS = {
     "400": "The request is wrong; `param` names the field.",
     "401": "No API key, or one that is not known.",
     "404": "No such model.",
+    "408": "The body did not come whole in time.",
     "413": "The body is too large.",
     "429": "The queue is full: come back after the seconds in Retry-After.",
     "500": "The engine failed.",
     "503": "Loading, draining, or the engine is gone.",
+    "504": "Not done in time.",
 }
 _LOGPROBS = ("logprobs", "top_logprobs", "prompt_logprobs")
 _STREAM = "A stream of server-sent events, each a chunk, after the last `data: [DONE]`."
@@ -80,14 +82,22 @@ def _post(summary: str, takes: list[str], gives: str, chunk: str | None = None) 
     answer = _answer("The answer.", _ref(gives))
     if chunk is not None:
         answer["description"] = f"The answer; where `stream` is true, chunks of it. {_STREAM}"
-        answer["content"]["text/event-stream"] = {
-            "schema": {"type": "string"},
-            "x-chunk": _ref(chunk),
-        }
+        answer["content"]["text/event-stream"] = {"schema": _event(chunk)}
     errors = _errors(*_ERRORS)
     errors["429"]["headers"] = {"Retry-After": {"schema": {"type": "integer"}}}
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
     return {"summary": summary, "requestBody": body, "responses": {"200": answer, **errors}}
+
+
+def _event(chunk: str) -> dict[str, Any]:
+    """One of a stream: OpenAPI 3.1 says nothing of them, and tools take the schema for each."""
+    says = {"anyOf": [_ref(chunk), _ref("ErrorResponse")]}
+    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": says}
+    return {
+        "type": "object",
+        "properties": {"data": {"anyOf": [{"const": "[DONE]"}, data]}},
+        "required": ["data"],
+    }
 
 
 def _get(summary: str, gives: str, *errors: str, **more: Any) -> dict[str, Any]:
@@ -108,9 +118,9 @@ def _paths() -> dict[str, Any]:
         "/v1/chat/completions": {
             "post": _post("Answer a conversation", ["ChatBody"], "ChatCompletion", "ChatChunk")
         },
-        "/v1/models": {"get": _get("The models served", "ModelList", "401")},
+        "/v1/models": {"get": _get("The models served", "ModelList", "401", "503")},
         "/v1/models/{model}": {
-            "get": _get("One model", "ModelCard", "401", "404", parameters=[name])
+            "get": _get("One model", "ModelCard", "401", "404", "503", parameters=[name])
         },
         "/tokenize": {
             "post": _post(

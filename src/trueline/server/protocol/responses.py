@@ -155,4 +155,4 @@ class Version(msgspec.Struct):
 
 class Health(msgspec.Struct):
     status: Literal["ready", "live", "loading", "draining", "dead"]
-    reason: str | None
+    reason: str | None = None

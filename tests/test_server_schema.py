@@ -1,0 +1,143 @@
+"""The server against its own OpenAPI document: what the document allows is taken, what it does not
+allow is refused, and every answer looks as it says. schemathesis makes the requests."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import requests
+import schemathesis
+from hypothesis import HealthCheck, Phase, Verbosity, given, seed, settings
+from hypothesis import strategies as st
+from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
+
+from servers import Served, serving
+from wire import events
+
+Tiny = Callable[..., Path]
+CHECKS = [
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+    negative_data_rejection,
+]
+OPERATIONS = {
+    "POST": ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"),
+    "GET": ("/v1/models", "/v1/models/{model}", "/version", "/health", "/health/ready",
+            "/health/live", "/metrics"),
+}  # fmt: skip
+RULES = {
+    r"(prompt|messages)(\[\d+\])?: \d+ tokens; accepted: up to 47": "in tokens",
+    r"prompt(\[\d+\])?: the prompt is empty": "some put a token before it",
+    r"messages: the template makes an empty prompt": "others do not",
+    r"chat template (refuses these messages|failed)": "every template has rules of its own",
+    r"model '.*' is not served here": "in a path, where it is any text",
+    r"logit_bias has token \d+": "names of fields have no bounds",
+    r"n = \d+ with temperature = 0": "two fields",
+    r"\d+ prompts × n = \d+": "two fields",
+    r"best_of = ": "two fields",
+    r"min_tokens = ": "two fields",
+    r"top_logprobs: accepted: where logprobs is true": "two fields",
+    r"stream_options: accepted: where stream is true": "two fields",
+    r"max_completion_tokens = \d+: max_tokens": "two fields",
+    r"continue_final_message": "two fields, and what the template shows",
+    r"chat_template_kwargs\.\w+: accepted: as a field": "a name of another field",
+}
+"""What the document cannot say, by how the refusal begins, and why it cannot."""
+
+
+@pytest.fixture(scope="module")
+def server(tiny: Tiny) -> Iterator[Served]:
+    """Its limits keep every request short."""
+    flags = ("--max-model-len", "48", "--max-sequences", "4", "--served-model-name", "tiny")
+    with serving(tiny("deepseek_v3"), *flags) as served:
+        yield served
+        assert served.metric("trueline:num_requests_running") == 0
+        assert served.metric("trueline:kv_cache_usage_perc") == 0
+        assert "Traceback" not in "".join(served.log)
+
+
+@pytest.fixture(scope="module")
+def schema(server: Served) -> Any:
+    return schemathesis.openapi.from_url(f"{server.url}/openapi.json")
+
+
+def check(server: Served, case: Any, session: requests.Session) -> int:
+    """The status, which is in order."""
+    if case.meta.generation.mode is GenerationMode.POSITIVE:
+        _suit_template(case.body)
+    response = case.call(base_url=server.url, session=session)
+    case.validate_response(response, checks=CHECKS)
+    mode = case.meta.generation.mode
+    if mode is GenerationMode.POSITIVE and response.status_code not in (200, 429):
+        told = response.json()["error"]["message"]
+        assert any(re.match(rule, told) for rule in RULES), told
+    streams = response.headers["content-type"][0].startswith("text/event-stream")
+    if streams and not response.stream_cut_short:  # it stops reading after some dozens
+        assert events(response.content)[-1] is None
+    return response.status_code
+
+
+def _suit_template(body: Any) -> None:
+    """To the document a role is any text and content is optional; not so to a template."""
+    for message in body.get("messages") or [] if isinstance(body, dict) else []:
+        message["content"] = message.get("content") or "text"
+        if message.get("role") not in ("system", "user", "assistant"):
+            message["role"] = "user"
+
+
+def explore(server: Served, schema: Any, method: str, path: str, examples: int) -> None:
+    operation, session = schema[path][method], requests.Session()
+    found: Counter[int] = Counter()
+    cases = operation.as_strategy(generation_mode=GenerationMode.POSITIVE)
+    if method == "POST":
+        cases = st.one_of(cases, operation.as_strategy(generation_mode=GenerationMode.NEGATIVE))
+
+    @seed(7)
+    @settings(max_examples=examples, deadline=None, database=None, derandomize=False,
+              verbosity=Verbosity.quiet, phases=[Phase.generate, Phase.shrink],
+              suppress_health_check=list(HealthCheck))  # fmt: skip
+    @given(case=cases)
+    def each(case: Any) -> None:
+        found[check(server, case, session)] += 1
+
+    each()
+    if method == "POST":  # we were not all the time at the door
+        assert found[200] > examples / 10
+        assert found[400] > examples / 10
+
+
+def test_the_document_has_all_routes(schema: Any) -> None:
+    found = {(op.method.upper(), op.path) for op in (r.ok() for r in schema.get_all_operations())}
+    assert found == {(method, path) for method, paths in OPERATIONS.items() for path in paths}
+
+
+@pytest.mark.parametrize("path", OPERATIONS["POST"])
+def test_bodies(server: Served, schema: Any, path: str) -> None:
+    explore(server, schema, "POST", path, 60)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("path", OPERATIONS["POST"])
+def test_many_bodies(server: Served, schema: Any, path: str) -> None:
+    explore(server, schema, "POST", path, 800)
+
+
+@pytest.mark.parametrize("path", OPERATIONS["GET"])
+def test_pages(server: Served, schema: Any, path: str) -> None:
+    explore(server, schema, "GET", path, 10)
