@@ -45,6 +45,7 @@ ROOMS = (
         "describe",
         "server",
         "client",
+        "benchmark_server",
     ),
     "cli",
 )

@@ -8,11 +8,11 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
 from trueline.engine.params import SamplingParams
 from trueline.llm import LLMEngine
+from trueline.locate import find_config
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,21 +64,24 @@ STANDARD = {
 
 def measure(engine: LLMEngine, work: Workload, repeats: int = 1) -> Figures:
     """The best of `repeats` runs, after one short one to warm up."""
-    _timed(engine, Workload(work.batch, min(work.prompt_len, 16), 2))
-    runs = [_timed(engine, work) for _ in range(repeats)]
+    vocab_size = engine.spec.vocab.total
+    timed(engine, Workload(work.batch, min(work.prompt_len, 16), 2).prompts(vocab_size), 2)
+    prompts = work.prompts(vocab_size)
+    runs = [timed(engine, prompts, work.output_len) for _ in range(repeats)]
     return min(runs, key=lambda figures: figures.total_s)
 
 
-def _timed(engine: LLMEngine, work: Workload) -> Figures:
-    params = SamplingParams(temperature=0.0, max_tokens=work.output_len, ignore_eos=True)
+def timed(engine: LLMEngine, prompts: list[list[int]], output_len: int) -> Figures:
+    """One run of prompts of one length, all at once."""
+    params = SamplingParams(temperature=0.0, max_tokens=output_len, ignore_eos=True)
     start = time.perf_counter()
-    for i, prompt in enumerate(work.prompts(engine.spec.vocab.total)):
+    for i, prompt in enumerate(prompts):
         engine.add_request(f"bench-{i}", {"prompt_token_ids": prompt}, params)
     first: dict[str, float] = {}
     for now, request_id in _tokens(engine):
         first.setdefault(request_id, now - start)
     total = time.perf_counter() - start
-    return Figures(work.batch, work.prompt_len, work.output_len, max(first.values()), total)
+    return Figures(len(prompts), len(prompts[0]), output_len, max(first.values()), total)
 
 
 def _tokens(engine: LLMEngine) -> Iterator[tuple[float, str]]:
@@ -90,10 +93,9 @@ def _tokens(engine: LLMEngine) -> Iterator[tuple[float, str]]:
 
 def bench_engine(model: str, *, caching: bool = False, **options: Any) -> LLMEngine:
     """For a model directory; for a config.json, or a directory without weights, they are drawn."""
-    path = Path(model)
-    if path.is_file() or (path.is_dir() and not any(path.glob("*.safetensors"))):
+    path, has_weights = find_config(model)
+    if not has_weights:
         options["load_format"] = "dummy"
-        path = path.parent if path.is_file() else path
     return LLMEngine(path, skip_tokenizer_init=True, enable_prefix_caching=caching, **options)
 
 

@@ -26,6 +26,16 @@ def find_model(model: str | Path) -> Path:
     raise UsageError(f"model '{name}': no such directory; accepted: a model directory or a hub id")
 
 
+def find_config(model: str | Path) -> tuple[Path, bool]:
+    """Of a model, or of nothing but its config.json: the directory, and whether weights are in it
+    (else they can be drawn)."""
+    path = Path(model)
+    if path.is_file():
+        return path.parent, False
+    directory = find_model(model)
+    return directory, any(directory.glob("*.safetensors"))
+
+
 def _snapshot(folder: Path) -> Path | None:
     """The revision that `main` names, or the only one there is."""
     main = folder / "refs" / "main"

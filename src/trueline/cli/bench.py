@@ -14,6 +14,7 @@ from cyclopts import App, Parameter
 
 from trueline.cli.bench_gpu import gpu
 from trueline.cli.bench_serve import serve
+from trueline.cli.bench_server import server
 from trueline.cli.output import tables
 from trueline.errors import UsageError
 
@@ -27,6 +28,7 @@ Dtype = Literal["float32", "bfloat16"]
 bench = App(name="bench", help="Measure speed: throughput, latency, or side by side with a peer.")
 bench.command(gpu, name="gpu")
 bench.command(serve, name="serve")
+bench.command(server, name="server")
 
 
 @bench.command

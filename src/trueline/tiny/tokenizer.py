@@ -1,4 +1,4 @@
-"""A byte-level tokenizer for models that have never seen text: every byte is a token."""
+"""Tokenizers for models that have never seen text: every byte is a token, or every token a word."""
 
 from __future__ import annotations
 
@@ -56,3 +56,20 @@ def write_tokenizer(directory: Path, vocab_size: int, bos: int | None, eos: Iter
         "clean_up_tokenization_spaces": False,
     }
     (directory / "tokenizer_config.json").write_text(json.dumps(config, indent=1) + "\n")
+
+
+def write_word_tokenizer(directory: Path, vocab_size: int) -> None:
+    """Every id spells a word of its own, so that every token a model can draw has text. It reads
+    no text: it has no single characters to begin with."""
+    space = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False).pre_tokenize_str(" ")
+    vocab = {space[0][0] + _word(token): token for token in range(vocab_size)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[]))
+    tokenizer.decoder = decoders.ByteLevel()
+    tokenizer.save(str(directory / "tokenizer.json"))
+
+
+def _word(number: int) -> str:
+    letters = chr(ord("a") + number % 26)
+    while number := number // 26:
+        letters += chr(ord("a") + number % 26)
+    return letters

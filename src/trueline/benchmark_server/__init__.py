@@ -1,0 +1,1 @@
+"""What a server in front of an engine costs: the same prompts offline and through HTTP, in turn."""

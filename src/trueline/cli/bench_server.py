@@ -1,0 +1,130 @@
+"""`trueline bench server`: what the server costs, beside the same engine without it."""
+
+from __future__ import annotations
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+from cyclopts import Parameter
+
+from trueline.cli.output import tables
+from trueline.errors import UsageError
+
+if TYPE_CHECKING:
+    from trueline.benchmark_server.overhead import Pair
+    from trueline.client.load import Shape
+
+
+def server(
+    model: str,
+    /,
+    *,
+    streams: tuple[int, ...] = (1, 8, 32),
+    prompt_len: int = 128,
+    output_len: int = 64,
+    repeats: int = 3,
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
+    out: Path | None = None,
+    plot: Path | None = None,
+    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+) -> None:
+    """Tokens per second through `trueline serve`, beside the same engine without it.
+
+    Engine, server and client share this machine. The same prompts go to both, in turn; a ratio
+    is of two runs right after each other.
+
+    Parameters
+    ----------
+    model
+        A model directory, or a config.json (then weights are drawn).
+    streams
+        Requests at once. May be given several times.
+    repeats
+        Rounds to take the medians of.
+    dtype
+        Of weights and cache; auto is the config's.
+    out
+        Write the figures of every round to this JSON file.
+    plot
+        Draw both into this file (.svg or .png).
+    as_json
+        Print the figures as JSON.
+    """
+    from trueline.benchmark_server.overhead import summarise
+    from trueline.client.load import Shape
+    from trueline.locate import find_config
+    from trueline.models import read_model
+
+    if repeats < 1 or min(streams) < 1:
+        raise UsageError("--repeats and --streams take numbers from 1 up")
+    for file in (out, plot):
+        if file is not None and not file.parent.is_dir():
+            raise UsageError(f"{file}: no such directory")
+    directory, has_weights = find_config(model)
+    shape = Shape(prompt_len, output_len, read_model(directory).vocab.total, seed=0)
+    options = {"dtype": dtype, "max_num_seqs": max(streams)}
+    pairs = _measure(directory, has_weights, options, shape, streams, repeats)
+    figures = {
+        "model": model, "prompt_len": prompt_len, "output_len": output_len, "dtype": dtype,
+        "rows": summarise(pairs), "rounds": [_as_json(pair) for pair in pairs],
+    }  # fmt: skip
+    if out is not None:
+        out.write_text(json.dumps(figures, indent=1) + "\n")
+    if plot is not None:
+        from trueline.benchmark_server.plot import plot_rows
+
+        plot_rows(plot, summarise(pairs), f"{directory.name}: {prompt_len} + {output_len} tokens")
+    print(json.dumps(figures, indent=1)) if as_json else _print(summarise(pairs))
+
+
+def _measure(
+    directory: Path,
+    has_weights: bool,
+    options: dict[str, Any],
+    shape: Shape,
+    streams: tuple[int, ...],
+    repeats: int,
+) -> list[Pair]:
+    from trueline.benchmark_server.overhead import measure_rounds
+    from trueline.benchmark_server.processes import both
+    from trueline.client.measure import run_loop
+    from trueline.tiny.tokenizer import write_word_tokenizer
+
+    with tempfile.TemporaryDirectory() as scratch:
+        # random tokens of a model's own may spell nothing, and then there is nothing to stream
+        write_word_tokenizer(Path(scratch), shape.vocab_size)
+        _say(f"loading {directory} twice")
+        with both(directory, options, has_weights, Path(scratch)) as (offline, served):
+            return run_loop(measure_rounds(offline, served, shape, streams, repeats, _tell))
+
+
+def _as_json(pair: Pair) -> dict[str, Any]:
+    from dataclasses import asdict
+
+    return asdict(pair) | {"ratio": pair.ratio}
+
+
+def _tell(pair: Pair) -> None:
+    _say(f"{pair.streams} at once: offline {pair.offline.tokens_per_s:.1f} tokens/s, through the "
+         f"server {pair.server.tokens_per_s:.1f}, ratio {pair.ratio:.3f}")  # fmt: skip
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _print(rows: list[dict[str, Any]]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    table = Table("streams", "offline tokens/s", "server tokens/s", "ratio", "rounds from", "to",
+                  "offline first s", "server first s", box=box.SIMPLE_HEAD)  # fmt: skip
+    for row in rows:
+        rates = (f"{row[f'{side}_tokens_per_s']:.1f}" for side in ("offline", "server"))
+        ratios = (f"{row[key]:.3f}" for key in ("ratio", "ratio_low", "ratio_high"))
+        firsts = (f"{row[f'{side}_first_token_s']:.3f}" for side in ("offline", "server"))
+        table.add_row(str(row["streams"]), *rates, *ratios, *firsts)
+    tables().print(table)
