@@ -43,7 +43,7 @@ def server(
     streams
         Requests at once. May be given several times.
     repeats
-        Rounds to take the medians of.
+        Rounds. Medians are of those in which no other process used the machine.
     dtype
         Of weights and cache; auto is the config's.
     out
@@ -88,7 +88,7 @@ def _measure(
     streams: tuple[int, ...],
     repeats: int,
 ) -> list[Pair]:
-    from trueline.benchmark_server.overhead import measure_rounds
+    from trueline.benchmark_server.overhead import Overhead
     from trueline.benchmark_server.processes import both
     from trueline.client.measure import run_loop
     from trueline.tiny.tokenizer import write_word_tokenizer
@@ -98,18 +98,21 @@ def _measure(
         write_word_tokenizer(Path(scratch), shape.vocab_size)
         _say(f"loading {directory} twice")
         with both(directory, options, has_weights, Path(scratch)) as (offline, served):
-            return run_loop(measure_rounds(offline, served, shape, streams, repeats, _tell))
+            overhead = Overhead(offline, served, shape)
+            return run_loop(overhead.rounds(streams, repeats, _tell))
 
 
 def _as_json(pair: Pair) -> dict[str, Any]:
     from dataclasses import asdict
 
-    return asdict(pair) | {"ratio": pair.ratio}
+    return asdict(pair) | {"ratio": pair.ratio, "decode_ratio": pair.decode_ratio}
 
 
 def _tell(pair: Pair) -> None:
-    _say(f"{pair.streams} at once: offline {pair.offline.tokens_per_s:.1f} tokens/s, through the "
-         f"server {pair.server.tokens_per_s:.1f}, ratio {pair.ratio:.3f}")  # fmt: skip
+    rates = (pair.rate(pair.offline), pair.rate(pair.server))
+    noise = "" if pair.is_quiet else " (others used the machine)"
+    _say(f"{pair.streams} at once: {rates[0]:.1f} tokens/s offline, {rates[1]:.1f} through the "
+         f"server, ratio {pair.ratio:.3f}{noise}")  # fmt: skip
 
 
 def _say(text: str) -> None:
@@ -120,11 +123,16 @@ def _print(rows: list[dict[str, Any]]) -> None:
     from rich import box
     from rich.table import Table
 
-    table = Table("streams", "offline tokens/s", "server tokens/s", "ratio", "rounds from", "to",
-                  "offline first s", "server first s", box=box.SIMPLE_HEAD)  # fmt: skip
+    table = Table("streams", "offline tokens/s", "server tokens/s", "ratio", "lowest", "highest",
+                  "decode ratio", "first s offline", "server", "quiet", box=box.SIMPLE_HEAD)  # fmt: skip
     for row in rows:
         rates = (f"{row[f'{side}_tokens_per_s']:.1f}" for side in ("offline", "server"))
-        ratios = (f"{row[key]:.3f}" for key in ("ratio", "ratio_low", "ratio_high"))
+        ratios = (f"{row[key]:.3f}" for key in ("ratio", "ratio_low", "ratio_high", "decode_ratio"))
         firsts = (f"{row[f'{side}_first_token_s']:.3f}" for side in ("offline", "server"))
-        table.add_row(str(row["streams"]), *rates, *ratios, *firsts)
-    tables().print(table)
+        quiet = f"{row['quiet_rounds']} of {row['rounds']}"
+        table.add_row(str(row["streams"]), *rates, *ratios, *firsts, quiet)
+    console = tables()
+    console.print(table)
+    for row in rows:
+        costs = ", ".join(f"{name} {us:,.0f}" for name, us in row["us_per_token"].items())
+        console.print(f"{row['streams']} at once, µs of a core for a token: {costs}")
