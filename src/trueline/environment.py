@@ -28,3 +28,32 @@ def hub_cache() -> Path:
         return Path(named)
     home = os.environ.get("HF_HOME")
     return (Path(home) if home else Path.home() / ".cache" / "huggingface") / "hub"
+
+
+# -- who has the cores, as Linux counts it ---------------------------------------------
+
+
+def busy_seconds() -> float:
+    """Of all cores and everybody, what the machine below has taken away included; 0 where nobody
+    counts."""
+    counts = _counts("stat").split("\n", 1)[0].split()[1:]
+    # further ones are in these a second time; the fourth and fifth are idle and waiting for disks
+    busy = [int(count) for i, count in enumerate(counts[:8]) if i not in (3, 4)]
+    return sum(busy) / os.sysconf("SC_CLK_TCK")
+
+
+def process_seconds(pid: int) -> float:
+    # the second field is the program's name, which may hold anything
+    fields = _counts(f"{pid}/stat").rpartition(")")[2].split()
+    return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+def child_processes(pid: int) -> list[int]:
+    return list(map(int, _counts(f"{pid}/task/{pid}/children").split()))
+
+
+def _counts(name: str) -> str:
+    try:
+        return Path("/proc", name).read_text()
+    except OSError:
+        return ""

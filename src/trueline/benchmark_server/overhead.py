@@ -9,16 +9,20 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-from trueline.benchmark_server.machine import Meter, Use, children
+from trueline.benchmark_server.machine import Meter, Use
 from trueline.benchmark_server.processes import Offline, Served
 from trueline.client.endpoint import endpoint
 from trueline.client.load import Load, Shape
 from trueline.client.measure import Bench, Run
 from trueline.client.wire import ServerError
-
+from trueline.environment import child_processes
 
 QUIET = 0.05
 """Cores that others may use in a round that counts."""
+TRIES = 3
+"""Rounds to make for every one asked for, where others use the machine."""
+CALM_SECONDS, PATIENCE = 0.5, 30
+"""Before a pair: how long nobody must have used it, and how often that is tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,23 +74,34 @@ class Overhead:
         self.bench.token_ids = False  # frames as most clients ask for them
         self.processes = {"client": os.getpid(), "offline": offline.process.pid,
                           "front end": served.process.pid}  # fmt: skip
-        self.processes |= {"engine": pid for pid in children(served.process.pid)}
+        self.processes |= zip(["engine"], child_processes(served.process.pid), strict=False)
 
     async def rounds(
         self, streams: Sequence[int], repeats: int, told: Callable[[Pair], None]
     ) -> list[Pair]:
-        """The two change places from round to round: a machine that gets slower or faster
-        meanwhile favours neither."""
-        pairs = []
+        """Until each number of streams has `repeats` quiet ones, or TRIES times that. The two
+        change places from round to round: a machine that gets slower or faster meanwhile favours
+        neither."""
+        pairs: list[Pair] = []
         try:
             await self._warm_up(max(streams))
-            for number in range(repeats):
+            for number in range(TRIES * repeats):
                 for count in streams:
-                    pairs.append(await self._pair(count, server_first=number % 2 == 1))
-                    told(pairs[-1])
+                    if sum(each.is_quiet for each in pairs if each.streams == count) < repeats:
+                        await self._calm()
+                        pairs.append(await self._pair(count, server_first=number % 2 == 1))
+                        told(pairs[-1])
         finally:
             self.bench.close()
         return pairs
+
+    async def _calm(self) -> None:
+        """Also gives threads of the run before time to fall asleep."""
+        for _ in range(PATIENCE):
+            meter = Meter(self.processes)
+            await asyncio.sleep(CALM_SECONDS)
+            if meter.stop().others <= QUIET:
+                return
 
     async def _warm_up(self, streams: int) -> None:
         shape = self.shape

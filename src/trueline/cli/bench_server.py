@@ -43,7 +43,8 @@ def server(
     streams
         Requests at once. May be given several times.
     repeats
-        Rounds. Medians are of those in which no other process used the machine.
+        Rounds to take the medians of, in which no other process used the machine; three times as
+        many are tried.
     dtype
         Of weights and cache; auto is the config's.
     out
@@ -123,8 +124,9 @@ def _print(rows: list[dict[str, Any]]) -> None:
     from rich import box
     from rich.table import Table
 
-    table = Table("streams", "offline tokens/s", "server tokens/s", "ratio", "lowest", "highest",
-                  "decode ratio", "first s offline", "server", "quiet", box=box.SIMPLE_HEAD)  # fmt: skip
+    heads = ("streams", "offline tokens/s", "server tokens/s", "ratio", "lowest", "highest",
+             "decode ratio", "first s offline", "server", "quiet")  # fmt: skip
+    table = Table(*heads, box=box.SIMPLE_HEAD)
     for row in rows:
         rates = (f"{row[f'{side}_tokens_per_s']:.1f}" for side in ("offline", "server"))
         ratios = (f"{row[key]:.3f}" for key in ("ratio", "ratio_low", "ratio_high", "decode_ratio"))
