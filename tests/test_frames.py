@@ -446,8 +446,7 @@ def test_scoring(tokenizer: Tokenizer) -> None:
 def test_offsets_of_special_tokens(tokenizer: Tokenizer) -> None:
     """In the text where it spells them, nowhere where the tokenizer put them."""
     talk = simple(tokenizer, prompt="a<|user|>b", echo=True, logprobs=0)
-    answer = talk.answers[0]
-    answer.ids = [256, *answer.ids]
+    talk.answers[0].ids.insert(0, 256)
     talk.take(talk.scored(0, 0))
     talk.take(talk.news(0, 0, tokenizer.encode("cd"), finish_reason="length"))
     (choice,) = json.loads(talk.again.whole(talk.outputs()))["choices"]

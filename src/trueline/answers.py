@@ -65,8 +65,14 @@ class Answer:
         self.request_id, self.prompt, self.ids, self.params = request_id, prompt, ids, params
         self.tokenizer = tokenizer
         self.copies = [Copy(self, i) for i in range(params.n)]
-        self.num_cached_tokens = 0
-        self.prompt_scores: list[TokenScore] = []
+        self._of_sequence = {copy.core_id: copy for copy in self.copies}
+        self._output = RequestOutput(
+            request_id,
+            prompt,
+            ids,
+            None if params.prompt_logprobs is None else [None],
+            [copy.completion for copy in self.copies],
+        )
 
     def core_requests(
         self, eos_token_ids: list[int], priority: int = 0, cache_salt: str | None = None
@@ -92,10 +98,11 @@ class Answer:
         return all(copy.completion.finished for copy in self.copies)
 
     def take(self, news: CoreOutput) -> None:
-        copy = next(copy for copy in self.copies if copy.core_id == news.request_id)
+        copy, output = self._of_sequence[news.request_id], self._output
         if copy.index == 0:
-            self.num_cached_tokens = max(self.num_cached_tokens, news.num_cached_tokens)
-            self.prompt_scores += news.prompt_scores
+            output.num_cached_tokens = max(output.num_cached_tokens, news.num_cached_tokens)
+            if output.prompt_logprobs is not None:
+                output.prompt_logprobs += map(self.logprobs, news.prompt_scores)
         copy.take(news)
 
     def to_stop(self) -> list[str]:
@@ -106,17 +113,8 @@ class Answer:
         return [copy.core_id for copy in ended]
 
     def output(self) -> RequestOutput:
-        prompt_logprobs = None
-        if self.params.prompt_logprobs is not None:
-            prompt_logprobs = [None, *(self.logprobs(score) for score in self.prompt_scores)]
-        return RequestOutput(
-            self.request_id,
-            self.prompt,
-            self.ids,
-            prompt_logprobs,
-            [copy.completion for copy in self.copies],
-            self.num_cached_tokens,
-        )
+        """The same object every time: what is new is added to it."""
+        return self._output
 
     def logprobs(self, score: TokenScore) -> dict[int, Logprob]:
         """The likeliest tokens by rank, and the token itself."""
