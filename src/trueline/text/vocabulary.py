@@ -66,6 +66,7 @@ class JsonVocabulary:
         flags = {token: entry.special for token, entry in entries.items()}
         flags |= {token.id: token.special for token in added}  # the later word
         self.flagged = frozenset(token for token, is_special in flags.items() if is_special)
+        self._bytes: dict[int, bytes | None] = {}  # of tokens that somebody has asked for
 
     def _add(self, file: Path, added: Sequence[AddedToken]) -> None:
         """tokenizer_config.json may know tokens that tokenizer.json does not. The library gives
@@ -117,9 +118,15 @@ class JsonVocabulary:
         return text
 
     def token_bytes(self, token: int) -> bytes | None:
+        if token in self._bytes:
+            return self._bytes[token]
         name = self._tokenizer.id_to_token(token)
         if name is None:  # beyond the vocabulary: logits are often padded
             return b""
+        found = self._bytes[token] = self._spelled(name)
+        return found
+
+    def _spelled(self, name: str) -> bytes | None:
         if self.spells_bytes:
             return spelled(name)
         match = re.fullmatch("<0x([0-9A-Fa-f]{2})>", name) if self._has_byte_tokens else None
