@@ -242,6 +242,24 @@ def test_a_slow_reader_gets_one_piece_with_everything(shared: Running) -> None:
     assert {name: plain(whole)[name] for name in joined} == joined
 
 
+def test_what_has_come_is_read_without_waiting() -> None:
+    async def work() -> None:
+        stream = Stream(["a", "b", "c"], lambda names: None)
+        for name, token in (("a", 1), ("b", 2), ("a", 3)):
+            stream.push(CoreOutput(request_id=name, token_ids=[token]))
+        stream.push(CoreOutput(request_id="b", finish_reason="length"))
+        first, *more = await anext(stream), *stream.waiting()
+        assert (first.request_id, first.token_ids) == ("a", [1, 3])
+        assert [(each.request_id, each.finish_reason) for each in more] == [("b", "length")]
+        assert list(stream.waiting()) == []
+        for name in ("a", "c"):
+            stream.push(CoreOutput(request_id=name, finish_reason="stop"))
+        assert len(list(stream.waiting())) == 2
+        assert [each async for each in stream] == []  # all have told their end
+
+    asyncio.run(work())
+
+
 def test_times(shared: Running) -> None:
     async def work() -> None:
         start = time.monotonic()

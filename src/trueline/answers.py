@@ -65,7 +65,7 @@ class Answer:
         self.request_id, self.prompt, self.ids, self.params = request_id, prompt, ids, params
         self.tokenizer = tokenizer
         self.copies = [Copy(self, i) for i in range(params.n)]
-        self._of_sequence = {copy.core_id: copy for copy in self.copies}
+        self.of_sequence = {copy.core_id: copy for copy in self.copies}
         self._output = RequestOutput(
             request_id,
             prompt,
@@ -98,7 +98,7 @@ class Answer:
         return all(copy.completion.finished for copy in self.copies)
 
     def take(self, news: CoreOutput) -> None:
-        copy, output = self._of_sequence[news.request_id], self._output
+        copy, output = self.of_sequence[news.request_id], self._output
         if copy.index == 0:
             output.num_cached_tokens = max(output.num_cached_tokens, news.num_cached_tokens)
             if output.prompt_logprobs is not None:

@@ -107,7 +107,8 @@ class Service:
 
 
 class Run:
-    """Some answers on their way. `outputs` gives whichever has news, in its whole state."""
+    """Some answers on their way. `outputs` gives one that has news, in its whole state, when all
+    the news there are have been taken: sequences of one request come together, once a step."""
 
     def __init__(
         self, service: Service, answers: list[Answer], requests: list[CoreRequest]
@@ -122,9 +123,10 @@ class Run:
         stream = self.service.engine.generate(self.requests)
         try:
             async for news in stream:
-                answer = self.of_sequence[news.request_id]
-                self._take(answer, news)
-                stream.abort(answer.to_stop())
+                for each in (news, *stream.waiting()):
+                    answer = self.of_sequence[each.request_id]
+                    self._take(answer, each)
+                    stream.abort(answer.to_stop())
                 yield answer.output()
         except EngineDead as error:
             raise ApiError(503, str(error), code="engine_dead") from None
@@ -134,7 +136,7 @@ class Run:
             stream.abort()
 
     def _take(self, answer: Answer, news: CoreOutput) -> None:
-        copy = next(copy for copy in answer.copies if copy.core_id == news.request_id)
+        copy = answer.of_sequence[news.request_id]
         before = copy.completion.finished
         answer.take(news)
         self._time(self.times[news.request_id], news)

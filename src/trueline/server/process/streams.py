@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from trueline.engine.messages import CoreOutput
 from trueline.errors import TruelineError
@@ -41,6 +41,14 @@ class Stream:
             if self._error is not None:
                 raise self._error
             await self._wait()
+        return self._next()
+
+    def waiting(self) -> Iterator[CoreOutput]:
+        """What else has come by now."""
+        while self._pending:
+            yield self._next()
+
+    def _next(self) -> CoreOutput:
         name = next(iter(self._pending))
         output = self._pending.pop(name)
         if output.finish_reason:
