@@ -35,6 +35,9 @@ OPEN = frozenset({"/health", "/health/live", "/health/ready", "/version", "/metr
                   "/openapi.json"})  # fmt: skip
 """Routes that do no work for anybody, and need no key."""
 LONGEST_ID = 128
+LEFT = 499
+"""The status of who went away before there was one, as nginx has it."""
+BUG = ApiError(500, "the server failed on this request; its log says where")
 
 
 def build_app(service: Service, keys: Keys, logger: logging.Logger) -> ASGIApp:
@@ -64,7 +67,6 @@ def build_app(service: Service, keys: Keys, logger: logging.Logger) -> ASGIApp:
         TruelineError: _our_error,
         HTTPException: _http_error,
         ClientDisconnect: _left,
-        Exception: _bug,
     }
     app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
     app.state.service, app.state.logger, app.state.keys = service, logger, keys
@@ -127,12 +129,6 @@ async def _left(request: Request, error: ClientDisconnect) -> Response:
     return Response(status_code=400)
 
 
-async def _bug(request: Request, error: Exception) -> Response:
-    request.app.state.logger.error("failed", exc_info=error, extra={"fields": {
-        "request_id": request.scope.get("request_id")}})  # fmt: skip
-    return error_response(ApiError(500, "the server failed on this request; its log says where"))
-
-
 # -- before all routes -----------------------------------------------------------------
 
 
@@ -166,8 +162,14 @@ class Door:
                 await error_response(refusal)(scope, receive, sending)
             else:
                 await self.app(scope, receive, sending)
+        except Exception as error:
+            fields = {"request_id": name, "path": scope["path"]}
+            self.logger.error("failed", exc_info=error, extra={"fields": fields})
+            if status:  # too late to say so: the connection is cut
+                raise
+            await error_response(BUG)(scope, receive, sending)
         finally:
-            self._log(scope, status, time.monotonic() - began)
+            self._log(scope, status or LEFT, time.monotonic() - began)
 
     def _refusal(self, path: str, headers: dict[bytes, bytes]) -> ApiError | None:
         if path not in OPEN and not self.keys.admit(headers.get(b"authorization")):

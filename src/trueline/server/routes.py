@@ -91,6 +91,7 @@ async def _read(
     answer."""
     service = _service(request)
     limits = service.limits()
+    service.check_room(1)
     body = await service.bodies.read(request)
     return limits, len(body), await service.aside(len(body), read, body, limits)
 

@@ -96,6 +96,12 @@ class Service:
         """For so many sequences more. A slow reader takes none once the engine is done with it."""
         room = self.check_open().max_num_seqs + self.config.max_num_queued
         taken = self.engine.num_open
+        if count > room:
+            raise bad_request(
+                f"{count} sequences were asked for, and there is never room for more than {room}; "
+                "ask for fewer prompts or a smaller n",
+                "n",
+            )
         if taken + count > room:
             raise ApiError(
                 429,

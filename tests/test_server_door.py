@@ -1,0 +1,63 @@
+"""What stands before all routes, where a route fails as none should."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from trueline.server.app import Door
+from trueline.server.keys import Keys
+
+
+def answers(app: Any) -> tuple[list[dict[str, Any]], list[tuple[str, int]]]:
+    """What is sent, and what is counted."""
+    sent: list[dict[str, Any]] = []
+    counted: list[tuple[str, int]] = []
+    metrics = SimpleNamespace(answered=lambda *given: counted.append(given))
+    service: Any = SimpleNamespace(metrics=metrics, config=SimpleNamespace(max_body_bytes=10))
+    door = Door(app, service, Keys([]), logging.getLogger("test"))
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def receive() -> Any:
+        return {"type": "http.disconnect"}
+
+    scope = {"type": "http", "method": "GET", "path": "/x", "headers": [(b"x-request-id", b"me")]}
+    asyncio.run(door(scope, receive, send))
+    return sent, counted
+
+
+def test_a_bug_is_a_500_with_an_id_and_a_line_in_the_log(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    async def broken(scope: Any, receive: Any, send: Any) -> None:
+        raise KeyError("secret")
+
+    (start, body), counted = answers(broken)
+    assert (start["status"], dict(start["headers"])[b"x-request-id"]) == (500, b"me")
+    assert json.loads(body["body"])["error"]["type"] == "server_error"
+    assert b"secret" not in body["body"]
+    assert "KeyError" in caplog.text
+    assert counted == [("other", 500)]
+
+
+def test_a_bug_in_the_middle_of_an_answer_cuts_it() -> None:
+    async def broken(scope: Any, receive: Any, send: Any) -> None:
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        raise KeyError("late")
+
+    with pytest.raises(KeyError):
+        answers(broken)
+
+
+def test_who_leaves_before_an_answer_is_499() -> None:
+    async def silent(scope: Any, receive: Any, send: Any) -> None:
+        return
+
+    assert answers(silent)[1] == [("other", 499)]
