@@ -150,25 +150,34 @@ class Copy:
         self.stopped_by_text = False
 
     def take(self, news: CoreOutput) -> None:
+        """Where a text may end it, token by token: it ends at the same one, however many come at
+        once."""
+        ids, scores = news.token_ids, news.scores
+        step = 1 if self.params.stop else max(len(ids), 1)
+        for end in range(step, max(len(ids), 1) + 1, step):
+            last = news if end >= len(ids) else None
+            self._take(ids[end - step : end], scores[end - step : end], last)
+
+    def _take(self, ids: list[int], scores: list[TokenScore], last: CoreOutput | None) -> None:
+        """`last`: the news that end with these tokens."""
         done = self.completion
         if done.finished:
             return
-        for token, score in zip(news.token_ids, news.scores, strict=True):
+        for token, score in zip(ids, scores, strict=True):
             done.token_ids.append(token)
             if done.logprobs is not None:
                 done.cumulative_logprob = (done.cumulative_logprob or 0.0) + score.logprob
                 done.logprobs.append(self.request.logprobs(score))
-        ended_by_token = news.finish_reason == "stop"
+        reason = last.finish_reason if last else None
         if self.text is not None:
-            shown = news.token_ids
-            if ended_by_token and not self.params.include_stop_str_in_output:
-                shown = shown[:-1]  # the end token is not part of the text
-            self._add_text(self.text.push(shown))
-        if not done.finished and news.finish_reason:
+            hides_end = reason == "stop" and not self.params.include_stop_str_in_output
+            # the end token is not part of the text
+            self._add_text(self.text.push(ids[:-1] if hides_end else ids))
+        if last is not None and reason and not done.finished:
             self._add_text(self.text.flush() if self.text else "", last=True)
             if not done.finished:
-                done.finish_reason, done.stop_reason = news.finish_reason, news.stop_reason
-                done.error = news.error
+                done.finish_reason, done.stop_reason = reason, last.stop_reason
+                done.error = last.error
 
     def _add_text(self, text: str, last: bool = False) -> None:
         if len(self.completion.token_ids) < self.params.min_tokens:
