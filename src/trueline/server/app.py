@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from trueline import __version__
 from trueline.errors import TruelineError
 from trueline.server.keys import Keys
-from trueline.server.limits import too_large
+from trueline.server.limits import Rest, too_large
 from trueline.server.logs import event
 from trueline.server.metrics import CONTENT_TYPE
 from trueline.server.protocol.errors import ApiError
@@ -148,10 +148,14 @@ class Door:
         scope["request_id"], scope["unique"], scope["told"] = name, uuid.uuid4().hex, told
         began, status = time.monotonic(), 0
 
+        rest = Rest(receive, headers)
+
         async def sending(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
+                if status >= 400:
+                    await rest.discard()
                 message["headers"] = [*message["headers"], (b"x-request-id", name.encode())]
             await send(message)
 
@@ -159,15 +163,15 @@ class Door:
         try:
             if refusal is not None:
                 told["error"] = refusal.message
-                await error_response(refusal)(scope, receive, sending)
+                await error_response(refusal)(scope, rest.receive, sending)
             else:
-                await self.app(scope, receive, sending)
+                await self.app(scope, rest.receive, sending)
         except Exception as error:
             fields = {"request_id": name, "path": scope["path"]}
             self.logger.error("failed", exc_info=error, extra={"fields": fields})
             if status:  # too late to say so: the connection is cut
                 raise
-            await error_response(BUG)(scope, receive, sending)
+            await error_response(BUG)(scope, rest.receive, sending)
         finally:
             self._log(scope, status or LEFT, time.monotonic() - began)
 

@@ -3,15 +3,42 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from contextlib import suppress
 
 from starlette.requests import Request
+from starlette.types import Message, Receive
 
 from trueline.server.protocol.errors import ApiError
+
+DISCARD_SECONDS = 5.0
+"""For the rest of a body that nobody wants."""
 
 
 def too_large(limit: int) -> ApiError:
     told = f"the request's body is larger than {limit} bytes, which is this server's limit"
     return ApiError(413, told, code="body_too_large")
+
+
+class Rest:
+    """What nobody has read of a body when its request is refused. Whoever is still sending it when
+    the connection is closed would not hear why."""
+
+    def __init__(self, receive: Receive, headers: Mapping[bytes, bytes]) -> None:
+        self._receive = receive
+        self._coming = b"expect" not in headers  # then it comes only when it is asked for
+
+    async def receive(self) -> Message:
+        message = await self._receive()
+        if not message.get("more_body"):
+            self._coming = False
+        return message
+
+    async def discard(self) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(DISCARD_SECONDS):
+                while self._coming:
+                    await self.receive()
 
 
 class Bodies:

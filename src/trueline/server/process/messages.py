@@ -7,9 +7,11 @@ import msgspec
 from trueline.config import EngineConfig
 from trueline.engine.messages import CoreOutput, CoreRequest
 
-STEP_BUCKETS = (
-    *(0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0),
-)  # fmt: skip
+STEP_BUCKETS = tuple(
+    float(f"{digits}e{power}")
+    for power in range(-4, 1)
+    for digits in (1, 1.25, 1.6, 2, 2.5, 3.2, 4, 5, 6.3, 8)
+)
 """Upper ends of the step time histogram's buckets, in seconds; one more is above them all."""
 
 
