@@ -34,7 +34,7 @@ FLAGS = (
 )
 MANNERS = {"stream": 50, "slow": 12, "whole": 10, "leaves": 12, "half": 4, "large": 2, "broken": 6,
            "megabyte": 1}  # fmt: skip
-GROWTH = 48 << 20
+GROWTH = 16 << 20
 """Bytes that the processes may grow by while they serve: what caches and allocators keep."""
 
 
@@ -105,7 +105,9 @@ def settle(served: Served) -> None:
 def test_two_hundred_clients(served: Served, known: list[Question]) -> None:
     processes = (served.process.pid, served.engine_pid())
     crowd = Crowd(served.url, known, LIMIT)
-    asyncio.run(crowd.visit(200, 10, MANNERS))  # until caches and threads are there
+    # until caches are there, and every thread has had a large body
+    asyncio.run(crowd.visit(200, 5, MANNERS))
+    asyncio.run(crowd.visit(24, 8, {"megabyte": 1, "large": 1}))
     settle(served)
     before = [resident(pid) for pid in processes]
     open_before = [len(os.listdir(f"/proc/{pid}/fd")) for pid in processes]
