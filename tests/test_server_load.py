@@ -86,6 +86,10 @@ def resident(pid: int) -> int:
     return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
 
+def descriptors(pid: int) -> int:
+    return len(os.listdir(f"/proc/{pid}/fd"))
+
+
 def metric(served: Served, name: str) -> float:
     return served.metric(f"trueline:{name}")
 
@@ -110,7 +114,7 @@ def test_two_hundred_clients(served: Served, known: list[Question]) -> None:
     asyncio.run(crowd.visit(24, 8, {"megabyte": 1, "large": 1}))
     settle(served)
     before = [resident(pid) for pid in processes]
-    open_before = [len(os.listdir(f"/proc/{pid}/fd")) for pid in processes]
+    open_before = [descriptors(pid) for pid in processes]
 
     asyncio.run(crowd.visit(200, 60, MANNERS))
     settle(served)
@@ -123,7 +127,7 @@ def test_two_hundred_clients(served: Served, known: list[Question]) -> None:
     assert not [line for line in served.get("/metrics").text.splitlines()
                 if "http_requests_total" in line and 'status="5' in line]  # fmt: skip
     end = time.monotonic() + 10
-    while [len(os.listdir(f"/proc/{pid}/fd")) for pid in processes] > open_before:
+    while any(descriptors(pid) > old for pid, old in zip(processes, open_before, strict=True)):
         assert time.monotonic() < end, "files stay open"
         time.sleep(0.1)
     after = [resident(pid) for pid in processes]
