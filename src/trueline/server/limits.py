@@ -13,6 +13,8 @@ from trueline.server.protocol.errors import ApiError
 
 DISCARD_SECONDS = 5.0
 """For the rest of a body that nobody wants."""
+QUIET_SECONDS = 1.0
+"""After which nothing of it is taken to be on its way."""
 
 
 def too_large(limit: int) -> ApiError:
@@ -35,9 +37,11 @@ class Rest:
         return message
 
     async def discard(self) -> None:
+        clock = asyncio.get_running_loop().time
+        end = clock() + DISCARD_SECONDS
         with suppress(TimeoutError):
-            async with asyncio.timeout(DISCARD_SECONDS):
-                while self._coming:
+            while self._coming and clock() < end:
+                async with asyncio.timeout(QUIET_SECONDS):
                     await self.receive()
 
 
