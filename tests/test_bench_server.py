@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client.parser import text_string_to_metric_families
 
 from trueline import environment
 from trueline.benchmark_server import machine, overhead
@@ -23,7 +22,6 @@ from trueline.client.load import Load
 from trueline.client.measure import Run
 from trueline.client.record import Record
 from trueline.client.wire import ServerError, Usage
-from trueline.server.metrics import Metrics
 from trueline.text.detokenize import Detokenizer
 from trueline.text.tokenizer import Tokenizer
 from trueline.tiny.tokenizer import write_word_tokenizer
@@ -143,22 +141,6 @@ def test_every_word_token_has_text(tmp_path: Path) -> None:
     assert len(set(pieces)) == 3000
     assert pieces[-1] == pieces[5]
     assert tokenizer.token_bytes(3000) == b""
-
-
-def test_histograms_are_as_prometheus_reads_them() -> None:
-    metrics = Metrics("trueline", "m")
-    for seconds, count in ((0.001, 1), (0.003, 5), (1000.0, 1)):
-        metrics.observe("inter_token_latency_seconds", seconds, count)
-    families = {f.name: f for f in text_string_to_metric_families(metrics.text().decode())}
-    samples = families["trueline:inter_token_latency_seconds"].samples
-    found = {(s.name.rpartition("_")[2], s.labels.get("le")): s.value for s in samples}
-    assert found["bucket", "0.001"] == 1  # a bound is part of its bucket
-    assert found["bucket", "0.0025"] == 1
-    assert found["bucket", "0.005"] == 6
-    assert found["bucket", "40.0"] == 6
-    assert found["bucket", "+Inf"] == found["count", None] == 7
-    assert found["sum", None] == pytest.approx(1000.016)
-    assert samples[0].labels["model_name"] == "m"
 
 
 def test_on_a_tiny_model(

@@ -160,8 +160,9 @@ class Run:
             times.first = now
             observe("time_to_first_token_seconds", now - self.arrived)
         else:
-            count = len(news.token_ids)
-            observe("inter_token_latency_seconds", (now - times.last) / count, count)
+            each = (now - times.last) / len(news.token_ids)
+            for _ in news.token_ids:
+                observe("inter_token_latency_seconds", each)
         times.last = now
 
     def _ended(self, times: Times, tokens: int, reason: str) -> None:
