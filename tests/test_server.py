@@ -144,16 +144,25 @@ def test_cached_tokens_and_salts(client: OpenAI) -> None:
     assert cached(cache_salt="mine", priority=-3) == 48
 
 
-def test_models_tokens_version(client: OpenAI, server: Served, llm: LLM) -> None:
+def test_models(client: OpenAI) -> None:
     assert [model.id for model in client.models.list()] == ["tiny", "other"]
     assert client.models.retrieve("other").id == "other"
-    header = {"Authorization": f"Bearer {KEY}"}
-    told = server.post("/tokenize", json={"prompt": "日本 🙂"}, headers=header).json()
+
+
+def test_the_rest_through_the_same_client(server: Served, llm: LLM) -> None:
+    root = OpenAI(base_url=server.url, api_key=KEY, max_retries=0)
+    told: Any = root.post("/tokenize", body={"prompt": "日本 🙂"}, cast_to=object)
     assert told["tokens"] == llm.get_tokenizer().encode("日本 🙂")
-    back = server.post("/detokenize", json={"tokens": told["tokens"]}, headers=header).json()
+    back: Any = root.post("/detokenize", body={"tokens": told["tokens"]}, cast_to=object)
     assert back["prompt"] == "日本 🙂"
-    assert server.get("/version").json()["version"]
-    assert server.get("/openapi.json").json()["openapi"] == "3.1.0"
+    states = {"/health": "ready", "/health/ready": "ready", "/health/live": "live"}
+    for path, state in states.items():
+        health: Any = root.get(path, cast_to=object)
+        assert health["status"] == state, path
+    for path, key in (("/version", "version"), ("/openapi.json", "paths")):
+        found: Any = root.get(path, cast_to=object)
+        assert found[key], path
+    assert "trueline:num_requests_running" in root.get("/metrics", cast_to=str)
 
 
 def test_errors_have_openais_shape_and_the_right_status(client: OpenAI, server: Served) -> None:
