@@ -148,14 +148,16 @@ class Crowd:
         question = rng.choice(self.questions)
         more = {"stream": True, "stream_options": {"include_usage": True}} if stream else {}
         head, body = await self._exchange(_posted({**question.asked, **more}), pause)
-        if head.startswith(b"HTTP/1.1 429 "):
+        if not head.startswith(b"HTTP/1.1 200 "):
             return self._refused((head, body), 429, "queue_full")
-        assert head.startswith(b"HTTP/1.1 200 "), (head, body)
         (question.check_stream if stream else question.check_whole)(body)
         return "right"
 
     def _refused(self, answer: tuple[bytes, bytes], status: int, code: str | None) -> str:
+        """With this status, or because there is no room, which is said before a body is read."""
         head, body = answer
+        if head.startswith(b"HTTP/1.1 429 "):
+            status, code = 429, "queue_full"
         assert head.startswith(b"HTTP/1.1 %d " % status), (head, body)
         assert json.loads(body)["error"]["code"] == code
         return str(status)
