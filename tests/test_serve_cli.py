@@ -95,6 +95,16 @@ def test_wrong_environment(
     assert "TRUELINE_PORT" in told.err + told.out
 
 
+def test_a_misspelt_variable_is_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("TRUELINE_SERVICE_HOST", "10.0.0.1")  # as Kubernetes does
+    assert printed(capsys)["host"] == "127.0.0.1"
+    monkeypatch.setenv("TRUELINE_MAX_NUM_SEQ", "7")
+    assert serve("anything", "--print-config") == 2
+    assert "TRUELINE_MAX_NUM_SEQS" in capsys.readouterr().err
+
+
 def test_dry_run_tells_the_plan(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
     assert serve(tiny("deepseek_v3"), "--dry-run", "--max-model-len", "100") == 0
     told = capsys.readouterr().out

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
-from trueline.server.app import Door
+from trueline.server.app import Door, build_app
+from trueline.server.config import ServerConfig
 from trueline.server.keys import Keys
+from trueline.server.protocol.limits import Limits
+from trueline.server.protocol.openapi import OPEN, openapi
 
 
 def answers(app: Any) -> tuple[list[dict[str, Any]], list[tuple[str, int]]]:
@@ -61,3 +64,14 @@ def test_who_leaves_before_an_answer_is_499() -> None:
         return
 
     assert answers(silent)[1] == [("other", 499)]
+
+
+def test_the_document_has_the_routes_there_are() -> None:
+    service: Any = SimpleNamespace(config=ServerConfig())
+    app: Any = build_app(service, Keys(["k"]), logging.getLogger("test"))
+    routes = {route.path.replace(":path", "") for route in app.routes}
+    document = openapi(Limits(models=("m",), max_model_len=8, vocab_size=9))["paths"]
+    assert routes - {"/openapi.json"} == set(document)
+    keyed = {path for path, told in document.items() if "security" in next(iter(told.values()))}
+    assert keyed == routes - OPEN
+    assert {path for path in routes if path.startswith("/v1/")} <= keyed

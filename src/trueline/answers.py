@@ -66,6 +66,8 @@ class Answer:
         self.tokenizer = tokenizer
         self.copies = [Copy(self, i) for i in range(params.n)]
         self.of_sequence = {copy.core_id: copy for copy in self.copies}
+        self.stopped: list[str] = []
+        """Copies that a stop string has ended and the core does not know of yet."""
         self._output = RequestOutput(
             request_id,
             prompt,
@@ -106,11 +108,9 @@ class Answer:
         copy.take(news)
 
     def to_stop(self) -> list[str]:
-        """Copies that a stop string has ended and the core does not know of yet."""
-        ended = [copy for copy in self.copies if copy.stopped_by_text]
-        for copy in ended:
-            copy.stopped_by_text = False
-        return [copy.core_id for copy in ended]
+        """Told once."""
+        ended, self.stopped = self.stopped, []
+        return ended
 
     def output(self) -> RequestOutput:
         """The same object every time: what is new is added to it."""
@@ -147,7 +147,6 @@ class Copy:
             else None
         )
         self.stops = StopChecker(list(params.stop), params.include_stop_str_in_output)
-        self.stopped_by_text = False
 
     def take(self, news: CoreOutput) -> None:
         """Where a text may end it, token by token: it ends at the same one, however many come at
@@ -188,7 +187,7 @@ class Copy:
             if found.matched is not None:
                 self.completion.finish_reason = "stop"
                 self.completion.stop_reason = found.matched
-                self.stopped_by_text = True
+                self.request.stopped.append(self.core_id)
                 return
         if last:
             self.completion.text += self.stops.flush()

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+PREFIX = "TRUELINE_"
+
 
 def cache_directory() -> Path:
     """Where compiled kernels are kept between runs."""
@@ -19,7 +21,12 @@ def environment_key() -> str | None:
 
 def environment_setting(name: str) -> str | None:
     """Of an option: --max-num-seqs is TRUELINE_MAX_NUM_SEQS."""
-    return os.environ.get(f"TRUELINE_{name.upper()}")
+    return os.environ.get(PREFIX + name.upper())
+
+
+def environment_names() -> list[str]:
+    """As options are written, of all that begin as ours do; some may be others'."""
+    return [name.removeprefix(PREFIX).lower() for name in os.environ if name.startswith(PREFIX)]
 
 
 def hub_cache() -> Path:

@@ -22,7 +22,8 @@ app = App(
     help="Inference for latent, linear and sparse attention models, with proof that the numbers "
     "are right.",
     version=__version__,
-    help_epilogue="Exit codes: 0 fine, 1 a check failed, 2 wrong input, 130 interrupted.",
+    help_epilogue="Exit codes: 0 fine, 1 a check or a server failed, 2 wrong input, "
+    "130 interrupted.",
 )
 app.command(serve)
 app.command(generate, name="generate")

@@ -12,8 +12,8 @@ from cyclopts import App, Parameter, Token
 
 from trueline.cli.arguments import parse_choices, parse_facts
 from trueline.config import EngineConfig
-from trueline.environment import environment_setting
-from trueline.errors import UsageError, did_you_mean
+from trueline.environment import environment_names, environment_setting
+from trueline.errors import UsageError, did_you_mean, nearest
 from trueline.server.config import ServerConfig
 
 if TYPE_CHECKING:
@@ -131,6 +131,10 @@ def fill_in(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) 
             raise UsageError(
                 f"{named}: '{name}' is no option of serve{did_you_mean(name, options)}"
             )
+    for name in set(environment_names()) - {*options, "config", "api_key"}:
+        if close := nearest(name, options):  # others name things for a service called trueline
+            raise UsageError(f"TRUELINE_{name.upper()} is no option of serve; TRUELINE_"
+                             f"{close.upper()} is")  # fmt: skip
     for name, argument in options.items():
         if argument.tokens:
             continue

@@ -25,15 +25,12 @@ from trueline.server.limits import Rest, too_large
 from trueline.server.logs import event
 from trueline.server.metrics import CONTENT_TYPE
 from trueline.server.protocol.errors import ApiError
-from trueline.server.protocol.openapi import openapi
+from trueline.server.protocol.openapi import OPEN, openapi
 from trueline.server.protocol.responses import Health, Version
 from trueline.server.replies import error_response
 from trueline.server.routes import chat, completions, detokenize, models, one_model, tokenize
 from trueline.server.service import Service
 
-OPEN = frozenset({"/health", "/health/live", "/health/ready", "/version", "/metrics",
-                  "/openapi.json"})  # fmt: skip
-"""Routes that do no work for anybody, and need no key."""
 LONGEST_ID = 128
 LEFT = 499
 """The status of who went away before there was one, as nginx has it."""
@@ -126,7 +123,7 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
 
 async def _left(request: Request, error: ClientDisconnect) -> Response:
     request.scope["told"]["client"] = "gone"
-    return Response(status_code=400)
+    return Response(status_code=LEFT)
 
 
 # -- before all routes -----------------------------------------------------------------

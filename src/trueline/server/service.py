@@ -132,7 +132,8 @@ class Run:
                 for each in (news, *stream.waiting()):
                     answer = self.of_sequence[each.request_id]
                     self._take(answer, each)
-                    stream.abort(answer.to_stop())
+                    if ended := answer.to_stop():
+                        stream.abort(ended)
                 yield answer.output()
         except EngineDead as error:
             raise ApiError(503, str(error), code="engine_dead") from None

@@ -32,6 +32,10 @@ _ERRORS = {
     "503": "Loading, draining, or the engine is gone.",
     "504": "Not done in time.",
 }
+OPEN = frozenset(
+    {"/health", "/health/live", "/health/ready", "/version", "/metrics", "/openapi.json"}
+)
+"""Routes that do no work for anybody, and need no key: the server asks for one on all others."""
 _LOGPROBS = ("logprobs", "top_logprobs", "prompt_logprobs")
 _STREAM = "A stream of server-sent events, each a chunk, after the last `data: [DONE]`."
 
@@ -55,13 +59,10 @@ def openapi(limits: Limits, *, with_keys: bool = True) -> dict[str, Any]:
     if with_keys:
         document["components"]["securitySchemes"] = {"key": {"type": "http", "scheme": "bearer"}}
         for path, methods in document["paths"].items():
-            if path.startswith(_WITH_KEY):
+            if path not in OPEN:
                 for operation in methods.values():
                     operation["security"] = [{"key": []}]
     return document
-
-
-_WITH_KEY = ("/v1/", "/tokenize", "/detokenize")
 
 
 def _ref(name: str) -> dict[str, str]:
