@@ -30,12 +30,16 @@ def runnable(op: str, name: str) -> Any:
 
 
 @contextmanager
-def lightning_dims(monkeypatch: pytest.MonkeyPatch, dk: int, dv: int) -> Iterator[None]:
-    """Its checks with other channels than their own, which fill no tile."""
+def lightning_dims(
+    monkeypatch: pytest.MonkeyPatch, dk: int, dv: int, room: tuple[int, int] = lightning.ROOM
+) -> Iterator[None]:
+    """Its checks with other channels than their own, which fill no tile, or other room beside
+    them, which is no multiple of anything."""
     kept = (lightning._tokens, lightning._exact)
     with monkeypatch.context() as patched:
         patched.setattr(lightning, "DK", dk)
         patched.setattr(lightning, "DV", dv)
+        patched.setattr(lightning, "ROOM", room)
         for cached in kept:
             cached.cache_clear()
         yield

@@ -69,6 +69,25 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Subject]:
     return Subjects()
 
 
+@pytest.mark.slow
+def test_five_minutes_of_everything(subjects: dict[str, Subject]) -> None:
+    subject = subjects["ling"]
+    config = EngineConfig(
+        device="cuda",
+        max_model_len=400,
+        max_num_seqs=8,
+        num_gpu_blocks_override=40,
+        block_size=8,
+        num_state_slots=14,
+        max_num_batched_tokens=64,
+        snapshot_spacing=16,
+        poison=True,
+        facts=subject.facts,
+    )
+    tally = soak(subject.model, config, 300, tell=print)
+    assert min(tally.finished, tally.aborted, tally.preemptions, tally.evictions) > 0
+
+
 @pytest.mark.parametrize(("op", "name", "check", "dtype"), IMPLEMENTATIONS)
 def test_op_equals_its_reference(op: str, name: str, check: OpCheck, dtype: torch.dtype) -> None:
     with torch.device("cuda"):
@@ -109,10 +128,18 @@ def test_decode_over_a_table(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_lightning_in_whole_tiles(dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Short prompts of models, whose channels fill their tiles, are cut in another way."""
+@pytest.mark.parametrize("room", [(8, 8), (1, 2)], ids=["copied ahead", "not"])
+@pytest.mark.parametrize("dims", [(128, 128), (128, 64), (64, 32)], ids=str)
+def test_lightning_in_whole_tiles(
+    dims: tuple[int, int],
+    room: tuple[int, int],
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Short prompts of models, whose channels fill their tiles, are cut in another way; not if
+    they lie where they cannot be copied ahead of their use."""
     op = implementation("lightning", "triton")
-    with torch.device("cuda"), lightning_dims(monkeypatch, 128, 64):
+    with torch.device("cuda"), lightning_dims(monkeypatch, *dims, room):
         lightning.any_cuts(op, dtype)
         lightning.any_decay(op, dtype)
         lightning.free_slots(op, dtype)
@@ -143,22 +170,3 @@ def test_sixteen_bits_are_inside_the_band(
 ) -> None:
     worst = half_is_float64(subjects[case], dtype, BANDS[dtype])
     print(f"{case} in {dtype}: at most {worst:.3g} from float64 in logprob")
-
-
-@pytest.mark.slow
-def test_five_minutes_of_everything(subjects: dict[str, Subject]) -> None:
-    subject = subjects["ling"]
-    config = EngineConfig(
-        device="cuda",
-        max_model_len=400,
-        max_num_seqs=8,
-        num_gpu_blocks_override=40,
-        block_size=8,
-        num_state_slots=14,
-        max_num_batched_tokens=64,
-        snapshot_spacing=16,
-        poison=True,
-        facts=subject.facts,
-    )
-    tally = soak(subject.model, config, 300, tell=print)
-    assert min(tally.finished, tally.aborted, tally.preemptions, tally.evictions) > 0

@@ -56,7 +56,7 @@ def op(decode: DecodeLaunch = WIDE, prefill: PrefillLaunch = SMALL) -> SimpleNam
 
 def test_whole_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """The engine's own launch: narrow programs, of which each has whole tiles."""
-    with lightning_dims(monkeypatch, 128, 32):
+    with lightning_dims(monkeypatch, 128, 32, room=(8, 8)):
         checks.any_cuts(lightning, torch.float16, length=9)
 
 
@@ -232,12 +232,23 @@ def test_legs_end_where_slots_take_the_state() -> None:
     ],
 )
 def test_walks_fill_the_gpu(heads: int, counts: list[int], values: int, chunks: int) -> None:
-    launch = lightning.prefill_launch(torch.bfloat16, (heads, 128, 128), counts, 132)
+    launch = lightning.prefill_launch(torch.bfloat16, (heads, 128, 128), counts, 132, True)
     assert (launch.values, launch.walk_chunks(heads, 128, counts)) == (values, chunks)
 
 
-@pytest.mark.parametrize(("dk", "dv"), [(37, 128), (128, 41), (64, 64)])
-def test_narrow_programs_have_whole_tiles(dk: int, dv: int) -> None:
-    """And many channels: a GPU gave wrong numbers for others."""
-    launch = lightning.prefill_launch(torch.bfloat16, (16, dk, dv), [1024], 132)
+@pytest.mark.parametrize(
+    ("dk", "dv", "ahead"),
+    [(37, 128, True), (128, 41, True), (32, 64, True), (128, 128, False)],
+)
+def test_narrow_programs_read_what_is_copied_ahead(dk: int, dv: int, ahead: bool) -> None:
+    """Others were given wrong numbers by the assembler."""
+    launch = lightning.prefill_launch(torch.bfloat16, (16, dk, dv), [1024], 132, ahead)
     assert (launch.values, launch.stages) == (64, 2)
+
+
+@pytest.mark.parametrize(
+    ("first", "row", "ahead"), [(0, 256, True), (8, 264, True), (1, 256, False), (0, 260, False)]
+)
+def test_copied_ahead_are_whole_chunks(first: int, row: int, ahead: bool) -> None:
+    x = torch.zeros(1024, dtype=torch.bfloat16).as_strided((3, 2, 32), (row, 64, 1), first)
+    assert lightning._copied_ahead(x) == ahead

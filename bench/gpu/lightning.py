@@ -156,7 +156,7 @@ def prefill(heads: int, rows: int, tokens: int, launches: list[PrefillLaunch]) -
             for x in inputs
         ]
 
-    usual = lightning.prefill_launch(DTYPE, (heads, D, D), [tokens] * rows, SMS)
+    usual = lightning.prefill_launch(DTYPE, (heads, D, D), [tokens] * rows, SMS, True)
     launches = [usual, *(launch for launch in launches if launch != usual)]  # the engine's first
     ways = [(label(launch, usual), calls(launch)) for launch in launches]
     # scores and outputs within a chunk of 64, from the state, and the state

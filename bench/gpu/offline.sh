@@ -10,7 +10,8 @@ set -eu
 cd "$(dirname "$0")/../.."
 SITE=.gpu_site
 SMALL="msgspec cyclopts attrs docstring_parser rich rich-rst docutils markdown-it-py mdurl pygments \
-    typing_extensions pytest iniconfig pluggy packaging hypothesis sortedcontainers jinja2 markupsafe"
+    typing_extensions pytest pytest-xdist execnet iniconfig pluggy packaging hypothesis sortedcontainers \
+    jinja2 markupsafe"
 
 pack() {
     rm -rf "$SITE" && mkdir "$SITE"
@@ -31,7 +32,10 @@ PYTHONPATH="src:${PYTHONPATH:-}:$SITE"
 export PYTHONPATH PYTHONUNBUFFERED=1
 case $verb in
 pack) pack "$@" ;;
-test) exec "$PYTHON" -m pytest -q -m gpu -p no:cacheprovider tests "$@" ;;
+test) # the soak begins first; the others share what is left of the GPU
+    export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
+    exec "$PYTHON" -m pytest -q -m gpu -n "${WORKERS:-8}" --maxschedchunk=1 -p no:cacheprovider \
+        tests/test_gpu.py "$@" ;;
 bench) exec "$PYTHON" -m trueline bench gpu "$@" ;;
 run) exec "$@" ;;
 *) echo "accepted: pack, test, bench, run" >&2 && exit 2 ;;

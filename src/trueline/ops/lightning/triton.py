@@ -25,7 +25,10 @@ SCAN_BLOCK = 1024
 FEW_CHUNKS = 4
 # And by narrow programs, which are many.
 FEW_NARROW_CHUNKS = 16
-NARROW_CHANNELS = 128
+# Channels of a head from which the tensor cores take their factors from shared memory.
+NARROW_CHANNELS = 64
+# What is copied into shared memory ahead of its use begins at multiples of so many bytes.
+COPIED_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,16 +152,21 @@ def prefill(
 
 
 def prefill_launch(
-    dtype: torch.dtype, shape: tuple[int, int, int], counts: Sequence[int], sms: int
+    dtype: torch.dtype,
+    shape: tuple[int, int, int],
+    counts: Sequence[int],
+    sms: int,
+    copied_ahead: bool,
 ) -> PrefillLaunch:
     """`shape`: heads, dk and dv. Products of float32 are not for tensor cores, and want all their
-    numbers in registers. Short rows are walked in one go where narrow programs fill the GPU; not
-    with few channels, which they got wrong on an H200."""
+    numbers in registers. Short rows are walked in one go where narrow programs fill the GPU; but
+    only with inputs that are copied ahead: for others the assembler (ptxas 12.8) lets the narrow
+    products read their factors from wherever an unset register points to."""
     heads, dk, dv = shape
     short = max(counts) <= 64 * FEW_NARROW_CHUNKS and dk == power_of_two(dk) >= NARROW_CHANNELS
     if dtype == torch.float32:
         return PrefillLaunch(16, min(16, power_of_two(dv)), 4, 1, 4 * sms)
-    for values in (16, 32) if short and dv % 32 == 0 else ():
+    for values in (16, 32) if short and copied_ahead and dv % 32 == 0 else ():
         if len(counts) * heads * dv // values <= 2 * sms:
             return PrefillLaunch(64, values, 4, 3, sms)
     return PrefillLaunch(64, min(64, max(16, power_of_two(dv))), 4, 2, 2 * sms)
@@ -178,7 +186,9 @@ def prefill_rows(
     q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
     (tokens, heads, dk), dv = q.shape, v.shape[-1]
     counts = [at.stop - at.start for at, _ in parts]
-    launch = launch or prefill_launch(q.dtype, (heads, dk, dv), counts, num_sms(q.device))
+    if launch is None:
+        ahead = all(map(_copied_ahead, (q, k, v)))
+        launch = prefill_launch(q.dtype, (heads, dk, dv), counts, num_sms(q.device), ahead)
     length = launch.chunk * launch.walk_chunks(heads, dv, counts)
     made = _walks(tuple((at.start, at.stop, row) for at, row in parts), length, q.device)
     state, out = _state(view), q.new_empty(tokens, heads, dv)
@@ -203,6 +213,11 @@ def prefill_rows(
         )  # fmt: skip
     go(made.num_walks, output=True)
     return out
+
+
+def _copied_ahead(x: Tensor) -> bool:
+    places = (x.data_ptr(), *(stride * x.itemsize for stride in x.stride()[:2]))
+    return all(place % COPIED_BYTES == 0 for place in places)
 
 
 def _exact(given: torch.dtype, kept: torch.dtype) -> bool:

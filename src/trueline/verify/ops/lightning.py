@@ -22,6 +22,8 @@ DRIFT_GATE = 5e-6
 SCALE = 0.37
 LENGTH = 300
 HEADS, DK, DV = 3, 37, 41
+ROOM = (1, 2)
+"""Channels of a wider tensor before and after each head's."""
 FREE, FIXED = 0, (64, 8)
 """Positions in the tail of a slot."""
 
@@ -47,8 +49,9 @@ def tokens(length: int = LENGTH, dtype: torch.dtype = torch.float32) -> Tokens:
 
 @cache
 def _tokens(length: int, dtype: torch.dtype, device: torch.device) -> Tokens:
-    wide = [randn(HEADS, length, d + 3, seed=i) for i, d in enumerate((DK, DK, DV))]
-    q, k, v = (x.to(dtype).transpose(0, 1)[..., 1:-2] for x in wide)
+    before, after = ROOM
+    wide = [randn(HEADS, length, d + before + after, seed=i) for i, d in enumerate((DK, DK, DV))]
+    q, k, v = (x.to(dtype).transpose(0, 1)[..., before:-after] for x in wide)
     k[7] *= 50
     return Tokens(q, k, v, torch.tensor([1e-5, 0.02, 3.0]))
 
