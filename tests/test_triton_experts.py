@@ -44,9 +44,16 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("op", ["linear", "head_product", "mlp", "experts"])
-def test_op(op: str, dtype: torch.dtype) -> None:
-    name = next(name for name in OPS[op] if name in GPU_NAMES)
+@pytest.mark.parametrize(
+    ("op", "name"),
+    [
+        (op, name)
+        for op in ("linear", "head_product", "mlp", "experts")
+        for name in OPS[op]
+        if name in GPU_NAMES
+    ],
+)
+def test_op(op: str, name: str, dtype: torch.dtype) -> None:
     for check in OP_CHECKS[op]:
         if not check.invariant:
             check.run(implementation(op, name), dtype)

@@ -17,7 +17,8 @@ EARLY = tl.constexpr(launches_early())
 
 
 def kernel(fn: Any = None, **options: Any) -> Any:
-    """`triton.jit` for what is launched by itself. Its first line is `wait_turn()`."""
+    """`triton.jit` for what is launched by itself. It calls `wait_turn()`, once, and first of all:
+    only weights may be loaded before."""
     if fn is None:
         return partial(kernel, **options)
     made = triton.jit(fn, **options)
@@ -34,8 +35,8 @@ class _Early:
 
 @triton.jit
 def wait_turn(SHARED: tl.constexpr = True):
-    """Nothing is read or written before: the kernel before may still be at it. Whatever follows a
-    kernel that is not SHARED comes when it is done: it is not squeezed in between."""
+    """Nothing that any kernel writes is read or written before: it may still be at it. Whatever
+    follows a kernel that is not SHARED comes when it is done: it is not squeezed in between."""
     if EARLY:
         gdc_wait()
         if SHARED:

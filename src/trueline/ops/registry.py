@@ -11,8 +11,8 @@ from trueline.cache.layout import IndexLayout
 from trueline.plugins import Registry
 
 OPS: dict[str, tuple[str, ...]] = {
-    "linear": ("native", "onednn", "torch_mm", "reference", "cublas"),
-    "head_product": ("native", "cpu", "reference", "cublas"),
+    "linear": ("native", "onednn", "torch_mm", "reference", "triton", "cublas"),
+    "head_product": ("native", "cpu", "reference", "triton", "cublas"),
     "mlp": ("native", "cpu", "reference", "triton"),
     "rms_norm": ("native", "cpu", "reference", "triton"),
     "rope": ("native", "cpu", "reference", "triton"),

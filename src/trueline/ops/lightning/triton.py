@@ -169,7 +169,7 @@ def prefill_launch(
     for values in (16, 32) if short and copied_ahead and dv % 32 == 0 else ():
         if len(counts) * heads * dv // values <= 2 * sms:
             return PrefillLaunch(64, values, 4, 3, sms)
-    return PrefillLaunch(64, min(64, max(16, power_of_two(dv))), 4, 2, 2 * sms)
+    return PrefillLaunch(64, 64, 4, 2, 2 * sms)
 
 
 def prefill_rows(

@@ -16,8 +16,10 @@ from trueline.verify.ops.data import near, randn, require
 
 GATES = {torch.float32: 1e-6, torch.float16: 4e-4, torch.bfloat16: 3.2e-3}
 """Largest error of a row, relative to what its terms would add up to without cancelling."""
-STATE_GATES = {torch.float32: 1e-6, torch.float16: 1e-6, torch.bfloat16: 1e-5}
-"""Of states, which are float32 whatever the inputs are in."""
+STATE_GATES = {torch.float32: 1e-6, torch.float16: 2e-6, torch.bfloat16: 1e-5}
+"""Of states, which are float32 whatever the inputs are in. Tensor cores cut digits off their sums:
+a little over 1e-6 was seen on an H200, for 205 tokens in float16. Values rounded after their decay
+would make it 1e-5 to 2e-4."""
 DRIFT_GATE = 5e-6
 SCALE = 0.37
 LENGTH = 300
