@@ -22,6 +22,7 @@ ROOMS = (
     *(
         "errors",
         "environment",
+        "pauses",
         "plugins",
         "device",
         "config",
@@ -52,6 +53,7 @@ ROOMS = (
 NO_TORCH = (
     "errors",
     "environment",
+    "pauses",
     "plugins",
     "config",
     "spec",

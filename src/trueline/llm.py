@@ -15,6 +15,7 @@ from trueline.engine.params import SamplingParams
 from trueline.errors import RequestRejected, UsageError, did_you_mean
 from trueline.locate import find_model
 from trueline.outputs import RequestOutput
+from trueline.pauses import no_long_pauses
 from trueline.progress import generation_progress, progress_bar
 from trueline.text.chat import render_chat
 from trueline.text.tokenizer import Tokenizer
@@ -187,7 +188,8 @@ class LLM:
 
     def _run(self, count: int, show: bool) -> dict[str, RequestOutput]:
         done: dict[str, RequestOutput] = {}
-        with generation_progress(count, show and sys.stderr.isatty()) as report:
+        shown = generation_progress(count, show and sys.stderr.isatty())
+        with no_long_pauses(), shown as report:
             while len(done) < count:
                 for output in self.llm_engine.step():
                     if output.finished:

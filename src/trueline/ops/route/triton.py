@@ -10,6 +10,7 @@ import triton
 from torch import Tensor
 
 from trueline.ops.launch import num_sms, power_of_two, refusals, unit_stride
+from trueline.ops.linear.triton import FEW_ROWS, LONGEST, streamed
 from trueline.ops.route import kernels
 from trueline.spec.feedforward import RouterSpec
 
@@ -62,7 +63,11 @@ def choose(
     router: RouterSpec,
     forced: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    _, experts, hidden = packed.shape
+    parts, experts, hidden = packed.shape
+    if len(x) <= FEW_ROWS and hidden <= LONGEST:
+        logits = x.new_empty(parts, len(x), experts, dtype=torch.float32)
+        streamed(x[:, None].expand(-1, parts, -1), packed, logits.transpose(0, 1))
+        return _chosen(logits, bias, router, forced)
     how = launch(len(x), experts, hidden, packed.dtype, num_sms(x.device))
     return choose_with(how, x, packed, bias, router, forced)
 

@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING, Protocol
 import zmq
 
 from trueline.errors import RequestRejected, TruelineError
+from trueline.pauses import no_long_pauses
 from trueline.server.process.messages import (
     Abort,
     Add,
@@ -184,8 +185,9 @@ class Serving:
 
     def run(self) -> None:
         """Until Stop."""
-        while self.take():
-            self.step()
+        with no_long_pauses():
+            while self.take():
+                self.step()
 
     def take(self) -> bool:
         """Obey all that is waiting; wait only where there is nothing else to do. False: stop."""
