@@ -20,7 +20,7 @@ from trueline.ops.mla_decode import DecodeRows
 from trueline.ops.mla_decode import reference as decode_reference
 from trueline.ops.mla_decode import triton as decode
 from trueline.ops.mla_decode.launch_plan import LaunchPlan, launch
-from trueline.ops.mla_decode.work import work_list
+from trueline.ops.mla_decode.work import LONGER, work_list
 from trueline.ops.mla_prefill import HeadWeights, PrefillRow
 from trueline.ops.mla_prefill import cut as prefill_cut
 from trueline.ops.mla_prefill import reference as prefill_reference
@@ -388,7 +388,31 @@ def equal_shares(lengths: list[int], groups: int, overhead: int, least: int) -> 
     work = sum(count + overhead for count in tiles if count)
     parties = min(max(work // least, 1), groups)
     most = -(-work // parties)
+    if all(len(share) <= 1 for share in shares) and all(s == -1 for x in shares for *_, s in x):
+        most = max(most, work * (LONGER + 1) // (parties * LONGER) - overhead)
     assert all(sum(stop - start for _, start, stop, _ in share) <= most for share in shares)
+
+
+@pytest.mark.parametrize(
+    ("lengths", "whole"),
+    [
+        ([16 * 20] * 8, True),
+        ([16 * 20, 16 * 21, 0, 16 * 20, 0, 16 * 19, 16 * 20, 16 * 20, 16 * 20, 16 * 20], True),
+        ([16 * 20] * 7 + [16 * 26], False),  # all the others would wait for it
+        ([16 * 20] * 6, False),  # a quarter of the groups would have nothing to do
+        ([16 * 20] * 9, False),  # one more than there are groups
+        ([16 * 20] * 300, False),
+    ],
+)
+def test_rows_of_like_length_stay_whole(lengths: list[int], whole: bool) -> None:
+    shares = dealt(lengths, LaunchPlan(4, 16, 16, 8, overhead=1, least=2))
+    slots = [slot for share in shares for *_, slot in share]
+    assert all(slot == -1 for slot in slots) == whole
+    if whole:
+        alive = [(row, -(-length // 16)) for row, length in enumerate(lengths) if length]
+        assert [[(row, stop) for row, _, stop, _ in share] for share in shares] == [
+            [each] for each in alive
+        ]
 
 
 def test_sizes_are_reached_but_never_exceeded() -> None:

@@ -16,6 +16,9 @@ from trueline.ops.mla_decode.launch_plan import LaunchPlan
 
 CHUNK = 256
 """Rows looked at together."""
+LONGER = 8
+"""Every row stays whole where that takes at most this part of the time longer: there is nothing to
+add up then."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +41,7 @@ def work_list(lengths: Tensor, plan: LaunchPlan) -> WorkList:
     table = lengths.new_empty(3, rows, dtype=torch.int32)
     deal[(plan.groups + 1,)](
         lengths, entries, bounds, table, rows, len(entries), plan.groups,
-        TILE=plan.tile, OVERHEAD=plan.overhead, LEAST=plan.least, CHUNK=CHUNK,
+        TILE=plan.tile, OVERHEAD=plan.overhead, LEAST=plan.least, LONGER=LONGER, CHUNK=CHUNK,
     )  # fmt: skip
     return WorkList(plan, entries, bounds, table)
 
@@ -57,31 +60,42 @@ def group_at(unit, total, used):
 @kernel(do_not_specialize=["rows", "capacity", "groups"])
 def deal(
     lengths, entries, bounds, table, rows, capacity, groups,
-    TILE: tl.constexpr, OVERHEAD: tl.constexpr, LEAST: tl.constexpr, CHUNK: tl.constexpr,
+    TILE: tl.constexpr, OVERHEAD: tl.constexpr, LEAST: tl.constexpr, LONGER: tl.constexpr,
+    CHUNK: tl.constexpr,
 ):  # fmt: skip
     """A program per group writes the group's entries; one more, which has none, what is said of
-    rows. A row's units are its overhead and then its tiles; rows without keys have none."""
+    rows. A row's units are its overhead and then its tiles; rows without keys have none. Rows that
+    are about as many as groups, and about as long as each other, have a group each."""
     wait_turn()
     group = tl.program_id(0)
     lane = tl.arange(0, CHUNK)
     total = tl.zeros((), tl.int64)
+    longest = tl.zeros((), tl.int64)
+    alive = tl.zeros((), tl.int64)
     for chunk in range(0, rows, CHUNK):
         tiles = tiles_of(lengths, chunk + lane, rows, TILE)
         total += tl.sum(tl.where(tiles > 0, tiles + OVERHEAD, 0), 0)
+        longest = tl.maximum(longest, tl.max(tiles, 0))
+        alive += tl.sum((tiles > 0).to(tl.int64), 0)
     used = tl.minimum(tl.maximum(total // LEAST, 1), groups)
+    whole = (alive <= groups) & ((longest + OVERHEAD) * used * LONGER <= total * (LONGER + 1))
     total = tl.maximum(total, 1)
     begin, end = group * total // used, (group + 1) * total // used
     units = tl.zeros((), tl.int64)
     listed = tl.zeros((), tl.int64)
     slotted = tl.zeros((), tl.int64)
     earlier = tl.zeros((), tl.int64)
+    counted = tl.zeros((), tl.int64)
     for chunk in range(0, rows, CHUNK):
         row = chunk + lane
         tiles = tiles_of(lengths, row, rows, TILE)
         cost = tl.where(tiles > 0, tiles + OVERHEAD, 0)
         zero = units + tl.cumsum(cost, 0) - tiles  # the unit of a row's first tile
-        first = group_at(zero, total, used)
-        parts = tl.where(tiles > 0, group_at(zero + tiles - 1, total, used) - first + 1, 0)
+        there = (tiles > 0).to(tl.int64)
+        own = counted + tl.cumsum(there, 0) - there
+        first = tl.where(whole, own, group_at(zero, total, used))
+        last = tl.where(whole, own, group_at(zero + tiles - 1, total, used))
+        parts = tl.where(tiles > 0, last - first + 1, 0)
         pieces = tl.where(parts > 1, parts, 0)
         entry = listed + tl.cumsum(parts, 0) - parts
         slot = slotted + tl.cumsum(pieces, 0) - pieces
@@ -93,10 +107,11 @@ def deal(
         mine = (nth >= 0) & (nth < parts) & (entry + nth < capacity)
         to = entries + 4 * (entry + nth)
         tl.store(to, row, mask=mine)
-        tl.store(to + 1, tl.maximum(begin - zero, 0), mask=mine)
-        tl.store(to + 2, tl.minimum(end - zero, tiles), mask=mine)
+        tl.store(to + 1, tl.where(whole, 0, tl.maximum(begin - zero, 0)), mask=mine)
+        tl.store(to + 2, tl.where(whole, tiles, tl.minimum(end - zero, tiles)), mask=mine)
         tl.store(to + 3, tl.where(parts > 1, slot + nth, -1), mask=mine)
         earlier += tl.sum(tl.minimum(tl.maximum(nth, 0), parts), 0)
+        counted += tl.sum(there, 0)
         units += tl.sum(cost, 0)
         listed += tl.sum(parts, 0)
         slotted += tl.sum(pieces, 0)
