@@ -22,7 +22,8 @@ from trueline.verify.ops.data import close
 from trueline.verify.ops.parts import SUMS_GATE, rounded
 
 DTYPES = [torch.float32, torch.float16]
-FEW = Launch("few", Tiles(4, 32), Tiles(8, 16))
+FEW = Launch("few", Tiles(4, 0), Tiles(8, 16))
+AT_ONCE = Launch("few", Tiles(1, 0), Tiles(2, 0))
 SORTED = Launch("sorted", Tiles(64, 32, swap=False), Tiles(32, 32, group=3))
 HALVED = Launch(
     "sorted",
@@ -85,13 +86,15 @@ def test_logits_keep_their_digits() -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize("how", [FEW, SORTED, HALVED], ids=["few", "sorted", "halved"])
+@pytest.mark.parametrize(
+    "how", [FEW, AT_ONCE, SORTED, HALVED], ids=["few", "at once", "sorted", "halved"]
+)
 def test_every_way(how: Launch, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Experts of this rank only, two shared ones, more pairs of one expert than a tile has rows,
     others with none, and a sort in several segments."""
     monkeypatch.setattr(triton, "SHORT", 16)
     monkeypatch.setattr(triton, "SEGMENT", 32)
-    n, experts, top, hidden, width, first = 3 if how is FEW else 21, 6, 3, 37, 19, 2
+    n, experts, top, hidden, width, first = 3 if how.way == "few" else 21, 6, 3, 37, 19, 2
     gate_up = (randn(experts, 2 * width, hidden) / 4).to(dtype)
     down = (randn(experts, hidden, width, seed=1) / 4).to(dtype)
     shared = (
@@ -141,7 +144,7 @@ def test_launch_follows_the_batch() -> None:
     """A tile for nearly every expert; a handful of pairs is not sorted."""
 
     def cut(tokens: int) -> tuple[str, int]:
-        how = triton.launch(tokens, 6, 2, 64, 1408, torch.bfloat16)
+        how = triton.launch(tokens, 6, 2, 64, 2048, 1408, torch.bfloat16)
         assert how.first.rows == how.second.rows
         return how.way, how.first.rows
 

@@ -137,7 +137,8 @@ def _routes(model: Model, tokens: int, calls: int) -> list[Tensor]:
 
 def expert_cuts(model: Model, tokens: int, shared: int, most: int) -> list[tuple[str, Launch]]:
     """The one that the engine takes first, and the likeliest after it."""
-    usual = experts.launch(tokens, model.top, shared, model.experts, model.width, BF16)
+    shape = model.experts, model.hidden, model.width
+    usual = experts.launch(tokens, model.top, shared, *shape, BF16)
     found = [("usual", usual)]
 
     def both(name: str, way: Any, cut: Tiles) -> None:
@@ -145,9 +146,8 @@ def expert_cuts(model: Model, tokens: int, shared: int, most: int) -> list[tuple
 
     cut = usual.first
     if usual.way == "few":
-        both("4x512x4", "few", Tiles(4, 512, stages=4))
-        both("8x512x3", "few", Tiles(8, 512, stages=3))
-        both("2x1024x4", "few", Tiles(2, 1024, stages=4))
+        for second in (Tiles(8, 512, stages=3), Tiles(2, 1024, stages=4), Tiles(1, 0)):
+            found.append((f"second {second.columns}x{second.inner}", replace(usual, second=second)))
     elif cut.rows < experts.MOST_ROWS:
         both("128x128x3", usual.way, replace(cut, columns=128, inner=128, stages=3))
         both("64x128x4", usual.way, replace(cut, columns=64, inner=128, stages=4))

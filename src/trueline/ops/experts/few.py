@@ -1,45 +1,62 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""A handful of tokens: nothing is sorted, every pair streams its expert's rows by itself. Loads run
-STAGES ahead, through shared memory: registers alone hold too few bytes in flight."""
+# mypy: disable-error-code=assignment
+"""A handful of tokens: nothing is sorted, every pair streams its expert's rows by itself. Where all
+weights of a program fit into registers they are on their way at once; those that are known early
+even before it is the kernel's turn, so that it waits last for what it is given. Longer rows come
+STAGES ahead through shared memory: registers would hold too few bytes in flight."""
 
 from __future__ import annotations
 
+import triton
 import triton.language as tl
 
 from trueline.ops.experts.pairs import expert_of, weight_of
 from trueline.ops.kernel import kernel, wait_turn
 
 
-@kernel(do_not_specialize=["first", "held"])
+@triton.jit
+def rows_of(matrix, expert, rows, inner, count, depth, inside):
+    """[rows, inner] of an expert's matrix of `count` rows."""
+    at = matrix + expert.to(tl.int64) * count * depth
+    return tl.load(at + rows[:, None] * depth + inner[None, :], mask=inside, other=0)
+
+
+@kernel(do_not_specialize=["first", "held", "tokens"])
 def gated(
-    x, x_row, ids, gate_up, out, first, held, hidden, width,
+    x, x_row, ids, gate_up, out, first, held, tokens, hidden, width,
     TOP: tl.constexpr, SHARED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    STAGES: tl.constexpr,
 ):  # fmt: skip
-    """out [pairs, width] = silu(gate x) × up x; a program has BLOCK_N columns of one pair."""
-    wait_turn()
-    pair = tl.program_id(0)
-    expert = expert_of(ids, pair, pair >= 0, first, held, TOP, SHARED)
-    if expert < 0:
-        return
-    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    """out [pairs, width] = silu(gate x) × up x; a program has BLOCK_N columns of one pair. Pairs of
+    shared experts come first: their weights do not wait for the router."""
+    number = tl.program_id(1)
+    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K)
-    # Columns beyond the last read the last again: no mask in the loop, and nothing is stored.
+    inside = (inner < hidden)[None, :]
+    # Columns beyond the last read the last again, and nothing is stored.
     rows = tl.minimum(columns, width - 1)
-    gate_at = gate_up + expert.to(tl.int64) * (2 * width * hidden)
-    gate_at += rows[:, None] * hidden + inner[None, :]
-    up_at = gate_at + width * hidden
-    x_at = x + (pair // (TOP + SHARED)).to(tl.int64) * x_row + inner
-    gate = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-    up = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
-    for k in tl.range(0, hidden, BLOCK_K, num_stages=STAGES):
-        inside = inner < hidden - k
-        value = tl.load(x_at + k, mask=inside, other=0).to(tl.float32)[None, :]
-        gate += tl.load(gate_at + k, mask=inside[None, :], other=0).to(tl.float32) * value
-        up += tl.load(up_at + k, mask=inside[None, :], other=0).to(tl.float32) * value
-    g, u = tl.sum(gate, axis=1), tl.sum(up, axis=1)
+    EACH: tl.constexpr = SHARED if SHARED > 0 else 1
+    ROUTED: tl.constexpr = TOP if TOP > 0 else 1
+    if number < tokens * SHARED:
+        expert = held + number % EACH
+        pair = number // EACH * (TOP + SHARED) + TOP + number % EACH
+        gate = rows_of(gate_up, expert, rows, inner, 2 * width, hidden, inside)
+        up = rows_of(gate_up, expert, width + rows, inner, 2 * width, hidden, inside)
+        wait_turn()
+    else:
+        number -= tokens * SHARED
+        pair = number // ROUTED * (TOP + SHARED) + number % ROUTED
+        wait_turn()
+        expert = expert_of(ids, pair, pair >= 0, first, held, TOP, SHARED)
+        inside = inside & (expert >= 0)
+        gate = rows_of(gate_up, tl.maximum(expert, 0), rows, inner, 2 * width, hidden, inside)
+        up = rows_of(gate_up, tl.maximum(expert, 0), width + rows, inner, 2 * width, hidden, inside)
+    given = x + (pair // (TOP + SHARED)).to(tl.int64) * x_row + inner
+    value = tl.load(given, mask=inner < hidden, other=0).to(tl.float32)[None, :]
+    g = tl.sum(gate.to(tl.float32) * value, axis=1)
+    u = tl.sum(up.to(tl.float32) * value, axis=1)
     y = g / (1 + tl.exp(-g)) * u
-    tl.store(out + pair.to(tl.int64) * width + columns, y.to(out.dtype.element_ty), columns < width)
+    here = (columns < width) & (expert >= 0)
+    tl.store(out + pair.to(tl.int64) * width + columns, y.to(out.dtype.element_ty), here)
 
 
 @kernel(do_not_specialize=["first", "held"])
@@ -51,8 +68,8 @@ def down(
     """out [tokens, hidden] = Σ weight × (down x) over a token's pairs, in their order; x has a row
     a pair. A program has BLOCK_N columns of one token."""
     wait_turn()
-    token = tl.program_id(0)
-    columns = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
+    token = tl.program_id(1)
+    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K)
     matrix += tl.minimum(columns, hidden - 1)[:, None] * width + inner[None, :]
     total = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
@@ -71,3 +88,40 @@ def down(
     tl.store(
         out + token.to(tl.int64) * hidden + columns, y.to(out.dtype.element_ty), columns < hidden
     )
+
+
+@triton.jit
+def times(tile, x, weights, pair, inner, width, held, TOP: tl.constexpr, SHARED: tl.constexpr):
+    """[rows]: a pair's weight times its rows times x, which is not there for one held elsewhere."""
+    given = tl.load(x + pair.to(tl.int64) * width + inner, mask=(inner < width) & held, other=0)
+    scale = weight_of(weights, pair, held, TOP, SHARED)
+    return tl.sum(tile.to(tl.float32) * given.to(tl.float32)[None, :], axis=1) * scale
+
+
+@kernel(do_not_specialize=["first", "held"])
+def down_at_once(
+    x, ids, weights, matrix, out, first, held, hidden, width,
+    TOP: tl.constexpr, SHARED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+):  # fmt: skip
+    """The same where experts are narrow: `gated` comes right before, and has waited for the ids,
+    so they may be read while it runs."""
+    token = tl.program_id(1)
+    columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
+    inner = tl.arange(0, BLOCK_K)
+    rows = tl.minimum(columns, hidden - 1)
+    base = token * (TOP + SHARED)
+    tiles = ()
+    experts = ()
+    for slot in tl.static_range(TOP + SHARED):
+        expert = expert_of(ids, base + slot, token >= 0, first, held, TOP, SHARED)
+        inside = ((inner < width) & (expert >= 0))[None, :]
+        tile = rows_of(matrix, tl.maximum(expert, 0), rows, inner, hidden, width, inside)
+        tiles = tiles + (tile,)  # noqa: RUF005 (Triton knows no stars)
+        experts = experts + (expert,)  # noqa: RUF005
+    wait_turn()
+    total = tl.zeros((BLOCK_N,), tl.float32)
+    for slot in tl.static_range(TOP + SHARED):
+        here = experts[slot] >= 0
+        total += times(tiles[slot], x, weights, base + slot, inner, width, here, TOP, SHARED)
+    to = out + token.to(tl.int64) * hidden + columns
+    tl.store(to, total.to(out.dtype.element_ty), columns < hidden)

@@ -19,6 +19,10 @@ __all__ = ["Launch", "Tiles", "launch", "pack", "pack_with_shared", "refusals", 
 
 # Pairs that are streamed one by one.
 FEW_PAIRS = 18
+# Bytes of weights that one of their programs holds in registers, and that a warp can hold.
+HELD_BYTES = 16 << 10
+WARP_BYTES = 8 << 10
+MOST_WARPS = 16
 # Pairs that one program of the sort looks at: those of most decode steps, or of longer ones.
 SHORT, SEGMENT = 512, 2048
 SUM_BLOCK = 1024
@@ -40,6 +44,7 @@ class Tiles:
     columns: int
     """Rows of the weight a program holds; for gate and up together."""
     inner: int
+    """Numbers of a row that are loaded together; 0: all of them."""
     warps: int = 4
     stages: int = 4
     rows: int = 16
@@ -57,13 +62,18 @@ class Launch:
 
 
 def launch(
-    tokens: int, top: int, shared: int, experts: int, width: int, dtype: torch.dtype
+    tokens: int, top: int, shared: int, experts: int, hidden: int, width: int, dtype: torch.dtype
 ) -> Launch:
     """As measured on an H200."""
     pairs = tokens * (top + shared)
-    if pairs <= FEW_PAIRS:
-        tiles = Tiles(4, 1024, stages=3) if width >= 1024 else Tiles(8, 512, stages=3)
-        return Launch("few", tiles, tiles)
+    # an output of the first needs a row of gate and one of up
+    first = _at_once(2 * power_of_two(hidden) * dtype.itemsize)
+    if pairs <= FEW_PAIRS and first.warps <= MOST_WARPS:
+        column = (top + shared) * power_of_two(width) * dtype.itemsize
+        if column <= HELD_BYTES:
+            return Launch("few", first, _at_once(column, 2 * HELD_BYTES))
+        second = Tiles(4, 1024, stages=3) if width >= 1024 else Tiles(8, 512, stages=3)
+        return Launch("few", first, second)
     mean = tokens * top / max(experts, 1)
     # One tile for nearly every expert, so that its weights are read once.
     rows = min(max(power_of_two(int(mean + 1.5 * mean**0.5) + 1), 16), MOST_ROWS)
@@ -76,6 +86,12 @@ def launch(
     else:
         tiles = Tiles(64, 128, rows=rows)
     return Launch("sorted", tiles, tiles)
+
+
+def _at_once(column: int, held: int = HELD_BYTES) -> Tiles:
+    """`column`: bytes of weights that an output needs."""
+    columns = power_of_two(max(held // column, 1) // 2 + 1)
+    return Tiles(columns, 0, max(power_of_two(columns * column // WARP_BYTES), 4))
 
 
 def pack(gate_up: Tensor, down: Tensor, linear: Any) -> Packed:
@@ -95,9 +111,9 @@ def pack_with_shared(
 def run(
     x: Tensor, ids: Tensor, weights: Tensor, packed: Packed, linear: Any, first: int = 0
 ) -> Tensor:
-    held = len(packed.down) - packed.shared
-    width = packed.down.shape[2]
-    how = launch(len(x), ids.shape[1], packed.shared, held, width, x.dtype)
+    count, hidden, width = packed.down.shape
+    shared = packed.shared
+    how = launch(len(x), ids.shape[1], shared, count - shared, hidden, width, x.dtype)
     return run_with(how, x, ids, weights, packed, first)
 
 
@@ -133,17 +149,18 @@ class _Step:
     def few(self, how: Launch) -> Tensor:
         x, (_, hidden, width) = self.x, self.packed.down.shape
         middle, out = x.new_empty(self.pairs, width), x.new_empty(len(x), hidden)
-        few.gated[(self.pairs, triton.cdiv(width, how.first.columns))](
+        few.gated[(triton.cdiv(width, how.first.columns), self.pairs)](
             *(x, x.stride(0), self.ids, self.packed.gate_up, middle),
-            *(*self.held, hidden, width),
+            *(*self.held, len(x), hidden, width),
             **self.slots,
-            **_streamed(how.first),
+            **_streamed(how.first, hidden),
         )
-        few.down[(len(x), triton.cdiv(hidden, how.second.columns))](
+        down = few.down if how.second.inner else few.down_at_once
+        down[(triton.cdiv(hidden, how.second.columns), len(x))](
             *(middle, self.ids, self.weights, self.packed.down, out),
             *(*self.held, hidden, width),
             **self.slots,
-            **_streamed(how.second),
+            **_streamed(how.second, width),
         )
         return out
 
@@ -200,9 +217,11 @@ class _Step:
         )
 
 
-def _streamed(cut: Tiles) -> dict[str, int]:
-    names = {"BLOCK_N": cut.columns, "BLOCK_K": cut.inner, "STAGES": cut.stages}
-    return names | {"num_warps": cut.warps}
+def _streamed(cut: Tiles, depth: int) -> dict[str, int]:
+    names = {"BLOCK_N": cut.columns, "num_warps": cut.warps}
+    if not cut.inner:
+        return names | {"BLOCK_K": power_of_two(depth)}
+    return names | {"BLOCK_K": cut.inner, "STAGES": cut.stages}
 
 
 def _tiled(cut: Tiles, depth: int) -> dict[str, int | bool]:
