@@ -146,8 +146,8 @@ def expert_cuts(model: Model, tokens: int, shared: int, most: int) -> list[tuple
 
     cut = usual.first
     if usual.way == "few":
-        for second in (Tiles(8, 512, stages=3), Tiles(2, 1024, stages=4), Tiles(1, 0)):
-            found.append((f"second {second.columns}x{second.inner}", replace(usual, second=second)))
+        others = (Tiles(8, 512, stages=3), Tiles(2, 1024, stages=4), Tiles(1, 0))
+        found += [(f"{cut.columns}x{cut.inner}", replace(usual, second=cut)) for cut in others]
     elif cut.rows < experts.MOST_ROWS:
         both("128x128x3", usual.way, replace(cut, columns=128, inner=128, stages=3))
         both("64x128x4", usual.way, replace(cut, columns=64, inner=128, stages=4))
