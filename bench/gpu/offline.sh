@@ -34,8 +34,11 @@ case $verb in
 pack) pack "$@" ;;
 test) # the soak begins first; the others share what is left of the GPU
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
-    exec "$PYTHON" -m pytest -q -m gpu -n "${WORKERS:-8}" --maxschedchunk=1 -p no:cacheprovider \
-        tests/test_gpu.py "$@" ;;
+    failed=0
+    "$PYTHON" -m pytest -q -m gpu -n "${WORKERS:-8}" --maxschedchunk=1 -p no:cacheprovider \
+        tests/test_gpu.py "$@" || failed=1
+    "$PYTHON" -m trueline.verify.machine_code || failed=1
+    exit $failed ;;
 bench) exec "$PYTHON" -m trueline bench gpu "$@" ;;
 run) exec "$@" ;;
 *) echo "accepted: pack, test, bench, run" >&2 && exit 2 ;;
