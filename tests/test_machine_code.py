@@ -75,7 +75,7 @@ def test_nothing_compiled_is_no_proof(tmp_path: Path) -> None:
 LISTING = """
         /*0060*/                   S2UR UR5, SR_CTAID.X ;
         /*0070*/                   ULDC.64 UR8, c[0x0][0x260] ;
-        /*0080*/              @!P0 R2UR UR6, R4 ;
+        /*0080*/              @!P0 REDUX.SUM.S32 UR6, R4 ;
         /*0090*/                   UIADD3 UR7, UP0, UR5, 0x20, URZ ;
         /*00a0*/                   IMAD R3, R2, UR9, R1 ;
         /*00b0*/                   HGMMA.64x16x16.F32.BF16 R24, gdesc[UR{first}].tnspB, RZ, !UPT ;

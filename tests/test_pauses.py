@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from trueline import LLM, SamplingParams
+from trueline import LLM, SamplingParams, pauses
 from trueline.benchmark import Workload, measure
 from trueline.llm import LLMEngine
 from trueline.pauses import no_long_pauses
@@ -40,13 +40,13 @@ def frozen_at(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 def test_while_it_lasts() -> None:
     with no_long_pauses():
         assert gc.get_freeze_count() > 1000
-    assert gc.get_freeze_count() == 0
+    assert gc.get_freeze_count() < 1000
 
 
 def test_also_when_it_fails() -> None:
     with pytest.raises(KeyError), no_long_pauses():
         raise KeyError
-    assert gc.get_freeze_count() == 0
+    assert gc.get_freeze_count() < 1000
 
 
 def test_what_somebody_froze_stays() -> None:
@@ -56,12 +56,29 @@ def test_what_somebody_froze_stays() -> None:
     assert gc.get_freeze_count() > 1000
 
 
+@pytest.mark.parametrize(("count", "ours"), [(0, True), (375, True), (5000, False)])
+def test_the_interpreter_keeps_some_out_of_sight(
+    count: int, ours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """CPython 3.12 does, from its start: nobody has asked for that."""
+    done: list[str] = []
+    fake = SimpleNamespace(
+        get_freeze_count=lambda: count,
+        freeze=lambda: done.append("freeze"),
+        unfreeze=lambda: done.append("unfreeze"),
+    )
+    monkeypatch.setattr(pauses, "gc", fake)
+    with no_long_pauses():
+        assert done == ["freeze"] * ours
+    assert done == ["freeze", "unfreeze"] * ours
+
+
 def test_generating(tiny: Any, frozen_at: list[bool]) -> None:
     llm = LLM(tiny("deepseek_v3"), max_model_len=64)
     llm.generate("a", SamplingParams(max_tokens=3), use_tqdm=False)
     assert frozen_at
     assert all(frozen_at)
-    assert gc.get_freeze_count() == 0
+    assert gc.get_freeze_count() < 1000
     frozen_at.clear()
     measure(llm.llm_engine, Workload(1, 8, 3))
     assert frozen_at

@@ -9,11 +9,15 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 
+FEW = 1000
+"""Objects that are out of sight from the start: 375 in CPython 3.12, none in 3.11."""
+
+
 @contextmanager
 def no_long_pauses() -> Iterator[None]:
     """What exists now is not looked at until the end. Where somebody has said so for good, it stays
     so."""
-    ours = gc.get_freeze_count() == 0
+    ours = gc.get_freeze_count() < FEW
     if ours:
         gc.freeze()
     try:

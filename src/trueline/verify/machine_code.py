@@ -33,7 +33,7 @@ def unset_reads(listing: str) -> list[str]:
     for match in INSTRUCTION.finditer(listing):
         name, operands = match["name"], match["operands"].strip()
         target, _, sources = operands.partition(",")
-        writes = UNIFORM.fullmatch(target.strip()) if _writes_uniform(name) else None
+        writes = UNIFORM.fullmatch(target.strip())  # addresses stand in brackets
         reads = set(_reads(operands if writes is None else sources))
         if not reads <= written:
             found.append(f"{name} {operands}")
@@ -42,10 +42,6 @@ def unset_reads(listing: str) -> list[str]:
             first = int(writes[1])
             written |= set(range(first, first + _width(name)))
     return found
-
-
-def _writes_uniform(name: str) -> bool:
-    return name.startswith("U") or name.partition(".")[0] in ("R2UR", "S2UR", "CS2UR")
 
 
 def _width(name: str) -> int:
