@@ -24,7 +24,7 @@ from torch import Tensor
 from trueline.cache.layout import LatentLayout
 from trueline.cache.store import LatentView
 from trueline.layers.context import PrefillSlice
-from trueline.ops.head_product import cublas as head_product
+from trueline.ops.head_product import triton as head_product
 from trueline.ops.mla_decode import DecodeTable, Tiling
 from trueline.ops.mla_decode import triton as decode
 from trueline.ops.mla_decode.launch_plan import LaunchPlan, launch

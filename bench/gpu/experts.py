@@ -24,8 +24,10 @@ from torch import Tensor
 
 from trueline.ops.experts import triton as experts
 from trueline.ops.experts.triton import Launch, Tiles
-from trueline.ops.head_product import cublas as head_product
-from trueline.ops.linear import cublas as linear
+from trueline.ops.head_product import cublas as head_cublas
+from trueline.ops.head_product import triton as head_product
+from trueline.ops.linear import cublas
+from trueline.ops.linear import triton as linear
 from trueline.ops.mlp import triton as mlp
 from trueline.ops.route import triton as route
 from trueline.spec.feedforward import RouterSpec
@@ -266,20 +268,24 @@ def _head_product(data: Data, shape: tuple[int, int, int], rows: int) -> Work:
     weights = data.weights(heads, columns, depth)
     x = torch.randn(rows, heads, depth, device="cuda", dtype=BF16)
     to = torch.empty(rows, heads, columns + 64, device="cuda", dtype=BF16)[..., :columns]
-    calls = [lambda w=w: head_product.run(x, w, to) for w in weights]
+    ways = [
+        ("usual", [lambda w=w: head_product.run(x, w, to) for w in weights]),
+        ("cublas", [lambda w=w: head_cublas.run(x, w, to) for w in weights]),
+    ]
 
     def exact() -> list[tuple[Tensor, Tensor]]:
         theirs = torch.einsum("nhi,hoi->nho", x.float(), weights[0].float())
         return [(head_product.run(x, weights[0], to), theirs)]
 
-    return Work([("cublas", calls)], 2 * math.prod(shape) / READ, 0, exact)
+    return Work(ways, 2 * math.prod(shape) / READ, 0, exact)
 
 
 def _linear(data: Data, shape: tuple[int, int], rows: int) -> Work:
     weights = data.weights(*shape)
     x = torch.randn(rows, shape[1], device="cuda", dtype=BF16)
     ways = [
-        ("cublas", [lambda w=w: linear.run(x, w) for w in weights]),
+        ("usual", [lambda w=w: linear.run(x, w) for w in weights]),
+        ("cublas", [lambda w=w: cublas.run(x, w) for w in weights]),
         ("to float32", [lambda w=w: linear.run_wide(x, w) for w in weights]),
     ]
 

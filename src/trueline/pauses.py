@@ -8,7 +8,6 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-
 FEW = 1000
 """Objects that are out of sight from the start: 375 in CPython 3.12, none in 3.11."""
 
