@@ -549,6 +549,78 @@ def test_restart(own: Callable[..., Running], model: Path, tmp_path: Path) -> No
     running.do(work())
 
 
+def test_too_many_deaths(own: Callable[..., Running], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trueline.server.process.client.MOST_RESTARTS", 1)
+    running = own(on_death="restart")
+
+    async def work() -> None:
+        client = running.client
+        await client.start()
+        client.kill()
+        await until(lambda: client.num_restarts == 1 and client.state == "ready")
+        client.kill()
+        await asyncio.wait_for(client.died.wait(), PATIENCE)
+        assert (client.state, client.num_restarts) == ("dead", 1)
+        assert (client.reason or "").endswith("by SIGKILL; dead 2 times within 600 s")
+
+    running.do(work())
+
+
+def test_deaths_of_long_ago_do_not_count(
+    own: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("trueline.server.process.client.MOST_RESTARTS", 1)
+    monkeypatch.setattr("trueline.server.process.client.WITHIN", 0.0)
+    running = own(on_death="restart")
+
+    async def work() -> None:
+        client = running.client
+        await client.start()
+        for count in (1, 2):
+            client.kill()
+            await until(lambda count=count: client.num_restarts == count)
+            await until(lambda: client.state == "ready")
+
+    running.do(work())
+
+
+def test_a_hung_engine_is_killed(own: Callable[..., Running]) -> None:
+    """It lives, and does nothing."""
+    running = own(silence=4.0)
+
+    async def work() -> None:
+        client = running.client
+        await client.start()
+        stream = client.generate([ask("hung", LONG)])
+        await anext(stream)
+        assert client.pid is not None
+        os.kill(client.pid, signal.SIGSTOP)
+        start = time.monotonic()
+        with pytest.raises(EngineDead, match="said nothing for 4 s; it was killed"):
+            await read(stream)
+        assert 2.9 < time.monotonic() - start < 12
+        await asyncio.wait_for(client.died.wait(), 1)
+        assert client.reason == "the engine had work and said nothing for 4 s; it was killed"
+
+    running.do(work())
+
+
+def test_an_idle_engine_may_be_silent(own: Callable[..., Running]) -> None:
+    running = own(silence=3.0)
+
+    async def work() -> None:
+        client = running.client
+        await client.start()
+        await asyncio.sleep(4.0)
+        stream = client.generate([ask("after a while", 5)])
+        client._look()
+        assert await tokens(stream)
+        assert client.state == "ready"
+        await client.stop(1)
+
+    running.do(work())
+
+
 def test_an_error_of_the_engine_is_told_with_its_place(own: Callable[..., Running]) -> None:
     running = own()
 

@@ -85,6 +85,7 @@ class _Life:
             self.directory,
             self.options,
             on_death=self.config.on_engine_death,
+            silence=self.config.engine_timeout or None,
             on_progress=self._progress,
         )
         self.service = Service(

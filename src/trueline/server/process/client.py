@@ -32,6 +32,10 @@ State = Literal["loading", "ready", "dead", "stopped"]
 SHUTTING_DOWN = "the server is shutting down"
 SECONDS_TO_END = 5.0
 """For a process that was told to stop; then it is killed."""
+MOST_RESTARTS, WITHIN = 5, 600.0
+"""More deaths than that in so many seconds are no accident."""
+LOOKS = 4
+"""At an engine that may be hung, in the time that it may be silent."""
 
 
 class EngineFailed(TruelineError):
@@ -45,7 +49,9 @@ class EngineFailed(TruelineError):
 class EngineClient:
     """Lives in one event loop. `on_death` says what a lost engine means: "exit" leaves it to the
     owner, who waits for `died`; "restart" starts another one, and `died` comes only if that
-    cannot be started. Either way what was running is lost."""
+    cannot be started, or has died too often. Either way what was running is lost. One that has
+    work and says nothing for `silence` seconds is taken for hung, and killed: a step never takes
+    that long."""
 
     def __init__(
         self,
@@ -53,9 +59,11 @@ class EngineClient:
         config: EngineConfig,
         *,
         on_death: Literal["exit", "restart"] = "exit",
+        silence: float | None = None,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> None:
         self.model, self.config, self.on_death = model, config, on_death
+        self.silence = silence
         self.state: State = "loading"
         self.reason: str | None = "not started"
         self.ready: Ready
@@ -69,6 +77,9 @@ class EngineClient:
         self._streams: dict[str, Stream] = {}  # until the engine has told their end
         self._none_left = asyncio.Event()
         self._none_left.set()
+        self._heard = 0.0
+        self._watch: asyncio.TimerHandle | None = None
+        self._deaths: list[float] = []
 
     # -- start and end -----------------------------------------------------------------
 
@@ -141,6 +152,8 @@ class EngineClient:
                 RequestRejected(f"request '{used}': this request_id is in use; choose another")
             )
         else:
+            if not self._streams:  # it had nothing to say
+                self._heard = asyncio.get_running_loop().time()
             self._streams.update(dict.fromkeys(names, stream))
             self._none_left.clear()
             self._send(Add(list(requests)))
@@ -158,6 +171,7 @@ class EngineClient:
     # -- what the engine says ----------------------------------------------------------
 
     def _received(self, data: bytes) -> None:
+        self._heard = asyncio.get_running_loop().time()
         message = decode_from_engine(data)
         if isinstance(message, News):
             self._spread(message)
@@ -198,10 +212,25 @@ class EngineClient:
         if self.state != "loading":
             return  # stopped meanwhile
         self.ready, self.state, self.reason = ready, "ready", None
+        self._look()
         if self._started is not None and not self._started.done():
             self._started.set_result(ready)
 
+    def _look(self) -> None:
+        """Whether it is hung; and again in a while."""
+        if self.silence is None or self.state != "ready":
+            return
+        loop = asyncio.get_running_loop()
+        if self._streams and loop.time() - self._heard > self.silence:
+            said = f"the engine had work and said nothing for {self.silence:g} s; it was killed"
+            self._failed = Failed(said, 1)
+            self.kill()
+        else:
+            self._watch = loop.call_later(self.silence / LOOKS, self._look)
+
     def _ended(self, code: int) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
         was, words = self.state, self._failed
         error = words.error if words else how_it_ended(code)
         for stream in self._forget(list(self._streams)):
@@ -214,10 +243,18 @@ class EngineClient:
         if was == "stopped":
             return
         self.state, self.reason = "dead", error
-        if was == "ready" and self.on_death == "restart":
+        if was == "ready" and self.on_death == "restart" and self._may_restart():
             self.num_restarts += 1
             self._launch()
             # nobody waits for it: what it fails with is in `reason`
             self._started.add_done_callback(lambda started: started.exception())
         else:
             self.died.set()
+
+    def _may_restart(self) -> bool:
+        now = asyncio.get_running_loop().time()
+        self._deaths = [*(then for then in self._deaths if now - then < WITHIN), now]
+        if len(self._deaths) <= MOST_RESTARTS:
+            return True
+        self.reason = f"{self.reason}; dead {len(self._deaths)} times within {WITHIN:g} s"
+        return False
