@@ -77,6 +77,12 @@ def main(directory: Path) -> int:
     return 1 if bad or not kernels else 0
 
 
+def cache() -> Path:
+    """Where Triton keeps what it has compiled."""
+    import triton
+
+    return Path(triton.knobs.cache.dir)
+
+
 if __name__ == "__main__":
-    given = sys.argv[1:]
-    sys.exit(main(Path(given[0]) if given else Path.home() / ".triton" / "cache"))
+    sys.exit(main(Path(sys.argv[1]) if sys.argv[1:] else cache()))
