@@ -238,7 +238,7 @@ def test_walks_fill_the_gpu(heads: int, counts: list[int], values: int, chunks: 
 
 @pytest.mark.parametrize(
     ("dk", "dv", "ahead"),
-    [(37, 128, True), (128, 41, True), (32, 64, True), (128, 128, False), (64, 32, False)],
+    [(37, 128, True), (128, 41, True), (256, 64, True), (128, 128, False), (64, 32, False)],
 )
 def test_narrow_programs_read_what_is_copied_ahead(dk: int, dv: int, ahead: bool) -> None:
     """Others were given wrong numbers by the assembler."""

@@ -25,8 +25,8 @@ SCAN_BLOCK = 1024
 FEW_CHUNKS = 4
 # And by narrow programs, which are many.
 FEW_NARROW_CHUNKS = 16
-# Channels of a head from which the tensor cores take their factors from shared memory.
-NARROW_CHANNELS = 64
+# Channels of a head with which those were right on a GPU.
+NARROW_CHANNELS = (64, 128)
 # What is copied into shared memory ahead of its use begins at multiples of so many bytes.
 COPIED_BYTES = 16
 
@@ -163,7 +163,7 @@ def prefill_launch(
     only with inputs that are copied ahead: for others the assembler (ptxas 12.8) lets the narrow
     products read their factors from wherever an unset register points to."""
     heads, dk, dv = shape
-    short = max(counts) <= 64 * FEW_NARROW_CHUNKS and dk == power_of_two(dk) >= NARROW_CHANNELS
+    short = max(counts) <= 64 * FEW_NARROW_CHUNKS and dk in NARROW_CHANNELS
     if dtype == torch.float32:
         return PrefillLaunch(16, min(16, power_of_two(dv)), 4, 1, 4 * sms)
     for values in (16, 32) if short and copied_ahead and dv % 32 == 0 else ():
