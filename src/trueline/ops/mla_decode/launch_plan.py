@@ -2,8 +2,8 @@
 
 Rows are cut at multiples of `tile` keys and dealt out to `groups` in equal shares, in order: a
 group takes the end of one row, some whole rows and the beginning of another; rows of like length
-that are about as many as groups get one each (work.py). Each group is worked on by `head_tiles` programs at the same time, so that
-a key read for one lies near for the others.
+that are about as many as groups get one each (work.py). Each group is worked on by `head_tiles`
+programs at the same time, so that a key read for one lies near for the others.
 """
 
 from __future__ import annotations
