@@ -17,6 +17,7 @@ from trueline.ops.registry import FUNCTIONS, implementation, runnable
 from trueline.ops.rms_norm import cpu as rms_norm
 from trueline.verify.failed import CheckFailed
 from trueline.verify.ops import OP_CHECKS
+from trueline.verify.ops.attention import WIDE
 
 Function = Callable[..., Any]
 
@@ -106,6 +107,17 @@ def of_the_heads(run: Function) -> Function:
     return broken
 
 
+def nothing_rotated(run: Function) -> Function:
+    """Queries meet the latent alone."""
+
+    def broken(q: Tensor, *given: Any, **named: Any) -> Any:
+        q = q.clone()
+        q[..., WIDE[0] :] = 0
+        return run(q, *given, **named)
+
+    return broken
+
+
 def lse_in_bits(run: Function) -> Function:
     def broken(*given: Any, **named: Any) -> tuple[Tensor, Tensor]:
         out, lse = run(*given, **named)
@@ -165,6 +177,7 @@ MISTAKES = [
             lambda run: lambda x, cos, sin, pairing: run(x, cos, sin, "pairs")),
     Mistake("scale of the cache row", "mla_decode", "numbers", "run",
             lambda run: lambda *given, softmax_scale: run(*given, softmax_scale=0.145)),
+    Mistake("nothing rotated", "mla_decode", "real dims", "run", nothing_rotated),
     Mistake("lse in base 2", "mla_decode", "natural lse", "run", lse_in_bits),
     Mistake("bits of the count", "mla_decode", "bits", "run", decode_of_the_count),
     Mistake("bits of the heads", "mla_decode", "ranks", "run", of_the_heads),
@@ -199,6 +212,7 @@ MISTAKES = [
     Mistake("lse in base 2", "sparse_mla", "numbers", "run",
             lambda run: lambda *given, **named:
                 (lambda made: (made[0], made[1] / math.log(2)))(run(*given, **named))),
+    Mistake("nothing rotated", "sparse_mla", "real dims", "run", nothing_rotated),
     Mistake("bits of the heads", "sparse_mla", "ranks", "run", of_the_heads),
     Mistake("weights with the bias", "route", "choices", "run",
             lambda run: lambda logits, bias, *rest:

@@ -18,7 +18,7 @@ from trueline.verify.failed import CheckFailed
 from trueline.verify.graphs import GPU_CHECKS, graph_is_eager
 from trueline.verify.halves import half_is_float64
 from trueline.verify.ops import OP_CHECKS, OpCheck, lightning
-from trueline.verify.ops.attention import TILINGS, decode_table
+from trueline.verify.ops.attention import TILINGS, WIDE, decode_table
 from trueline.verify.ops.data import L, R, paged, randn
 from trueline.verify.schedules import ENGINE_CHECKS
 from trueline.verify.seed import Fault
@@ -99,20 +99,21 @@ def test_op_equals_its_reference(op: str, name: str, check: OpCheck, dtype: torc
             pytest.skip("float32 only: what it is given is")
 
 
+@pytest.mark.parametrize(("heads", "dims"), [(16, (L, R)), (100, WIDE)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_decode_over_a_table(dtype: torch.dtype) -> None:
+def test_decode_over_a_table(dtype: torch.dtype, heads: int, dims: tuple[int, int]) -> None:
     """Also replayed: a graph captured over full rows gives for other contexts in the same buffers,
     rows that see nothing among them, what a call outside gives."""
     op = implementation("mla_decode", "triton")
     with torch.device("cuda"):
         decode_table(op, dtype)
-        view, held = paged([600] * 5, 16, dtype=dtype)
+        view, held = paged([600] * 5, 16, dtype=dtype, dims=dims)
         table = held.table(view.rows.device)
-        q = randn(5, 16, L + R).to(dtype)
+        q = randn(5, heads, sum(dims)).to(dtype)
 
         def call() -> tuple[torch.Tensor, torch.Tensor]:
-            prepared = op.prepare(table, view, TILINGS[0], 16)
-            out: tuple[torch.Tensor, torch.Tensor] = op.run(q, view, prepared, softmax_scale=0.3)
+            prepared = op.prepare(table, view, TILINGS[0], heads)
+            out: tuple[torch.Tensor, torch.Tensor] = op.run(q, view, prepared, softmax_scale=0.1)
             return out
 
         call()

@@ -69,6 +69,12 @@ def test_decode(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     attention.natural_lse(decode, dtype)
 
 
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_decode_of_real_dims(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    monkeypatch.setattr(attention, "WIDE_SHAPES", ((16, 40),))
+    attention.mla_decode_wide(decode, dtype)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("dtype", FLOATS)
 @pytest.mark.parametrize("way", WAYS)

@@ -94,6 +94,7 @@ def decode_plans(heads: int, rows: int, context: int) -> dict[str, LaunchPlan]:
             found["16w4s3x2 least 4"] = plan(heads, 16, 16, 4, 3, 2, least=4)
     else:
         found |= {
+            "portable": replace(usual, paired=False),
             "64x64w8s2": plan(heads, 64, 64, 8, 2, 1),
             "64x32w8s3": plan(heads, 64, 32, 8, 3, 1),
             "64x32w8s4": plan(heads, 64, 32, 8, 4, 1),

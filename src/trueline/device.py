@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -107,6 +108,13 @@ def launches_early() -> bool:
     if interpreting() or not torch.cuda.is_available():
         return False
     return torch.version.hip is None and torch.cuda.get_device_capability() >= (9, 0)
+
+
+def runs_gluon() -> bool:
+    """Whether our kernels for Hopper GPUs run here. They are in Gluon, whose names change from one
+    Triton to the next; with these they were checked."""
+    hopper = launches_early() and torch.cuda.get_device_capability()[0] == 9
+    return hopper and version("triton").startswith("3.6.")
 
 
 def to_host(x: Tensor) -> Tensor:

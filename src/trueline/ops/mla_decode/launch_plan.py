@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from trueline.cache.layout import LatentLayout
+from trueline.device import runs_gluon
 from trueline.ops.launch import power_of_two
 
 # Shared memory of a program that keeps one multiprocessor to itself.
@@ -26,6 +27,10 @@ LEAST_DIM = 16
 """Of an operand of a matrix product."""
 WIDE = 64
 """Rows from which four warps make one product together."""
+PAIRED_TILE = 64
+"""Heads, and keys, of two readers that share them."""
+PRODUCT = 256
+"""Columns that four warps can make a product of."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +48,8 @@ class LaunchPlan:
     """Tiles and overhead that are worth a group."""
     registers: int | None = None
     """Of a thread at most, so that more programs share a multiprocessor."""
+    paired: bool = False
+    """Whether two readers share a program's rows (hopper.py)."""
 
     @property
     def padded_heads(self) -> int:
@@ -90,7 +97,15 @@ def launch(
     groups = max(sms * per_sm // head_tiles, 1)
     groups = min(groups, max(rows * -(-context // tile), 1))
     alone = rows == 1 and head_tile == 64 and context <= BRIEF
-    return LaunchPlan(heads, head_tile, tile, groups, warps, stages, least=1 if alone else 2)
+    paired = (
+        runs_gluon()
+        and dtype.itemsize == 2
+        and (head_tile, tile, layout.rope) == (PAIRED_TILE,) * 3
+        and layout.latent == 2 * PRODUCT
+    )
+    return LaunchPlan(
+        heads, head_tile, tile, groups, warps, stages, least=1 if alone else 2, paired=paired
+    )
 
 
 def _bytes(head_tile: int, tile: int, stages: int, width: int, dtype: torch.dtype) -> int:

@@ -21,6 +21,8 @@ __all__ = ["attend_table", "prepare", "refusals", "run"]
 # Of the second kernel: programs that keep the machine busy, and numbers that each loads at once.
 MANY = 1024
 AT_ONCE = 4096
+PIECE = 16
+"""Bytes, and numbers between the rows of a tensor, of what is copied at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +57,11 @@ def run(
     return attend_table(q, view, table, block_size, prepared.work, softmax_scale=softmax_scale)
 
 
+def can_copy(*tensors: Tensor) -> bool:
+    """Whether they can be copied into shared memory in whole pieces."""
+    return not any(n % PIECE for x in tensors for n in (x.data_ptr(), *x.stride()[:-1]))
+
+
 def attend_table(
     q: Tensor,
     view: LatentView,
@@ -79,15 +86,22 @@ def attend_table(
     part_lse = q.new_empty(work.slots, covered, dtype=torch.float32)
     capacity = len(work.entries)
     L = max(power_of_two(latent), LEAST_DIM)
-    attend[(plan.programs,)](
+    told = (
         q, view.rows, table.blocks, table.lengths, work.entries, work.bounds, out, lse,
         part_out, part_lse, softmax_scale * math.log2(math.e), heads, q.stride(0), q.stride(1),
         table.blocks.stride(0), capacity, work.slots,
-        LATENT=latent, ROPE=layout.rope, L=L, R=max(power_of_two(layout.rope), LEAST_DIM),
-        H=plan.head_tile, HEAD_TILES=plan.head_tiles, TILE=plan.tile, BLOCK=block_size,
-        STAGES=plan.stages,
-        num_warps=plan.warps, num_stages=plan.stages, maxnreg=plan.registers,
     )  # fmt: skip
+    if plan.paired and can_copy(q, view.rows):
+        from trueline.ops.mla_decode import hopper  # what it imports is not everywhere
+
+        hopper.attend_paired[(plan.programs,)](*told, plan.head_tiles, block_size, **hopper.LAUNCH)
+    else:
+        attend[(plan.programs,)](
+            *told, LATENT=latent, ROPE=layout.rope, L=L,
+            R=max(power_of_two(layout.rope), LEAST_DIM), H=plan.head_tile,
+            HEAD_TILES=plan.head_tiles, TILE=plan.tile, BLOCK=block_size, STAGES=plan.stages,
+            num_warps=plan.warps, num_stages=plan.stages, maxnreg=plan.registers,
+        )  # fmt: skip
     columns = L if rows * heads >= MANY else min(L, 128)
     merge[(rows, heads, -(-latent // columns))](
         part_out, part_lse, work.rows, out, lse, rows, heads, covered, capacity, work.slots,

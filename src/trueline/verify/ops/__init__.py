@@ -56,6 +56,7 @@ OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
     "latent_write": (OpCheck("numbers", latent.latent_write),),
     "mla_decode": (
         OpCheck("numbers", attention.mla_decode),
+        OpCheck("real dims", attention.mla_decode_wide),
         OpCheck("natural lse", attention.natural_lse),
         OpCheck("bits", attention.mla_decode_bits, True),
         OpCheck("ranks", ranks.mla_decode, True),
@@ -76,6 +77,7 @@ OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
     "top_positions": (OpCheck("choices", sparse.top_positions),),
     "sparse_mla": (
         OpCheck("numbers", sparse.sparse_mla),
+        OpCheck("real dims", sparse.sparse_mla_wide),
         OpCheck("ranks", ranks.sparse_mla, True),
     ),
     "route": (OpCheck("choices", parts.route),),

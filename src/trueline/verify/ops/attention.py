@@ -27,6 +27,11 @@ FIXED = Tiling(64, full=True)
 TILINGS = (Tiling(1024, full=False), Tiling(16, full=False), FIXED)
 SHAPES = ((1, 1), (3, H), (3, 19), (16, 8), (64, H))
 """Block sizes and heads."""
+WIDE = (512, 64)
+WIDE_SHAPES = ((1, 40), (16, 128), (64, 64))
+WIDE_SCALE = 0.02
+WIDE_APART = (0, 16, 5)
+"""Numbers between the queries of two heads: copies are made of pieces of 16."""
 PREFILL_BLOCKS = (1, 5, 64)
 PREFILLS = ((0, 1), (0, 40), (17, 1), (30, 25), (600, 3), (1, 700), (2030, 30))
 """Positions before, and new ones."""
@@ -41,6 +46,19 @@ def mla_decode(op: Any, dtype: torch.dtype = torch.float32) -> None:
             what = f"mla_decode, {heads} heads, blocks of {block_size}, tiles of {tiling.size}"
             prepared = op.prepare(rows, view, tiling, heads)
             same_attention(what, op.run(q, view, prepared, softmax_scale=SCALE), exact, dtype)
+
+
+def mla_decode_wide(op: Any, dtype: torch.dtype = torch.float32) -> None:
+    """The dims and heads of large models, which GPUs may have kernels of their own for."""
+    for block_size, heads in WIDE_SHAPES:
+        view, rows = paged([1, 64, 129, 0, 300, 65], block_size, dtype=dtype, dims=WIDE)
+        for apart in WIDE_APART:
+            q = randn(6, heads, sum(WIDE) + apart, seed=9).to(dtype)[..., apart:]
+            exact = decode_reference.run(q.double(), view, rows, softmax_scale=WIDE_SCALE)
+            prepared = op.prepare(rows, view, TILINGS[0], heads)
+            ours = op.run(q, view, prepared, softmax_scale=WIDE_SCALE)
+            what = f"mla_decode, {heads} heads over {WIDE}, blocks of {block_size}, {apart} apart"
+            same_attention(what, ours, exact, dtype)
 
 
 def same_attention(

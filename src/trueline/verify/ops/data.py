@@ -62,21 +62,26 @@ def rounded_alike(what: str, ours: Tensor, wanted: Tensor) -> None:
 
 
 def paged(
-    lengths: list[int], block_size: int, seed: int = 0, dtype: torch.dtype = torch.float32
+    lengths: list[int],
+    block_size: int,
+    seed: int = 0,
+    dtype: torch.dtype = torch.float32,
+    dims: tuple[int, int] = (L, R),
 ) -> tuple[LatentView, DecodeRows]:
     """A cache with shuffled blocks and a needle in every row; every byte not owned is NaN."""
     counts = [-(-length // block_size) for length in lengths]
     num_blocks = sum(counts) + 8
     ids = shuffled(num_blocks - 1, seed)
     blocks = [[ids.pop() for _ in range(count)] for count in counts]
-    layout = LatentLayout(L, R, block_size)
+    latent, rope = dims
+    layout = LatentLayout(latent, rope, block_size)
     store = LatentStore(layout, 1, num_blocks, dtype)
     store.poison(range(num_blocks))
     view = store.views[0]
     for row, length in enumerate(lengths):
         if length:
-            numbers = randn(length, L + R, seed=seed + row + 1)
+            numbers = randn(length, latent + rope, seed=seed + row + 1)
             numbers[length // 2] *= 12
             cells = torch.tensor(layout.cells(blocks[row], 0, length))
-            view.write(cells, numbers[:, :L], numbers[:, L:])
+            view.write(cells, numbers[:, :latent], numbers[:, latent:])
     return view, DecodeRows(lengths, blocks)
