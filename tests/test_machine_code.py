@@ -77,6 +77,7 @@ LISTING = """
         /*0070*/                   ULDC.64 UR8, c[0x0][0x260] ;
         /*0080*/              @!P0 REDUX.SUM.S32 UR6, R4 ;
         /*0090*/                   UIADD3 UR7, UP0, UR5, 0x20, URZ ;
+        /*0098*/                   ULOP3.LUT UP1, UR10, UR5, 0x1, URZ, 0xc0, !UPT ;
         /*00a0*/                   IMAD R3, R2, UR9, R1 ;
         /*00b0*/                   HGMMA.64x16x16.F32.BF16 R24, gdesc[UR{first}].tnspB, RZ, !UPT ;
         /*00c0*/                   HGMMA.64x16x16.F32.BF16 R24, R32, gdesc[UR{second}], R24 ;
@@ -85,8 +86,8 @@ LISTING = """
 
 @pytest.mark.parametrize(
     ("first", "second", "unset"),
-    [(5, 5, 0), (5, 4, 0), (6, 6, 0), (4, 4, 1), (7, 6, 1), (6, 8, 1), (20, 30, 2)],
+    [(5, 5, 0), (5, 4, 0), (7, 6, 0), (4, 4, 1), (8, 6, 1), (6, 8, 1), (20, 30, 2)],
 )
 def test_registers_of_factors(first: int, second: int, unset: int) -> None:
-    """5 to 9 are set."""
+    """5 to 10 are set."""
     assert len(unset_reads(LISTING.format(first=first, second=second))) == unset

@@ -22,6 +22,7 @@ from pathlib import Path
 INSTRUCTION = re.compile(r"/\*[0-9a-f]{4,}\*/\s+(?:@!?\w+\s+)?(?P<name>\S+)\s*(?P<operands>[^;]*);")
 UNIFORM = re.compile(r"\bUR(\d+)\b")
 DESCRIPTORS = re.compile(r"gdesc\[UR(\d+)\]")
+PREDICATE = re.compile(r"U?PT|U?P\d+")
 FROM_REGISTERS = re.compile(r"R\d+, R\d+, gdesc")
 
 
@@ -33,6 +34,8 @@ def unset_reads(listing: str) -> list[str]:
     for match in INSTRUCTION.finditer(listing):
         name, operands = match["name"], match["operands"].strip()
         target, _, sources = operands.partition(",")
+        if PREDICATE.fullmatch(target) and "SETP" not in name:  # also written: what comes next
+            target, _, sources = sources.partition(",")
         writes = UNIFORM.fullmatch(target.strip())  # addresses stand in brackets
         reads = set(_reads(operands if writes is None else sources))
         if not reads <= written:
