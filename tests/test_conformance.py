@@ -17,7 +17,7 @@ from trueline.ops.registry import FUNCTIONS, implementation, runnable
 from trueline.ops.rms_norm import cpu as rms_norm
 from trueline.verify.failed import CheckFailed
 from trueline.verify.ops import OP_CHECKS
-from trueline.verify.ops.attention import WIDE
+from trueline.verify.ops.data import WIDE
 
 Function = Callable[..., Any]
 
@@ -112,7 +112,7 @@ def nothing_rotated(run: Function) -> Function:
 
     def broken(q: Tensor, *given: Any, **named: Any) -> Any:
         q = q.clone()
-        q[..., WIDE[0] :] = 0
+        q[..., -WIDE.rope :] = 0
         return run(q, *given, **named)
 
     return broken
@@ -182,6 +182,7 @@ MISTAKES = [
     Mistake("bits of the count", "mla_decode", "bits", "run", decode_of_the_count),
     Mistake("bits of the heads", "mla_decode", "ranks", "run", of_the_heads),
     Mistake("one key short", "mla_prefill", "numbers", "run", one_key_short),
+    Mistake("nothing rotated", "mla_prefill", "real dims", "run", nothing_rotated),
     Mistake("decay off by one where a chunk begins", "lightning", "any cuts", "prefill", undecayed),
     Mistake("weak decay taken for none", "lightning", "any decay", "decode",
             lambda decode: lambda *given, slopes, scale:

@@ -12,14 +12,16 @@ import torch
 
 from implementations import lightning_dims
 from trueline.config import EngineConfig
+from trueline.ops.mla_prefill import cut as prefill_cut
+from trueline.ops.mla_prefill import triton as prefill
 from trueline.ops.registry import GPU_NAMES, OPS, implementation
 from trueline.verify.cases import Subject, make_subject
 from trueline.verify.failed import CheckFailed
 from trueline.verify.graphs import GPU_CHECKS, graph_is_eager
 from trueline.verify.halves import half_is_float64
 from trueline.verify.ops import OP_CHECKS, OpCheck, lightning
-from trueline.verify.ops.attention import TILINGS, WIDE, decode_table
-from trueline.verify.ops.data import L, R, paged, randn
+from trueline.verify.ops.attention import TILINGS, decode_table, mla_prefill_wide
+from trueline.verify.ops.data import SMALL, WIDE, Dims, paged, randn
 from trueline.verify.schedules import ENGINE_CHECKS
 from trueline.verify.seed import Fault
 from trueline.verify.seed.gpu import GPU_FAULTS
@@ -99,9 +101,9 @@ def test_op_equals_its_reference(op: str, name: str, check: OpCheck, dtype: torc
             pytest.skip("float32 only: what it is given is")
 
 
-@pytest.mark.parametrize(("heads", "dims"), [(16, (L, R)), (100, WIDE)])
+@pytest.mark.parametrize(("heads", "dims"), [(16, SMALL), (100, WIDE)])
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_decode_over_a_table(dtype: torch.dtype, heads: int, dims: tuple[int, int]) -> None:
+def test_decode_over_a_table(dtype: torch.dtype, heads: int, dims: Dims) -> None:
     """Also replayed: a graph captured over full rows gives for other contexts in the same buffers,
     rows that see nothing among them, what a call outside gives."""
     op = implementation("mla_decode", "triton")
@@ -109,7 +111,7 @@ def test_decode_over_a_table(dtype: torch.dtype, heads: int, dims: tuple[int, in
         decode_table(op, dtype)
         view, held = paged([600] * 5, 16, dtype=dtype, dims=dims)
         table = held.table(view.rows.device)
-        q = randn(5, heads, sum(dims)).to(dtype)
+        q = randn(5, heads, dims.width).to(dtype)
 
         def call() -> tuple[torch.Tensor, torch.Tensor]:
             prepared = op.prepare(table, view, TILINGS[0], heads)
@@ -126,6 +128,17 @@ def test_decode_over_a_table(dtype: torch.dtype, heads: int, dims: tuple[int, in
             graph.replay()
             for ours, theirs in zip(captured, call(), strict=True):
                 assert torch.equal(ours, theirs), lengths
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_prefill_in_several_runs(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """So little workspace that rows go on where they were left."""
+    monkeypatch.setattr(
+        prefill, "launch", lambda *given: replace(prefill_cut.launch(*given), workspace=192)
+    )
+    monkeypatch.setattr(prefill, "LATEST_CHOSEN", prefill.Latest())
+    with torch.device("cuda"):
+        mla_prefill_wide(prefill, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

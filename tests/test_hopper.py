@@ -17,20 +17,20 @@ from trueline.verify.machine_code import main
 HERE = Path(__file__).parent
 CONFIGS = HERE.parent / "bench" / "configs"
 ALL = {
-    *("attend", "merge", "deal", "gather", "join", "write_token", "norm_rows", "stream"),
+    *("attend_paired", "merge", "deal", "gather", "join", "write_token", "norm_rows", "stream"),
     *("product", "choose", "gated", "place", "count", "grouped", "combine", "gate"),
     *("best", "mass", "noisy", "settle"),
 }
 # Fewer layers and experts, and hardly any words: the same shapes of everything else.
 MODELS: dict[str, tuple[dict[str, Any], set[str]]] = {
-    "v2lite": ({"num_hidden_layers": 2, "n_routed_experts": 16}, {"down"}),
+    "v2lite": ({"num_hidden_layers": 2, "n_routed_experts": 16}, {"attend", "down"}),
     "ling25s": (
         {"num_hidden_layers": 5, "num_experts": 32},
-        {"down_at_once", "decode_step", "walk", "scan", "prepare_heads", "norm_groups"},
+        {"attend", "down_at_once", "decode_step", "walk", "scan", "prepare_heads", "norm_groups"},
     ),
     "v32s": (
         {"num_hidden_layers": 2, "n_routed_experts": 16},
-        {"attend_paired", "down", "write", "turn", "scores", "select", "look_up", "set_bits"},
+        {"down", "write", "turn", "scores", "select", "look_up", "set_bits"},
     ),
 }
 

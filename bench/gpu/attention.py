@@ -106,11 +106,13 @@ def decode_plans(heads: int, rows: int, context: int) -> dict[str, LaunchPlan]:
 
 def prefill_plans(weights: HeadWeights) -> dict[str, prefill_cut.LaunchPlan]:
     usual = prefill_cut.launch(weights, LAYOUT.rope)
+    portable = replace(usual, keys=64, warps=8, stages=3, paired=False)
     return {
         "usual": usual,
-        "4 stages": replace(usual, stages=4),
-        "32 keys": replace(usual, keys=32, stages=4),
-        "64 queries": replace(usual, queries=64, warps=4),
+        "portable": portable,
+        "4 stages": replace(portable, stages=4),
+        "32 keys": replace(portable, keys=32, stages=4),
+        "64 queries": replace(portable, queries=64, warps=4),
         "all heads": replace(usual, heads=len(weights.key)),
     }
 

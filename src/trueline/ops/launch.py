@@ -12,6 +12,8 @@ from trueline.device import interpreting, send
 
 # What the interpreter takes for the machine, so that tests cut work as a large GPU would.
 INTERPRETED_SMS = 132
+PIECE = 16
+"""Bytes, and numbers between the rows of a tensor, of what is copied at once."""
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -41,6 +43,11 @@ def copied(columns: Iterable[Sequence[int]], device: torch.device) -> list[Tenso
     numbers = [number for column in columns for number in column]
     there = send(torch.tensor(numbers, dtype=torch.int32, device="cpu"), device)
     return list(torch.split(there, [len(column) for column in columns]))
+
+
+def can_copy(*tensors: Tensor) -> bool:
+    """Whether they can be copied into shared memory in whole pieces."""
+    return not any(n % PIECE for x in tensors for n in (x.data_ptr(), *x.stride()[:-1]))
 
 
 def unit_stride(x: Tensor) -> Tensor:

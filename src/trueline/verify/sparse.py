@@ -23,9 +23,9 @@ from trueline.ops.sparse_rows import Run, SparseRows
 from trueline.ops.top_positions import reference as top_reference
 from trueline.verify.cases import Subject
 from trueline.verify.failed import CheckFailed
-from trueline.verify.ops.attention import LSE_GATE, SCALE, WIDE, WIDE_SCALE
+from trueline.verify.ops.attention import LSE_GATE
 from trueline.verify.ops.attention import PREFILL_GATE as GATE
-from trueline.verify.ops.data import H, L, R, randn, rounded, shuffled
+from trueline.verify.ops.data import SMALL, WIDE, Dims, H, randn, rounded, shuffled
 
 DIM, INDEX_HEADS, TOPK = 48, 9, 24
 BLOCK_SIZES = (1, 2, 16, 64, 128)
@@ -70,7 +70,7 @@ def mixed_step(
     layout: IndexLayout,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
-    dims: tuple[int, int] = (L, R),
+    dims: Dims = SMALL,
 ) -> Step:
     """The same keys in every layout. One position of every longer sequence is a needle."""
     size = layout.block_size
@@ -83,7 +83,7 @@ def mixed_step(
         for count, shape in zip(needed, shapes, strict=True)
     )
     index = IndexStore(layout, 2, num_blocks)
-    latent = LatentStore(LatentLayout(*dims, size), 2, num_blocks, dtype)
+    latent = LatentStore(LatentLayout(*dims.cached, size), 2, num_blocks, dtype)
     keys = [numbers(run, DIM, seed + 7 * i) for i, run in enumerate(runs)]
     # The second layer: an address that forgets its layer shows.
     step = Step(SparseRows(runs), keys, index.views[1], latent.views[1], torch.empty(0))
@@ -94,8 +94,8 @@ def mixed_step(
         store.poison(range(num_blocks))
     for i, run in enumerate(runs):
         step.index.write(step.cells(i), keys[i])
-        rows = numbers(run, sum(dims), seed + 7 * i + 1)
-        step.latent.write(step.cells(i), rows[:, : dims[0]], rows[:, dims[0] :])
+        rows = numbers(run, dims.width, seed + 7 * i + 1)
+        step.latent.write(step.cells(i), rows[:, : dims.latent], rows[:, dims.latent :])
     return Step(step.rows, keys, step.index, step.latent, unowned.nonzero()[:, 0])
 
 
@@ -269,27 +269,24 @@ def selections(step: Step) -> dict[str, Tensor]:
 
 
 def sparse_mla(op: Any, dtype: torch.dtype = torch.float32) -> None:
-    attend_lists(op, dtype, H, (L, R), SCALE)
+    attend_lists(op, dtype, H, SMALL)
 
 
 def sparse_mla_wide(op: Any, dtype: torch.dtype = torch.float32) -> None:
-    """The dims and heads of large models, which GPUs may have kernels of their own for."""
-    attend_lists(op, dtype, 128, WIDE, WIDE_SCALE)
+    attend_lists(op, dtype, 128, WIDE)
 
 
-def attend_lists(
-    op: Any, dtype: torch.dtype, heads: int, dims: tuple[int, int], scale: float
-) -> None:
+def attend_lists(op: Any, dtype: torch.dtype, heads: int, dims: Dims) -> None:
     step = mixed_step(IndexLayout(DIM, 16, "float32", "rows"), dtype=dtype, dims=dims)
-    q = randn(len(step.rows.lengths), heads, sum(dims), seed=9).to(dtype)
+    q = randn(len(step.rows.lengths), heads, dims.width, seed=9).to(dtype)
     for chosen, positions in selections(step).items():
         exact, exact_lse = attention_reference.run(
-            q.double(), step.latent, step.rows, positions, softmax_scale=scale
+            q.double(), step.latent, step.rows, positions, softmax_scale=dims.scale
         )
         for tiling in TILINGS:
             what = f"sparse_mla, {chosen} positions, tiles of {tiling.size}"
             prepared = op.prepare(step.rows, step.latent, tiling)
-            out, lse = op.run(q, step.latent, prepared, positions, softmax_scale=scale)
+            out, lse = op.run(q, step.latent, prepared, positions, softmax_scale=dims.scale)
             off = (out.double() - exact).norm(dim=-1)
             if not bool((off <= rounded(dtype, 2, GATE) * exact.norm(dim=-1)).all()):
                 fail("sparse op = reference", f"{what}: off by {float(off.max()):.2g}")

@@ -19,7 +19,6 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
-    async_copy,
     fence_async_shared,
     mbarrier,
     warpgroup_mma,
@@ -27,6 +26,19 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_wait
 
+from trueline.ops.gluon import (
+    COPIED,
+    COPIERS,
+    LN_2,
+    NOTHING,
+    OPERAND,
+    READER_REGISTERS,
+    copy_columns,
+    made_barriers,
+    signal,
+    signal_copied,
+    unknown_zero,
+)
 from trueline.ops.mla_decode.launch_plan import PAIRED_TILE, PRODUCT
 
 H = gl.constexpr(PAIRED_TILE)
@@ -35,16 +47,10 @@ HALF = gl.constexpr(PRODUCT)
 LATENT = gl.constexpr(2 * PRODUCT)
 ROPE = gl.constexpr(PAIRED_TILE)
 WIDTH = gl.constexpr(2 * PRODUCT + PAIRED_TILE)
-LN_2 = gl.constexpr(0.6931471805599453)
-NOTHING = gl.constexpr(float("-inf"))
 
 SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 VALUES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16]))
-COPIED = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
-OPERAND = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
 PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
-COPIERS = gl.constexpr(128)
-"""Threads that copy: each says when its copies are there."""
 
 
 @gluon.jit
@@ -55,20 +61,6 @@ def entry_of(entries, entry, lengths):
     length = gl.load(lengths + row)
     stop = gl.minimum(gl.load(entries + 4 * entry + 2), gl.cdiv(length, TILE))
     return row, start, gl.maximum(stop - start, 0), gl.load(entries + 4 * entry + 3), length
-
-
-@gluon.jit
-def signal(barrier):
-    """Whatever these warps did before is done."""
-    gl.thread_barrier()
-    mbarrier.arrive(barrier, count=1)
-
-
-@gluon.jit
-def unknown_zero():
-    """Operands found with it are found anew each time. The compiler would keep the addresses of
-    all through the loop otherwise, more than there are registers for."""
-    return gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], gl.int32, is_pure=False, pack=1)
 
 
 @gluon.jit
@@ -183,30 +175,15 @@ def cells_of(table, tile, length, BLOCK: gl.constexpr):
 
 
 @gluon.jit
-def copy_half(latent, at, seen, WHICH: gl.constexpr):
-    """[64, 256] of rows; zeros where nothing is seen."""
-    column = WHICH * HALF + gl.arange(0, HALF, gl.SliceLayout(0, COPIED))
-    async_copy.async_copy_global_to_shared(
-        latent, at[:, None] + column[None, :], mask=seen[:, None]
-    )
-
-
-@gluon.jit
-def copy_rope(rope, at, seen):
-    column = LATENT + gl.arange(0, ROPE, gl.SliceLayout(0, COPIED))
-    async_copy.async_copy_global_to_shared(rope, at[:, None] + column[None, :], mask=seen[:, None])
-
-
-@gluon.jit
 def copy_tile(k_latent, k_rope, full, empty, at, seen, phase, WHOSE: gl.constexpr):
     """Each half as soon as its reader is done with what was there; the rotated part after both."""
     mbarrier.wait(empty.index(2 * WHOSE), phase)
-    copy_half(k_latent.index(2 * WHOSE), at, seen, 0)
-    async_copy.mbarrier_arrive(full.index(2 * WHOSE), increment_count=False)
+    copy_columns(k_latent.index(2 * WHOSE), at, seen, 0, HALF)
+    signal_copied(full.index(2 * WHOSE))
     mbarrier.wait(empty.index(2 * WHOSE + 1), phase)
-    copy_half(k_latent.index(2 * WHOSE + 1), at, seen, 1)
-    copy_rope(k_rope.index(WHOSE), at, seen)
-    async_copy.mbarrier_arrive(full.index(2 * WHOSE + 1), increment_count=False)
+    copy_columns(k_latent.index(2 * WHOSE + 1), at, seen, HALF, HALF)
+    copy_columns(k_rope.index(WHOSE), at, seen, LATENT, ROPE)
+    signal_copied(full.index(2 * WHOSE + 1))
 
 
 @gluon.jit
@@ -227,10 +204,10 @@ def copy(
         at = rows + cells_of(own, start, length, BLOCK) * WIDTH
         mbarrier.wait(q_empty, ((entry - first) & 1) ^ 1)
         from_q, real = q + row * q_row + h * q_head, h < heads
-        copy_half(q_latent.index(0), from_q, real, 0)
-        copy_half(q_latent.index(1), from_q, real, 1)
-        copy_rope(q_rope.index(0), from_q, real)
-        async_copy.mbarrier_arrive(q_full, increment_count=False)
+        copy_columns(q_latent.index(0), from_q, real, 0, HALF)
+        copy_columns(q_latent.index(1), from_q, real, HALF, HALF)
+        copy_columns(q_rope.index(0), from_q, real, LATENT, ROPE)
+        signal_copied(q_full)
         for i in range(start, start + count):
             seen = i * TILE + n < length
             then = rows + cells_of(own, i + 1, length, BLOCK) * WIDTH
@@ -241,14 +218,6 @@ def copy(
                 copy_tile(k_latent, k_rope, full, empty, at, seen, phase, 1)
             at = then
             tile += 1
-
-
-@gluon.jit
-def made_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
-    made = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(COUNT):
-        mbarrier.init(made.index(i), count=ARRIVALS)
-    return made
 
 
 @gluon.jit(do_not_specialize=["table_row", "capacity", "slots"])
@@ -289,9 +258,5 @@ def attend_paired(
             (read, (shared, barriers, turns, work, to, 1)),
         ],
         [4, 4],
-        [216, 216],
+        [READER_REGISTERS, READER_REGISTERS],
     )  # fmt: skip
-
-
-LAUNCH = {"num_warps": 4, "maxnreg": 168, "launch_pdl": True}
-"""Registers: an equal share of a multiprocessor's for each of a program's twelve warps."""

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trueline.cache.store import LatentView
-from trueline.ops.launch import num_sms, power_of_two, refusals, unit_stride
+from trueline.ops.launch import can_copy, num_sms, power_of_two, refusals, unit_stride
 from trueline.ops.mla_decode import DecodeRows, DecodeTable, Tiling
 from trueline.ops.mla_decode.kernels import attend, merge
 from trueline.ops.mla_decode.launch_plan import LEAST_DIM, LaunchPlan, launch
@@ -21,8 +21,6 @@ __all__ = ["attend_table", "prepare", "refusals", "run"]
 # Of the second kernel: programs that keep the machine busy, and numbers that each loads at once.
 MANY = 1024
 AT_ONCE = 4096
-PIECE = 16
-"""Bytes, and numbers between the rows of a tensor, of what is copied at once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,11 +55,6 @@ def run(
     return attend_table(q, view, table, block_size, prepared.work, softmax_scale=softmax_scale)
 
 
-def can_copy(*tensors: Tensor) -> bool:
-    """Whether they can be copied into shared memory in whole pieces."""
-    return not any(n % PIECE for x in tensors for n in (x.data_ptr(), *x.stride()[:-1]))
-
-
 def attend_table(
     q: Tensor,
     view: LatentView,
@@ -92,9 +85,10 @@ def attend_table(
         table.blocks.stride(0), capacity, work.slots,
     )  # fmt: skip
     if plan.paired and can_copy(q, view.rows):
-        from trueline.ops.mla_decode import hopper  # what it imports is not everywhere
+        from trueline.ops.gluon import LAUNCH  # what these import is not everywhere
+        from trueline.ops.mla_decode import hopper
 
-        hopper.attend_paired[(plan.programs,)](*told, plan.head_tiles, block_size, **hopper.LAUNCH)
+        hopper.attend_paired[(plan.programs,)](*told, plan.head_tiles, block_size, **LAUNCH)
     else:
         attend[(plan.programs,)](
             *told, LATENT=latent, ROPE=layout.rope, L=L,

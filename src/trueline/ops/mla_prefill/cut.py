@@ -10,6 +10,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from trueline.device import runs_gluon
 from trueline.ops.launch import copied, power_of_two
 from trueline.ops.mla_prefill import HeadWeights, PrefillRow
 
@@ -17,6 +18,11 @@ from trueline.ops.mla_prefill import HeadWeights, PrefillRow
 WORKSPACE_BYTES = 512 << 20
 MOST_KEYS = 16384
 SHARED_BYTES = 220 << 10
+# Of a program that two readers share (hopper.py): queries and keys at a time, and columns, at
+# least, of whatever is read.
+PAIRED_QUERIES = 128
+PAIRED_KEYS = 128
+PAIRED_COLUMNS = 64
 # Positions that a program gathers.
 GATHERED = 16
 # Rows of chosen positions listed together.
@@ -46,6 +52,8 @@ class LaunchPlan:
     """Worked on at the same time; a divisor of all there are."""
     workspace: int
     """Positions whose keys and values are made at a time."""
+    paired: bool = False
+    """Whether two readers share a program (hopper.py)."""
 
 
 def launch(weights: HeadWeights, rope: int) -> LaunchPlan:
@@ -61,6 +69,10 @@ def launch(weights: HeadWeights, rope: int) -> LaunchPlan:
     key = query + itemsize * power_of_two(value)
     while keys > 16 and queries * query + stages * keys * key > SHARED_BYTES:
         keys //= 2
+    even = all(dim == power_of_two(dim) and dim >= PAIRED_COLUMNS for dim in (nope, rope, value))
+    taken = PAIRED_QUERIES * query + 2 * PAIRED_KEYS * key
+    if runs_gluon() and even and taken <= SHARED_BYTES:
+        return LaunchPlan(PAIRED_QUERIES, PAIRED_KEYS, 4, 2, group, workspace, paired=True)
     return LaunchPlan(queries, keys, 8, stages, group, workspace)
 
 

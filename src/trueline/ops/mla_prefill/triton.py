@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from trueline.cache.store import LatentView
-from trueline.ops.launch import power_of_two, refusals, unit_stride
+from trueline.ops.launch import can_copy, power_of_two, refusals, unit_stride
 from trueline.ops.mla_decode import DecodeTable, Tiling
 from trueline.ops.mla_decode import triton as decode
 from trueline.ops.mla_prefill import FEW, Form, HeadWeights, PrefillRow
@@ -210,26 +210,39 @@ def _expanded(
     bits: Tensor | None = None,
 ) -> None:
     q_nope, q_rope = unit_stride(q_nope), unit_stride(q_rope)
+    if cut.plan.paired and not can_copy(q_nope, q_rope):
+        q_nope, q_rope = q_nope.contiguous(), q_rope.contiguous()
     count, _, nope = heads.key.shape
     value, rope, plan = heads.value.shape[1], view.layout.rope, cut.plan
     kept = cut.state.stop - cut.state.start
     state = q_nope.new_empty(kept, count, value, dtype=torch.float32)
     state_lse = q_nope.new_empty(kept, count, dtype=torch.float32)
-    words = None if bits is None else bits.shape[1]
+    words = 0 if bits is None else bits.shape[1]
     assert out.is_contiguous()
     for run in cut.runs:
         latent, ropes = _gathered(view, cut, run)
         wide = latent.expand(count, -1, -1)
         keys, values = torch.bmm(wide, heads.key), torch.bmm(wide, heads.value.mT)
-        attend[(len(run.tiles) * count,)](
-            q_nope, q_rope, keys, ropes, values, run.tiles, bits, out, state,
-            state_lse, softmax_scale * math.log2(math.e), len(run.tiles), count, run.total,
-            cut.state.start, words, q_nope.stride(0), q_nope.stride(1), q_rope.stride(0),
-            q_rope.stride(1),
-            NOPE=nope, ROPE=rope, VALUE=value, P=max(power_of_two(nope), LEAST_DIM),
-            R=max(power_of_two(rope), LEAST_DIM), V=max(power_of_two(value), LEAST_DIM),
-            Q=plan.queries, N=plan.keys, HEADS=plan.heads, STAGES=plan.stages,
-            num_warps=plan.warps, num_stages=plan.stages,
+        told = (
+            out, state, state_lse, softmax_scale * math.log2(math.e), len(run.tiles), count,
+            run.total, cut.state.start, words, q_nope.stride(0), q_nope.stride(1),
+            q_rope.stride(0), q_rope.stride(1), nope, rope, value,
+        )  # fmt: skip
+        programs = (len(run.tiles) * count,)
+        if plan.paired:
+            from trueline.ops.gluon import LAUNCH  # what these import is not everywhere
+            from trueline.ops.mla_prefill import hopper
+
+            hopper.attend_paired[programs](
+                q_nope, q_rope, keys, ropes, values, run.tiles, run.tiles if bits is None else bits,
+                *told, HEADS=plan.heads, CHOSEN=bits is not None, **LAUNCH,
+            )  # fmt: skip
+            continue
+        attend[programs](
+            q_nope, q_rope, keys, ropes, values, run.tiles, bits, *told,
+            P=max(power_of_two(nope), LEAST_DIM), R=max(power_of_two(rope), LEAST_DIM),
+            V=max(power_of_two(value), LEAST_DIM), Q=plan.queries, N=plan.keys, HEADS=plan.heads,
+            STAGES=plan.stages, num_warps=plan.warps, num_stages=plan.stages,
         )  # fmt: skip
 
 

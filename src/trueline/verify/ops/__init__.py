@@ -61,7 +61,10 @@ OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
         OpCheck("bits", attention.mla_decode_bits, True),
         OpCheck("ranks", ranks.mla_decode, True),
     ),
-    "mla_prefill": (OpCheck("numbers", attention.mla_prefill),),
+    "mla_prefill": (
+        OpCheck("numbers", attention.mla_prefill),
+        OpCheck("real dims", attention.mla_prefill_wide),
+    ),
     "lightning": (
         OpCheck("any cuts", lightning.any_cuts),
         OpCheck("any decay", lightning.any_decay),

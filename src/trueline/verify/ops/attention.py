@@ -12,10 +12,23 @@ from trueline.cache.layout import LatentLayout
 from trueline.cache.store import LatentStore
 from trueline.ops.mla_decode import DecodeRows, DecodeTable, Tiling
 from trueline.ops.mla_decode import reference as decode_reference
-from trueline.ops.mla_prefill import Form, HeadWeights, PrefillRow
+from trueline.ops.mla_prefill import Form, PrefillRow
 from trueline.ops.mla_prefill import reference as prefill_reference
 from trueline.verify.ops import chosen
-from trueline.verify.ops.data import H, L, P, R, V, close, paged, randn, require, rounded
+from trueline.verify.ops.data import (
+    GATE,
+    SMALL,
+    WIDE,
+    Dims,
+    H,
+    L,
+    R,
+    close,
+    paged,
+    randn,
+    require,
+    rounded,
+)
 
 PREFILL_GATE = 6e-6
 """Needles make scores of 50 and more."""
@@ -27,14 +40,15 @@ FIXED = Tiling(64, full=True)
 TILINGS = (Tiling(1024, full=False), Tiling(16, full=False), FIXED)
 SHAPES = ((1, 1), (3, H), (3, 19), (16, 8), (64, H))
 """Block sizes and heads."""
-WIDE = (512, 64)
+WIDE_GATE = 1.2e-5
+"""Scores are sums of twelve times as many products."""
 WIDE_SHAPES = ((1, 40), (16, 128), (64, 64))
-WIDE_SCALE = 0.02
 WIDE_APART = (0, 16, 5)
 """Numbers between the queries of two heads: copies are made of pieces of 16."""
 PREFILL_BLOCKS = (1, 5, 64)
 PREFILLS = ((0, 1), (0, 40), (17, 1), (30, 25), (600, 3), (1, 700), (2030, 30))
 """Positions before, and new ones."""
+WIDE_PREFILLS = ((0, 1), (0, 40), (63, 130), (1, 300), (300, 70))
 
 
 def mla_decode(op: Any, dtype: torch.dtype = torch.float32) -> None:
@@ -49,24 +63,27 @@ def mla_decode(op: Any, dtype: torch.dtype = torch.float32) -> None:
 
 
 def mla_decode_wide(op: Any, dtype: torch.dtype = torch.float32) -> None:
-    """The dims and heads of large models, which GPUs may have kernels of their own for."""
     for block_size, heads in WIDE_SHAPES:
         view, rows = paged([1, 64, 129, 0, 300, 65], block_size, dtype=dtype, dims=WIDE)
         for apart in WIDE_APART:
-            q = randn(6, heads, sum(WIDE) + apart, seed=9).to(dtype)[..., apart:]
-            exact = decode_reference.run(q.double(), view, rows, softmax_scale=WIDE_SCALE)
+            q = randn(6, heads, WIDE.width + apart, seed=9).to(dtype)[..., apart:]
+            exact = decode_reference.run(q.double(), view, rows, softmax_scale=WIDE.scale)
             prepared = op.prepare(rows, view, TILINGS[0], heads)
-            ours = op.run(q, view, prepared, softmax_scale=WIDE_SCALE)
-            what = f"mla_decode, {heads} heads over {WIDE}, blocks of {block_size}, {apart} apart"
-            same_attention(what, ours, exact, dtype)
+            ours = op.run(q, view, prepared, softmax_scale=WIDE.scale)
+            what = f"mla_decode, {heads} heads over {WIDE.cached}, {block_size=}, {apart} apart"
+            same_attention(what, ours, exact, dtype, WIDE_GATE)
 
 
 def same_attention(
-    what: str, ours: tuple[Tensor, Tensor], exact: tuple[Tensor, Tensor], dtype: torch.dtype
+    what: str,
+    ours: tuple[Tensor, Tensor],
+    exact: tuple[Tensor, Tensor],
+    dtype: torch.dtype,
+    gate: float = GATE,
 ) -> None:
     (out, lse), (exact_out, exact_lse) = ours, exact
     require(out.dtype == dtype, f"{what}: {out.dtype} for {dtype}")
-    close(what, out, exact_out, rounded(dtype, 2))
+    close(what, out, exact_out, rounded(dtype, 2, gate))
     same = (lse == exact_lse) | ((lse - exact_lse).abs() <= LSE_GATE)
     require(bool(same.all()), f"{what}: lse differs")
     empty = exact_lse == -torch.inf
@@ -116,24 +133,40 @@ def mla_decode_bits(op: Any) -> None:
 
 
 def mla_prefill(op: Any, dtype: torch.dtype = torch.float32) -> None:
-    key, value = randn(H, L, P, seed=5) / 6, randn(H, V, L, seed=6) / 6
-    heads = HeadWeights(key.to(dtype), value.to(dtype))
     for block_size in PREFILL_BLOCKS:
-        for start, count in PREFILLS:
-            view, rows = paged([start + count], block_size, dtype=dtype)
-            q = randn(count, H, P + R, seed=7).to(dtype)
-            blocks = rows.block_ids[0]
-            last = min(count, 50)  # the reference is slow
-            exact = prefill_reference.run(
-                q[-last:].double(), view, PrefillRow(start + count - last, last, blocks), heads,
-                softmax_scale=SCALE, form="expanded",
-            )  # fmt: skip
-            for form in get_args(Form):
-                ours = op.run(
-                    q, view, PrefillRow(start, count, blocks), heads,
-                    softmax_scale=SCALE, form=form,
-                )  # fmt: skip
-                what = f"mla_prefill, {form}, {start} + {count}, blocks of {block_size}"
-                close(what, ours[-last:], exact, rounded(dtype, PREFILL_ROUNDINGS, PREFILL_GATE))
+        prefills(op, dtype, SMALL, H, block_size, PREFILLS)
     if hasattr(op, "run_chosen"):
         chosen.chosen(op, dtype)
+
+
+def mla_prefill_wide(op: Any, dtype: torch.dtype = torch.float32) -> None:
+    prefills(op, dtype, WIDE, 2, 16, WIDE_PREFILLS)
+    if hasattr(op, "run_chosen"):
+        chosen.chosen(op, dtype, WIDE)
+
+
+def prefills(
+    op: Any,
+    dtype: torch.dtype,
+    dims: Dims,
+    count_heads: int,
+    block_size: int,
+    shapes: tuple[tuple[int, int], ...],
+) -> None:
+    heads = dims.weights(count_heads, dtype)
+    for start, count in shapes:
+        view, rows = paged([start + count], block_size, dtype=dtype, dims=dims)
+        q = randn(count, count_heads, dims.nope + dims.rope, seed=7).to(dtype)
+        blocks = rows.block_ids[0]
+        last = min(count, 50)  # the reference is slow
+        exact = prefill_reference.run(
+            q[-last:].double(), view, PrefillRow(start + count - last, last, blocks), heads,
+            softmax_scale=dims.scale, form="expanded",
+        )  # fmt: skip
+        for form in get_args(Form):
+            ours = op.run(
+                q, view, PrefillRow(start, count, blocks), heads,
+                softmax_scale=dims.scale, form=form,
+            )  # fmt: skip
+            what = f"mla_prefill, {form}, {start} + {count}, {block_size=}, {dims}"
+            close(what, ours[-last:], exact, rounded(dtype, PREFILL_ROUNDINGS, PREFILL_GATE))

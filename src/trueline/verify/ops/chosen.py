@@ -12,9 +12,18 @@ from trueline.cache.store import LatentView
 from trueline.ops.mla_prefill import HeadWeights, PrefillRow
 from trueline.ops.sparse_mla import reference
 from trueline.ops.sparse_rows import Run, SparseRows
-from trueline.verify.ops.data import L, P, R, V, close, paged, randn, require, rounded, shuffled
+from trueline.verify.ops.data import (
+    SMALL,
+    Dims,
+    close,
+    paged,
+    randn,
+    require,
+    rounded,
+    shuffled,
+)
 
-GATE, ROUNDINGS, SCALE = 6e-6, 16, 0.21
+GATE, ROUNDINGS = 6e-6, 16
 """As `mla_prefill`: needles are chosen by some."""
 HEADS, WIDTH = 3, 70
 RUNS = ((40, 17), (190, 35), (0, 20), (127, 18))
@@ -49,9 +58,9 @@ def choices(start: int, count: int, kind: int) -> list[list[int]]:
     return made
 
 
-def step(dtype: torch.dtype) -> tuple[LatentView, list[Part], list[Tensor], int]:
+def step(dtype: torch.dtype, dims: Dims) -> tuple[LatentView, list[Part], list[Tensor], int]:
     """The cache, the runs, what two layers chose, and how many tokens there are."""
-    view, held = paged([start + count for start, count in RUNS], 4, dtype=dtype)
+    view, held = paged([start + count for start, count in RUNS], 4, dtype=dtype, dims=dims)
     parts: list[Part] = []
     between = [[1 << 40] * WIDTH] * SPARE
     layers = [list(between), list(between)]
@@ -66,51 +75,43 @@ def step(dtype: torch.dtype) -> tuple[LatentView, list[Part], list[Tensor], int]
     return view, parts, list(wide[..., 1:-1]), token
 
 
-def weights(dtype: torch.dtype) -> HeadWeights:
-    key, value = randn(HEADS, L, P, seed=5) / 6, randn(HEADS, V, L, seed=6) / 6
-    return HeadWeights(key.to(dtype), value.to(dtype))
-
-
-def exact(q: Tensor, view: LatentView, part: Part, heads: HeadWeights, positions: Tensor) -> Tensor:
-    moved = torch.einsum("nhp,hlp->nhl", q[..., :P].double(), heads.key.double())
-    absorbed = torch.cat((moved, q[..., P:].double()), dim=-1)
+def exact(
+    q: Tensor, view: LatentView, part: Part, heads: HeadWeights, positions: Tensor, dims: Dims
+) -> Tensor:
+    moved = torch.einsum("nhp,hlp->nhl", q[..., : dims.nope].double(), heads.key.double())
+    absorbed = torch.cat((moved, q[..., dims.nope :].double()), dim=-1)
     row = part.row
     rows = SparseRows((Run(row.block_ids, row.start + 1, row.count),))
-    made, _ = reference.run(absorbed, view, rows, positions, softmax_scale=SCALE)
+    made, _ = reference.run(absorbed, view, rows, positions, softmax_scale=dims.scale)
     return torch.einsum("nhl,hvl->nhv", made, heads.value.double())
 
 
-def chosen(op: Any, dtype: torch.dtype = torch.float32) -> None:
+def chosen(op: Any, dtype: torch.dtype = torch.float32, dims: Dims = SMALL) -> None:
     """Two layers of a step that chose otherwise; then a position that its token does not see."""
-    view, parts, layers, tokens = step(dtype)
-    heads = weights(dtype)
-    q = randn(tokens, HEADS, P + R + 2, seed=7).to(dtype)[..., 1:-1]
+    view, parts, layers, tokens = step(dtype, dims)
+    heads = dims.weights(HEADS, dtype)
+    q = randn(tokens, HEADS, dims.nope + dims.rope + 2, seed=7).to(dtype)[..., 1:-1]
+
+    def run(positions: Tensor, out: Tensor) -> Tensor:
+        given = q[..., : dims.nope], q[..., dims.nope :], view, parts, heads, out, positions
+        op.run_chosen(*given, softmax_scale=dims.scale)
+        return out
+
     for layer, positions in enumerate(layers):
-        out = q.new_full((tokens, HEADS, V), torch.nan)
-        op.run_chosen(
-            q[..., :P], q[..., P:], view, parts, heads, out, positions, softmax_scale=SCALE
-        )
+        out = run(positions, q.new_full((tokens, HEADS, dims.value), torch.nan))
         free = torch.ones(tokens, dtype=torch.bool)
         for part in parts:
             at, row = part.tokens, part.row
             listed = positions[part.chosen : part.chosen + row.count]
-            wanted = exact(q[at], view, part, heads, listed)
+            wanted = exact(q[at], view, part, heads, listed, dims)
             what = f"mla_prefill, chosen, layer {layer}, {row.start} + {row.count}"
             close(what, out[at], wanted, rounded(dtype, ROUNDINGS, GATE))
             empty = listed[:, 0] < 0
             require(bool((out[at][empty] == 0).all()), f"{what}: nothing chosen is not zero")
             free[at] = False
         require(bool(out[free].isnan().all()), "mla_prefill, chosen: another token was written")
-    _unseen(op, view, parts, layers[0].clone(), heads, q)
-
-
-def _unseen(
-    op: Any, view: LatentView, parts: list[Part], positions: Tensor, heads: HeadWeights, q: Tensor
-) -> None:
-    part = parts[1]
+    part, positions = parts[1], layers[0].clone()
     positions[part.chosen + 4, 1] = part.row.start + 5
-    out = q.new_zeros(len(q), HEADS, V)
-    op.run_chosen(q[..., :P], q[..., P:], view, parts, heads, out, positions, softmax_scale=SCALE)
-    wrong = out.isnan().any(-1).all(-1)
-    named = torch.arange(len(q)) == part.tokens.start + 4
+    wrong = run(positions, q.new_zeros(tokens, HEADS, dims.value)).isnan().any(-1).all(-1)
+    named = torch.arange(tokens) == part.tokens.start + 4
     require(torch.equal(wrong, named), "mla_prefill, chosen: a position that its token cannot see")

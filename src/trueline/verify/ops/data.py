@@ -3,15 +3,49 @@ is not owned; and how far from the exact numbers a row may be."""
 
 from __future__ import annotations
 
+import math
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from trueline.cache.layout import LatentLayout
 from trueline.cache.store import LatentStore, LatentView
 from trueline.ops.mla_decode import DecodeRows
+from trueline.ops.mla_prefill import HeadWeights
 from trueline.verify.failed import CheckFailed
 
 L, R, H, P, V = 37, 10, 5, 13, 11
+
+
+@dataclass(frozen=True)
+class Dims:
+    """Of latent attention."""
+
+    latent: int = L
+    rope: int = R
+    nope: int = P
+    value: int = V
+    scale: float = 0.21
+
+    @property
+    def cached(self) -> tuple[int, int]:
+        return self.latent, self.rope
+
+    @property
+    def width(self) -> int:
+        return self.latent + self.rope
+
+    def weights(self, heads: int, dtype: torch.dtype) -> HeadWeights:
+        """That keep numbers about as large as they were."""
+        key = randn(heads, self.latent, self.nope, seed=5) / math.sqrt(self.latent)
+        value = randn(heads, self.value, self.latent, seed=6) / math.sqrt(self.latent)
+        return HeadWeights(key.to(dtype), value.to(dtype))
+
+
+SMALL = Dims()
+WIDE = Dims(512, 64, 128, 128, scale=0.02)
+"""Of large models, which GPUs may have kernels of their own for."""
 GATE = 3e-6
 """Largest relative error of a row, float32 to float64."""
 
@@ -66,21 +100,21 @@ def paged(
     block_size: int,
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
-    dims: tuple[int, int] = (L, R),
+    dims: Dims = SMALL,
 ) -> tuple[LatentView, DecodeRows]:
     """A cache with shuffled blocks and a needle in every row; every byte not owned is NaN."""
     counts = [-(-length // block_size) for length in lengths]
     num_blocks = sum(counts) + 8
     ids = shuffled(num_blocks - 1, seed)
     blocks = [[ids.pop() for _ in range(count)] for count in counts]
-    latent, rope = dims
-    layout = LatentLayout(latent, rope, block_size)
+    latent = dims.latent
+    layout = LatentLayout(*dims.cached, block_size)
     store = LatentStore(layout, 1, num_blocks, dtype)
     store.poison(range(num_blocks))
     view = store.views[0]
     for row, length in enumerate(lengths):
         if length:
-            numbers = randn(length, latent + rope, seed=seed + row + 1)
+            numbers = randn(length, dims.width, seed=seed + row + 1)
             numbers[length // 2] *= 12
             cells = torch.tensor(layout.cells(blocks[row], 0, length))
             view.write(cells, numbers[:, :latent], numbers[:, latent:])

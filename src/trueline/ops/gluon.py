@@ -1,0 +1,55 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""What our kernels in Gluon share. A program has two readers of four warps each, and four more that
+copy what they read; barriers in shared memory say what is there and what is no longer needed."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
+
+COPIED = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
+OPERAND = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
+COPIERS = gl.constexpr(128)
+"""Threads that copy: each says when its copies are there."""
+NOTHING = gl.constexpr(float("-inf"))
+LN_2 = gl.constexpr(0.6931471805599453)
+READER_REGISTERS = gl.constexpr(216)
+LAUNCH = {"num_warps": 4, "maxnreg": 168, "launch_pdl": True}
+"""Registers: an equal share of a multiprocessor's for each of a program's twelve warps; readers
+take more, from those that copy."""
+
+
+@gluon.jit
+def signal(barrier):
+    """Whatever these warps did before is done."""
+    gl.thread_barrier()
+    mbarrier.arrive(barrier, count=1)
+
+
+@gluon.jit
+def made_barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    made = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(COUNT):
+        mbarrier.init(made.index(i), count=ARRIVALS)
+    return made
+
+
+@gluon.jit
+def unknown_zero():
+    """Operands found with it are found anew each time. The compiler would keep the addresses of
+    all through the loop otherwise, more than there are registers for."""
+    return gl.inline_asm_elementwise("mov.b32 $0, 0;", "=r", [], gl.int32, is_pure=False, pack=1)
+
+
+@gluon.jit
+def copy_columns(to, rows, seen, FIRST: gl.constexpr, COLUMNS: gl.constexpr):
+    """Columns FIRST .. FIRST + COLUMNS of rows, by where these begin; zeros where none is seen."""
+    column = FIRST + gl.arange(0, COLUMNS, gl.SliceLayout(0, COPIED))
+    async_copy.async_copy_global_to_shared(to, rows[:, None] + column[None, :], mask=seen[:, None])
+
+
+@gluon.jit
+def signal_copied(barrier):
+    """When what was copied so far is there."""
+    async_copy.mbarrier_arrive(barrier, increment_count=False)
