@@ -71,7 +71,7 @@ def test_decode(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
 
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_decode_of_real_dims(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
-    monkeypatch.setattr(attention, "WIDE_SHAPES", ((16, 40),))
+    monkeypatch.setattr(attention, "WIDE_SHAPES", ((16, 40, 5),))
     attention.mla_decode_wide(decode, dtype)
 
 

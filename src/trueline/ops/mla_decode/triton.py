@@ -70,6 +70,9 @@ def attend_table(
     assert q.shape[1:] == (heads, layout.width)
     assert view.rows.is_contiguous()
     q = unit_stride(q)
+    if plan.paired:
+        assert can_copy(view.rows)
+        q = q if can_copy(q) else q.contiguous()
     out = q.new_empty(rows, heads, latent)
     lse = q.new_empty(rows, heads, dtype=torch.float32)
     if not rows:
@@ -84,7 +87,7 @@ def attend_table(
         part_out, part_lse, softmax_scale * math.log2(math.e), heads, q.stride(0), q.stride(1),
         table.blocks.stride(0), capacity, work.slots,
     )  # fmt: skip
-    if plan.paired and can_copy(q, view.rows):
+    if plan.paired:
         from trueline.ops.gluon import LAUNCH  # what these import is not everywhere
         from trueline.ops.mla_decode import hopper
 

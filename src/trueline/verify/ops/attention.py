@@ -42,9 +42,8 @@ SHAPES = ((1, 1), (3, H), (3, 19), (16, 8), (64, H))
 """Block sizes and heads."""
 WIDE_GATE = 1.2e-5
 """Scores are sums of twelve times as many products."""
-WIDE_SHAPES = ((1, 40), (16, 128), (64, 64))
-WIDE_APART = (0, 16, 5)
-"""Numbers between the queries of two heads: copies are made of pieces of 16."""
+WIDE_SHAPES = ((1, 40, 5), (16, 128, 0), (64, 64, 16))
+"""Block sizes, heads, and numbers between the queries of two heads: pieces of 16 can be copied."""
 PREFILL_BLOCKS = (1, 5, 64)
 PREFILLS = ((0, 1), (0, 40), (17, 1), (30, 25), (600, 3), (1, 700), (2030, 30))
 """Positions before, and new ones."""
@@ -63,15 +62,14 @@ def mla_decode(op: Any, dtype: torch.dtype = torch.float32) -> None:
 
 
 def mla_decode_wide(op: Any, dtype: torch.dtype = torch.float32) -> None:
-    for block_size, heads in WIDE_SHAPES:
+    for block_size, heads, apart in WIDE_SHAPES:
         view, rows = paged([1, 64, 129, 0, 300, 65], block_size, dtype=dtype, dims=WIDE)
-        for apart in WIDE_APART:
-            q = randn(6, heads, WIDE.width + apart, seed=9).to(dtype)[..., apart:]
-            exact = decode_reference.run(q.double(), view, rows, softmax_scale=WIDE.scale)
-            prepared = op.prepare(rows, view, TILINGS[0], heads)
-            ours = op.run(q, view, prepared, softmax_scale=WIDE.scale)
-            what = f"mla_decode, {heads} heads over {WIDE.cached}, {block_size=}, {apart} apart"
-            same_attention(what, ours, exact, dtype, WIDE_GATE)
+        q = randn(6, heads, WIDE.width + apart, seed=9).to(dtype)[..., apart:]
+        exact = decode_reference.run(q.double(), view, rows, softmax_scale=WIDE.scale)
+        prepared = op.prepare(rows, view, TILINGS[0], heads)
+        ours = op.run(q, view, prepared, softmax_scale=WIDE.scale)
+        what = f"mla_decode, {heads} heads over {WIDE.cached}, {block_size=}, {apart} apart"
+        same_attention(what, ours, exact, dtype, WIDE_GATE)
 
 
 def same_attention(
