@@ -35,7 +35,11 @@ MODELS: dict[str, tuple[dict[str, Any], set[str]]] = {
 }
 
 
-@pytest.mark.parametrize("name", MODELS)
+# The others have v2lite's kernels, for other sizes.
+NAMES = [pytest.param(name, marks=pytest.mark.slow if name == "v2lite" else ()) for name in MODELS]
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_every_kernel_compiles(name: str, tmp_path: Path) -> None:
     keys, own = MODELS[name]
     config = json.loads((CONFIGS / name / "config.json").read_text()) | keys
