@@ -9,6 +9,7 @@ import os
 import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cache
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -110,6 +111,7 @@ def launches_early() -> bool:
     return torch.version.hip is None and torch.cuda.get_device_capability() >= (9, 0)
 
 
+@cache
 def runs_gluon() -> bool:
     """Whether our kernels for Hopper GPUs run here. They are in Gluon, whose names change from one
     Triton to the next; with these they were checked."""
