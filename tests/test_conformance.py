@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from trueline.ops.lightning import StateRow
+from trueline.ops.mla_decode import DecodeRows
 from trueline.ops.registry import FUNCTIONS, implementation, runnable
 from trueline.ops.rms_norm import cpu as rms_norm
 from trueline.verify.failed import CheckFailed
@@ -118,6 +119,26 @@ def nothing_rotated(run: Function) -> Function:
     return broken
 
 
+def halves_swapped(run: Function) -> Function:
+    """Each reader of a row takes the other one's columns."""
+
+    def broken(*given: Any, **named: Any) -> tuple[Tensor, Tensor]:
+        out, lse = run(*given, **named)
+        return out.roll(WIDE.latent // 2, dims=-1), lse
+
+    return broken
+
+
+def no_begun_tile(prepare: Function) -> Function:
+    """Keys after the last whole tile are left out."""
+
+    def broken(rows: DecodeRows, *given: Any) -> Any:
+        kept = [max(n // 64 * 64, min(n, 64)) for n in rows.lengths]
+        return prepare(replace(rows, lengths=kept), *given)
+
+    return broken
+
+
 def lse_in_bits(run: Function) -> Function:
     def broken(*given: Any, **named: Any) -> tuple[Tensor, Tensor]:
         out, lse = run(*given, **named)
@@ -178,11 +199,14 @@ MISTAKES = [
     Mistake("scale of the cache row", "mla_decode", "numbers", "run",
             lambda run: lambda *given, softmax_scale: run(*given, softmax_scale=0.145)),
     Mistake("nothing rotated", "mla_decode", "real dims", "run", nothing_rotated),
+    Mistake("halves swapped", "mla_decode", "real dims", "run", halves_swapped),
+    Mistake("no begun tile", "mla_decode", "real dims", "prepare", no_begun_tile),
     Mistake("lse in base 2", "mla_decode", "natural lse", "run", lse_in_bits),
     Mistake("bits of the count", "mla_decode", "bits", "run", decode_of_the_count),
     Mistake("bits of the heads", "mla_decode", "ranks", "run", of_the_heads),
     Mistake("one key short", "mla_prefill", "numbers", "run", one_key_short),
     Mistake("nothing rotated", "mla_prefill", "real dims", "run", nothing_rotated),
+    Mistake("one key short", "mla_prefill", "real dims", "run", one_key_short),
     Mistake("decay off by one where a chunk begins", "lightning", "any cuts", "prefill", undecayed),
     Mistake("weak decay taken for none", "lightning", "any decay", "decode",
             lambda decode: lambda *given, slopes, scale:
@@ -214,6 +238,7 @@ MISTAKES = [
             lambda run: lambda *given, **named:
                 (lambda made: (made[0], made[1] / math.log(2)))(run(*given, **named))),
     Mistake("nothing rotated", "sparse_mla", "real dims", "run", nothing_rotated),
+    Mistake("halves swapped", "sparse_mla", "real dims", "run", halves_swapped),
     Mistake("bits of the heads", "sparse_mla", "ranks", "run", of_the_heads),
     Mistake("weights with the bias", "route", "choices", "run",
             lambda run: lambda logits, bias, *rest:

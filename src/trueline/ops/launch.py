@@ -12,8 +12,9 @@ from trueline.device import interpreting, send
 
 # What the interpreter takes for the machine, so that tests cut work as a large GPU would.
 INTERPRETED_SMS = 132
-PIECE = 16
-"""Bytes, and numbers between the rows of a tensor, of what is copied at once."""
+KNOWN_MULTIPLE = 16
+"""Kernels are compiled apart for pointers to multiples of so many bytes, and for strides that are
+multiples of so many numbers; of others Triton knows nothing."""
 FLOATS = (torch.float32, torch.float16, torch.bfloat16)
 
 
@@ -46,8 +47,9 @@ def copied(columns: Iterable[Sequence[int]], device: torch.device) -> list[Tenso
 
 
 def can_copy(*tensors: Tensor) -> bool:
-    """Whether they can be copied into shared memory in whole pieces."""
-    return not any(n % PIECE for x in tensors for n in (x.data_ptr(), *x.stride()[:-1]))
+    """Whether a kernel over them copies rows into shared memory without their passing through
+    registers: in pieces that it knows to be whole."""
+    return not any(n % KNOWN_MULTIPLE for x in tensors for n in (x.data_ptr(), *x.stride()[:-1]))
 
 
 def unit_stride(x: Tensor) -> Tensor:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trueline.cache.state import StateView
-from trueline.ops.launch import copied, num_sms, power_of_two, refusals, unit_stride
+from trueline.ops.launch import can_copy, copied, num_sms, power_of_two, refusals, unit_stride
 from trueline.ops.lightning import StateRow, StateTable, clashing
 from trueline.ops.lightning.kernels import decode_step, scan, walk
 
@@ -27,8 +27,6 @@ FEW_CHUNKS = 4
 FEW_NARROW_CHUNKS = 16
 # Channels of a head with which those were right on a GPU.
 NARROW_CHANNELS = (64, 128)
-# What is copied into shared memory ahead of its use begins at multiples of so many bytes.
-COPIED_BYTES = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,8 +185,8 @@ def prefill_rows(
     (tokens, heads, dk), dv = q.shape, v.shape[-1]
     counts = [at.stop - at.start for at, _ in parts]
     if launch is None:
-        ahead = all(map(_copied_ahead, (q, k, v)))
-        launch = prefill_launch(q.dtype, (heads, dk, dv), counts, num_sms(q.device), ahead)
+        sms, ahead = num_sms(q.device), can_copy(q, k, v)
+        launch = prefill_launch(q.dtype, (heads, dk, dv), counts, sms, ahead)
     length = launch.chunk * launch.walk_chunks(heads, dv, counts)
     made = _walks(tuple((at.start, at.stop, row) for at, row in parts), length, q.device)
     state, out = _state(view), q.new_empty(tokens, heads, dv)
@@ -213,11 +211,6 @@ def prefill_rows(
         )  # fmt: skip
     go(made.num_walks, output=True)
     return out
-
-
-def _copied_ahead(x: Tensor) -> bool:
-    places = (x.data_ptr(), *(stride * x.itemsize for stride in x.stride()[:2]))
-    return all(place % COPIED_BYTES == 0 for place in places)
 
 
 def _exact(given: torch.dtype, kept: torch.dtype) -> bool:

@@ -30,10 +30,8 @@ from trueline.ops.gluon import (
     unknown_zero,
 )
 from trueline.ops.mla_prefill.cut import PAIRED_KEYS, PAIRED_QUERIES
+from trueline.ops.mla_prefill.kernels import BITS, FIELDS
 
-FIELDS = gl.constexpr(8)
-"""Of a tile: see `cut.Tile`."""
-BITS = gl.constexpr(32)
 OWN = gl.constexpr(PAIRED_QUERIES // 2)
 N = gl.constexpr(PAIRED_KEYS)
 SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PAIRED_KEYS, 16]))
@@ -66,6 +64,7 @@ def scores(q_nope, q_rope, k_nope, k_rope, buffer, WHO: gl.constexpr):
 @gluon.jit
 def words_of(bits, start, CHOSEN: gl.constexpr):
     """Of each query, what it chose of N keys from `start` on: four words."""
+    gl.static_assert(N // BITS == 4)
     at = bits + start // BITS
     if CHOSEN:
         return gl.load(at), gl.load(at + 1), gl.load(at + 2), gl.load(at + 3)
