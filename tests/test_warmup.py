@@ -1,0 +1,44 @@
+"""No request makes the engine compile a kernel: warm-up has asked for every one before. On no GPU,
+so nothing is compiled; Triton's own keys say what would be (late_kernels.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+HERE = Path(__file__).parent
+CONFIGS = HERE.parent / "bench" / "configs"
+# v2lite's kernels are among those of the others, at other sizes.
+MODELS = [pytest.param("v2lite", marks=pytest.mark.slow), "ling25s", "v32s"]
+
+
+def late(name: str, *options: str) -> tuple[int, list[str]]:
+    """How many kernels warm-up asks for, and what requests ask for beside them."""
+    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    command = [sys.executable, str(HERE / "late_kernels.py"), str(CONFIGS / name), *options]
+    done = subprocess.run(
+        command, env=env | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found["ready"], found["late"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_kernel_is_compiled_after_ready(name: str) -> None:
+    ready, found = late(name)
+    assert ready > 50
+    assert found == []
+
+
+def test_the_check_sees_kernels_that_warm_up_has_not_asked_for() -> None:
+    _, found = late("v2lite", "--cold")
+    names = {re.split(r"\W", kernel)[0] for kernel in found}
+    assert names >= {"settle", "grouped", "merge", "attend", "noisy"}
