@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from triton import knobs
+
+from trueline.engine.late_kernels import LateKernels
 
 HERE = Path(__file__).parent
 CONFIGS = HERE.parent / "bench" / "configs"
@@ -42,3 +45,18 @@ def test_the_check_sees_kernels_that_warm_up_has_not_asked_for() -> None:
     _, found = late("v2lite", "--cold")
     names = {re.split(r"\W", kernel)[0] for kernel in found}
     assert names >= {"settle", "grouped", "merge", "attend", "noisy"}
+
+
+def test_a_late_kernel_is_counted_and_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(knobs.runtime, "jit_post_compile_hook", None)
+    late = LateKernels()
+    late.watch()
+    assert knobs.runtime.jit_post_compile_hook is not None
+    knobs.runtime.jit_post_compile_hook(  # as Triton calls it
+        key="", repr="settle[num_warps=1](chunks: i32)", fn=None, compile={}, is_manual_warmup=False,
+        already_compiled=False,
+    )  # fmt: skip
+    assert late.count == 1
+    assert "settle[num_warps=1](chunks: i32)" in caplog.text

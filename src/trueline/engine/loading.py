@@ -68,6 +68,8 @@ def load_engine(model: Path, config: EngineConfig, progress: Progress | None = N
         runner.graphs.capture_all()
         clock.lap("graphs")
     core = EngineCore(runner, plan, config, _fingerprint(model, plan))
+    if device.is_gpu:
+        core.late_kernels.watch()
     return Loaded(spec, expected, plan, core, clock.laps)
 
 

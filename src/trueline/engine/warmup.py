@@ -8,15 +8,15 @@ differ, in the middle as well. What they ask for is compiled in several threads 
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 
-from triton import AsyncCompileMode
+from triton import AsyncCompileMode, knobs
 
 from trueline.device import num_cores
 from trueline.engine.dry_run import DryRun, Rows
+from trueline.engine.late_kernels import LOG
 from trueline.engine.params import SamplingParams
 from trueline.layers.decoder import Decoder
 from trueline.ops.kernel import Ask, dry_run
@@ -35,6 +35,7 @@ CONTEXTS = [3 << i for i in range(4, 40, 2)]
 def compile_kernels(spec: ModelSpec, plan: Plan, decoder: Decoder) -> None:
     """And load them onto the GPU. A layer or op of another package may not run without data; its
     kernels are compiled when they are first launched, and `LateKernels` tells of them."""
+    knobs.runtime.jit_post_compile_hook = None  # of an engine that was loaded before
     threads = min(num_cores(), MOST_THREADS)
     with ThreadPoolExecutor(threads) as pool, AsyncCompileMode(pool) as compiled:
         try:
@@ -42,7 +43,7 @@ def compile_kernels(spec: ModelSpec, plan: Plan, decoder: Decoder) -> None:
             with dry_run(asked):
                 sweep(DryRun(spec, plan, decoder), asked)
         except Exception as error:
-            warnings.warn(f"not all kernels are compiled ahead: {error!r}", stacklevel=2)
+            LOG.warning("not all kernels are compiled ahead: %r", error)
     for kernel in compiled.future_kernels.values():
         kernel.result()[(1, 1, 1)]  # launches nothing
 
