@@ -54,9 +54,7 @@ def test_a_late_kernel_is_counted_and_named(
     late = LateKernels()
     late.watch()
     assert knobs.runtime.jit_post_compile_hook is not None
-    knobs.runtime.jit_post_compile_hook(  # as Triton calls it
-        key="", repr="settle[num_warps=1](chunks: i32)", fn=None, compile={}, is_manual_warmup=False,
-        already_compiled=False,
-    )  # fmt: skip
+    told = {"fn": None, "compile": {}, "is_manual_warmup": False, "already_compiled": False}
+    knobs.runtime.jit_post_compile_hook(key="", repr="settle[num_warps=1](chunks: i32)", **told)
     assert late.count == 1
     assert "settle[num_warps=1](chunks: i32)" in caplog.text
