@@ -11,7 +11,9 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
+from typing import Any
 
+import torch
 from triton import AsyncCompileMode, knobs
 
 from trueline.device import num_cores
@@ -37,15 +39,21 @@ def compile_kernels(spec: ModelSpec, plan: Plan, decoder: Decoder) -> None:
     kernels are compiled when they are first launched, and `LateKernels` tells of them."""
     knobs.runtime.jit_post_compile_hook = None  # of an engine that was loaded before
     threads = min(num_cores(), MOST_THREADS)
-    with ThreadPoolExecutor(threads) as pool, AsyncCompileMode(pool) as compiled:
-        try:
-            asked = Asked()
-            with dry_run(asked):
-                sweep(DryRun(spec, plan, decoder), asked)
-        except Exception as error:
-            LOG.warning("not all kernels are compiled ahead: %r", error)
-    for kernel in compiled.future_kernels.values():
-        kernel.result()[(1, 1, 1)]  # launches nothing
+    here = (torch.cuda.current_device(),)
+    with ThreadPoolExecutor(threads, "kernels", torch.cuda.set_device, here) as pool:
+        with AsyncCompileMode(pool) as compiled:
+            try:
+                asked = Asked()
+                with dry_run(asked):
+                    sweep(DryRun(spec, plan, decoder), asked)
+            except Exception as error:
+                LOG.warning("not all kernels are compiled ahead: %r", error)
+        # In threads too: Triton compiles a launcher in C for every signature.
+        list(pool.map(_load, compiled.future_kernels.values()))
+
+
+def _load(kernel: Any) -> None:
+    kernel.result()[(1, 1, 1)]  # its launcher for that grid, which is not called
 
 
 class Asked:
