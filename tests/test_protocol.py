@@ -15,6 +15,15 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai.types.chat.chat_completion_stream_options_param import (
+    ChatCompletionStreamOptionsParam as StreamOptions,
+)
+from openai.types.chat.completion_create_params import (
+    CompletionCreateParamsBase as ChatCreateParams,
+)
+from openai.types.completion_create_params import (
+    CompletionCreateParamsBase as CompletionCreateParams,
+)
 
 from trueline.engine.params import REALS, WHOLES, SamplingParams
 from trueline.errors import UsageError
@@ -33,6 +42,7 @@ from trueline.server.protocol import (
 )
 from trueline.server.protocol.bodies import SAMPLING, ChatBody, CompletionBody, Ignored
 from trueline.text.chat import check_messages
+from trueline.text.template_process import TemplateProcess
 from trueline.text.tokenizer import Tokenizer
 from trueline.tiny.tokenizer import write_tokenizer
 
@@ -112,9 +122,17 @@ BAD_BOTH: list[tuple[str, Any, str, str]] = [
     ("return_token_ids", [], "return_token_ids", "true or false"),
     ("model", 5, "model", "found a whole number; accepted: a text"),
     ("temprature", 1, "temprature", "nearest known name is 'temperature'"),
-    ("use_beam_search", True, "use_beam_search", "not known"),
+    ("use_beam_search", True, "use_beam_search", "not offered yet; accepted: null or false"),
     ("guided_json", {}, "guided_json", "not offered yet"),
     ("reasoning_effort", "low", "reasoning_effort", "not offered yet"),
+    ("reasoning_effort", "none", "reasoning_effort", "not offered yet; accepted: null"),
+    ("verbosity", "low", "verbosity", "not offered yet; accepted: null or"),
+    ("modalities", ["text", "audio"], "modalities", 'not offered yet; accepted: null or ["text"]'),
+    ("modalities", [], "modalities", "not offered yet"),
+    ("functions", [{"name": "f"}], "functions", "not offered yet"),
+    ("function_call", {"name": "f"}, "function_call", "not offered yet"),
+    ("prediction", {"type": "content"}, "prediction", "not offered yet"),
+    ("include_reasoning", False, "include_reasoning", "not offered yet"),
 ]
 BAD_COMPLETION = [
     ("prompt", None, "prompt", "a text"),
@@ -153,7 +171,7 @@ BAD_CHAT = [
     ("chat_template", "x", "chat_template", "--trust-request-chat-template"),
     ("chat_template_kwargs", {"messages": []}, "chat_template_kwargs.messages", "request itself"),
     ("chat_template_kwargs", [], "chat_template_kwargs", "an object"),
-    ("parallel_tool_calls", True, "parallel_tool_calls", "not offered yet"),
+    ("parallel_tool_calls", "no", "parallel_tool_calls", "not offered yet"),
     ("prompt", "a", "prompt", "not known"),
     ("echo", True, "echo", "not known"),
 ]
@@ -278,8 +296,33 @@ def test_null_is_absent_and_harmless_fields_are_ignored(body: Any) -> None:
     ignored = {name: {"any": ["thing"]} for name in Ignored.__struct_fields__}
     assert {"user", "metadata", "store", "service_tier"} <= set(ignored)
     assert read(**ignored) == read()
-    nothing = {"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}}
-    assert chat(**nothing) == chat()
+    nothing = {
+        "tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "functions": [],
+        "function_call": "none", "modalities": ["text"], "verbosity": "medium",
+        "use_beam_search": False, "include_reasoning": True,
+    }  # fmt: skip
+    assert read(**nothing) == read()
+    for either in (True, False):  # of no tools, none are called at once
+        assert read(parallel_tool_calls=either) == read()
+    assert chat(top_logprobs=0, logprobs=False) == chat()
+    options = {"include_obfuscation": False, "include_usage": None}
+    assert read(stream=True, stream_options=options) == read(stream=True)
+
+
+@pytest.mark.parametrize("kind", [CompletionCreateParams, ChatCreateParams])
+def test_every_field_of_the_official_client_may_be_null(kind: Any) -> None:
+    """Of both requests in both endpoints: some SDKs have one object for all."""
+    fields = set(kind.__annotations__) - {"prompt", "messages"}
+    assert len(fields) > 14
+    for read, body in ((completion, CompletionBody), (chat, ChatBody)):
+        for field in fields & set(body.__struct_fields__):
+            assert read(**{field: None}) == read(), field
+    read, body = (
+        (completion, CompletionBody) if "prompt" in kind.__annotations__ else (chat, ChatBody)
+    )
+    assert fields <= set(body.__struct_fields__)
+    options = dict.fromkeys(StreamOptions.__annotations__)
+    assert read(stream=True, stream_options=options) == read(stream=True)
 
 
 def test_other_fields_arrive() -> None:
@@ -385,15 +428,16 @@ def test_deep_messages(tokenizer: Tokenizer) -> None:
 
 
 def test_templates_of_requests(tokenizer: Tokenizer) -> None:
-    trusting = msgspec.structs.replace(LIMITS, request_templates=True)
+    trusting, process = msgspec.structs.replace(LIMITS, request_templates=True), TemplateProcess()
     fields = {"chat_template": "{{ bos_token }}{{ x }}", "chat_template_kwargs": {"x": "y"}}
-    assert chat_prompt(chat(trusting, **fields), tokenizer, LIMITS)[0] == "<|begin|>y"
+    assert chat_prompt(chat(trusting, **fields), tokenizer, LIMITS, process)[0] == "<|begin|>y"
     blind = chat(trusting, chat_template="x", continue_final_message=True, messages=MESSAGES)
-    assert refused(chat_prompt, blind, tokenizer, LIMITS).param == "continue_final_message"
+    assert refused(chat_prompt, blind, tokenizer, LIMITS, process).param == "continue_final_message"
     broken = chat(trusting, chat_template="{{ 1 / 0 }}")
-    assert refused(chat_prompt, broken, tokenizer, LIMITS).param == "messages"
+    assert refused(chat_prompt, broken, tokenizer, LIMITS, process).param == "messages"
     empty = chat(trusting, chat_template="{{ '' }}")
-    assert refused(chat_prompt, empty, tokenizer, LIMITS).param == "messages"
+    assert refused(chat_prompt, empty, tokenizer, LIMITS, process).param == "messages"
+    process.close()
 
 
 def test_tokenize_and_back(tokenizer: Tokenizer) -> None:

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import msgspec
 from msgspec.structs import force_setattr
 
-from trueline.errors import UsageError, did_you_mean
+from trueline.errors import UsageError, did_you_mean, short_repr
 
 GREEDY_BELOW = 1e-5
 """Temperatures below it mean greedy: callers write 1e-6 where a library refuses 0."""
@@ -157,7 +157,7 @@ class SamplingParams(
             )
 
     def _refuse(self, name: str, accepted: str) -> NoReturn:
-        raise UsageError(f"{name} = {_short(getattr(self, name))}: accepted: {accepted}")
+        raise UsageError(f"{name} = {short_repr(getattr(self, name))}: accepted: {accepted}")
 
     @classmethod
     def from_mapping(cls, fields: Mapping[str, Any]) -> SamplingParams:
@@ -235,8 +235,3 @@ def _is_real(value: object) -> bool:
 
 def _as_tuple(value: object) -> tuple[Any, ...] | None:
     return tuple(value) if isinstance(value, list | tuple) else None
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

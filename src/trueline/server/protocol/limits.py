@@ -5,7 +5,7 @@ from __future__ import annotations
 import msgspec
 
 from trueline.engine.params import DEFAULT_MAX_LOGPROBS
-from trueline.errors import did_you_mean
+from trueline.errors import did_you_mean, short
 from trueline.server.protocol.errors import ApiError, bad_request
 
 
@@ -19,8 +19,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_sequences: int = 1024
     """Prompts × n of one request."""
     request_templates: bool = False
-    """Whether a request may bring its own chat_template: code of a stranger, and a sandbox does
-    not stop it from running for ever."""
+    """Whether a request may bring its own chat_template: code of a stranger."""
 
     def model(self, name: str | None) -> str:
         if name is None:
@@ -28,7 +27,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         if name not in self.models:
             raise ApiError(
                 404,
-                f"model '{name}' is not served here; accepted: {', '.join(self.models)}"
+                f"model '{short(name)}' is not served here; accepted: {', '.join(self.models)}"
                 f"{did_you_mean(name, self.models)}",
                 param="model",
                 code="model_not_found",

@@ -118,7 +118,7 @@ def read_completion(body: bytes, limits: Limits) -> CompletionRequest:
 def read_chat(body: bytes, limits: Limits) -> ChatRequest:
     fields = decode(ChatBody, body)
     model = limits.model(fields.model)
-    if fields.top_logprobs is not None and not fields.logprobs:
+    if fields.top_logprobs and not fields.logprobs:
         raise bad_request("top_logprobs: accepted: where logprobs is true", "top_logprobs")
     top = limits.logprobs("top_logprobs", fields.top_logprobs)
     logprobs = (top or 0) if fields.logprobs else None
