@@ -111,7 +111,8 @@ BAD_BOTH: list[tuple[str, Any, str, str]] = [
     ("skip_special_tokens", "no", "skip_special_tokens", "true or false"),
     ("include_stop_str_in_output", 0, "include_stop_str_in_output", "true or false"),
     ("prompt_logprobs", 21, "prompt_logprobs", "up to 20; --max-logprobs"),
-    ("prompt_logprobs", -1, "prompt_logprobs", "up to 20"),
+    ("prompt_logprobs", -1, "prompt_logprobs", "all 300 tokens: accepted: up to 20"),
+    ("prompt_logprobs", -2, "prompt_logprobs", "-1 for all where that is -1"),
     ("priority", 1.5, "priority", "whole number"),
     ("priority", 2**63, "priority", "64 bits"),
     ("cache_salt", "", "cache_salt", "not empty"),
@@ -383,6 +384,31 @@ def test_completion_prompts(tokenizer: Tokenizer) -> None:
     completion_prompts(completion(prompt="x" * 63), tokenizer, LIMITS)
     error = refused(completion_prompts, completion(prompt="x" * 64), tokenizer, LIMITS)
     assert (error.param, error.code) == ("prompt", "context_length_exceeded")
+
+
+@pytest.mark.parametrize("num_prompt", [1, 30, 63])
+def test_an_answer_longer_than_there_is_room_for(tokenizer: Tokenizer, num_prompt: int) -> None:
+    room = LIMITS.max_model_len - num_prompt
+
+    def prompts(**fields: Any) -> Any:
+        request = completion(prompt=[5] * num_prompt, **fields)
+        return completion_prompts(request, tokenizer, LIMITS)
+
+    for fields in ({"max_tokens": room}, {"max_tokens": None}, {"max_tokens": 0}, {}):
+        prompts(**fields)
+    prompts(max_tokens=room, min_tokens=room)
+    for asked in (room + 1, 2**40):
+        error = refused(prompts, max_tokens=asked)
+        assert (error.status, error.param) == (400, "max_tokens")
+        assert error.code == "context_length_exceeded"
+        told = f"the prompt has {num_prompt} tokens, and max_model_len = 64 leaves {room}"
+        assert told in error.message
+    ids = chat_prompt(chat(), tokenizer, LIMITS)[1]
+    for name in ("max_tokens", "max_completion_tokens", "min_tokens"):
+        room = LIMITS.max_model_len - len(ids)
+        chat_prompt(chat(**{name: room}), tokenizer, LIMITS)
+        error = refused(chat_prompt, chat(**{name: room + 1}), tokenizer, LIMITS)
+        assert (error.param, error.code) == (name, "context_length_exceeded")
 
 
 def test_chat_prompt(tokenizer: Tokenizer) -> None:

@@ -55,6 +55,7 @@ RULES = {
     r"top_logprobs: accepted: where logprobs is true": "two fields",
     r"stream_options: accepted: where stream is true": "two fields",
     r"max_completion_tokens = \d+: max_tokens": "two fields",
+    r"(max_tokens|max_completion_tokens|min_tokens) = \d+: the prompt has": "in tokens",
     r"continue_final_message": "two fields, and what the template shows",
     r"chat_template_kwargs\.\w+: accepted: as a field": "a name of another field",
 }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
-from trueline.engine.params import DEFAULT_MAX_LOGPROBS
-from trueline.errors import did_you_mean, short
+from trueline.engine.params import DEFAULT_MAX_LOGPROBS, check_room, count_logprobs
+from trueline.errors import UsageError, did_you_mean, short
 from trueline.server.protocol.errors import ApiError, bad_request
 
 
@@ -36,15 +38,13 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     def logprobs(self, name: str, asked: int | None) -> int | None:
         """How many are asked for; -1 is all of the vocabulary."""
-        most = self.vocab_size if self.max_logprobs == -1 else self.max_logprobs
-        wanted = self.vocab_size if asked == -1 else asked
-        if wanted is not None and wanted > most:
-            raise bad_request(
-                f"{name} = {asked}: accepted: up to {most}; --max-logprobs raises the limit", name
-            )
-        return wanted
+        try:
+            return count_logprobs(name, asked, self.vocab_size, self.max_logprobs)
+        except UsageError as error:
+            raise bad_request(str(error), name) from None
 
-    def check_length(self, name: str, num_tokens: int) -> None:
+    def check_length(self, name: str, num_tokens: int, answer: Mapping[str, int | None]) -> None:
+        """Of a prompt, and of the answer by the fields that say how long it is to be."""
         if num_tokens >= self.max_model_len:
             raise bad_request(
                 f"{name}: {num_tokens} tokens; accepted: up to {self.max_model_len - 1}, which "
@@ -52,3 +52,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
                 name,
                 "context_length_exceeded",
             )
+        for field, asked in answer.items():
+            try:
+                check_room(field, asked, num_tokens, self.max_model_len)
+            except UsageError as error:
+                raise bad_request(str(error), field, "context_length_exceeded") from None

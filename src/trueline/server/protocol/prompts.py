@@ -39,7 +39,7 @@ def completion_prompts(
             text, ids = read_prompt(given, tokenizer, limits.vocab_size)
         except UsageError as error:
             raise bad_request(f"{name}: {error}", name) from None
-        limits.check_length(name, len(ids))
+        limits.check_length(name, len(ids), request.answer_length)
         found.append((text, ids))
     return found
 
@@ -57,7 +57,7 @@ def chat_prompt(
     ids = _encode("messages", text, tokenizer, add_special_tokens=False)
     if not ids:
         raise bad_request("messages: the template makes an empty prompt of them", "messages")
-    limits.check_length("messages", len(ids))
+    limits.check_length("messages", len(ids), request.answer_length)
     return text, ids
 
 

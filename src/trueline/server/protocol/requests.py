@@ -29,6 +29,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     params: SamplingParams
     """For the engine. It may ask for more than the client: see `logprobs`."""
+    answer_length: dict[str, int | None]
+    """The fields that say how long the answer is to be, with what the client itself said."""
     stream: bool
     include_usage: bool
     continuous_usage: bool
@@ -111,6 +113,7 @@ def read_completion(body: bytes, limits: Limits) -> CompletionRequest:
         prompts=prompts,
         echo=echo,
         generates=generates,
+        answer_length=_given(fields, "max_tokens", "min_tokens"),
         **_generating(fields),
     )
 
@@ -143,6 +146,7 @@ def read_chat(body: bytes, limits: Limits) -> ChatRequest:
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         conversation=_conversation(fields, limits),
+        answer_length=_given(fields, "max_completion_tokens", "max_tokens", "min_tokens"),
         **_generating(fields),
     )
 
@@ -167,6 +171,10 @@ def read_detokenize(body: bytes, limits: Limits) -> DetokenizeRequest:
     model = limits.model(fields.model)
     _check_ids("tokens", fields.tokens, limits)
     return DetokenizeRequest(model=model, tokens=fields.tokens)
+
+
+def _given(fields: Any, *names: str) -> dict[str, int | None]:
+    return {name: getattr(fields, name) for name in names}
 
 
 def _generating(fields: Any) -> dict[str, Any]:
