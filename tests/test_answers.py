@@ -7,6 +7,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -15,6 +16,7 @@ from trueline.answers import Answer
 from trueline.engine.messages import CoreOutput, TokenScore
 from trueline.engine.params import SamplingParams
 from trueline.outputs import CompletionOutput
+from trueline.server.process.streams import Stream
 from trueline.text.tokenizer import Tokenizer
 
 
@@ -119,3 +121,46 @@ def test_a_stop_is_told_to_the_engine_once(tokenizer: Tokenizer) -> None:
         assert found.to_stop() == [f"a/{index}"]
         assert found.to_stop() == []
     assert [copy.completion.finish_reason for copy in found.copies] == ["stop", None, "stop"]
+
+
+NEWS = st.builds(
+    CoreOutput,
+    request_id=st.just("a/0"),
+    token_ids=st.lists(st.integers(0, 9), max_size=3),
+    num_cached_tokens=st.sampled_from([0, 0, 16]),
+    first_scheduled=st.sampled_from([None, 2.5]),
+    prompt_scores=st.lists(st.builds(TokenScore, st.integers(0, 9), st.just(-1.0), st.just(1))),
+)
+LAST = {"finish_reason": "error", "stop_reason": 7, "error": "why"}
+
+
+@given(several=st.lists(NEWS, min_size=1, max_size=5), read_after=st.sets(st.integers(0, 4)))
+def test_news_put_together_say_what_they_said_one_by_one(
+    several: list[CoreOutput], read_after: set[int]
+) -> None:
+    """Every field, however late somebody reads them."""
+    for news in several:
+        news.scores = [TokenScore(token, -float(token), 1) for token in news.token_ids]
+    several[-1] = msgspec.structs.replace(several[-1], **LAST)
+    stream = Stream(["a/0"], lambda names: None)
+    read: list[CoreOutput] = []
+    for place, news in enumerate(several):
+        stream.push(msgspec.convert(msgspec.to_builtins(news), CoreOutput))
+        if place in read_after:
+            read += stream.waiting()
+    read += stream.waiting()
+    for name in ("token_ids", "scores", "prompt_scores"):
+        told = [[each for news in outputs for each in getattr(news, name)]
+                for outputs in (read, several)]  # fmt: skip
+        assert told[0] == told[1], name
+    for name in ("num_cached_tokens", "first_scheduled"):  # told once, and not taken back
+        most = [max(getattr(news, name) or 0 for news in outputs) for outputs in (read, several)]
+        assert most[0] == most[1], name
+    assert {name: getattr(read[-1], name) for name in LAST} == LAST
+
+
+def test_what_was_cached_is_not_forgotten(tokenizer: Tokenizer) -> None:
+    found = Answer("a", None, [1], SamplingParams(max_tokens=9), tokenizer)
+    for cached in (0, 32, 0):
+        found.take(CoreOutput(request_id="a/0", num_cached_tokens=cached))
+    assert found.output().num_cached_tokens == 32

@@ -270,7 +270,7 @@ def test_every_sampling_field_arrives() -> None:
 def test_bounds_are_taken(bound: tuple[Any, ...]) -> None:
     """The very numbers that SamplingParams says are accepted."""
     name, low, high, *_ = bound
-    free = msgspec.structs.replace(LIMITS, max_logprobs=-1, max_sequences=high)
+    free = msgspec.structs.replace(LIMITS, max_logprobs=-1, max_sequences=high, max_model_len=2**64)
     for value in (low, high):
         if value != math.inf and value <= (LIMITS.vocab_size if "logprobs" in name else high):
             more = {"max_tokens": value} if name == "min_tokens" and value else {}
@@ -342,6 +342,14 @@ def test_other_fields_arrive() -> None:
     assert chat(logprobs=False).params.logprobs is None
 
 
+@pytest.mark.parametrize("asked", [None, False, True])
+@pytest.mark.parametrize("each", [None, False, True])
+def test_usage_in_every_chunk_only_with_usage(asked: bool | None, each: bool | None) -> None:
+    options = {"include_usage": asked, "continuous_usage_stats": each}
+    request = completion(stream=True, stream_options=options)
+    assert (request.include_usage, request.continuous_usage) == (bool(asked), bool(asked and each))
+
+
 def test_scoring_asks_the_engine_for_one_token() -> None:
     request = completion(max_tokens=0, echo=True, logprobs=1)
     assert (request.generates, request.params.max_tokens) == (False, 1)
@@ -402,7 +410,7 @@ def test_an_answer_longer_than_there_is_room_for(tokenizer: Tokenizer, num_promp
         assert (error.status, error.param) == (400, "max_tokens")
         assert error.code == "context_length_exceeded"
         told = f"the prompt has {num_prompt} tokens, and max_model_len = 64 leaves {room}"
-        assert told in error.message
+        assert (told if asked < 64 else "up to 63, which leaves one") in error.message
     ids = chat_prompt(chat(), tokenizer, LIMITS)[1]
     for name in ("max_tokens", "max_completion_tokens", "min_tokens"):
         room = LIMITS.max_model_len - len(ids)
@@ -457,6 +465,8 @@ def test_templates_of_requests(tokenizer: Tokenizer) -> None:
     trusting, process = msgspec.structs.replace(LIMITS, request_templates=True), TemplateProcess()
     fields = {"chat_template": "{{ bos_token }}{{ x }}", "chat_template_kwargs": {"x": "y"}}
     assert chat_prompt(chat(trusting, **fields), tokenizer, LIMITS, process)[0] == "<|begin|>y"
+    special = {"chat_template": "{{ bos_token }}", "chat_template_kwargs": {"bos_token": "mine"}}
+    assert chat_prompt(chat(trusting, **special), tokenizer, LIMITS, process)[0] == "mine"
     blind = chat(trusting, chat_template="x", continue_final_message=True, messages=MESSAGES)
     assert refused(chat_prompt, blind, tokenizer, LIMITS, process).param == "continue_final_message"
     broken = chat(trusting, chat_template="{{ 1 / 0 }}")

@@ -65,7 +65,7 @@ RULES = {
 @pytest.fixture(scope="module")
 def server(tiny: Tiny) -> Iterator[Served]:
     """Its limits keep every request short."""
-    flags = ("--max-model-len", "48", "--max-sequences", "4", "--served-model-name", "tiny")
+    flags = ("--max-model-len", "48", "--max-sequences", "64", "--served-model-name", "tiny")
     with serving(tiny("deepseek_v3"), *flags) as served:
         yield served
         assert served.metric("trueline:num_requests_running") == 0

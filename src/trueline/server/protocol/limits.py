@@ -43,6 +43,17 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         except UsageError as error:
             raise bad_request(str(error), name) from None
 
+    def check_answer(self, answer: Mapping[str, int | None]) -> None:
+        """What no prompt leaves room for, before anybody reads one."""
+        for field, asked in answer.items():
+            if asked is not None and asked >= self.max_model_len:
+                raise bad_request(
+                    f"{field} = {asked}: accepted: up to {self.max_model_len - 1}, which leaves "
+                    f"one of max_model_len = {self.max_model_len} for the prompt",
+                    field,
+                    "context_length_exceeded",
+                )
+
     def check_length(self, name: str, num_tokens: int, answer: Mapping[str, int | None]) -> None:
         """Of a prompt, and of the answer by the fields that say how long it is to be."""
         if num_tokens >= self.max_model_len:

@@ -113,7 +113,7 @@ def read_completion(body: bytes, limits: Limits) -> CompletionRequest:
         prompts=prompts,
         echo=echo,
         generates=generates,
-        answer_length=_given(fields, "max_tokens", "min_tokens"),
+        answer_length=_answer_length(fields, limits, "max_tokens", "min_tokens"),
         **_generating(fields),
     )
 
@@ -146,7 +146,9 @@ def read_chat(body: bytes, limits: Limits) -> ChatRequest:
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         conversation=_conversation(fields, limits),
-        answer_length=_given(fields, "max_completion_tokens", "max_tokens", "min_tokens"),
+        answer_length=_answer_length(
+            fields, limits, "max_completion_tokens", "max_tokens", "min_tokens"
+        ),
         **_generating(fields),
     )
 
@@ -173,8 +175,10 @@ def read_detokenize(body: bytes, limits: Limits) -> DetokenizeRequest:
     return DetokenizeRequest(model=model, tokens=fields.tokens)
 
 
-def _given(fields: Any, *names: str) -> dict[str, int | None]:
-    return {name: getattr(fields, name) for name in names}
+def _answer_length(fields: Any, limits: Limits, *names: str) -> dict[str, int | None]:
+    given = {name: getattr(fields, name) for name in names}
+    limits.check_answer(given)
+    return given
 
 
 def _generating(fields: Any) -> dict[str, Any]:
