@@ -212,6 +212,11 @@ def test_salt_keeps_prefixes_apart(tiny: Tiny) -> None:
     ask = Ask(prompt(40), 2)
     assert serve(core, [ask]).cached == [0]
     assert serve(core, [ask]).cached == [32]
+    for salt in ("a", "b", ""):
+        salted = replace(ask, cache_salt=salt)
+        assert serve(core, [salted]).cached == [0], "somebody else's"
+        assert serve(core, [salted]).cached == [32], "one's own"
+    assert serve(core, [ask]).cached == [32]
     core.fingerprint = "another model"
     assert serve(core, [ask]).cached == [0]
 

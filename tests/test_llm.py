@@ -273,6 +273,19 @@ def test_bad_prompts_leave_the_engine_alive(llm: LLM) -> None:
     assert len(llm.generate("ok", GREEDY)[0].outputs[0].token_ids) == 8
 
 
+def test_an_answer_longer_than_there_is_room_for(llm: LLM) -> None:
+    """Refused as by the server; None fills what is left."""
+    prompt = {"prompt_token_ids": [1] * 250}
+    for name in ("max_tokens", "min_tokens"):
+        params = SamplingParams(**{"max_tokens": 7, name: 7})
+        with pytest.raises(UsageError, match=r"7: the prompt has 250 tokens, .* leaves 6 for"):
+            llm.generate([prompt], params, use_tqdm=False)
+    for most in (6, None):
+        params = SamplingParams(max_tokens=most, ignore_eos=True)
+        (found,) = llm.generate([prompt], params, use_tqdm=False)
+        assert len(found.outputs[0].token_ids) == 6
+
+
 def test_params_are_checked_against_the_model(llm: LLM) -> None:
     for wrong in (
         SamplingParams(logit_bias={311: 1.0}),

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import queue
+import re
 import signal
 import socket
 import subprocess
@@ -168,6 +170,28 @@ def test_not_ready_while_loading(tiny: Tiny) -> None:
         assert ask(served).error["code"] == "loading"
         served.wait_for("listening on")
         assert readiness(served) == (200, {"status": "ready", "reason": None})
+
+
+def test_nobody_reads_the_log(tiny: Tiny) -> None:
+    """As in `trueline serve … 2>&1 | head -1`."""
+    command = [sys.executable, "-m", "trueline", "serve", str(tiny("deepseek_v3")), "--port", "0"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
+    try:
+        assert process.stderr is not None
+        line = next(line for line in process.stderr if "http://" in line)
+        process.stderr.close()
+        found = re.search(r"http://[\d.:]+", line)
+        assert found is not None
+        served = Served(process, queue.Queue(), url=found[0])
+        eventually(lambda: readiness(served)[0] == 200, 3 * PATIENCE)
+        for _ in range(20):  # it ended soon after it was ready
+            assert text(served)
+            time.sleep(0.05)
+        served.signal(signal.SIGTERM)
+        assert served.ended() == 0
+    finally:
+        process.kill()
+        process.wait()
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
@@ -450,6 +474,28 @@ def test_pipelined_requests_are_answered_in_order(strict: Served) -> None:
         assert json.loads(connection.answer().body)["usage"]["completion_tokens"] == 3
 
 
+@pytest.mark.parametrize(("stream", "status"), [(True, 200), (False, 499)])
+@pytest.mark.parametrize("behind", [1, 3])
+def test_a_pipelining_client_that_leaves(
+    strict: Served, stream: bool, status: int, behind: int
+) -> None:
+    """Its first request is told, though it is not the last one that came."""
+    name = f"left-{stream}-{behind}"
+    with wire(strict.url) as connection:
+        first = posted(LONG | {"stream": stream}, **{"x-request-id": name})
+        connection.send(first + posted(ASK) * behind)
+        if stream:
+            while b"data: " not in connection.rest:
+                assert connection._more()
+        else:
+            eventually(lambda: not is_idle(strict))
+    line = strict.wait_for(name)
+    assert f"status={status} " in line
+    assert "client=gone" in line
+    eventually(lambda: is_idle(strict))
+    assert text(strict)
+
+
 def test_methods(strict: Served) -> None:
     with wire(strict.url) as connection:
         for path in ("/version", "/health", "/metrics", "/v1/models"):
@@ -463,8 +509,9 @@ def test_methods(strict: Served) -> None:
 
 
 def test_pages_of_an_origin_may_ask(strict: Served) -> None:
+    asked = "authorization,content-type,x-stainless-os,x-stainless-retry-count,x-new-one"
     wants = {"Access-Control-Request-Method": "POST",
-             "Access-Control-Request-Headers": "authorization,content-type"}  # fmt: skip
+             "Access-Control-Request-Headers": asked}  # fmt: skip
     with wire(strict.url) as connection:
         for origin, allowed in (("http://page", "http://page"), ("http://other", None)):
             connection.send(
@@ -473,6 +520,10 @@ def test_pages_of_an_origin_may_ask(strict: Served) -> None:
             found = connection.answer()
             assert found.headers.get("access-control-allow-origin") == allowed
             assert found.status == (200 if allowed else 400)
+            assert "access-control-allow-credentials" not in found.headers
+            if allowed:
+                may = found.headers["access-control-allow-headers"].lower()
+                assert {name.strip() for name in may.split(",")} >= set(asked.split(","))
             connection.send(posted(ASK, Origin=origin))
             found = connection.answer()
             assert found.headers.get("access-control-allow-origin") == allowed

@@ -29,6 +29,12 @@ def environment_names() -> list[str]:
     return [name.removeprefix(PREFIX).lower() for name in os.environ if name.startswith(PREFIX)]
 
 
+def bare_environment() -> dict[str, str]:
+    """For a process that must not see our keys."""
+    names = ("PATH", "LD_LIBRARY_PATH", "LANG", "TZ")
+    return {name: os.environ[name] for name in names if name in os.environ}
+
+
 def hub_cache() -> Path:
     """Where Hugging Face's tools put models."""
     if named := os.environ.get("HF_HUB_CACHE"):
@@ -53,6 +59,12 @@ def process_seconds(pid: int) -> float:
     # the second field is the program's name, which may hold anything
     fields = _counts(f"{pid}/stat").rpartition(")")[2].split()
     return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+def address_space_bytes() -> int:
+    """Of this process; 0 where nobody counts."""
+    pages = _counts("self/statm").split()[:1]
+    return sum(map(int, pages)) * os.sysconf("SC_PAGE_SIZE")
 
 
 def child_processes(pid: int) -> list[int]:

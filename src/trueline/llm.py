@@ -61,6 +61,7 @@ class LLMEngine:
             raise UsageError(f"request_id '{request_id}' is in use")
         params.check_model(self.spec.vocab.total, self.config.max_logprobs)
         text, ids = read_prompt(prompt, self.tokenizer, self.spec.vocab.total)
+        params.check_length(len(ids), self.plan.max_model_len)
         request = Answer(request_id, text, ids, params, self.tokenizer)
         added: list[str] = []
         try:

@@ -112,7 +112,7 @@ class Plan:
 
     def _where(self) -> str:
         if not self.device.is_gpu:
-            return f"{self.threads} threads"
+            return "1 thread" if self.threads == 1 else f"{self.threads} threads"
         device, share = self.device, self.limits.memory_share
         how = "captured decode steps" if self.graphs else "eager"
         return (

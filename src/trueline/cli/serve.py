@@ -166,5 +166,5 @@ def _read(file: Path) -> dict[str, Any]:
     return found
 
 
-command = App(name="serve", config=fill_in, default_parameter=Parameter(negative_iterable=()))
+command = App(name="serve", config=fill_in)
 command.default(serve)

@@ -36,6 +36,7 @@ class Ask:
     """Step before which it is added."""
     priority: int = 0
     params: dict[str, Any] = field(default_factory=dict)
+    cache_salt: str | None = None
 
 
 @dataclass
@@ -111,6 +112,7 @@ def _request(i: int, ask: Ask) -> CoreRequest:
         prompt_token_ids=ask.prompt,
         params=SamplingParams(**options),
         priority=ask.priority,
+        cache_salt=ask.cache_salt,
     )
 
 

@@ -22,6 +22,7 @@ import zmq
 
 from trueline.errors import RequestRejected, TruelineError
 from trueline.pauses import no_long_pauses
+from trueline.server.logs import keep_stderr
 from trueline.server.process.messages import (
     Abort,
     Add,
@@ -81,6 +82,7 @@ class Socket:
 
 
 def main(address: str) -> int:
+    keep_stderr()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _end_with_the_parent(Path(address.removeprefix("ipc://")))
