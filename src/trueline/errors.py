@@ -30,6 +30,22 @@ class RequestRejected(TruelineError):
     """A request that could never finish here. The engine lives on."""
 
 
+class EngineBroken(TruelineError):
+    """The engine cannot go on: what was asked of it is lost, and nothing more can be asked."""
+
+    exit_code = 1
+
+
+LONGEST = 1000
+"""Characters of somebody else's error that a client is told; the log has all of them."""
+
+
+def described(error: BaseException) -> str:
+    """An error that is not ours, in one piece."""
+    words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return words if len(words) <= LONGEST else words[: LONGEST - 3] + "..."
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     found = get_close_matches(name, sorted(known), n=1, cutoff=0.7)
     return found[0] if found else None
