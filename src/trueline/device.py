@@ -147,6 +147,14 @@ def mark() -> Callable[[], None]:
     return wait
 
 
+def recover() -> None:
+    """After an error: waits until the GPU has done all that it was given, and gives back memory
+    that nobody uses. Raises where the GPU can do no more, as after an error in a kernel."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
 def compiler() -> str | None:
     """The C++ compiler: CXX, or what is usually there."""
     wanted = os.environ.get("CXX")

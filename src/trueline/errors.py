@@ -42,6 +42,22 @@ def short_repr(value: object) -> str:
     return short(repr(value))
 
 
+class EngineBroken(TruelineError):
+    """The engine cannot go on: what was asked of it is lost, and nothing more can be asked."""
+
+    exit_code = 1
+
+
+LONGEST = 1000
+"""Characters of somebody else's error that a client is told; the log has all of them."""
+
+
+def described(error: BaseException) -> str:
+    """An error that is not ours, in one piece."""
+    words = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+    return short(words, LONGEST)
+
+
 def nearest(name: str, known: Iterable[str]) -> str | None:
     found = get_close_matches(name, sorted(known), n=1, cutoff=0.7)
     return found[0] if found else None

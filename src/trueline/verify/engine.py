@@ -18,6 +18,7 @@ from trueline.engine.core import EngineCore
 from trueline.engine.loading import load_engine
 from trueline.engine.messages import CoreOutput, CoreRequest
 from trueline.engine.params import SamplingParams
+from trueline.errors import EngineBroken
 from trueline.verify.failed import CheckFailed
 
 ORACLE_GATE = 2e-5
@@ -100,9 +101,13 @@ def serve(
 def _step(core: EngineCore) -> list[CoreOutput]:
     """An engine that stops itself has failed the check, whatever it says."""
     try:
-        return core.step()
-    except (RuntimeError, AssertionError, LookupError, ValueError) as error:
-        raise CheckFailed(f"the engine stopped: {error!r}") from error
+        told = core.step()
+    except EngineBroken as error:
+        raise CheckFailed(f"the engine stopped: {error}") from error
+    for news in told:
+        if news.error:
+            raise CheckFailed(f"the engine stopped: {news.error}")
+    return told
 
 
 def _request(i: int, ask: Ask) -> CoreRequest:
