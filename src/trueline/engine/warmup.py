@@ -93,7 +93,7 @@ def _axes(dry: DryRun) -> Iterator[tuple[list[int], Callable[[int], None]]]:
 
     yield points(tokens), forward(lambda n: [(0, n)])
     for context in contexts:  # decode rows of steps that are not captured, and cached prefixes
-        # block tables of long contexts take time to make up, and the choices of kernels are the same
+        # block tables of long contexts take time to make up, and kernels are chosen alike
         rows = points(seqs) if context < LONG else powers(seqs)
         yield rows, forward(lambda n, at=context: [(at, 1)] * n)  # type: ignore[misc]
         most = min(tokens, longest - context)
