@@ -20,8 +20,14 @@ HERE = Path(__file__).parent
 DOCS = HERE.parent / "docs" / "testing.md"
 BEGIN, END = "<!-- make test-cpus -->\n", "<!-- /make test-cpus -->\n"
 OF_OPS = ("trueline.verify.ops", "trueline.verify.bounds")
-LEFT_OUT = ("test_gpu.py", "test_hopper.py", "test_machine_code.py", "test_docs.py")
-"""They need a GPU or compile for one, or have no numbers."""
+LEFT_OUT = (
+    "test_gpu.py",
+    "test_hopper.py",
+    "test_machine_code.py",
+    "test_docs.py",
+    "test_server.py",
+)
+"""They need a GPU or compile for one, have no numbers, or those of LLM."""
 
 
 @dataclass(frozen=True)
