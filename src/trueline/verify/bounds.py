@@ -55,10 +55,11 @@ def norm_bound(width: int) -> float:
 
 def dot_bound(terms: float, size: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Of sums of so many products of `dtype`, whose signs differ. `size` is the root of the sum of
-    a sum's squared products: partial sums grow like it times √(k / n)."""
+    a sum's squared products: about as large are its partial sums, taken for so large from the first
+    on, since a walk may go far out before it comes back."""
     if narrow(dtype):
         return 4 * unit() * (terms / GROUP + AROUND) * size
-    return SURE * unit() * math.sqrt((terms / 2 + 1) / 3) * size
+    return SURE * unit() * math.sqrt((terms + 1) / 3) * size
 
 
 def scattered(size: Tensor, dtype: torch.dtype) -> Tensor:
