@@ -111,7 +111,7 @@ def rms_norm(op: Any, dtype: torch.dtype = torch.float32) -> None:
                 _normed(f"rms_norm, width {width}", op.run(given, weight, eps), given, weight, eps)
             total, normed = op.run_sum(x, x.flip(0), weight, eps)
             require(torch.equal(total, x + x.flip(0)), f"rms_norm, width {width}: the sum")
-            _normed(f"rms_norm of a sum, width {width}", normed, total, weight, eps)
+            _normed(f"rms_norm, of a sum, width {width}", normed, total, weight, eps)
 
 
 def _normed(what: str, ours: Tensor, x: Tensor, weight: Tensor, eps: float) -> None:
@@ -230,7 +230,7 @@ def experts(op: Any, dtype: torch.dtype = torch.float32) -> None:
         held = slice(first, first + 8)
         packed = op.pack(gate_up[held], down[held], torch_mm)
         for tokens in (1, 2, 33):
-            what = f"experts from {first}, {tokens} tokens"
+            what = f"experts, from {first}, {tokens} tokens"
             _experts(op, what, tokens, gate_up, down, held, packed, None)
             times = {(0, 33): 2, (4, 2): 1}.get((first, tokens))
             if times and hasattr(op, "pack_with_shared"):
