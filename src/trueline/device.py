@@ -171,3 +171,23 @@ def cpu_features() -> str:
     except OSError:
         pass
     return torch.backends.cpu.get_cpu_capability()
+
+
+_NARROW = ("avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16")
+ONEDNN_LEVELS = {
+    **dict.fromkeys(("sse41", "avx", "avx2", "avx2_vnni", "avx2_vnni_2"), 0),
+    **dict.fromkeys(("avx512_core", "avx512_core_vnni"), 0),
+    "avx512_core_bf16": 1,
+    **dict.fromkeys(("avx512_core_fp16", "avx10_1_512"), 2),
+    **dict.fromkeys(("avx512_core_amx", "avx10_1_512_amx"), 3),
+    **dict.fromkeys(("avx512_core_amx_fp16", "avx10_1_512_amx_fp16"), 4),
+}
+"""Of the sets above, how many oneDNN may use when it is held to one of its levels by name."""
+
+
+def onednn_features() -> frozenset[str]:
+    """Which of this CPU's 16-bit instruction sets oneDNN multiplies with. ONEDNN_MAX_CPU_ISA (or
+    DNNL_MAX_CPU_ISA) may hold it to fewer; a name that is not listed holds it to nothing."""
+    held = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "all"
+    allowed = _NARROW[: ONEDNN_LEVELS.get(held.lower(), len(_NARROW))]
+    return frozenset(allowed) & frozenset(cpu_features().split())

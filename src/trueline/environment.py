@@ -14,6 +14,11 @@ def cache_directory() -> Path:
     return (Path(root) if root else Path.home() / ".cache") / "trueline"
 
 
+def native_target() -> str:
+    """What the C++ kernels are compiled for: TRUELINE_NATIVE_TARGET, else the machine's own CPU."""
+    return os.environ.get("TRUELINE_NATIVE_TARGET") or "native"
+
+
 def environment_key() -> str | None:
     """The API key of the server that runs here."""
     return os.environ.get("TRUELINE_API_KEY") or None

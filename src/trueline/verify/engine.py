@@ -19,6 +19,7 @@ from trueline.engine.loading import load_engine
 from trueline.engine.messages import CoreOutput, CoreRequest
 from trueline.engine.params import SamplingParams
 from trueline.errors import EngineBroken
+from trueline.verify import bounds
 from trueline.verify.failed import CheckFailed
 
 ORACLE_GATE = 2e-5
@@ -189,6 +190,8 @@ def decode_is_prefill(model: Path, ask: Ask, config: EngineConfig) -> None:
 def _distance(what: str, ours: Tensor, theirs: Tensor, at: list[int], gate: float) -> float:
     off = (ours - theirs).abs().amax(-1)
     worst = int(off.argmax())
+    kind = "engine = reference" if what.startswith("oracle") else "engine, two schedules"
+    bounds.record(kind, float(off.max()) / gate)
     if not bool(off.max() <= gate):  # also when NaN
         raise CheckFailed(
             f"{what}: position {at[worst]}: logprobs differ by {float(off[worst]):.3g}, "
