@@ -4,7 +4,7 @@ lie as far apart: the bits of a small cache. Memory that nobody touches is not t
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -49,10 +49,10 @@ pytestmark = pytest.mark.skipif(not interpreting(), reason="addresses of the int
 
 
 @pytest.fixture(scope="module")
-def far() -> Iterator[Tensor]:
+def far() -> Tensor:
     reserved = getattr(mmap, "MAP_NORESERVE", 0)
     flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | reserved
-    yield torch.frombuffer(mmap.mmap(-1, 4 * NUMBERS, flags=flags), dtype=torch.float32)
+    return torch.frombuffer(mmap.mmap(-1, 4 * NUMBERS, flags=flags), dtype=torch.float32)
 
 
 @pytest.fixture(autouse=True)

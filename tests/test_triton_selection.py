@@ -1,5 +1,5 @@
-"""The indexer's ops by Triton's kernels, interpreted where there is no GPU: every storage, as far as
-the interpreter has its casts from torch (conftest.py). It has no products of bfloat16."""
+"""The indexer's ops by Triton's kernels, interpreted where there is no GPU: every storage, as the
+interpreter has its casts from torch (conftest.py). It has no products of bfloat16."""
 
 from __future__ import annotations
 
