@@ -15,8 +15,8 @@ import tokenizers
 from tokenizers import models, pre_tokenizers
 
 NFC_SHRINKS = 9
-"""Canonical decomposition makes a character shorter by a factor of 3 at most (the Kelvin sign, a K),
-and composition likewise (three Hangul letters, one syllable)."""
+"""Canonical decomposition makes a character shorter by a factor of 3 at most (the Kelvin sign, a
+K), and composition likewise (three Hangul letters, one syllable)."""
 _KEEPS = ("ByteLevel", "Digits", "Split", "Punctuation", "Sequence")
 
 

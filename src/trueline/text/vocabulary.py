@@ -22,7 +22,6 @@ from trueline.errors import UsageError
 from trueline.text.coverage import longest_bytes
 from trueline.text.files import AddedToken
 
-
 FEW = 1024
 """Tokens that are decoded in less time than other threads would notice."""
 

@@ -9,7 +9,15 @@ import msgspec
 
 from trueline.errors import TruelineError
 
+MAX_MESSAGE = 2000
+"""Characters: a message may quote what a client sent, and a log has it too."""
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
+
+
+def shortened(text: str, length: int) -> str:
+    """Without its middle, where it is longer."""
+    half = length // 2
+    return text if len(text) <= length else f"{text[:half]}...{text[-half:]}"
 
 
 class ErrorDetail(msgspec.Struct, frozen=True):
@@ -36,6 +44,7 @@ class ApiError(TruelineError):
         code: str | None = None,
         retry_after: int | None = None,
     ) -> None:
+        message, param = shortened(message, MAX_MESSAGE), param and shortened(param, MAX_MESSAGE)
         super().__init__(message)
         self.status, self.message, self.param, self.code = status, message, param, code
         self.type = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
