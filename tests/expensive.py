@@ -171,7 +171,7 @@ def _together() -> Iterator[Case]:
     yield case(
         "a template",
         chat,
-        lambda s: {"chat_template": "{{ messages }}" + "{%if a%}b{%endif%}" * int(3600 * s)},
+        lambda s: {"chat_template": "{{ messages }}" + "{%if a%}b{%endif%}" * int(1130 * s)},
     )
     yield case(
         "prompt logprobs",
@@ -254,3 +254,26 @@ def _shapes() -> Iterator[Case]:
     yield Case("a long unknown name", path, lambda s: unknown, True, ("is not known",))
     escapes = b'{"prompt":"' + b"\\n" * (FAR // 2)
     yield Case("broken JSON", path, lambda s: escapes, True, ("not JSON",))
+
+
+def huge() -> Iterator[Case]:
+    """Bodies as large as the server takes."""
+    most = (16 << 20) - 1000
+    path, ignored = "/v1/completions", b'{"prompt":"a","max_tokens":1,"user":'
+
+    def case(name: str, body: bytes, *says: str, path: str = path) -> Case:
+        return Case(name, path, lambda share: body, bool(says), says, fills=False)
+
+    yield case("a text", ignored + b'"' + b"a" * most + b'"}')
+    yield case("escapes", ignored + b'"' + b"\\n" * (most // 2) + b'"}')
+    yield case("backslashes", ignored + b'"' + b"\\" * (most // 2 * 2) + b'"}')
+    yield case("quotation marks", ignored + b'"' + b'\\"' * (most // 2) + b'"}')
+    yield case("white space", ignored + b" " * most + b"1}")
+    yield case("commas in a text", ignored + b'"' + b",[{" * (most // 3) + b'"}')
+    yield case("no text at all", b'"' * most, "not JSON")
+    yield case("digits", ignored + b"1" * most + b"}", "number")
+    yield case("a prompt", b'{"prompt":"' + b"a" * most + b'"}', "prompt")
+    yield case("ids", b'{"prompt":[' + b"1," * (most // 2) + b"1]}", "values")
+    yield case("a name", b'{"prompt":"a","' + b"n" * most + b'":1}', "is not known")
+    yield case("a text of too many tokens", b'{"prompt":"' + b"a" * (6 << 20) + b'"}', "prompt",
+               path="/tokenize")  # fmt: skip

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import heartbeat
-from expensive import MAX_LEN, ROUTES, TOKENIZE_CHAT, VOCAB, Case, cases
+from expensive import MAX_LEN, ROUTES, TOKENIZE_CHAT, VOCAB, Case, cases, huge
 from heartbeat import Heart
 from servers import Served, serving
 from trueline.server.protocol.openapi import _REQUESTS
@@ -30,6 +30,8 @@ LONGEST_GAP = 0.1
 GROWTH = 8.0
 """Four times the bytes may cost four times as much, not sixteen times: half way on the scale."""
 TRIES = 3
+MUCH = 1 << 14
+"""Bytes of a request that might hold up others."""
 FLAGS = ("--max-model-len", str(MAX_LEN), "--trust-request-chat-template")
 
 
@@ -127,12 +129,19 @@ def test_the_heart_beats(server: tuple[Served, Heart]) -> None:
     assert not found
 
 
+@pytest.mark.slow
+def test_the_heart_beats_for_the_largest_bodies(server: tuple[Served, Heart]) -> None:
+    served, heart = server
+    gaps = {case.name: min(gap(served, heart, case, 1)[0] for _ in range(TRIES)) for case in huge()}
+    assert max(gaps.values()) < LONGEST_GAP, gaps
+
+
 def test_tokens_keep_coming(server: tuple[Served, Heart]) -> None:
     """Of a stream, while others ask for much."""
     served, heart = server
     stream = Stream(served)
     try:
-        for case in cases():
+        for case in (case for case in cases() if len(case.body(1)) > MUCH):
             seen = stream.frames
             _, cost = gap(served, heart, case, 1)
             assert cost < LONGEST_GAP or stream.frames > seen, case.name

@@ -126,7 +126,8 @@ class JsonVocabulary:
     def encode(self, text: str, with_ends: bool) -> list[int]:
         # of the library's ways in, only those for batches let other threads go on
         (found,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=with_ends)
-        return list(found.ids)
+        ids: list[int] = found.ids
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
         if len(ids) < FEW:

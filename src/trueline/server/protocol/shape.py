@@ -34,9 +34,9 @@ def check_shape(data: bytes, max_values: int) -> None:
             )
         tail = part[-MAX_DIGITS:]
     for given, most, what in (
-        (values, max_values, "values"),
         (nested, MAX_NESTED, "lists and objects"),
         (fractions, MAX_FRACTIONS, "numbers with a fraction or an exponent"),
+        (values, max_values, "values"),
     ):
         if given > most:
             raise bad_request(f"the body has {given} {what}; accepted: up to {most}")
