@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 import heartbeat
-from expensive import MAX_LEN, ROUTES, TOKENIZE_CHAT, VOCAB, Case, cases, huge
+from expensive import MAX_LEN, ROUTES, TOKENIZE_CHAT, VOCAB, Case, cases, field_cases, huge
 from heartbeat import Heart
 from servers import Served, serving
 from trueline.server.protocol.openapi import _REQUESTS
@@ -30,7 +30,7 @@ LONGEST_GAP = 0.1
 GROWTH = 8.0
 """Four times the bytes may cost four times as much, not sixteen times: half way on the scale."""
 TRIES = 3
-MUCH = 1 << 14
+MUCH = 1 << 16
 """Bytes of a request that might hold up others."""
 FLAGS = ("--max-model-len", str(MAX_LEN), "--trust-request-chat-template")
 
@@ -103,6 +103,9 @@ def test_every_body_is_covered() -> None:
     fields = set(TOKENIZE_CHAT.__struct_fields__)
     others = [body.__struct_fields__ for body in ROUTES.values()]
     assert fields <= {name for names in others for name in names}
+    for kind in (str, list[int], dict[str, int] | None, Any):
+        with pytest.raises(AssertionError, match="no limit"):
+            list(field_cases("/v1/completions", "added_later", kind))
 
 
 def test_the_heart_beats(server: tuple[Served, Heart]) -> None:
