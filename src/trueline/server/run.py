@@ -19,6 +19,7 @@ from trueline.config import EngineConfig
 from trueline.environment import environment_key
 from trueline.errors import UsageError
 from trueline.locate import find_model
+from trueline.pauses import no_long_pauses
 from trueline.server.app import build_app
 from trueline.server.config import ServerConfig
 from trueline.server.connection import connection
@@ -40,7 +41,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def run(model: str, engine: EngineConfig, config: ServerConfig) -> int:
     """Until a signal or the engine's end; the exit code."""
     keep_stderr()
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner, no_long_pauses():
         return runner.run(_Life(model, engine, config).whole())
 
 
