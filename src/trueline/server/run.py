@@ -77,7 +77,7 @@ class _Life:
         self.options = engine
         self.logger = start_logs(config.log_format, config.log_level)
         self.signals = 0
-        self.told_at = self.began
+        self.told_phase, self.told_at = "starting", self.began
 
     async def whole(self) -> int:
         self.stopping = asyncio.Event()
@@ -161,10 +161,10 @@ class _Life:
         self.stopping.set()
 
     def _progress(self, progress: Progress) -> None:
-        """Now and then: a large model is loaded in many steps."""
+        """Every phase, and now and then within one: a large model is loaded in many steps."""
         now = time.monotonic()
-        if now - self.told_at >= PROGRESS_SECONDS:
-            self.told_at = now
+        if progress.phase != self.told_phase or now - self.told_at >= PROGRESS_SECONDS:
+            self.told_phase, self.told_at = progress.phase, now
             event(self.logger, "loading", phase=str(progress))
 
     def _tell(self, ready: Ready, url: str) -> None:
