@@ -83,6 +83,16 @@ def test_events_cut_anywhere(size: int) -> None:
     assert [data for chunk in chunks for data in events.feed(chunk)] + events.end() == EVENTS
 
 
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 7, 1000])
+@pytest.mark.parametrize("end", [b"\n", b"\r\n", b"\r"])
+def test_lines_end_in_three_ways(end: bytes, size: int) -> None:
+    wire = end.join((b"data: one", b"", b"data: two", b"data: lines", b"", b"data: three", b""))
+    events = Events()
+    chunks = (wire[i : i + size] for i in range(0, len(wire), size))
+    found = [data for chunk in chunks for data in events.feed(chunk)] + events.end()
+    assert found == [b"one", b"two\nlines", b"three"]
+
+
 def test_an_event_comes_as_soon_as_it_is_whole() -> None:
     events = Events()
     assert events.feed(b"data: a\n\ndata: b") == [b"a"]
