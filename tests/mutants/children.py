@@ -9,6 +9,7 @@ import sys
 import time
 from contextlib import suppress
 from dataclasses import dataclass
+from importlib.metadata import entry_points
 from pathlib import Path
 
 from mutants.listed import ROOT
@@ -22,10 +23,15 @@ import pytest
 import safetensors.torch  # noqa: F401
 import tokenizers  # noqa: F401
 import torch  # noqa: F401
+import transformers
 import triton.language  # noqa: F401
 
+transformers.DeepseekV3ForCausalLM  # noqa: B018 - looked up, it is imported with all it needs
+for plugin in entry_points(group="pytest11"):
+    plugin.load()
+
 # What make test runs: a mutant that only a slow test sees is a survivor.
-ARGUMENTS = ("-p", "no:cacheprovider", "-q", "--tb=no", "-m", "not slow")
+ARGUMENTS = ("-p", "no:cacheprovider", "-p", "mutants.unshrunk", "-q", "--tb=no", "-m", "not slow")
 STRANGE = 99
 """The exit status of a child that has imported something else than its source."""
 
