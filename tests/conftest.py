@@ -13,23 +13,14 @@ import pytest
 import torch
 from hypothesis import HealthCheck, settings
 
+import budget
 from trueline.spec.model import BlockFp8
 from trueline.tiny.configs import change_config, family_config
 from trueline.tiny.make import TinyOptions, make_checkpoint
 
 torch.set_num_threads(1)
 if not torch.cuda.is_available():  # before anything imports Triton
-    os.environ["TRITON_INTERPRET"] = "1"
-    from triton.runtime import interpreter
-
-    patch_tensor = interpreter._patch_lang_tensor
-
-    def patch_index(tensor: Any, scope: Any) -> None:
-        """Its scalars are arrays of one number, which numpy takes for an index no longer."""
-        patch_tensor(tensor, scope)
-        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
-
-    interpreter._patch_lang_tensor = patch_index
+    import interpreter  # noqa: F401
 
 settings.register_profile(
     "default",
@@ -44,6 +35,10 @@ settings.register_profile(
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "default"))
 
 TinyMaker = Callable[..., Path]
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    config.pluginmanager.register(budget)
 
 
 @pytest.fixture(scope="session")

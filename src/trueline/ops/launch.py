@@ -10,8 +10,8 @@ from torch import Tensor
 
 from trueline.device import interpreting, send
 
-# What the interpreter takes for the machine, so that tests cut work as a large GPU would.
-INTERPRETED_SMS = 132
+# What the interpreter takes for the machine: enough to split work, few enough to interpret it.
+INTERPRETED_SMS = 12
 KNOWN_MULTIPLE = 16
 """Kernels are compiled apart for pointers to multiples of so many bytes, and for strides that are
 multiples of so many numbers; of others Triton knows nothing."""

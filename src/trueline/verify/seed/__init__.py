@@ -36,10 +36,14 @@ class Fault:
     attribute: str
     broken: Make
 
+    def place(self) -> Any:
+        """The module or class whose attribute is replaced."""
+        return self.owner.module() if isinstance(self.owner, Running) else self.owner
+
     @contextmanager
     def seeded(self) -> Iterator[None]:
         """The package as it would be with this mistake in it."""
-        owner = self.owner.module() if isinstance(self.owner, Running) else self.owner
+        owner = self.place()
         original = vars(owner)[self.attribute]
         setattr(owner, self.attribute, self.broken(original))
         try:

@@ -1,0 +1,63 @@
+"""Triton's interpreter, mended: what numpy no longer takes, and what it does again for every call.
+
+Imported by conftest.py before anything imports our kernels.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+from functools import cache
+from typing import Any
+
+os.environ["TRITON_INTERPRET"] = "1"
+
+import triton.language as tl
+from triton.runtime import interpreter
+
+_patch_lang = interpreter._patch_lang
+_patch_lang_tensor = interpreter._patch_lang_tensor
+
+
+class _Launch:
+    """The launch that is being interpreted, if any: its scope, and the modules patched for it."""
+
+    scope: Any = None
+    modules: frozenset[str] = frozenset()
+
+
+@cache
+def _modules(function: Any) -> frozenset[str]:
+    values = (value for value in function.__globals__.values() if inspect.ismodule(value))
+    return frozenset(value.__name__ for value in values if value in (tl, tl.core))
+
+
+def _patch_once(function: Any) -> Any:
+    """The interpreter patches `triton.language` again whenever one jitted function calls another,
+    which is half of its time; once a launch is enough."""
+    wanted = _modules(function)
+    if _Launch.scope is None:
+        scope = _patch_lang(function)
+        restore = scope.restore
+
+        def end() -> None:
+            _Launch.scope = None
+            restore()
+
+        scope.restore = end
+        _Launch.scope, _Launch.modules = scope, wanted
+        return scope
+    if not wanted <= _Launch.modules:
+        _Launch.scope._changes += _patch_lang(function)._changes
+        _Launch.modules |= wanted
+    return interpreter._LangPatchScope()
+
+
+def _patch_index(tensor: Any, scope: Any) -> None:
+    """Its scalars are arrays of one number, which numpy takes for an index no longer."""
+    _patch_lang_tensor(tensor, scope)
+    scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+
+interpreter._patch_lang_tensor = _patch_index
+interpreter._patch_lang = _patch_once
