@@ -1,4 +1,5 @@
-"""How requests end in the core: end tokens, and what a broken request leaves behind."""
+"""What the core knows of a request at each step: when it ends, what it leaves behind, which tokens
+came before."""
 
 from __future__ import annotations
 
@@ -64,3 +65,32 @@ def test_positions_that_are_cached_are_scored_too(tiny: Tiny) -> None:
         scores = [score for news in done.outputs[0] for score in news.prompt_scores]
         assert [score.token_id for score in scores] == ask.prompt[1:]
         assert {len(score.top) for score in scores} == {count}
+
+
+@pytest.mark.parametrize(
+    "params",
+    [
+        {"frequency_penalty": 2.0, "presence_penalty": 2.0},
+        {"repetition_penalty": 1.8},
+        {"bad_words": ["ab"], "temperature": 1.0, "seed": 5},
+    ],
+    ids=lambda params: next(iter(params)),
+)
+def test_which_tokens_came_before_is_known_beside_any_neighbour(
+    tiny: Tiny, params: dict[str, object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A step ahead, neighbours do not wait for their tokens; who depends on his own must. Steps are
+    launched as on a GPU, where nobody has fetched the tokens of the one before."""
+    options = {"max_model_len": 100, "num_gpu_blocks_override": 60, "max_num_seqs": 4}
+    few = {"temperature": 0.0, "max_tokens": 16, "ignore_eos": True,
+           "allowed_token_ids": [97, 98, 99]}  # fmt: skip
+    plain = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True)
+    told = []
+    for overlap in (False, True):
+        llm = LLM(tiny("deepseek_v3"), overlap=overlap, **options)
+        core = llm.llm_engine.core
+        monkeypatch.setattr(core.worker, "submit", lambda _, *step, core=core: core._launch(*step))
+        asked = [SamplingParams(**{**few, **params}), plain, plain]
+        told.append([each.outputs[0].token_ids for each in llm.generate(["a", "b", "c"], asked)])
+    assert told[0] == told[1]
+    assert len(set(told[0][0])) > 1
