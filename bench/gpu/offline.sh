@@ -5,13 +5,15 @@
 #   bench/gpu/offline.sh pack [PYTHON_VERSION]   where there is a network: fetch them into .gpu_site
 #   bench/gpu/offline.sh test [pytest options]   on the GPU machine, with .gpu_site copied along
 #   bench/gpu/offline.sh bench [options]         likewise: trueline bench gpu
+#   bench/gpu/offline.sh warmup [MODEL...]       likewise: time to ready, kernels compiled after it
 #   bench/gpu/offline.sh run COMMAND...          likewise: anything else
 set -eu
 cd "$(dirname "$0")/../.."
 SITE=.gpu_site
 SMALL="msgspec cyclopts attrs docstring_parser rich rich-rst docutils markdown-it-py mdurl pygments \
     typing_extensions pytest pytest-xdist execnet iniconfig pluggy packaging hypothesis sortedcontainers \
-    jinja2 markupsafe"
+    jinja2 markupsafe starlette uvicorn uvloop httptools pyzmq prometheus_client anyio h11 idna click \
+    sniffio"
 
 pack() {
     rm -rf "$SITE" && mkdir "$SITE"
@@ -24,7 +26,7 @@ pack() {
     rm -r "$SITE/wheels"
 }
 
-verb=${1:?pack, test, bench or run}
+verb=${1:?pack, test, bench, warmup or run}
 shift
 PYTHON=${PYTHON:-python3}
 # last, so that what the machine has comes first
@@ -40,6 +42,7 @@ test) # the soak begins first; the others share what is left of the GPU
     "$PYTHON" -m trueline.verify.machine_code || failed=1
     exit $failed ;;
 bench) exec "$PYTHON" -m trueline bench gpu "$@" ;;
+warmup) exec "$PYTHON" bench/gpu/warmup.py "$@" ;;
 run) exec "$@" ;;
-*) echo "accepted: pack, test, bench, run" >&2 && exit 2 ;;
+*) echo "accepted: pack, test, bench, warmup, run" >&2 && exit 2 ;;
 esac

@@ -20,6 +20,8 @@ from torch import Tensor
 from trueline.errors import UsageError
 
 LARGE_PAGE = 1 << 21
+META = "meta"
+"""PyTorch's device of tensors without data: shapes, strides and offsets, nothing computed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +51,15 @@ def find_device(wanted: str) -> Device:
         return Device("cuda", torch.cuda.get_device_name(), 1, free, total)
     if wanted == "cuda":
         raise UsageError("device = 'cuda': PyTorch sees no NVIDIA GPU on this machine")
-    # One thread per core that we may use: more only makes them wait for each other.
-    threads = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     free = _free_memory()
-    return Device("cpu", torch.backends.cpu.get_cpu_capability(), threads or 1, free, free)
+    # One thread per core: more only makes them wait for each other.
+    return Device("cpu", torch.backends.cpu.get_cpu_capability(), num_cores(), free, free)
+
+
+def num_cores() -> int:
+    """That we may use."""
+    count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return count or 1
 
 
 def _free_memory() -> int:
@@ -94,8 +101,11 @@ _madvise = _find_madvise()
 def send(values: Tensor, device: torch.device | str) -> Tensor:
     """Of the host's own memory to a device. From pinned memory the copy queues up like a kernel:
     the host does not wait for what is before it."""
-    if values.device.type == torch.device(device).type:
+    to = torch.device(device).type
+    if to == values.device.type:
         return values
+    if to == META:
+        return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
 
 

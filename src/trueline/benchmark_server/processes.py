@@ -59,7 +59,7 @@ class Served:
             [*command, *flags(options)], stderr=subprocess.PIPE, text=True
         )
         self.url = ""
-        self._words: deque[str] = deque(maxlen=20)
+        self._words: deque[str] = deque(maxlen=100)
 
     def wait(self) -> None:
         assert self.process.stderr is not None
@@ -70,6 +70,10 @@ class Served:
                 threading.Thread(target=self._read, daemon=True).start()
                 return
         raise NotStarted(f"the server did not start:\n{''.join(self._words)}".rstrip())
+
+    def said(self, part: str) -> str:
+        """The first line of its last words that has this in it."""
+        return next((line.strip() for line in self._words if part in line), "")
 
     def _read(self) -> None:
         """Whoever writes to a full pipe waits."""

@@ -20,6 +20,7 @@ from trueline.cache.prefix import hash_blocks, prefix_salt
 from trueline.cache.slots import SlotPool
 from trueline.config import EngineConfig
 from trueline.engine.batch import Batch, build_batch
+from trueline.engine.late_kernels import LateKernels
 from trueline.engine.messages import CoreOutput, CoreRequest, TokenScore
 from trueline.engine.request import Request
 from trueline.engine.results import Pending, Result
@@ -80,6 +81,7 @@ class EngineCore:
         self.ended: list[str] = []  # keys, since the last dispatch
         self.outbox: list[CoreOutput] = []
         self.lag = 1 if plan.limits.overlap else 0
+        self.late_kernels = LateKernels()
         self.in_flight: deque[tuple[Step, Future[Result] | Pending]] = deque()
         self.worker = ThreadPoolExecutor(1, thread_name_prefix="trueline-runner")
 

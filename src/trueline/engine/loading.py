@@ -56,14 +56,20 @@ def load_engine(model: Path, config: EngineConfig, progress: Progress | None = N
     decoder = build_decoder(spec, plan, values)
     clock.lap("weights")
     if device.is_gpu:
+        from trueline.engine.warmup import compile_kernels  # needs Triton
+
+        compile_kernels(spec, plan, decoder)
+        clock.lap("kernels")
         plan = make_plan(spec, config, device, measure(spec, plan, decoder))
-        clock.lap("compiling and measuring")
+        clock.lap("measuring")
     runner = Runner(spec, plan, decoder)
     clock.lap("caches")
     if runner.graphs is not None:
         runner.graphs.capture_all()
         clock.lap("graphs")
     core = EngineCore(runner, plan, config, _fingerprint(model, plan))
+    if device.is_gpu:
+        core.late_kernels.watch()
     return Loaded(spec, expected, plan, core, clock.laps)
 
 

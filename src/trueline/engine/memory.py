@@ -3,6 +3,7 @@ ones over a cache just large enough for them."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
@@ -81,15 +82,15 @@ def _prefill(plan: Plan, most: int) -> Batch:
     """One request's, as long as a step may be, over a context of at most so many cached."""
     count = min(plan.limits.max_num_batched_tokens, plan.max_model_len)
     start = min(plan.max_model_len - count, most)
-    return _batch(plan, [(start, count)])
+    return made_up_batch(plan, [(start, count)])
 
 
 def _decode(plan: Plan) -> Batch:
     start = min(plan.max_model_len - 1, LONG)
-    return _batch(plan, [(start, 1)] * plan.limits.max_num_seqs)
+    return made_up_batch(plan, [(start, 1)] * plan.limits.max_num_seqs)
 
 
-def _batch(plan: Plan, rows: list[tuple[int, int]]) -> Batch:
+def made_up_batch(plan: Plan, rows: Sequence[tuple[int, int]]) -> Batch:
     """Rows that share the blocks of a made-up request."""
     size = plan.layout.block_size
     made = []
@@ -99,7 +100,7 @@ def _batch(plan: Plan, rows: list[tuple[int, int]]) -> Batch:
         few = -(-plan.limits.max_num_batched_tokens // size)
         request.block_ids = [1 + i % few for i in range(-(-(start + count) // size))]
         state = RowState(number, number if start else None) if plan.state else None
-        made.append(Row(request, start, count, count == 1, False, state))
+        made.append(Row(request, start, count, count == 1 and start > 0, False, state))
     decode = sum(row.is_decode for row in made)
     step = Step(tuple(made), decode, sum(count for _, count in rows), ())
     known = {"measure": [0] * max(start + count for start, count in rows)}

@@ -8,6 +8,8 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
 
+from trueline.ops.kernel import Launcher
+
 COPIED = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 OPERAND = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
 COPIERS = gl.constexpr(128)
@@ -15,9 +17,12 @@ COPIERS = gl.constexpr(128)
 NOTHING = gl.constexpr(float("-inf"))
 LN_2 = gl.constexpr(0.6931471805599453)
 READER_REGISTERS = gl.constexpr(216)
-LAUNCH = {"num_warps": 4, "maxnreg": 168, "launch_pdl": True}
-"""Registers: an equal share of a multiprocessor's for each of a program's twelve warps; readers
-take more, from those that copy."""
+
+
+def kernel(**options):
+    """`gluon.jit` for what is launched by itself. Registers: an equal share of a multiprocessor's
+    for each of a program's twelve warps; readers take more, from those that copy."""
+    return lambda fn: Launcher(gluon.jit(fn, **options), num_warps=4, maxnreg=168, launch_pdl=True)
 
 
 @gluon.jit

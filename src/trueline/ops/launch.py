@@ -8,7 +8,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from trueline.device import interpreting, send
+from trueline.device import META, interpreting, send
 
 # What the interpreter takes for the machine: enough to split work, few enough to interpret it.
 INTERPRETED_SMS = 12
@@ -35,7 +35,8 @@ def power_of_two(n: int) -> int:
 def num_sms(device: torch.device) -> int:
     if interpreting():
         return INTERPRETED_SMS
-    return torch.cuda.get_device_properties(device).multi_processor_count
+    on = None if device.type == META else device  # of a dry run: the GPU it is for
+    return torch.cuda.get_device_properties(on).multi_processor_count
 
 
 def copied(columns: Iterable[Sequence[int]], device: torch.device) -> list[Tensor]:

@@ -121,6 +121,8 @@ class _Engine(Collector):
             "corrupted_requests": ("Sequences ended by NaN or infinite logits",
                                    stats.num_corrupted),
             "engine_steps": ("Steps", stats.num_steps),
+            "late_kernels": ("GPU kernels compiled after the engine was ready",
+                             stats.num_late_kernels),
         }  # fmt: skip
         for name, (text, value) in gauges.items():
             yield self._one(GaugeMetricFamily, name, text, float(value))

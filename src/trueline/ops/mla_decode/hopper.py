@@ -34,6 +34,7 @@ from trueline.ops.gluon import (
     OPERAND,
     READER_REGISTERS,
     copy_columns,
+    kernel,
     made_barriers,
     signal,
     signal_copied,
@@ -220,7 +221,7 @@ def copy(
             tile += 1
 
 
-@gluon.jit(do_not_specialize=["table_row", "capacity", "slots"])
+@kernel(do_not_specialize=["table_row", "capacity", "slots"])
 def attend_paired(
     q, rows, table, lengths, entries, bounds, out, lse, part_out, part_lse, scale, heads, q_row,
     q_head, table_row, capacity, slots, HEAD_TILES: gl.constexpr, BLOCK: gl.constexpr,

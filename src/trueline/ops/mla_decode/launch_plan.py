@@ -50,6 +50,13 @@ class LaunchPlan:
     """Of a thread at most, so that more programs share a multiprocessor."""
     paired: bool = False
     """Whether two readers share a program's rows (hopper.py)."""
+    most_groups: int = 0
+    """That this GPU has with any rows and contexts: one kernel merges the parts of all."""
+
+    @property
+    def parts(self) -> int:
+        """Of a row, at most."""
+        return max(self.groups, self.most_groups)
 
     @property
     def padded_heads(self) -> int:
@@ -94,8 +101,8 @@ def launch(
     ):
         tile //= 2
     head_tiles = -(-heads // head_tile)
-    groups = max(sms * per_sm // head_tiles, 1)
-    groups = min(groups, max(rows * -(-context // tile), 1))
+    most = max(sms * per_sm // head_tiles, 1)
+    groups = min(most, max(rows * -(-context // tile), 1))
     alone = rows == 1 and head_tile == 64 and context <= BRIEF
     paired = (
         runs_gluon()
@@ -103,8 +110,9 @@ def launch(
         and (head_tile, tile, layout.rope) == (PAIRED_TILE,) * 3
         and layout.latent == 2 * PRODUCT
     )
+    least = 1 if alone else 2
     return LaunchPlan(
-        heads, head_tile, tile, groups, warps, stages, least=1 if alone else 2, paired=paired
+        heads, head_tile, tile, groups, warps, stages, least=least, paired=paired, most_groups=most
     )
 
 

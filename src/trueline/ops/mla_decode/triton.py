@@ -88,10 +88,9 @@ def attend_table(
         table.blocks.stride(0), capacity, work.slots,
     )  # fmt: skip
     if plan.paired:
-        from trueline.ops.gluon import LAUNCH  # what these import is not everywhere
-        from trueline.ops.mla_decode import hopper
+        from trueline.ops.mla_decode import hopper  # what it imports is not everywhere
 
-        hopper.attend_paired[(plan.programs,)](*told, plan.head_tiles, block_size, **LAUNCH)
+        hopper.attend_paired[(plan.programs,)](*told, plan.head_tiles, block_size)
     else:
         attend[(plan.programs,)](
             *told, LATENT=latent, ROPE=layout.rope, L=L,
@@ -102,7 +101,7 @@ def attend_table(
     columns = L if rows * heads >= MANY else min(L, 128)
     merge[(rows, heads, -(-latent // columns))](
         part_out, part_lse, work.rows, out, lse, rows, heads, covered, capacity, work.slots,
-        LATENT=latent, PARTS=power_of_two(plan.groups), AT_ONCE=max(AT_ONCE // columns, 1),
+        LATENT=latent, PARTS=power_of_two(plan.parts), AT_ONCE=max(AT_ONCE // columns, 1),
         COLUMNS=columns, num_warps=4,
     )  # fmt: skip
     return out, lse

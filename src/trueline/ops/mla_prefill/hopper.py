@@ -24,6 +24,7 @@ from trueline.ops.gluon import (
     OPERAND,
     READER_REGISTERS,
     copy_columns,
+    kernel,
     made_barriers,
     signal,
     signal_copied,
@@ -221,7 +222,7 @@ def copy(
         signal_copied(v_full.index(buffer))
 
 
-@gluon.jit(do_not_specialize=["entries", "total", "state_first", "words"])
+@kernel(do_not_specialize=["entries", "total", "state_first", "words"])
 def attend_paired(
     of_q_nope, of_q_rope, of_keys, of_ropes, of_values, tiles, bits, out, state, state_lse, scale,
     entries, heads, total, state_first, words, nope_row, nope_head, rope_row, rope_head,

@@ -230,12 +230,11 @@ def _expanded(
         )  # fmt: skip
         programs = (len(run.tiles) * count,)
         if plan.paired:
-            from trueline.ops.gluon import LAUNCH  # what these import is not everywhere
-            from trueline.ops.mla_prefill import hopper
+            from trueline.ops.mla_prefill import hopper  # what it imports is not everywhere
 
             hopper.attend_paired[programs](
                 q_nope, q_rope, keys, ropes, values, run.tiles, run.tiles if bits is None else bits,
-                *told, HEADS=plan.heads, CHOSEN=bits is not None, **LAUNCH,
+                *told, HEADS=plan.heads, CHOSEN=bits is not None,
             )  # fmt: skip
             continue
         attend[programs](

@@ -1,4 +1,6 @@
-"""Rows are cut into chunks of tokens, a program each; a last program per row joins its chunks."""
+"""Rows are cut into chunks of tokens, a program each; a last program per row joins its chunks.
+Columns of numbers per row come in one buffer, one after the other: how they are aligned depends on
+the number of rows, and is not specialized on."""
 
 # mypy: ignore-errors
 from __future__ import annotations
@@ -130,7 +132,7 @@ def _near_best(logits, stride, first, vocab_size, peak, warmth, floor, key,
     return winner, tl.sum(close, 0) != 1
 
 
-@kernel
+@kernel(do_not_specialize_on_alignment=["temperature", "seed", "position", "min_p"])
 def noisy(
     logits, row_stride, stride, most, temperature, seed, position, min_p, values, ids, vocab_size,
     CHUNK: tl.constexpr, TILE: tl.constexpr, CHUNKS: tl.constexpr,
@@ -171,7 +173,7 @@ def noisy(
     tl.store(ids + to, winner)
 
 
-@kernel
+@kernel(do_not_specialize_on_alignment=["temperature"])
 def settle(
     most,
     ids,

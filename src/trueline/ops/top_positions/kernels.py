@@ -55,7 +55,7 @@ def _threshold(
     return low.to(tl.int32), topk - at_high, tl.minimum(total, topk)
 
 
-@kernel(do_not_specialize=["source_row"])
+@kernel(do_not_specialize=["source_row"], do_not_specialize_on_alignment=["lengths"])
 def select(
     scores, row_stride, lengths, source, source_row, out, topk,
     PADDED: tl.constexpr, CHUNK: tl.constexpr, PART: tl.constexpr, SLOTS: tl.constexpr,

@@ -117,6 +117,8 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     num_hit_tokens: int = 0
     num_corrupted: int = 0
     """Requests ended because their logits were NaN or infinite."""
+    num_late_kernels: int = 0
+    """Compiled after the engine was ready."""
     last_step_seconds: float = 0.0
     step_seconds: float = 0.0
     step_counts: list[int] = []

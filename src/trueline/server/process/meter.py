@@ -74,6 +74,7 @@ class Meter:
             num_query_tokens=pool.num_query_tokens,
             num_hit_tokens=pool.num_hit_tokens,
             num_corrupted=self.num_corrupted,
+            num_late_kernels=self.core.late_kernels.count,
             last_step_seconds=self.last_step_seconds,
             step_seconds=self.step_seconds,
             step_counts=list(self.step_counts),
