@@ -11,7 +11,6 @@ import pytest
 import torch
 
 from trueline.config import EngineConfig
-from trueline.device import interpreting
 from trueline.engine import inputs
 from trueline.engine.loading import load_engine
 from trueline.errors import UsageError
@@ -180,13 +179,6 @@ def test_ops_can_be_chosen(op: str, name: str, model: Path) -> None:
     done = run(model, asks, BASE, ops={op: name})
     oracle(model, asks, done)
     assert done.core.plan.choices[op].name == name
-
-
-@pytest.mark.skipif(not interpreting(), reason="on a GPU they run by themselves")
-def test_kernels_for_a_gpu_can_be_interpreted(model: Path) -> None:
-    ops = ("index_write", "index_scores", "top_positions", "sampling")
-    asks = [Ask(prompt(31), 2)]
-    oracle(model, asks, run(model, asks, BASE, ops=dict.fromkeys(ops, "triton")))
 
 
 @pytest.mark.parametrize("limit", [1, 400, 5000])

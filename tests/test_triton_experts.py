@@ -10,7 +10,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from trueline import LLM, SamplingParams
 from trueline.layers.decoder import Decoder
 from trueline.ops.experts import reference, triton
 from trueline.ops.experts.triton import Launch, Tiles
@@ -151,20 +150,3 @@ def test_launch_follows_the_batch() -> None:
     assert [cut(n) for n in (1, 16, 64, 256, 4096)] == [
         ("few", 16), ("sorted", 16), ("sorted", 16), ("sorted", 32), ("sorted", 128),
     ]  # fmt: skip
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ["deepseek_v2", "bailing_moe_v2_5"])
-def test_in_a_model(family: str, tiny: Any) -> None:
-    """The shared expert with the routed ones where it fits, beside them where it does not; and
-    logits made by the router itself."""
-    prompts = [{"prompt_token_ids": [5, 6, 7, 8, 9, 10]}, {"prompt_token_ids": [3, 4]}]
-    params = SamplingParams(max_tokens=3, temperature=0, logprobs=1)
-
-    def logprobs(ops: dict[str, str]) -> list[list[float]]:
-        made = LLM(str(tiny(family)), ops=ops).generate(prompts, params)
-        rows = [request.outputs[0].logprobs for request in made]
-        return [[max(p.logprob for p in place.values()) for place in row or []] for row in rows]
-
-    ours = logprobs({"route": "triton", "experts": "triton"})
-    assert torch.allclose(torch.tensor(ours), torch.tensor(logprobs({})), rtol=0, atol=1e-5)

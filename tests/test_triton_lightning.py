@@ -4,10 +4,8 @@ edge; whole sizes are slow."""
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -19,15 +17,12 @@ from torch import Tensor
 
 from implementations import lightning_dims
 from trueline.cache.state import StateStore, StateView
-from trueline.config import EngineConfig
 from trueline.ops.launch import can_copy, refusals
 from trueline.ops.lightning import StateRow, StateTable, cpu, kernels
 from trueline.ops.lightning import triton as lightning
 from trueline.ops.lightning.triton import NO_SLOT, DecodeLaunch, PrefillLaunch
-from trueline.verify.engine import Ask, oracle, run
 from trueline.verify.ops import lightning as checks
 from trueline.verify.ops import randn
-from trueline.verify.schedules import prompt
 
 WIDE = DecodeLaunch(values=64, warps=4)
 SMALL = PrefillLaunch(chunk=16, values=64, warps=4, stages=1, programs=264)
@@ -152,15 +147,6 @@ def test_states_are_rounded_where_they_are_written(kept: torch.dtype) -> None:
         for each in (view, plain):
             checks.run(op(), each, t, 0, stop, chunk)
         assert torch.equal(view.state[1], plain.state[1].to(kept))
-
-
-def test_in_the_engine(tiny: Callable[..., Path]) -> None:
-    """All that a linear layer consists of but its products; a mixed step and a snapshot."""
-    model = tiny("bailing_moe_v2_5")
-    config = EngineConfig(max_model_len=64, max_num_seqs=2, num_gpu_blocks_override=20)
-    asks = [Ask(prompt(18), 2), Ask(prompt(5), 2, arrives=1)]
-    ops = ("lightning", "linear_inputs", "gated_norm", "rope", "rms_norm", "latent_write")
-    oracle(model, asks, run(model, asks, config, ops=dict.fromkeys(ops, "triton")))
 
 
 # -- rows ------------------------------------------------------------------------------

@@ -1,5 +1,5 @@
-"""The indexer's ops by Triton's kernels, interpreted where there is no GPU. The interpreter knows
-neither bfloat16 nor fp8: those storages are checked on a GPU alone."""
+"""The indexer's ops by Triton's kernels, interpreted where there is no GPU: every storage, as the
+interpreter has its casts from torch (conftest.py). It has no products of bfloat16."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trueline.cache.index import IndexStore, IndexView
-from trueline.cache.layout import IndexLayout
+from trueline.cache.layout import KINDS, IndexLayout
 from trueline.ops.index_scores import reference as scores_reference
 from trueline.ops.index_scores import triton as scores_op
 from trueline.ops.index_write import triton as write_op
@@ -81,6 +81,21 @@ def test_scores_of_any_shape(
     prepared = scores_op.prepare(rows, view, FULL, topk=0, share=share)
     check_scores(scores_op.run(q, weights, view, prepared), q, weights, view, rows)
     assert all(map(torch.equal, before, (q, weights, view.bytes)))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [torch.float32, NARROW])
+@pytest.mark.parametrize("storage", ["float32", "bfloat16", "float16", "e4m3fn"])
+def test_scores_of_every_storage(storage: str, dtype: torch.dtype, kind: str) -> None:
+    """Alone, beside runs, and from a table on the device: scales are read in each."""
+    view, blocks = sequences([40, 3, 69], 16, storage, kind)
+    single = SparseRows((Run(blocks[2], 69), Run(blocks[1], 3), Run(blocks[0], 40)))
+    mixed = SparseRows((Run(blocks[2], 69), Run(blocks[0], 36, 5)))
+    for rows, given in ((single, single), (mixed, mixed), (single, Table.of(single))):
+        n = len(rows.lengths)
+        q, weights = randn(n, 2, 16, seed=2).to(dtype), randn(n, 2, seed=3)
+        prepared = scores_op.prepare(given, view, FULL, topk=0)
+        check_scores(scores_op.run(q, weights, view, prepared), q, weights, view, rows)
 
 
 @pytest.mark.parametrize("how", [scores_op.Launch(16, 1, 4, 1), scores_op.Launch(32, 3, 4, 2)])
@@ -166,7 +181,8 @@ def test_a_step_without_rows() -> None:
 
 
 @pytest.mark.parametrize(("storage", "dtype"), [("float32", torch.float32), ("float16", NARROW),
-                                                ("float32", NARROW)])  # fmt: skip
+                                                ("float32", NARROW), ("e4m3fn", NARROW),
+                                                ("bfloat16", torch.float32)])  # fmt: skip
 def test_index_write(storage: str, dtype: torch.dtype) -> None:
     numbers, queries = OP_CHECKS["index_write"]
     numbers.run(write_op, dtype, (storage,))

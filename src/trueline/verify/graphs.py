@@ -43,12 +43,20 @@ ASKS = [
 ]
 
 
+# Of those, requests whose answers end a block or more: the next turn of a chat finds them cached.
+CHATS = (0, 2, 4)
+
+
 def graph_is_eager(subject: Subject) -> None:
     """The same tokens and logits, with NaN in all that nobody owns; and what padded rows make of it
-    is finite, so that they have read none of it."""
+    is finite, so that they have read none of it. Whatever captured steps leave (cache rows, index
+    keys, states, snapshots) is read by the next turn of a chat, which equals a cold one."""
     config = replace(base(subject), block_size=5, poison=True)
     eager = run(subject.model, ASKS, config, enforce_eager=True)
-    same("graph = eager", captured(subject, replace(config, overlap=True)), eager)
+    first, second, turns = captured(subject, replace(config, overlap=True))
+    same("graph = eager", first, eager)
+    cold = run(subject.model, turns, config, enforce_eager=True, enable_prefix_caching=False)
+    same("graph = eager, second turn", second, cold)
 
 
 def any_heads(subject: Subject) -> None:
@@ -73,7 +81,8 @@ def heads_are_padded(heads: int) -> None:
         same_attention(f"any heads: {heads}, contexts {lengths}", ours, exact, q.dtype)
 
 
-def captured(subject: Subject, config: EngineConfig) -> Run:
+def captured(subject: Subject, config: EngineConfig) -> tuple[Run, Run, list[Ask]]:
+    """Two turns on one engine, and what the second asked."""
     on_gpu = find_device(config.device).is_gpu
     core = load_engine(subject.model, config).core if on_gpu else emulated(subject, config)
     graphs = core.runner.graphs
@@ -82,11 +91,16 @@ def captured(subject: Subject, config: EngineConfig) -> Run:
     graphs.run = _watched(graphs, sizes)  # type: ignore[method-assign]
     try:
         done = serve(core, ASKS)
+        turns = [Ask([*ASKS[i].prompt, *done.tokens[i], 7, 9], 1) for i in CHATS]
+        again = serve(core, turns)
     finally:
         core.close()
     if len({size for size, _ in sizes}) < 3 or not any(size > rows for size, rows in sizes):
         raise CheckFailed(f"graph = eager: only {sorted(sizes)} (size, rows) were seen")
-    return done
+    answered = [cached > len(ASKS[i].prompt) for i, cached in zip(CHATS, again.cached, strict=True)]
+    if not all(answered):
+        raise CheckFailed(f"graph = eager: second turns found only {again.cached} tokens cached")
+    return done, again, turns
 
 
 def emulated(subject: Subject, config: EngineConfig) -> EngineCore:
