@@ -1,4 +1,4 @@
-"""Kernels keep scratch memory from call to call: what one call leaves there shows in none after it."""
+"""Kernels keep scratch memory: what one call leaves there shows in none after it."""
 
 from __future__ import annotations
 
