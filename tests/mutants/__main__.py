@@ -171,6 +171,8 @@ def _verdict(mutant: Mutant, status: int | None, output: str) -> tuple[str, str]
         return (page.HUNG if mutant.hangs else page.OUT_OF_TIME), ""
     if status == 0:
         return page.SURVIVED, ""
+    if status < 0:  # memory that is not its own, say: red on any machine that notices
+        return page.CRASHED, signal.Signals(-status).name
     # The name of a case may hold blanks; the reason comes after " - ".
     red = re.search(r"^(?:FAILED|ERROR) tests/(.+?::.+?)(?: - .*)?$", output, re.MULTILINE)
     if status != TESTS_FAILED or red is None:

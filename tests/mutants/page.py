@@ -10,9 +10,9 @@ from mutants.listed import ROOT, Mutant
 
 FILE = ROOT / "docs" / "mutants.md"
 START, END = "<!-- made by make mutants -->", "<!-- end of what it made -->"
-KILLED, HUNG, SURVIVED = "killed", "killed (hangs)", "**survived**"
+KILLED, HUNG, CRASHED, SURVIVED = "killed", "killed (hangs)", "killed (crashes)", "**survived**"
 OUT_OF_TIME, NOT_RUN = "**out of time**", "**not run**"
-DEAD = (KILLED, HUNG)
+DEAD = (KILLED, HUNG, CRASHED)
 
 
 def outcomes() -> dict[str, tuple[str, str]]:
