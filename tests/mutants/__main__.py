@@ -176,7 +176,8 @@ def _verdict(mutant: Mutant, status: int | None, output: str) -> tuple[str, str]
     # The name of a case may hold blanks; the reason comes after " - ".
     red = re.search(r"^(?:FAILED|ERROR) tests/(.+?::.+?)(?: - .*)?$", output, re.MULTILINE)
     if status != TESTS_FAILED or red is None:
-        raise CannotRun(f"{mutant.id}: pytest ended with {status}:\n{output[-3000:]}")
+        print(f"{mutant.id}: pytest ended with {status}:\n{output[-2000:]}", flush=True)
+        return page.NOT_RUN, ""
     return page.KILLED, red[1].replace("|", "/")
 
 
