@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TINY := tiny/deepseek_v3
 
-.PHONY: run serve test test-full mutants lint docs clean
+.PHONY: run serve test test-full test-cpus mutants lint docs clean
 
 run: $(INSTALLED) $(TINY)
 	@echo "A tiny model with random weights: right numbers, meaningless text."
@@ -29,6 +29,10 @@ test: lint
 
 test-full: lint
 	HYPOTHESIS_PROFILE=full $(BIN)/pytest -n 2
+
+# The numeric tests under other instruction sets; CPUS="--only AVX2 --write" passes options on.
+test-cpus: $(INSTALLED)
+	$(BIN)/python tests/cpus.py $(CPUS)
 
 # Also: make mutants OPTIONS="--area text", --only ID, --changed main, --write-docs, --help
 mutants: $(INSTALLED)

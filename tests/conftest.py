@@ -1,4 +1,5 @@
-"""Fixtures every test may use. One torch thread per worker: two workers share two cores."""
+"""Fixtures every test may use. One torch thread per worker, as two workers share two cores;
+`make test-cpus` asks for others."""
 
 from __future__ import annotations
 
@@ -19,9 +20,9 @@ from trueline.spec.model import BlockFp8
 from trueline.tiny.configs import change_config, family_config
 from trueline.tiny.make import TinyOptions, make_checkpoint
 
-torch.set_num_threads(1)
+torch.set_num_threads(int(os.environ.get("TEST_THREADS", "1")))
 if not torch.cuda.is_available():  # before anything imports Triton
-    import interpreter  # noqa: F401
+    import interpreter
 
     FLOATS = {
         "fp8e4nv": torch.float8_e4m3fn,

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from trueline.errors import UsageError
-from trueline.text.chat import _compiled, _environment, render_chat
+from trueline.text.chat import render_chat
+from trueline.text.templates import _compiled, _environment
 from trueline.text.tokenizer import Tokenizer
 
 Tiny = Callable[..., Path]

@@ -12,6 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from trueline import plan
 from trueline.config import EngineConfig
 from trueline.layers.feedforward import MoE
 from trueline.verify.engine import Ask, run
@@ -60,8 +61,11 @@ def test_choices_are_those_of_float64(
         return made
 
     monkeypatch.setattr(MoE, "_route", watched)
+    # on a CPU that is faster in float32 too
+    monkeypatch.setattr(plan, "choose_compute_dtype", lambda storage, device: (storage, "asked"))
     config = EngineConfig(max_model_len=64, num_gpu_blocks_override=20, dtype=dtype, ops=ops)
     run(model, [Ask(prompt(40), 2)], config)
+    assert {x.dtype for _, x, _ in seen} == {getattr(torch, dtype)}
     order = list(dict.fromkeys(id(moe) for moe, _, _ in seen))
     assert len(order) == len(layers)
     sure = 0

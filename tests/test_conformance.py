@@ -83,6 +83,15 @@ def forgotten_tail(prefill: Function) -> Function:
     return broken
 
 
+def from_float16(run: Function) -> Function:
+    """All numbers have lost the last half of their digits: the smallest mistake there is."""
+
+    def less(x: Any) -> Any:
+        return x.half().float() if isinstance(x, Tensor) and x.dtype == torch.float32 else x
+
+    return lambda *given, **named: run(*map(less, given), **named)
+
+
 def of_the_count(run: Function) -> Function:
     """The last bit depends on how many rows there are."""
     return lambda x, *rest, **named: run(x, *rest, **named) * (1 + 2.0**-22 * (len(x) % 7))
@@ -176,7 +185,15 @@ def no_ties(sample: Function) -> Function:
     return lambda logits, rows: sample(logits + 1e-9 * torch.arange(logits.shape[1]), rows)
 
 
+ROUNDED = {
+    **dict.fromkeys(("linear", "head_product", "mlp", "rms_norm", "rope", "latent_write"), "run"),
+    **dict.fromkeys(("mla_decode", "mla_prefill", "sparse_mla", "index_scores", "experts"), "run"),
+    **dict.fromkeys(("linear_inputs", "gated_norm", "index_write"), "run"),
+    "lightning": "prefill",
+}
 MISTAKES = [
+    *(Mistake("digits of float16", op, OP_CHECKS[op][0].what, function, from_float16)
+      for op, function in ROUNDED.items()),
     Mistake("rounded products", "linear", "numbers", "run",
             lambda run: lambda x, packed: run(x.bfloat16().float(), packed)),
     Mistake("bits of the count", "linear", "bits", "run", of_the_count),

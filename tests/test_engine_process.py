@@ -503,12 +503,10 @@ def test_a_killed_engine_is_heard_of_at_once(own: Callable[..., Running]) -> Non
         await until(lambda: client.stats.num_generated_tokens > 20)
         assert client.pid is not None
         os.kill(client.pid, signal.SIGKILL)
-        start = time.monotonic()
         for result in await asyncio.gather(*readers, return_exceptions=True):
             assert isinstance(result, EngineDead)
             assert str(result) == "the engine process was killed by SIGKILL"
-        assert time.monotonic() - start < 1
-        await asyncio.wait_for(client.died.wait(), 1)
+        await asyncio.wait_for(client.died.wait(), PATIENCE)
         assert (client.state, client.reason, client.pid) == ("dead", str(result), None)
         assert len((await anext(unread)).token_ids) > 0  # what came before
         with pytest.raises(EngineDead):
@@ -586,7 +584,7 @@ def test_deaths_of_long_ago_do_not_count(
 
 def test_a_hung_engine_is_killed(own: Callable[..., Running]) -> None:
     """It lives, and does nothing."""
-    running = own(silence=4.0)
+    running = own(silence=PATIENCE)
 
     async def work() -> None:
         client = running.client
@@ -595,23 +593,23 @@ def test_a_hung_engine_is_killed(own: Callable[..., Running]) -> None:
         await anext(stream)
         assert client.pid is not None
         os.kill(client.pid, signal.SIGSTOP)
-        start = time.monotonic()
-        with pytest.raises(EngineDead, match="said nothing for 4 s; it was killed"):
+        await asyncio.sleep(0.5)  # what was on its way
+        client._heard -= PATIENCE
+        with pytest.raises(EngineDead, match="said nothing for 20 s; it was killed"):
             await read(stream)
-        assert 2.9 < time.monotonic() - start < 12
-        await asyncio.wait_for(client.died.wait(), 1)
-        assert client.reason == "the engine had work and said nothing for 4 s; it was killed"
+        await asyncio.wait_for(client.died.wait(), PATIENCE)
+        assert client.reason == "the engine had work and said nothing for 20 s; it was killed"
 
     running.do(work())
 
 
 def test_an_idle_engine_may_be_silent(own: Callable[..., Running]) -> None:
-    running = own(silence=3.0)
+    running = own(silence=PATIENCE)
 
     async def work() -> None:
         client = running.client
         await client.start()
-        await asyncio.sleep(4.0)
+        client._heard -= 2 * PATIENCE
         stream = client.generate([ask("after a while", 5)])
         client._look()
         assert await tokens(stream)
@@ -722,7 +720,7 @@ def test_killed_or_stopped_while_loading(own: Callable[..., Running]) -> None:
         # the same client can be started again, and stopped before it is there
         starting = asyncio.ensure_future(running.client.start())
         await asyncio.sleep(0.1)
-        await asyncio.wait_for(running.client.stop(PATIENCE), 5)
+        await asyncio.wait_for(running.client.stop(PATIENCE), 2 * PATIENCE)
         with pytest.raises(EngineFailed):
             await starting
         assert (running.client.state, running.client.pid) == ("stopped", None)

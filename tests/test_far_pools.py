@@ -34,7 +34,7 @@ from trueline.ops.registry import implementation, refusals
 from trueline.ops.rms_norm import triton as rms_norm
 from trueline.ops.rope import triton as rope
 from trueline.ops.route import triton as route
-from trueline.ops.sparse_rows import Run, SparseRows
+from trueline.ops.sparse_rows import Run, SparseRows, Table
 from trueline.verify.ops import randn
 from trueline.verify.ops.linear_layer import PARTS
 from trueline.verify.ops.parts import ROUTERS
@@ -155,12 +155,17 @@ def test_keys_of_the_last_blocks(far: Tensor, storage: str, kind: str) -> None:
     cells, one = torch.tensor([21, 127, 3]), torch.ones(16)
     turn = {"cos": torch.ones(3, 2), "sin": torch.zeros(3, 2), "pairing": "pairs", "rope": None}
     q, weights = randn(2, 2, 16, seed=1), randn(2, 2, seed=2)
-    made, written = [], []
+    made: list[list[Tensor]] = []
+    written = []
     for view, first in index_pools(far, layout):
         runs = SparseRows((Run([first + 7, first + 2], 30), Run([first + 5], 9)))
-        prepared = index_scores.prepare(runs, view, FULL, topk=0)
-        scores = index_scores.run(q, weights, view, prepared)
-        made.append([scores[0, :30], scores[1, :9]])
+        table = Table.of(runs)
+        captured = Table(table.blocks.int(), table.run, table.lengths.int())
+        made.append([])
+        for rows in (runs, captured):
+            prepared = index_scores.prepare(rows, view, FULL, topk=0)
+            scores = index_scores.run(q, weights, view, prepared)
+            made[-1] += [scores[0, :30], scores[1, :9]]
         there = cells + first * layout.block_size
         index_write.run(randn(3, 16), view, there, norm=one, bias=one, eps=0.1, **turn)
         written.append([view.read(there)])

@@ -15,11 +15,11 @@ from torch import Tensor
 from trueline.cache.state import StateStore, StateView
 from trueline.ops.lightning import StateRow, cpu, reference
 from trueline.ops.registry import GPU_NAMES, OPS, implementation
+from trueline.verify import bounds
+from trueline.verify.ops import lightning as checks
 from trueline.verify.ops import randn
 
-GATE = 1e-6
-"""Largest error of a row, relative to what its terms would add up to without cancelling."""
-SCALE = 0.37
+SCALE = checks.SCALE
 LENGTH = 300
 # Heads, and their unequal prime dims.
 SHAPES = {1: (13, 11), 3: (37, 41), 6: (11, 13), 16: (5, 7)}
@@ -42,6 +42,10 @@ class Data:
 
     def __getitem__(self, part: slice) -> tuple[Tensor, Tensor, Tensor]:
         return self.q[part], self.k[part], self.v[part]
+
+    @property
+    def tokens(self) -> checks.Tokens:
+        return checks.Tokens(self.q, self.k, self.v, self.slopes)
 
     def map(self, function: Any) -> Data:
         return Data(function(self.q), function(self.k), function(self.v), self.slopes)
@@ -81,25 +85,21 @@ def run(op: Any, view: StateView, d: Data, start: int, stop: int, chunk: int = 0
 
 @cache
 def exact(heads: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Outputs, what their terms add up to without signs, and the last state."""
-    d = data(heads)
-    d = Data(d.q.double(), d.k.double(), d.v.double(), d.slopes)
+    """Outputs, how far from them each may be, and the last state."""
+    d = data(heads).map(Tensor.double)
     view = empty(d, 0, dtype=torch.float64)
     out = run(reference, view, d, 0, LENGTH, LENGTH)
-    size = run(reference, view, d.map(torch.abs), 0, LENGTH, LENGTH, slot=2)
-    return out, size, view.state[1]
+    return out, checks.out_bound(d.tokens, out, torch.float32), view.state[1]
 
 
-def assert_close(ours: Tensor, wanted: Tensor, size: Tensor, gate: float = GATE) -> None:
-    assert ours.shape == wanted.shape
-    assert ours.isfinite().all()
-    worst = ((ours.double() - wanted).norm(dim=-1) / size.norm(dim=-1)).max()
-    assert worst <= gate, f"row error {worst:.2e}"
+def assert_close(ours: Tensor, wanted: Tensor, off: Tensor) -> None:
+    checks.within("lightning", ours, wanted, off)
 
 
-def assert_states_close(ours: Tensor, wanted: Tensor, gate: float = GATE) -> None:
+def assert_states_close(ours: Tensor, wanted: Tensor, d: Data, stop: int, tail: int = 0) -> None:
     """Head by head: [heads, dk, dv]."""
-    assert_close(ours.flatten(1), wanted.flatten(1), wanted.double().flatten(1), gate)
+    off = checks.state_bound(d.tokens, stop, tail, torch.float32)
+    checks.within("lightning, states", ours.flatten(1), wanted.flatten(1), off.flatten(1))
 
 
 def slots_equal(view: StateView, a: int, other: StateView, b: int) -> bool:
@@ -113,14 +113,14 @@ def slots_equal(view: StateView, a: int, other: StateView, b: int) -> bool:
 @each_form
 @pytest.mark.parametrize("heads", SHAPES)
 def test_any_chunks_equal_the_recurrence(op: Any, tail: int, heads: int) -> None:
-    d, (wanted, size, state) = data(heads), exact(heads)
+    d, (wanted, off, state) = data(heads), exact(heads)
     before = [x.clone() for x in (d.q, d.k, d.v)]
     # the reference is slow, and its chunks cannot differ much
     for chunk in (0, *CHUNKS) if op is not reference else (0, 7):
         view = empty(d, tail)
-        assert_close(run(op, view, d, 0, LENGTH, chunk), wanted, size)
+        assert_close(run(op, view, d, 0, LENGTH, chunk), wanted, off)
         if not tail:
-            assert_states_close(view.state[1], state)
+            assert_states_close(view.state[1], state, d, LENGTH)
     assert all(torch.equal(x, y) for x, y in zip((d.q, d.k, d.v), before, strict=True))
 
 
@@ -128,11 +128,11 @@ def test_any_chunks_equal_the_recurrence(op: Any, tail: int, heads: int) -> None
 @pytest.mark.parametrize(("first", "second"), list(product(NAMES, repeat=2)))
 @pytest.mark.parametrize("cut", [1, 8, 64, 70])
 def test_one_goes_on_where_another_stopped(tail: int, first: str, second: str, cut: int) -> None:
-    d, (wanted, size, _) = data(), exact(3)
+    d, (wanted, off, _) = data(), exact(3)
     view = empty(d, tail)
     for name, start, stop in ((first, 0, cut), (second, cut, 140)):
         out = run(implementation("lightning", name), view, d, start, stop, stop - start)
-        assert_close(out, wanted[start:stop], size[start:stop])
+        assert_close(out, wanted[start:stop], off[start:stop])
 
 
 @each_op
@@ -141,9 +141,9 @@ def test_decay_so_strong_that_its_inverse_overflows(op: Any, tail: int) -> None:
     d = data(6, 130)
     d = Data(*d[slice(None)], torch.tensor([0.0, 1.4, 5, 20, 88, 1000]))
     wanted = run(reference, empty(d, 0, dtype=torch.float64), d.map(Tensor.double), 0, 130, 130)
-    size = run(reference, empty(d, 0), d.map(torch.abs), 0, 130, 130)
+    off = checks.out_bound(d.tokens, wanted, torch.float32)
     for chunk in (0, 1, 63, 130):
-        assert_close(run(op, empty(d, tail), d, 0, 130, chunk), wanted, size)
+        assert_close(run(op, empty(d, tail), d, 0, 130, chunk), wanted, off)
 
 
 @each_op
@@ -159,11 +159,14 @@ def test_decay_alone(op: Any, slopes: tuple[float, ...], steps: int) -> None:
     for chunk in (0, 1):
         view = empty(d, 0)
         run(op, view, d, 0, steps, chunk)
-        assert_states_close(view.state[1], wanted, 5e-6)
+        drift = bounds.chain_bound(steps) * wanted.abs()
+        checks.within(
+            "lightning, drift", view.state[1].flatten(1), wanted.flatten(1), drift.flatten(1)
+        )
 
 
 def test_long_rows_go_in_spans(monkeypatch: pytest.MonkeyPatch) -> None:
-    d, (wanted, size, _) = data(), exact(3)
+    d, (wanted, off, _) = data(), exact(3)
     for tail, most in product((0, 64), (1, 2 * 3 * 48 * 48)):
         whole, view = empty(d, tail), empty(d, tail)
         row = StateRow(0, None, 1, ((130, 2), (128, 3)))
@@ -172,7 +175,7 @@ def test_long_rows_go_in_spans(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(cpu, "SPAN", most)  # a tile, or two, at a time
         assert torch.equal(cpu.prefill(*d[slice(None)], view, row, **given), out)
         monkeypatch.undo()
-        assert_close(out, wanted, size)
+        assert_close(out, wanted, off)
         assert all(slots_equal(view, slot, whole, slot) for slot in (1, 2, 3))
 
 
@@ -188,7 +191,7 @@ def test_long_rows_go_in_spans(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_only_named_slots_are_read_and_written(
     op: Any, tail: int, start: int, count: int, own: bool
 ) -> None:
-    d, (wanted, size, _) = data(), exact(3)
+    d, (wanted, off, _) = data(), exact(3)
     view, stop = empty(d, tail, 6), start + count
     if start:
         run(op, view, d, 0, start, start, slot=2)
@@ -198,7 +201,7 @@ def test_only_named_slots_are_read_and_written(
     before = [part.clone() for part in view.parts]
     given = {"slopes": d.slopes, "scale": SCALE}
     out = op.prefill(*d[slice(start, stop)], view, row, **given)
-    assert_close(out, wanted[start:stop], size[start:stop])
+    assert_close(out, wanted[start:stop], off[start:stop])
     assert slots_equal(view, slot, view, 3)
     for part, old in zip(view.parts, before, strict=True):
         assert part[[slot, 3]].isfinite().all()
@@ -222,7 +225,7 @@ def test_snapshots_are_what_a_run_that_stopped_there_leaves(op: Any, tail: int) 
         if tail:
             assert slots_equal(view, 3 + i, stopped, 1)
         else:
-            assert_states_close(view.state[3 + i], stopped.state[1])
+            assert_states_close(view.state[3 + i], stopped.state[1], d, p)
     assert slots_equal(view, 2, view, 3 + len(places) - 1)
 
 
@@ -232,11 +235,12 @@ def test_the_first_token_starts_from_zeros_on_any_slot(op: Any, tail: int) -> No
     d = data()
     q, k, v = d[slice(0, 1)]
     wanted = SCALE * (q.double() * k).sum(-1, keepdim=True) * v
+    off = checks.out_bound(checks.Tokens(q, k, v, d.slopes), wanted, torch.float32)
     for chunk in (0, 1):
         view = empty(d, tail)  # never used
-        assert_close(run(op, view, d, 0, 1, chunk), wanted, wanted)
+        assert_close(run(op, view, d, 0, 1, chunk), wanted, off)
         run(op, view, d, 0, 100, 50)  # used by a request that is gone
-        assert_close(run(op, view, d, 0, 1, chunk), wanted, wanted)
+        assert_close(run(op, view, d, 0, 1, chunk), wanted, off)
         assert all(part[1].isfinite().all() for part in view.parts)
 
 
@@ -245,7 +249,7 @@ def test_the_first_token_starts_from_zeros_on_any_slot(op: Any, tail: int) -> No
 def test_decode_of_mixed_rows(op: Any, tail: int) -> None:
     """Shuffled slots; own and other sources, one of them read by three rows, one of which writes
     it; a row from zeros; snapshots; padded rows on the null slot, which holds NaN."""
-    d, (wanted, size, _) = data(), exact(3)
+    d, (wanted, off, _) = data(), exact(3)
     starts = {5: 63, 9: 64, 2: 7, 7: 0, 3: 100, 8: 100, 4: 100, 0: 1}
     sources = {5: 5, 9: 1, 2: 2, 7: None, 3: 4, 8: 4, 4: 4, 0: 0}
     taken = {9: 10, 4: 11, 7: 12}
@@ -261,14 +265,14 @@ def test_decode_of_mixed_rows(op: Any, tail: int) -> None:
     at = [starts[s] for s in names]
     out = op.decode(d.q[at], d.k[at], d.v[at], view, op.prepare(rows), **given)
     live = [i for i, s in enumerate(names) if s]
-    assert_close(out[live], wanted[at][live], size[at][live])
+    assert_close(out[live], wanted[at][live], off[at][live])
     for slot in set(names) - {0}:
         fresh = empty(d, tail)
         run(op, fresh, d, 0, starts[slot] + 1, 50)
         if tail:
             assert slots_equal(view, slot, fresh, 1)
         else:
-            assert_states_close(view.state[slot], fresh.state[1])
+            assert_states_close(view.state[slot], fresh.state[1], d, starts[slot] + 1)
     assert all(slots_equal(view, slot, view, copy) for slot, copy in taken.items())
     assert all(part[[6, 13, 14]].isnan().all() for part in view.parts)
 
@@ -279,7 +283,7 @@ def test_decode_of_mixed_rows(op: Any, tail: int) -> None:
 def test_decode_in_slots_that_follow_each_other_or_not(
     op: Any, tail: int, slots: tuple[int, ...]
 ) -> None:
-    d, (wanted, size, _) = data(), exact(3)
+    d, (wanted, off, _) = data(), exact(3)
     view, starts = empty(d, tail, 6), [5, 64, 63]
     for start, slot in zip(starts, slots, strict=True):
         run(op, view, d, 0, start, start, slot=slot)
@@ -287,7 +291,7 @@ def test_decode_in_slots_that_follow_each_other_or_not(
         rows = [StateRow(start, slot, slot) for start, slot in zip(at, slots, strict=True)]
         given = {"slopes": d.slopes, "scale": SCALE}
         out = op.decode(d.q[at], d.k[at], d.v[at], view, op.prepare(rows), **given)
-        assert_close(out, wanted[at], size[at])
+        assert_close(out, wanted[at], off[at])
 
 
 def test_rows_that_cannot_be_are_refused() -> None:
@@ -404,10 +408,13 @@ def test_inputs_may_be_narrow() -> None:
     d = data().map(Tensor.bfloat16)
     for tail in FORMS.values():
         wanted = run(cpu, empty(d, tail), d.map(Tensor.float), 0, 70, 70)
+        off = 2 * checks.out_bound(
+            checks.Tokens(*d[slice(70)], d.slopes), wanted, torch.float32
+        )  # both are sums
         for chunk in (0, 70):
             out = run(cpu, empty(d, tail), d, 0, 70, chunk)
             assert out.dtype == torch.bfloat16
-            assert_close(out, wanted.double(), wanted, 2**-8)
+            assert_close(out, wanted.double(), bounds.stored(wanted, torch.bfloat16) + off)
 
 
 @pytest.mark.parametrize("tail", [0, 16])

@@ -15,6 +15,15 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai.types.chat.chat_completion_stream_options_param import (
+    ChatCompletionStreamOptionsParam as StreamOptions,
+)
+from openai.types.chat.completion_create_params import (
+    CompletionCreateParamsBase as ChatCreateParams,
+)
+from openai.types.completion_create_params import (
+    CompletionCreateParamsBase as CompletionCreateParams,
+)
 
 from trueline.engine.params import REALS, WHOLES, SamplingParams
 from trueline.errors import UsageError
@@ -33,6 +42,7 @@ from trueline.server.protocol import (
 )
 from trueline.server.protocol.bodies import SAMPLING, ChatBody, CompletionBody, Ignored
 from trueline.text.chat import check_messages
+from trueline.text.template_process import TemplateProcess
 from trueline.text.tokenizer import Tokenizer
 from trueline.tiny.tokenizer import write_tokenizer
 
@@ -101,7 +111,8 @@ BAD_BOTH: list[tuple[str, Any, str, str]] = [
     ("skip_special_tokens", "no", "skip_special_tokens", "true or false"),
     ("include_stop_str_in_output", 0, "include_stop_str_in_output", "true or false"),
     ("prompt_logprobs", 21, "prompt_logprobs", "up to 20; --max-logprobs"),
-    ("prompt_logprobs", -1, "prompt_logprobs", "up to 20"),
+    ("prompt_logprobs", -1, "prompt_logprobs", "all 300 tokens: accepted: up to 20"),
+    ("prompt_logprobs", -2, "prompt_logprobs", "-1 for all where that is -1"),
     ("priority", 1.5, "priority", "whole number"),
     ("priority", 2**63, "priority", "64 bits"),
     ("cache_salt", "", "cache_salt", "not empty"),
@@ -112,9 +123,17 @@ BAD_BOTH: list[tuple[str, Any, str, str]] = [
     ("return_token_ids", [], "return_token_ids", "true or false"),
     ("model", 5, "model", "found a whole number; accepted: a text"),
     ("temprature", 1, "temprature", "nearest known name is 'temperature'"),
-    ("use_beam_search", True, "use_beam_search", "not known"),
+    ("use_beam_search", True, "use_beam_search", "not offered yet; accepted: null or false"),
     ("guided_json", {}, "guided_json", "not offered yet"),
     ("reasoning_effort", "low", "reasoning_effort", "not offered yet"),
+    ("reasoning_effort", "none", "reasoning_effort", "not offered yet; accepted: null"),
+    ("verbosity", "low", "verbosity", "not offered yet; accepted: null or"),
+    ("modalities", ["text", "audio"], "modalities", 'not offered yet; accepted: null or ["text"]'),
+    ("modalities", [], "modalities", "not offered yet"),
+    ("functions", [{"name": "f"}], "functions", "not offered yet"),
+    ("function_call", {"name": "f"}, "function_call", "not offered yet"),
+    ("prediction", {"type": "content"}, "prediction", "not offered yet"),
+    ("include_reasoning", False, "include_reasoning", "not offered yet"),
 ]
 BAD_COMPLETION = [
     ("prompt", None, "prompt", "a text"),
@@ -153,7 +172,7 @@ BAD_CHAT = [
     ("chat_template", "x", "chat_template", "--trust-request-chat-template"),
     ("chat_template_kwargs", {"messages": []}, "chat_template_kwargs.messages", "request itself"),
     ("chat_template_kwargs", [], "chat_template_kwargs", "an object"),
-    ("parallel_tool_calls", True, "parallel_tool_calls", "not offered yet"),
+    ("parallel_tool_calls", "no", "parallel_tool_calls", "not offered yet"),
     ("prompt", "a", "prompt", "not known"),
     ("echo", True, "echo", "not known"),
 ]
@@ -251,7 +270,7 @@ def test_every_sampling_field_arrives() -> None:
 def test_bounds_are_taken(bound: tuple[Any, ...]) -> None:
     """The very numbers that SamplingParams says are accepted."""
     name, low, high, *_ = bound
-    free = msgspec.structs.replace(LIMITS, max_logprobs=-1, max_sequences=high)
+    free = msgspec.structs.replace(LIMITS, max_logprobs=-1, max_sequences=high, max_model_len=2**64)
     for value in (low, high):
         if value != math.inf and value <= (LIMITS.vocab_size if "logprobs" in name else high):
             more = {"max_tokens": value} if name == "min_tokens" and value else {}
@@ -278,8 +297,33 @@ def test_null_is_absent_and_harmless_fields_are_ignored(body: Any) -> None:
     ignored = {name: {"any": ["thing"]} for name in Ignored.__struct_fields__}
     assert {"user", "metadata", "store", "service_tier"} <= set(ignored)
     assert read(**ignored) == read()
-    nothing = {"tools": [], "tool_choice": "auto", "response_format": {"type": "text"}}
-    assert chat(**nothing) == chat()
+    nothing = {
+        "tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "functions": [],
+        "function_call": "none", "modalities": ["text"], "verbosity": "medium",
+        "use_beam_search": False, "include_reasoning": True,
+    }  # fmt: skip
+    assert read(**nothing) == read()
+    for either in (True, False):  # of no tools, none are called at once
+        assert read(parallel_tool_calls=either) == read()
+    assert chat(top_logprobs=0, logprobs=False) == chat()
+    options = {"include_obfuscation": False, "include_usage": None}
+    assert read(stream=True, stream_options=options) == read(stream=True)
+
+
+@pytest.mark.parametrize("kind", [CompletionCreateParams, ChatCreateParams])
+def test_every_field_of_the_official_client_may_be_null(kind: Any) -> None:
+    """Of both requests in both endpoints: some SDKs have one object for all."""
+    fields = set(kind.__annotations__) - {"prompt", "messages"}
+    assert len(fields) > 14
+    for read, body in ((completion, CompletionBody), (chat, ChatBody)):
+        for field in fields & set(body.__struct_fields__):
+            assert read(**{field: None}) == read(), field
+    read, body = (
+        (completion, CompletionBody) if "prompt" in kind.__annotations__ else (chat, ChatBody)
+    )
+    assert fields <= set(body.__struct_fields__)
+    options = dict.fromkeys(StreamOptions.__annotations__)
+    assert read(stream=True, stream_options=options) == read(stream=True)
 
 
 def test_other_fields_arrive() -> None:
@@ -296,6 +340,14 @@ def test_other_fields_arrive() -> None:
     assert completion(logprobs=3).params.prompt_logprobs is None
     assert chat(logprobs=True).logprobs == chat(logprobs=True, top_logprobs=0).logprobs == 0
     assert chat(logprobs=False).params.logprobs is None
+
+
+@pytest.mark.parametrize("asked", [None, False, True])
+@pytest.mark.parametrize("each", [None, False, True])
+def test_usage_in_every_chunk_only_with_usage(asked: bool | None, each: bool | None) -> None:
+    options = {"include_usage": asked, "continuous_usage_stats": each}
+    request = completion(stream=True, stream_options=options)
+    assert (request.include_usage, request.continuous_usage) == (bool(asked), bool(asked and each))
 
 
 def test_scoring_asks_the_engine_for_one_token() -> None:
@@ -342,6 +394,31 @@ def test_completion_prompts(tokenizer: Tokenizer) -> None:
     assert (error.param, error.code) == ("prompt", "context_length_exceeded")
 
 
+@pytest.mark.parametrize("num_prompt", [1, 30, 63])
+def test_an_answer_longer_than_there_is_room_for(tokenizer: Tokenizer, num_prompt: int) -> None:
+    room = LIMITS.max_model_len - num_prompt
+
+    def prompts(**fields: Any) -> Any:
+        request = completion(prompt=[5] * num_prompt, **fields)
+        return completion_prompts(request, tokenizer, LIMITS)
+
+    for fields in ({"max_tokens": room}, {"max_tokens": None}, {"max_tokens": 0}, {}):
+        prompts(**fields)
+    prompts(max_tokens=room, min_tokens=room)
+    for asked in (room + 1, 2**40):
+        error = refused(prompts, max_tokens=asked)
+        assert (error.status, error.param) == (400, "max_tokens")
+        assert error.code == "context_length_exceeded"
+        told = f"the prompt has {num_prompt} tokens, and max_model_len = 64 leaves {room}"
+        assert (told if asked < 64 else "up to 63, which leaves one") in error.message
+    ids = chat_prompt(chat(), tokenizer, LIMITS)[1]
+    for name in ("max_tokens", "max_completion_tokens", "min_tokens"):
+        room = LIMITS.max_model_len - len(ids)
+        chat_prompt(chat(**{name: room}), tokenizer, LIMITS)
+        error = refused(chat_prompt, chat(**{name: room + 1}), tokenizer, LIMITS)
+        assert (error.param, error.code) == (name, "context_length_exceeded")
+
+
 def test_chat_prompt(tokenizer: Tokenizer) -> None:
     text, ids = chat_prompt(chat(), tokenizer, LIMITS)
     assert text == "<|begin|><|user|>hi<|end|><|assistant|>"
@@ -385,15 +462,18 @@ def test_deep_messages(tokenizer: Tokenizer) -> None:
 
 
 def test_templates_of_requests(tokenizer: Tokenizer) -> None:
-    trusting = msgspec.structs.replace(LIMITS, request_templates=True)
+    trusting, process = msgspec.structs.replace(LIMITS, request_templates=True), TemplateProcess()
     fields = {"chat_template": "{{ bos_token }}{{ x }}", "chat_template_kwargs": {"x": "y"}}
-    assert chat_prompt(chat(trusting, **fields), tokenizer, LIMITS)[0] == "<|begin|>y"
+    assert chat_prompt(chat(trusting, **fields), tokenizer, LIMITS, process)[0] == "<|begin|>y"
+    special = {"chat_template": "{{ bos_token }}", "chat_template_kwargs": {"bos_token": "mine"}}
+    assert chat_prompt(chat(trusting, **special), tokenizer, LIMITS, process)[0] == "mine"
     blind = chat(trusting, chat_template="x", continue_final_message=True, messages=MESSAGES)
-    assert refused(chat_prompt, blind, tokenizer, LIMITS).param == "continue_final_message"
+    assert refused(chat_prompt, blind, tokenizer, LIMITS, process).param == "continue_final_message"
     broken = chat(trusting, chat_template="{{ 1 / 0 }}")
-    assert refused(chat_prompt, broken, tokenizer, LIMITS).param == "messages"
+    assert refused(chat_prompt, broken, tokenizer, LIMITS, process).param == "messages"
     empty = chat(trusting, chat_template="{{ '' }}")
-    assert refused(chat_prompt, empty, tokenizer, LIMITS).param == "messages"
+    assert refused(chat_prompt, empty, tokenizer, LIMITS, process).param == "messages"
+    process.close()
 
 
 def test_tokenize_and_back(tokenizer: Tokenizer) -> None:

@@ -20,7 +20,7 @@ from trueline.device import interpreting
 from trueline.engine.params import SamplingParams
 from trueline.errors import UsageError
 from trueline.ops.sampling import RowState, Sampled, build_rows, cpu, reference, triton
-from trueline.verify.ops.sampling import EOS, alone_or_together, hard_logits, row, same
+from trueline.verify.ops.sampling import EOS, GATE, alone_or_together, hard_logits, row, same
 from trueline.verify.ops.sampling import draw as checked_draw
 
 IMPLEMENTATIONS = [cpu, reference, *([triton] if interpreting() else [])]
@@ -63,7 +63,7 @@ def states(draw: Any, vocab_size: int) -> RowState:
 def test_cpu_is_the_reference(data: Any) -> None:
     rows = data.draw(st.lists(states(7), min_size=1, max_size=5))
     logits = hard_logits(len(rows), 7, data.draw(st.integers(0, 10**6)))
-    same(draw(logits, rows), draw(logits, rows, reference), tolerance=1e-6)
+    same(draw(logits, rows), draw(logits, rows, reference), tolerance=GATE)
 
 
 @given(data=st.data())
@@ -74,7 +74,7 @@ def test_cpu_is_the_reference_with_a_large_vocabulary(data: Any) -> None:
         replace(state, params=msgspec.structs.replace(state.params, logprobs=4)) for state in rows
     ]
     logits = hard_logits(len(rows), 5003, data.draw(st.integers(0, 10**6)))
-    same(draw(logits, rows), draw(logits, rows, reference), tolerance=1e-6)
+    same(draw(logits, rows), draw(logits, rows, reference), tolerance=GATE)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16, torch.float64])
@@ -92,7 +92,7 @@ def test_dtypes_and_strides(dtype: torch.dtype) -> None:
         row(temperature=0, logit_bias={3: 1.0}),
     ]
     same(draw(view, rows), draw(view.contiguous(), rows))
-    same(draw(view, rows), draw(view, rows, reference), tolerance=1e-6)
+    same(draw(view, rows), draw(view, rows, reference), tolerance=GATE)
     assert not draw(view, rows).bad.any()
 
 
@@ -198,10 +198,10 @@ def test_logprobs_are_raw(op: ModuleType) -> None:
         sampled = draw(logits, [row(**{"temperature": 0, "logprobs": 4, **change})], op)
         assert sampled.tokens.tolist() == [0]
         assert sampled.ranks.tolist() == [4]
-        assert float(sampled.logprobs[0]) == pytest.approx(float(wanted[0]), abs=1e-6)
+        assert float(sampled.logprobs[0]) == pytest.approx(float(wanted[0]), rel=GATE)
         assert sampled.top_ids.tolist() == [[1, 2, 3, 0]]
         assert sampled.top_logprobs[0].tolist() == pytest.approx(
-            wanted[[1, 2, 3, 0]].tolist(), abs=1e-6
+            wanted[[1, 2, 3, 0]].tolist(), rel=GATE
         )
     tied = draw(logits, [row(temperature=0, logprobs=0, allowed_token_ids=[3])], op)
     assert tied.ranks.tolist() == [2]
@@ -227,7 +227,7 @@ def test_scores_of_given_tokens(op: ModuleType) -> None:
             assert (scored.top_ids[i] == -1).all()
             continue
         chosen = float(wanted[i, i])
-        assert float(scored.logprobs[i]) == pytest.approx(chosen, abs=1e-6)
+        assert float(scored.logprobs[i]) == pytest.approx(chosen, rel=GATE)
         assert scored.ranks[i] == 1 + (logits[i] > logits[i, i]).sum()
         assert (
             scored.top_ids[i].tolist()
@@ -241,9 +241,9 @@ def test_logprobs_of_a_large_vocabulary_are_exact() -> None:
     scored = cpu.score(logits, torch.arange(40), 2)
     wanted = logits.double().log_softmax(-1)
     chosen = wanted.gather(1, torch.arange(40)[:, None])[:, 0]
-    torch.testing.assert_close(scored.logprobs.double(), chosen, rtol=1e-7, atol=0)
+    torch.testing.assert_close(scored.logprobs.double(), chosen, rtol=GATE, atol=0)
     best = wanted.topk(2).values
-    torch.testing.assert_close(scored.top_logprobs.double(), best, rtol=1e-7, atol=0)
+    torch.testing.assert_close(scored.top_logprobs.double(), best, rtol=GATE, atol=0)
 
 
 # Bad rows

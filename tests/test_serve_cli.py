@@ -130,3 +130,18 @@ def test_keys(tmp_path: Path) -> None:
     for other in (None, b"", b"one", b"Basic one", b"Bearer", b"Bearer ", b"Bearer onetwo"):
         assert not keys.admit(other), other
     assert read_keys(None, None).admit(None)
+
+
+@pytest.mark.parametrize(
+    "verb",
+    ["serve", "generate", "inspect", "score", "make-tiny", "complete", "chat", "bench serve",
+     "bench server", "bench gpu"],
+)  # fmt: skip
+def test_help_has_no_option_for_an_empty_list(
+    verb: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        main([*verb.split(), "--help"])
+    told = capsys.readouterr().out
+    assert "--" in told
+    assert "--empty" not in told

@@ -16,6 +16,7 @@ from openai import OpenAI
 
 from servers import Served, serving
 from trueline import LLM, SamplingParams
+from trueline.verify.engine import BAND
 
 Tiny = Callable[..., Path]
 KEY = "s3cret-of-the-test"
@@ -117,14 +118,14 @@ def test_logprobs_are_those_of_llm(client: OpenAI, llm: LLM) -> None:
     whole = client.completions.create(**asked, extra_body=more).choices[0]
     wanted = [offline.outputs[0].logprobs[i][t].logprob
               for i, t in enumerate(offline.outputs[0].token_ids)]  # fmt: skip
-    assert whole.logprobs.token_logprobs == pytest.approx(wanted, abs=1e-5)
+    assert whole.logprobs.token_logprobs == pytest.approx(wanted, abs=BAND)
     assert whole.token_ids == offline.outputs[0].token_ids
     assert whole.prompt_token_ids == offline.prompt_token_ids
     assert len(whole.prompt_logprobs) == len(offline.prompt_token_ids)
     scored = client.completions.create(**asked | {"max_tokens": 0, "echo": True}).choices[0]
     told = zip(offline.prompt_logprobs[1:], offline.prompt_token_ids[1:], strict=True)
     own = [found[token].logprob for found, token in told]
-    assert scored.logprobs.token_logprobs[1:] == pytest.approx(own, abs=1e-5)
+    assert scored.logprobs.token_logprobs[1:] == pytest.approx(own, abs=BAND)
     messages = [{"role": "user", "content": "hi"}]
     told = client.chat.completions.create(model="tiny", messages=messages, max_tokens=3,
                                           logprobs=True, top_logprobs=4)  # fmt: skip

@@ -9,6 +9,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from trueline.server.app import Door, build_app
 from trueline.server.config import ServerConfig
@@ -75,3 +77,31 @@ def test_the_document_has_the_routes_there_are() -> None:
     keyed = {path for path, told in document.items() if "security" in next(iter(told.values()))}
     assert keyed == routes - OPEN
     assert {path for path in routes if path.startswith("/v1/")} <= keyed
+
+
+PRINTABLE = st.characters(min_codepoint=33, max_codepoint=126)
+
+
+@given(
+    keys=st.lists(
+        st.text(PRINTABLE, min_size=1, max_size=120), min_size=1, max_size=3, unique=True
+    ),
+    which=st.integers(0, 2),
+    place=st.integers(0, 120),
+    letter=PRINTABLE,
+)
+def test_a_key_is_known_by_every_character(
+    keys: list[str], which: int, place: int, letter: str
+) -> None:
+    """One changed, one more, one less, at any place: another key."""
+    known, key = Keys(keys), keys[which % len(keys)]
+    place = min(place, len(key))
+    head, tail = key[:place], key[place:]
+    others = {head + letter + tail, head + letter + tail[1:], head + tail[1:], key.swapcase(),
+              key + key, "", key[: len(key) // 2]}  # fmt: skip
+    assert known.admit(f"Bearer {key}".encode())
+    for other in others - set(keys):
+        assert not known.admit(f"Bearer {other}".encode()), "almost is not enough"
+    for form in (key, f"Basic {key}", f"Bearer{key}", ""):
+        assert not known.admit(form.encode())
+    assert not known.admit(None)

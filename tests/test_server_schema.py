@@ -55,6 +55,7 @@ RULES = {
     r"top_logprobs: accepted: where logprobs is true": "two fields",
     r"stream_options: accepted: where stream is true": "two fields",
     r"max_completion_tokens = \d+: max_tokens": "two fields",
+    r"(max_tokens|max_completion_tokens|min_tokens) = \d+: the prompt has": "in tokens",
     r"continue_final_message": "two fields, and what the template shows",
     r"chat_template_kwargs\.\w+: accepted: as a field": "a name of another field",
 }
@@ -64,7 +65,7 @@ RULES = {
 @pytest.fixture(scope="module")
 def server(tiny: Tiny) -> Iterator[Served]:
     """Its limits keep every request short."""
-    flags = ("--max-model-len", "48", "--max-sequences", "4", "--served-model-name", "tiny")
+    flags = ("--max-model-len", "48", "--max-sequences", "64", "--served-model-name", "tiny")
     with serving(tiny("deepseek_v3"), *flags) as served:
         yield served
         assert served.metric("trueline:num_requests_running") == 0

@@ -25,25 +25,25 @@ from trueline.ops.index_scores import reference as scores_reference
 from trueline.ops.mla_decode import DecodeRows
 from trueline.ops.registry import NEEDS, OPS, implementation, reasons
 from trueline.ops.registry import runnable as names
-from trueline.ops.sparse_mla import reference as attention_reference
 from trueline.ops.sparse_rows import Run, SparseRows, Table
 from trueline.ops.top_positions import reference as top_reference
 from trueline.plan import make_plan
-from trueline.verify.ops.attention import LSE_GATE, PREFILL_GATE
-from trueline.verify.ops.data import H, L, R, close, randn
+from trueline.verify.bounds import product, softmax
+from trueline.verify.ops import attended
+from trueline.verify.ops.attention import same_attention
+from trueline.verify.ops.data import H, L, R, randn, within
 from trueline.verify.sparse import (
     DIM,
     FULL,
-    INDEX_HEADS,
-    SCORE_GATE,
     TILINGS,
     TOPK,
     Step,
+    each_within,
     hard_scores,
     mixed_step,
     queries,
+    score_bound,
     selections,
-    terms,
 )
 
 
@@ -81,19 +81,19 @@ def one_sequence(
 @pytest.mark.parametrize(("heads", "dim"), [(1, 5), (3, 16), (4, 37), (5, 128), (16, 13), (17, 31)])
 def test_scores_of_any_shape(module: str, storage: str, heads: int, dim: int) -> None:
     op = runnable("index_scores", module)
-    view, blocks, keys = one_sequence(70, dim, storage)
+    view, blocks, _ = one_sequence(70, dim, storage)
     rows = SparseRows((Run(blocks, 66, 5),))
     q = randn(dim + 1, heads, 5, seed=2).permute(2, 1, 0)[..., 1:]  # strided
     weights = randn(heads, 5, seed=3).T
     before = [x.clone() for x in (q, weights, view.bytes)]
     exact = scores_reference.run(q, weights, view, (rows, 0))
-    size = (weights.abs() * q.norm(dim=-1)).sum(1, keepdim=True) * keys.norm(dim=-1)
+    held = scores_reference.read_keys(view, blocks, 70)
+    accepted = score_bound(q, weights, held)
     for tiling in TILINGS:
         ours = op.run(q, weights, view, op.prepare(rows, view, tiling, topk=0))
         assert torch.equal(ours == -torch.inf, exact == -torch.inf)
         seen = exact != -torch.inf
-        off = (ours - exact)[seen].abs()
-        assert bool((off <= SCORE_GATE * size.double()[seen]).all())
+        each_within("index_scores, any shape", ours[seen], exact[seen], accepted[seen])
     assert all(map(torch.equal, before, (q, weights, view.bytes)))
 
 
@@ -154,11 +154,13 @@ def test_scores_around_the_edges_of_tiles(module: str, topk: int) -> None:
     q, weights = randn(130, 3, 16, seed=2), randn(130, 3, seed=3)
     run = Run(blocks, 1, 130)
     ours = op.run(q, weights, view, op.prepare(SparseRows((run,)), view, FULL, topk=topk))
-    exact = torch.einsum("th,ths->ts", weights, torch.einsum("thd,sd->ths", q, keys).relu())
+    dots = torch.einsum("thd,sd->ths", q.double(), keys.double()).relu()
+    exact = torch.einsum("th,ths->ts", weights.double(), dots)
     seen = torch.ones(130, 130).tril().bool()
     seen[:topk] = False
     assert torch.equal(ours != -torch.inf, seen)
-    assert (ours - exact)[seen].abs().max() < 2e-5
+    accepted = score_bound(q, weights, keys)
+    each_within("index_scores, edges of tiles", ours[seen], exact[seen], accepted[seen])
     alone = SparseRows(tuple(Run(blocks, length) for length in range(1, 131)))
     assert torch.equal(op.run(q, weights, view, op.prepare(alone, view, FULL, topk=topk)), ours)
 
@@ -382,17 +384,12 @@ def test_sparse_mla(module: str, tiling: Any, block_size: int, heads: int) -> No
     q = randn(heads, n, L + R + 2, seed=9).transpose(0, 1)[..., 1:-1]  # strided
     positions = selections(step)["some"].T.contiguous().T
     before = [q.clone(), positions.clone()]
-    exact, exact_lse = attention_reference.run(
-        q.double(), step.latent, step.rows, positions, softmax_scale=0.21
-    )
+    exact = attended.listed(q, step.latent, step.rows, positions, 0.21)
     prepared = op.prepare(step.rows, step.latent, tiling)
     out, lse = op.run(q, step.latent, prepared, positions, softmax_scale=0.21)
     none = torch.tensor(step.rows.lengths) == 0
     assert none.any()
-    assert (out[none] == 0).all()
-    assert (lse[none] == -torch.inf).all()
-    close("rows", out[~none], exact[~none], PREFILL_GATE)
-    assert (lse - exact_lse)[~none].abs().max() < LSE_GATE
+    same_attention("sparse_mla, strided", (out, lse), exact, torch.float32)
     assert torch.equal(q, before[0])
     assert torch.equal(positions, before[1])
 
@@ -503,18 +500,13 @@ def test_the_whole_chain_is_masked_attention() -> None:
                 scores = weights[row].double() @ dots
                 keep = torch.zeros(length, dtype=torch.bool)
                 keep[scores.topk(min(TOPK, length)).indices] = True
-                rows = step.latent.rows[step.cells(i)[:length]].double()
-                logits = (0.2 * q[row].double() @ rows.T).masked_fill(~keep, -torch.inf)
-                close("rows", out[row], logits.softmax(-1) @ rows[:, :L], PREFILL_GATE)
+                rows = step.latent.rows[step.cells(i)[:length]][keep].double()
+                logits = 0.2 * q[row].double() @ rows.T
+                off = 0.2 * product(q[row], rows, torch.float32)
+                accepted, _ = softmax(logits, off, rows[:, :L])
+                wanted = logits.softmax(-1) @ rows[:, :L]
+                within("sparse_mla, the whole chain", out[row], wanted, accepted[:, None])
             row += 1
-
-
-def test_terms_bound_every_score() -> None:
-    step = mixed_step(PLAIN)
-    q, weights = queries(step)
-    scores = scores_reference.run(q, weights, step.index, (step.rows, 0))
-    assert bool((scores <= terms(step, q, weights)).all())
-    assert weights.shape[1] == INDEX_HEADS
 
 
 def test_ops_that_a_model_does_not_use_are_not_planned(tiny: Any) -> None:

@@ -17,21 +17,18 @@ from trueline.cache.layout import LatentLayout
 from trueline.layers.context import PrefillSlice
 from trueline.ops.launch import refusals
 from trueline.ops.mla_decode import DecodeRows
-from trueline.ops.mla_decode import reference as decode_reference
 from trueline.ops.mla_decode import triton as decode
 from trueline.ops.mla_decode.launch_plan import LaunchPlan, launch
 from trueline.ops.mla_decode.work import LONGER, work_list
 from trueline.ops.mla_prefill import HeadWeights, PrefillRow
 from trueline.ops.mla_prefill import cut as prefill_cut
-from trueline.ops.mla_prefill import reference as prefill_reference
 from trueline.ops.mla_prefill import triton as prefill
-from trueline.ops.sparse_mla import reference as sparse_reference
 from trueline.ops.sparse_mla import triton as sparse
 from trueline.ops.sparse_rows import Run, SparseRows, Table
 from trueline.verify.failed import CheckFailed
-from trueline.verify.ops import attention
+from trueline.verify.ops import attended, attention
 from trueline.verify.ops import sparse as sparse_checks
-from trueline.verify.ops.data import L, P, R, V, close, paged, randn
+from trueline.verify.ops.data import L, P, R, V, paged, randn, within
 
 FLOATS = (torch.float32, torch.float16)
 WAYS = {
@@ -93,10 +90,10 @@ def test_any_number_of_heads(heads: int) -> None:
     """Story 5: sizes come from the padded count. The queries lie apart in memory."""
     view, rows = paged([70, 0, 33], 16)
     q = randn(3, heads + 2, L + R + 3, seed=1)[:, 1:-1, 2:-1]
-    exact = decode_reference.run(q.double(), view, rows, softmax_scale=0.3)
+    exact = attended.decode(q, view, rows, 0.3)
     prepared = decode.prepare(rows, view, attention.FIXED, heads)
     ours = decode.run(q, view, prepared, softmax_scale=0.3)
-    attention.same_attention(f"{heads} heads", ours, exact, torch.float32)
+    attention.same_attention(f"mla_decode, {heads} heads", ours, exact, torch.float32)
 
 
 def test_no_rows() -> None:
@@ -140,10 +137,10 @@ def test_more_parts_than_are_loaded_at_once(monkeypatch: pytest.MonkeyPatch) -> 
     cut(monkeypatch, groups=7, least=1)
     view, rows = paged([16 * 9], 16)
     q = randn(1, 2, L + R)
-    exact = decode_reference.run(q.double(), view, rows, softmax_scale=0.03)
+    exact = attended.decode(q, view, rows, 0.03)
     prepared = decode.prepare(rows, view, attention.FIXED, 2)
     ours = decode.run(q, view, prepared, softmax_scale=0.03)
-    attention.same_attention("7 parts", ours, exact, torch.float32)
+    attention.same_attention("mla_decode, 7 parts", ours, exact, torch.float32)
 
 
 def test_the_checks_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -186,9 +183,9 @@ def test_nothing_but_the_list_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
     rows = SparseRows(tuple(Run(*each) for each in zip(held.block_ids, held.lengths, strict=True)))
     for seed in (1, 2):
         q = randn(3, 2, L + R, seed=seed)
-        exact = sparse_reference.run(q.double(), view, rows, positions, softmax_scale=0.2)
+        exact = attended.listed(q, view, rows, positions, 0.2)
         ours = sparse.run(q, view, prepared, positions, softmax_scale=0.2)
-        attention.same_attention("listed", ours, exact, torch.float32)
+        attention.same_attention("sparse_mla, listed", ours, exact, torch.float32)
     assert len(prepared.works) == 1
 
 
@@ -264,10 +261,9 @@ def test_prefill_rows_together() -> None:
         prefill.run_rows(q[..., :P], q[..., P:], view, parts, heads, out, softmax_scale=0.2)
         free = torch.ones(token, dtype=torch.bool)
         for part in parts:
-            exact = prefill_reference.run(
-                q[part.tokens].double(), view, part.row, heads, softmax_scale=0.2, form="expanded"
-            )
-            close(f"{part.row.start} + {part.row.count}", out[part.tokens], exact, 6e-6)
+            exact = attended.prefill(q[part.tokens], view, part.row, heads, 0.2)
+            what = f"mla_prefill, {part.row.start} + {part.row.count}"
+            within(what, out[part.tokens], exact.out, exact.out_bound[..., None])
             free[part.tokens] = False
         assert out[free].isnan().all()
 

@@ -15,10 +15,11 @@ from trueline.ops.experts import reference, triton
 from trueline.ops.experts.triton import Launch, Tiles
 from trueline.ops.linear import cublas
 from trueline.ops.registry import GPU_NAMES, OPS, implementation
+from trueline.verify import bounds
 from trueline.verify.failed import CheckFailed
 from trueline.verify.ops import OP_CHECKS, randn
-from trueline.verify.ops.data import close
-from trueline.verify.ops.parts import SUMS_GATE, rounded
+from trueline.verify.ops.data import within
+from trueline.verify.ops.parts import experts_bound
 
 DTYPES = [torch.float32, torch.float16]
 FEW = Launch("few", Tiles(4, 0), Tiles(8, 16))
@@ -81,7 +82,8 @@ def test_logits_keep_their_digits() -> None:
         spec=SimpleNamespace(norm_eps=0.0),
         _holds_all_words=lambda: True,
     )
-    close("logits", Decoder.logits(decoder, hidden), hidden.double() @ head.double().T)
+    exact, off = hidden.double() @ head.double().T, bounds.product(hidden, head, torch.float32)
+    within("linear, logits", Decoder.logits(decoder, hidden), exact, off)
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
@@ -106,16 +108,20 @@ def test_every_way(how: Launch, dtype: torch.dtype, monkeypatch: pytest.MonkeyPa
     # The shared experts as the reference would have them: every token's, with weight 1.
     everyone = torch.arange(8, 10).expand(n, 2)
     packed = triton.pack_with_shared(gate_up, down, *shared, None)
+    every = torch.cat((ids.where(ids < 8, -1), everyone), 1)
+    factors = torch.cat((weights, torch.ones(n, 2)), 1)
     exact = reference.run(
         x.double(),
-        torch.cat((ids.where(ids < 8, -1), everyone), 1),
-        torch.cat((weights, torch.ones(n, 2)), 1),
+        every,
+        factors,
         reference.pack(packed.gate_up, packed.down, None),
         None,
         first,
     )
     ours = triton.run_with(how, x, ids, weights, packed, first)
-    close(str(how), ours, exact, rounded(dtype, 2, SUMS_GATE))
+    # the shared experts are the last of those packed
+    off = experts_bound(x, every - first, factors, packed.gate_up, packed.down)
+    within(f"experts, {how.way}", ours, exact, off + bounds.stored(exact, dtype))
 
 
 def test_the_sort() -> None:

@@ -21,6 +21,7 @@ from trueline.ops.launch import can_copy, refusals
 from trueline.ops.lightning import StateRow, StateTable, cpu, kernels
 from trueline.ops.lightning import triton as lightning
 from trueline.ops.lightning.triton import NO_SLOT, DecodeLaunch, PrefillLaunch
+from trueline.verify.bounds import AROUND, chain_bound, rounding
 from trueline.verify.ops import lightning as checks
 from trueline.verify.ops import randn
 
@@ -103,15 +104,20 @@ def test_weak_decay_is_known_to_its_last_digits() -> None:
     decay_of[(1,)](x, keep, loss, N=512)
     weak = keep == 1
     assert weak.sum() > 300
-    assert torch.allclose(loss[weak].double(), torch.expm1(-x[weak].double()), rtol=2e-7, atol=0)
+    assert torch.allclose(
+        loss[weak].double(), torch.expm1(-x[weak].double()), rtol=rounding(AROUND), atol=0
+    )
     assert (loss[~weak] == 0).all()
-    assert torch.allclose(keep[~weak], torch.exp(-x[~weak]), rtol=1e-6, atol=1e-38)
+    # exp loses as many units as its argument is large; what is below is no normal number
+    wanted = torch.exp(-x[~weak].double())
+    accepted = rounding(1) * (AROUND + x[~weak]) * wanted + torch.finfo(torch.float32).tiny
+    assert bool(((keep[~weak] - wanted).abs() <= accepted).all())
     assert x[weak].max() > 0.6  # a factor of 1/2 has lost nothing
 
 
 def test_decode_does_not_drift() -> None:
     """A decay half way between two numbers of float32: rounded, it would err by 3e-8 a step."""
-    steps, slope = 120, -math.log1p(-1000.5 * 2**-24)
+    steps, slope = 240, -math.log1p(-1000.5 * 2**-24)
     view = StateStore(1, 2, 1, 4, 4, torch.float32, 0).views[0]
     view.state[1] = 1
     zeros = torch.zeros(1, 1, 4)
@@ -120,7 +126,7 @@ def test_decode_does_not_drift() -> None:
     for _ in range(steps):
         op(decode=DecodeLaunch(4, 4)).decode(zeros, zeros, zeros, view, prepared, **given)
     off = view.state[1].double() / math.exp(-slope * steps) - 1
-    assert off.abs().max() < 1e-6
+    assert off.abs().max() < chain_bound(steps) < 0.5 * steps * 2**-25
 
 
 def test_large_states_fit_float16() -> None:
@@ -135,7 +141,8 @@ def test_large_states_fit_float16() -> None:
     copy = StateView(view.state.clone(), view.keys, view.values)
     out = op().prefill(q, k, v, view, StateRow(9, 1, 1), **given)
     wanted = cpu.prefill(q.float(), k.float(), v.float(), copy, StateRow(9, 1, 1), **given)
-    assert (out.double() - wanted).norm() <= 5e-4 * wanted.norm()
+    # of what state and queries make, rounded; the same of the tokens' own is tiny beside it
+    assert (out.double() - wanted).norm() <= rounding(2, torch.float16) * wanted.norm()
 
 
 @pytest.mark.parametrize("kept", [torch.float16, torch.float32])
@@ -154,7 +161,7 @@ def test_states_are_rounded_where_they_are_written(kept: torch.dtype) -> None:
 
 def test_a_table_serves_padded_rows() -> None:
     """Rows that fill up name the null slot: they start from zeros and read nothing, NaN or not."""
-    t, (wanted, size) = checks.tokens(), checks.exact()
+    t, (wanted, off) = checks.tokens(), checks.exact()
     view = checks.slots(0, 6)
     checks.run(cpu, view, t, 0, 20, 20, slot=2)
     rows = [StateRow(20, 2, 3, ((21, 4),)), StateRow(0, None, 5), StateRow(0, None, 0)]
@@ -162,7 +169,7 @@ def test_a_table_serves_padded_rows() -> None:
     at = [20, 0, 0]
     out = op().decode(t.q[at], t.k[at], t.v[at], view, lightning.prepare(table),
                       slopes=t.slopes, scale=checks.SCALE)  # fmt: skip
-    checks.near("table", out, wanted[at], size[at], 1e-6)
+    checks.within("lightning, table", out, wanted[at], off[at])
     assert torch.equal(view.state[3], view.state[4])
     assert view.state[1].isnan().all()
 
@@ -176,7 +183,7 @@ def test_a_table_refuses_rows_that_would_race() -> None:
 
 
 def test_rows_may_swap_their_slots() -> None:
-    t, (wanted, size) = checks.tokens(), checks.exact()
+    t, (wanted, off) = checks.tokens(), checks.exact()
     view = checks.slots(0, 4)
     starts = {1: 5, 2: 9, 3: 12}
     for slot, start in starts.items():
@@ -185,7 +192,7 @@ def test_rows_may_swap_their_slots() -> None:
     at = list(starts.values())
     out = op().decode(t.q[at], t.k[at], t.v[at], view, lightning.prepare(rows),
                       slopes=t.slopes, scale=checks.SCALE)  # fmt: skip
-    checks.near("swapped", out, wanted[at], size[at], 1e-6)
+    checks.within("lightning, swapped", out, wanted[at], off[at])
 
 
 def test_what_it_refuses() -> None:

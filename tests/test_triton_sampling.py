@@ -12,8 +12,8 @@ import triton.language as tl
 from trueline.ops.sampling import build_rows, cpu, kernels, reference
 from trueline.ops.sampling import triton as op
 from trueline.verify.ops import OP_CHECKS, OpCheck
+from trueline.verify.ops.sampling import GATE, hard_logits, row, same
 from trueline.verify.ops.sampling import draw as checked_draw
-from trueline.verify.ops.sampling import hard_logits, row, same
 
 DTYPES = (torch.float32, pytest.param(torch.float16, marks=pytest.mark.slow))
 
@@ -41,7 +41,7 @@ def test_dtypes_and_strides(dtype: torch.dtype) -> None:
     ]
     turned = view.T.contiguous().T
     for logits in (view, turned):
-        same(checked_draw(op, logits, rows), checked_draw(reference, view, rows), tolerance=1e-6)
+        same(checked_draw(op, logits, rows), checked_draw(reference, view, rows), tolerance=GATE)
     assert not checked_draw(op, view, rows).bad.any()
 
 
@@ -146,9 +146,9 @@ def test_logprobs_of_a_large_vocabulary_are_exact() -> None:
     scored = op.score(logits, torch.tensor([0, 20_000, 39_999]), 2)
     wanted = logits.double().log_softmax(-1)
     chosen = wanted.gather(1, torch.tensor([[0], [20_000], [39_999]]))[:, 0]
-    torch.testing.assert_close(scored.logprobs.double(), chosen, rtol=1e-7, atol=0)
+    torch.testing.assert_close(scored.logprobs.double(), chosen, rtol=GATE, atol=0)
     best = wanted.topk(2).values
-    torch.testing.assert_close(scored.top_logprobs.double(), best, rtol=1e-7, atol=0)
+    torch.testing.assert_close(scored.top_logprobs.double(), best, rtol=GATE, atol=0)
 
 
 def test_chunks_grow_with_the_work() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 import re
 import shutil
 from collections.abc import Callable
@@ -123,6 +124,29 @@ def test_block_fp8(block: tuple[int, int], ue8m0: bool, family: str, tiny: Tiny)
     for name, value in exact.items():  # quantised and back: e4m3 keeps about 6 % of each number
         off = (ours[name] - value).abs().amax() / value.abs().amax()
         assert off < 0.07, name
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_any_tensor_may_lie_in_any_shard(seed: int, tiny: Tiny, tmp_path: Path) -> None:
+    """A weight and its scale too: whoever writes a checkpoint cuts it by size."""
+    storage = BlockFp8(block=(32, 64), power_of_two_scales=False, ignored_modules=())
+    model = tiny("deepseek_v3", keys=LARGE, fp8=storage, dtype="bfloat16")
+    stored, chance = load_file(model / "model.safetensors"), random.Random(seed)
+    names = sorted(stored)
+    chance.shuffle(names)
+    count = chance.choice([2, 3, 7, len(names)])
+    files = {name: f"part-{chance.randrange(count)}.safetensors" for name in names}
+    for file in set(files.values()):
+        save_file({name: stored[name] for name in names if files[name] == file}, tmp_path / file)
+    index = {"metadata": {}, "weight_map": files}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
+    shutil.copy(model / "config.json", tmp_path)
+    scales = [name for name in names if name.endswith("_scale_inv")]
+    assert any(files[name] != files[name.removesuffix("_scale_inv")] for name in scales)
+    ledger(as_subject(tmp_path))
+    one, two = (load_weights(d, read_model(d), dtype=torch.float32) for d in (model, tmp_path))
+    assert set(one) == set(two)
+    assert all(torch.equal(one[name], two[name]) for name in one)
 
 
 def test_scales_may_be_stored_as_e8m0(tiny: Tiny, tmp_path: Path) -> None:

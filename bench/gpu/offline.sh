@@ -31,7 +31,9 @@ shift
 PYTHON=${PYTHON:-python3}
 # last, so that what the machine has comes first
 PYTHONPATH="src:${PYTHONPATH:-}:$SITE"
-export PYTHONPATH PYTHONUNBUFFERED=1
+# bytecode, which pip writes when it installs: the packages of such a machine may come without
+PYTHONPYCACHEPREFIX=${PYTHONPYCACHEPREFIX:-${TMPDIR:-/tmp}/trueline-bytecode}
+export PYTHONPATH PYTHONPYCACHEPREFIX PYTHONUNBUFFERED=1
 case $verb in
 pack) pack "$@" ;;
 test) # the soak begins first; the others share what is left of the GPU

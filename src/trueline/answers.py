@@ -67,7 +67,7 @@ class Answer:
         self.copies = [Copy(self, i) for i in range(params.n)]
         self.of_sequence = {copy.core_id: copy for copy in self.copies}
         self.stopped: list[str] = []
-        """Copies that a stop string has ended and the core does not know of yet."""
+        """Copies that have ended here and the core does not know of yet, as by a stop string."""
         self._output = RequestOutput(
             request_id,
             prompt,
@@ -106,6 +106,14 @@ class Answer:
             if output.prompt_logprobs is not None:
                 output.prompt_logprobs += map(self.logprobs, news.prompt_scores)
         copy.take(news)
+
+    def fail(self, why: str) -> None:
+        """End all copies that have not ended, here and in the core."""
+        for copy in self.copies:
+            if not copy.completion.finished:
+                copy.completion.finish_reason = "error"
+                copy.completion.error = f"request '{self.request_id}': {why}"
+                self.stopped.append(copy.core_id)
 
     def to_stop(self) -> list[str]:
         """Told once."""

@@ -11,8 +11,10 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from trueline.engine.params import SamplingParams
+from trueline.errors import EngineBroken
 from trueline.llm import LLMEngine
 from trueline.locate import find_config
+from trueline.outputs import RequestOutput
 from trueline.pauses import no_long_pauses
 
 
@@ -88,9 +90,18 @@ def timed(engine: LLMEngine, prompts: list[list[int]], output_len: int) -> Figur
 
 def _tokens(engine: LLMEngine) -> Iterator[tuple[float, str]]:
     while engine.has_unfinished_requests():
-        for output in engine.step():
+        for output in stepped(engine):
             if output.outputs[0].token_ids:
                 yield time.perf_counter(), output.request_id
+
+
+def stepped(engine: LLMEngine) -> list[RequestOutput]:
+    """One step; there are no figures of one that fails."""
+    outputs = engine.step()
+    for copy in (copy for output in outputs for copy in output.outputs):
+        if copy.error:
+            raise EngineBroken(copy.error)
+    return outputs
 
 
 def bench_engine(model: str, *, caching: bool = False, **options: Any) -> LLMEngine:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from trueline.benchmark import Workload, bench_engine, measure
+from trueline.benchmark import Workload, bench_engine, measure, stepped
 from trueline.cache.prefix import hash_blocks, prefix_salt
 from trueline.engine.params import SamplingParams
 from trueline.errors import UsageError
@@ -109,11 +109,11 @@ def _at(engine: LLMEngine, clock: Clock, context: int, batch: int, steps: int) -
     params = SamplingParams(temperature=0.0, max_tokens=steps, ignore_eos=True)
     for i in range(batch):
         engine.add_request(f"context-{i}", {"prompt_token_ids": prompt}, params)
-    engine.step()  # what is left of the prompts
+    stepped(engine)  # what is left of the prompts
     whole, inside = [], []
     while engine.has_unfinished_requests():
         before, start = clock.seconds, time.perf_counter()
-        engine.step()
+        stepped(engine)
         whole.append(time.perf_counter() - start)
         inside.append(clock.seconds - before)
     middle = sorted(range(len(whole)), key=whole.__getitem__)[len(whole) // 2]

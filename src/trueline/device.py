@@ -147,6 +147,14 @@ def mark() -> Callable[[], None]:
     return wait
 
 
+def recover() -> None:
+    """After an error: waits until the GPU has done all that it was given, and gives back memory
+    that nobody uses. Raises where the GPU can do no more, as after an error in a kernel."""
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()
+
+
 def compiler() -> str | None:
     """The C++ compiler: CXX, or what is usually there."""
     wanted = os.environ.get("CXX")
@@ -163,3 +171,23 @@ def cpu_features() -> str:
     except OSError:
         pass
     return torch.backends.cpu.get_cpu_capability()
+
+
+_NARROW = ("avx512_bf16", "avx512_fp16", "amx_bf16", "amx_fp16")
+ONEDNN_LEVELS = {
+    **dict.fromkeys(("sse41", "avx", "avx2", "avx2_vnni", "avx2_vnni_2"), 0),
+    **dict.fromkeys(("avx512_core", "avx512_core_vnni"), 0),
+    "avx512_core_bf16": 1,
+    **dict.fromkeys(("avx512_core_fp16", "avx10_1_512"), 2),
+    **dict.fromkeys(("avx512_core_amx", "avx10_1_512_amx"), 3),
+    **dict.fromkeys(("avx512_core_amx_fp16", "avx10_1_512_amx_fp16"), 4),
+}
+"""Of the sets above, how many oneDNN may use when it is held to one of its levels by name."""
+
+
+def onednn_features() -> frozenset[str]:
+    """Which of this CPU's 16-bit instruction sets oneDNN multiplies with. ONEDNN_MAX_CPU_ISA (or
+    DNNL_MAX_CPU_ISA) may hold it to fewer; a name that is not listed holds it to nothing."""
+    held = os.environ.get("ONEDNN_MAX_CPU_ISA") or os.environ.get("DNNL_MAX_CPU_ISA") or "all"
+    allowed = _NARROW[: ONEDNN_LEVELS.get(held.lower(), len(_NARROW))]
+    return frozenset(allowed) & frozenset(cpu_features().split())

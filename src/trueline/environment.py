@@ -14,6 +14,11 @@ def cache_directory() -> Path:
     return (Path(root) if root else Path.home() / ".cache") / "trueline"
 
 
+def native_target() -> str:
+    """What the C++ kernels are compiled for: TRUELINE_NATIVE_TARGET, else the machine's own CPU."""
+    return os.environ.get("TRUELINE_NATIVE_TARGET") or "native"
+
+
 def environment_key() -> str | None:
     """The API key of the server that runs here."""
     return os.environ.get("TRUELINE_API_KEY") or None
@@ -27,6 +32,12 @@ def environment_setting(name: str) -> str | None:
 def environment_names() -> list[str]:
     """As options are written, of all that begin as ours do; some may be others'."""
     return [name.removeprefix(PREFIX).lower() for name in os.environ if name.startswith(PREFIX)]
+
+
+def bare_environment() -> dict[str, str]:
+    """For a process that must not see our keys."""
+    names = ("PATH", "LD_LIBRARY_PATH", "LANG", "TZ")
+    return {name: os.environ[name] for name in names if name in os.environ}
 
 
 def hub_cache() -> Path:
@@ -53,6 +64,12 @@ def process_seconds(pid: int) -> float:
     # the second field is the program's name, which may hold anything
     fields = _counts(f"{pid}/stat").rpartition(")")[2].split()
     return sum(map(int, fields[11:13])) / os.sysconf("SC_CLK_TCK")
+
+
+def address_space_bytes() -> int:
+    """Of this process; 0 where nobody counts."""
+    pages = _counts("self/statm").split()[:1]
+    return sum(map(int, pages)) * os.sysconf("SC_PAGE_SIZE")
 
 
 def child_processes(pid: int) -> list[int]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -12,7 +13,7 @@ from trueline.answers import Answer, Prompt, read_prompt
 from trueline.config import EngineConfig
 from trueline.engine.loading import Progress, load_engine
 from trueline.engine.params import SamplingParams
-from trueline.errors import RequestRejected, UsageError, did_you_mean
+from trueline.errors import EngineBroken, UsageError, described, did_you_mean
 from trueline.locate import find_model
 from trueline.outputs import RequestOutput
 from trueline.pauses import no_long_pauses
@@ -61,13 +62,14 @@ class LLMEngine:
             raise UsageError(f"request_id '{request_id}' is in use")
         params.check_model(self.spec.vocab.total, self.config.max_logprobs)
         text, ids = read_prompt(prompt, self.tokenizer, self.spec.vocab.total)
+        params.check_length(len(ids), self.plan.max_model_len)
         request = Answer(request_id, text, ids, params, self.tokenizer)
         added: list[str] = []
         try:
             for core in request.core_requests(self.eos_token_ids, priority, cache_salt):
                 self.core.add(core)
                 added.append(core.request_id)
-        except RequestRejected:
+        except BaseException:
             for core_id in added:
                 self.core.abort(core_id, tell=False)
             raise
@@ -85,13 +87,23 @@ class LLMEngine:
         return bool(self._requests) or self.core.has_unfinished()
 
     def step(self) -> list[RequestOutput]:
-        """One step of the core; every request that has news, in its whole present state."""
+        """One step of the core; every request that has news, in its whole present state. Requests
+        whose step failed end with the reason "error" and its words. EngineBroken: all are lost."""
         changed: dict[str, Answer] = {}
-        for news in self.core.step():
+        try:
+            told = self.core.step()
+        except EngineBroken:
+            self._requests.clear()
+            self._parent.clear()
+            raise
+        for news in told:
             request = self._parent.get(news.request_id)
             if request is None:  # the rest of a request that has ended, as by a stop string
                 continue
-            request.take(news)
+            try:
+                request.take(news)
+            except Exception as error:  # in the tokenizer, say: no reason to lose others' news
+                request.fail(f"its text could not be made: {described(error)}")
             changed[request.request_id] = request
             for core_id in request.to_stop():
                 self.core.abort(core_id, tell=False)
@@ -136,7 +148,8 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """One output per prompt, in order. `sampling_params`: one for all, or one for each."""
+        """One output per prompt, in order. `sampling_params`: one for all, or one for each. Where a
+        step failed, its requests have the finish_reason "error", and `error` says why."""
         asked = [prompts] if isinstance(prompts, (str, Mapping)) else list(prompts)
         params = _one_each(sampling_params, len(asked))
         names = [str(self._count + i) for i in range(len(asked))]
@@ -146,10 +159,13 @@ class LLM:
                 self.llm_engine.add_request(name, prompt, each)
             done = self._run(len(names), use_tqdm)
         except BaseException:
-            for name in names:
-                self.llm_engine.abort_request(name)
-            while self.llm_engine.has_unfinished_requests():
-                self.llm_engine.step()
+            with suppress(
+                EngineBroken
+            ):  # then there is nothing to clear up, and the cause is known
+                for name in names:
+                    self.llm_engine.abort_request(name)
+                while self.llm_engine.has_unfinished_requests():
+                    self.llm_engine.step()
             raise
         return [done[name] for name in names]
 

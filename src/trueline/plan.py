@@ -3,7 +3,6 @@ much cache. Printed at start; nobody decides again later."""
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -14,11 +13,11 @@ from trueline.cache.layout import LatentLayout
 from trueline.cache.store import LatentStore
 from trueline.choices import LAYERS, OWN, Choice, choose_layers, choose_op
 from trueline.config import EngineConfig
-from trueline.device import Device
+from trueline.device import Device, onednn_features
 from trueline.errors import UsageError
 from trueline.models.parameters import parameters
 from trueline.ops.mla_decode import Tiling
-from trueline.ops.registry import NEEDS, OPS, REGISTRY, Need, implementation, refusals, runnable
+from trueline.ops.registry import NEEDS, OPS, REGISTRY, Need, implementation, runnable
 from trueline.sizes import (
     AUTO_BLOCK_SIZE,
     DTYPES,
@@ -43,8 +42,6 @@ FREE_TILING = Tiling(1024, full=False)
 SMALL_MODEL = 64_000_000
 PACKING = ("linear", "head_product", "mlp", "experts")
 """Ops that keep weights."""
-PROBES = 6
-CLEARLY = 1.5
 
 
 @dataclass(frozen=True)
@@ -112,7 +109,7 @@ class Plan:
 
     def _where(self) -> str:
         if not self.device.is_gpu:
-            return f"{self.threads} threads"
+            return "1 thread" if self.threads == 1 else f"{self.threads} threads"
         device, share = self.device, self.limits.memory_share
         how = "captured decode steps" if self.graphs else "eager"
         return (
@@ -178,33 +175,32 @@ def make_plan(
     )
 
 
+SIXTEEN_BIT: dict[tuple[torch.dtype, str, bool], tuple[bool, str]] = {
+    (torch.bfloat16, "avx512_bf16", True): (
+        False,
+        "our kernels read bfloat16 weights: 0.7 of oneDNN's bfloat16 time at 1 row, 1.1 to 1.5 at "
+        "8, and whole models decode 1.2 to 1.9 times as fast",
+    ),
+    (torch.bfloat16, "avx512_bf16", False): (
+        True,
+        "oneDNN's bfloat16 products take about half the time of float32 at 1 to 256 rows",
+    ),
+}
+"""On CPUs: (stored dtype, what multiplies in it, whether our kernels run) -> whether to compute in
+it, and the measured reason. Whatever is not here is computed in float32: without avx512_bf16
+oneDNN emulates bfloat16 at 2.2 to 2.8 times float32's time, or refuses. Not measured: CPUs with
+amx_bf16, which have avx512_bf16 too and are treated as such; avx512_fp16 and amx_fp16. Decided by
+features alone: a clock would decide otherwise when another program runs."""
+
+
 def choose_compute_dtype(storage: torch.dtype, device: Device) -> tuple[torch.dtype, str]:
-    """float32 as it is; a 16-bit dtype only where this CPU multiplies clearly faster in it, since
-    all but products is faster in float32."""
+    """As stored on a GPU; on a CPU as the table says, all but products being faster in float32."""
     if storage == torch.float32 or device.is_gpu:
         return storage, "as stored"
+    features = onednn_features()
+    ours = runnable("linear", torch.float32)[0] == "native"
+    for (dtype, feature, native), (narrow, reason) in SIXTEEN_BIT.items():
+        if (dtype, native) == (storage, ours) and feature in features:
+            return (storage if narrow else torch.float32), f"{feature}: {reason}"
     name = str(storage).removeprefix("torch.")
-    if refusals("linear", "onednn", storage):
-        return torch.float32, f"{name} products do not run here"
-    first = runnable("linear", torch.float32)[0]
-    # our kernels take bfloat16 weights as they are
-    kept = storage if (first, storage) == ("native", torch.bfloat16) else torch.float32
-    wide = _product_time(implementation("linear", first), kept, torch.float32)
-    narrow = _product_time(implementation("linear", "onednn"), storage, storage)
-    ratio = wide / narrow
-    reason = f"{name} products take {1 / ratio:.2f} of the time they take in float32 here"
-    return (storage if ratio > CLEARLY else torch.float32), reason
-
-
-def _product_time(linear: Any, weight: torch.dtype, compute: torch.dtype) -> float:
-    """As decode does it: few rows, weights that no cache holds."""
-    packed = [linear.pack(torch.ones(2048, 2048, dtype=weight)) for _ in range(PROBES)]
-    best = float("inf")
-    for _ in range(3):
-        start = time.perf_counter()
-        for rows in (1, 8):
-            x = torch.ones(rows, 2048, dtype=compute)
-            for each in packed:
-                linear.run(x, each)
-        best = min(best, time.perf_counter() - start)
-    return best
+    return torch.float32, f"no {name} products here that were measured to be faster"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 
-from cyclopts import App, CycloptsError
+from cyclopts import App, CycloptsError, Parameter
 
 from trueline import __version__
 from trueline.cli.bench import bench
@@ -19,6 +19,8 @@ from trueline.errors import TruelineError
 
 app = App(
     name="trueline",
+    # --empty-stop and the like: an empty list is what nobody gives
+    default_parameter=Parameter(negative_iterable=()),
     help="Inference for latent, linear and sparse attention models, with proof that the numbers "
     "are right.",
     version=__version__,

@@ -131,7 +131,7 @@ def fill_in(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) 
             raise UsageError(
                 f"{named}: '{name}' is no option of serve{did_you_mean(name, options)}"
             )
-    for name in set(environment_names()) - {*options, "config", "api_key"}:
+    for name in set(environment_names()) - {*options, "config", "api_key", "native_target"}:
         if close := nearest(name, options):  # others name things for a service called trueline
             raise UsageError(f"TRUELINE_{name.upper()} is no option of serve; TRUELINE_"
                              f"{close.upper()} is")  # fmt: skip
@@ -166,5 +166,5 @@ def _read(file: Path) -> dict[str, Any]:
     return found
 
 
-command = App(name="serve", config=fill_in, default_parameter=Parameter(negative_iterable=()))
+command = App(name="serve", config=fill_in)
 command.default(serve)

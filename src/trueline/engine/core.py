@@ -3,6 +3,11 @@
 A step is dispatched, then collected. With `overlap` the loop runs one step ahead: step n + 1 is
 scheduled and handed over while step n is still running. The same lines do both; only the lag
 differs.
+
+An exception in a step, wherever it comes from, ends the requests of that step with its words; the
+others go on. Nothing that the step may have written gets a name, so nobody finds it. What the
+scheduler has half done, and a GPU that is lost, no request can be blamed for: the core is broken
+then, says so, and does nothing more. docs/engine.md has the rules.
 """
 
 from __future__ import annotations
@@ -12,6 +17,7 @@ import time
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from trueline.cache.blocks import BlockPool
@@ -20,6 +26,7 @@ from trueline.cache.prefix import hash_blocks, prefix_salt
 from trueline.cache.slots import SlotPool
 from trueline.config import EngineConfig
 from trueline.engine.batch import Batch, build_batch
+from trueline.engine.failures import Failures
 from trueline.engine.late_kernels import LateKernels
 from trueline.engine.messages import CoreOutput, CoreRequest, TokenScore
 from trueline.engine.request import Request
@@ -27,7 +34,7 @@ from trueline.engine.results import Pending, Result
 from trueline.engine.runner import Runner
 from trueline.engine.scheduler import Scheduler, SchedulerConfig
 from trueline.engine.step import Row, Step
-from trueline.errors import RequestRejected
+from trueline.errors import EngineBroken, RequestRejected, described
 from trueline.plan import Plan
 
 
@@ -84,11 +91,16 @@ class EngineCore:
         self.late_kernels = LateKernels()
         self.in_flight: deque[tuple[Step, Future[Result] | Pending]] = deque()
         self.worker = ThreadPoolExecutor(1, thread_name_prefix="trueline-runner")
+        self.failures = Failures()
+        self.broken: str | None = None
+        """Why it cannot go on."""
 
     # -- requests ----------------------------------------------------------------------
 
     def add(self, request: CoreRequest) -> None:
-        """Queue a request; RequestRejected if it can never run."""
+        """Queue a request; RequestRejected if it can never run. After any error it is as if it had
+        never come."""
+        self._check_whole()
         name = request.request_id
         if name in self.keys:
             raise RequestRejected(f"request '{name}': this request_id is in use; choose another")
@@ -112,13 +124,17 @@ class EngineCore:
             raise RequestRejected(str(error).replace(key, name)) from None
         self.sequences[key] = sequence
         self.keys[name] = key
-        self.runner.admit(key, request, self._seed(request, scheduled.arrival))
+        try:
+            self.runner.admit(key, request, self._seed(request, scheduled.arrival))
+        except BaseException:
+            self.abort(name, tell=False)
+            raise
 
     def abort(self, request_id: str, *, tell: bool = True) -> bool:
         """End a request at once; whatever is in flight for it is dropped. `tell` puts the end
         into the next step's news."""
         key = self.keys.get(request_id)
-        if key is None:
+        if key is None or self.broken:
             return False
         self.scheduler.abort(key)
         self._forget(key)
@@ -127,7 +143,7 @@ class EngineCore:
         return True
 
     def has_unfinished(self) -> bool:
-        return bool(self.scheduler.has_unfinished() or self.outbox)
+        return not self.broken and bool(self.scheduler.has_unfinished() or self.outbox)
 
     def close(self) -> None:
         self.worker.shutdown(wait=True)
@@ -142,34 +158,62 @@ class EngineCore:
     # -- the loop ----------------------------------------------------------------------
 
     def step(self) -> list[CoreOutput]:
-        """Dispatch one step, and collect the one that is `lag` behind."""
-        dispatched = self._dispatch()
-        if self.in_flight and (len(self.in_flight) > self.lag or not dispatched):
-            self._collect(*self.in_flight.popleft())
+        """Dispatch one step, and collect the one that is `lag` behind. Every call brings the work
+        nearer to its end, or raises EngineBroken."""
+        self._check_whole()
+        try:
+            self._step()
+        except Exception as error:
+            raise self._breaks(error) from error
         news, self.outbox = self.outbox, []
         return news
 
+    def _step(self) -> None:
+        idle = not self.in_flight
+        ahead = self.lag if self._dispatch() else 0
+        if idle and not self.in_flight and self.scheduler.has_unfinished():
+            raise EngineBroken("requests are there, and nothing is scheduled")
+        while len(self.in_flight) > ahead:
+            self._collect()
+
     def _dispatch(self) -> bool:
-        step = self.scheduler.schedule()
+        """Whether a step went out. One that failed on the way is in flight too: what goes before it
+        is collected first."""
+        with self._in_one_piece():
+            step = self.scheduler.schedule()
         if step is None:
             return False
+        try:
+            self.in_flight.append((step, self._start(step)))
+        except BaseException as error:
+            failed: Future[Result] = Future()
+            failed.set_exception(error)
+            self.in_flight.append((step, failed))
+            if not isinstance(error, Exception):  # as Ctrl-C
+                raise
+            return False
+        return True
+
+    def _start(self, step: Step) -> Future[Result] | Pending:
         batch = self._batch(step)
         unowned = self._unowned() if self.config.poison else None
         if self.lag and not self.plan.device.is_gpu:
             # a GPU computes by itself what it was given; a CPU needs a thread for that
-            self.in_flight.append((step, self.worker.submit(self._execute, batch, unowned)))
-        else:
-            self.in_flight.append((step, self._launch(batch, unowned)))
-        return True
+            return self.worker.submit(self._execute, batch, unowned)
+        return self._launch(batch, unowned)
 
     def _execute(self, batch: Batch, unowned: Unowned | None) -> Result:
         return self._launch(batch, unowned).result()
 
     def _launch(self, batch: Batch, unowned: Unowned | None) -> Pending:
         """In the order of dispatch, so that a step before is done with what is poisoned now."""
-        if unowned is not None:
-            self.runner.caches.poison(unowned.blocks, unowned.cells, unowned.slots)
-        return self.runner.launch(batch)
+        try:
+            if unowned is not None:
+                self.runner.caches.poison(unowned.blocks, unowned.cells, unowned.slots)
+            return self.runner.launch(batch)
+        except BaseException:
+            self.runner.failed()
+            raise
 
     def _batch(self, step: Step) -> Batch:
         rows = [self.sequences[row.request.request_id] for row in step.rows]
@@ -192,24 +236,55 @@ class EngineCore:
             forget=forget,
         )
 
-    def _collect(self, step: Step, launched: Future[Result] | Pending) -> None:
-        result = launched.result()
+    def _collect(self) -> None:
+        step, launched = self.in_flight[0]
+        # what breaks off our waiting, as Ctrl-C, is not the step's: it stays in flight
+        error = launched.exception() if isinstance(launched, Future) else None
+        try:
+            outputs = {} if error else self._read(step, launched.result())
+        except Exception as found:
+            error = found
+        self.in_flight.popleft()
+        if error is not None:
+            self._fail(step, error)
+            return
+        self.failures.none()
+        with self._in_one_piece():
+            finished = [key for key, output in outputs.items() if output.finish_reason]
+            for key in self.scheduler.collected(step, finished):
+                outputs[key].finish_reason = "length"
+                finished.append(key)
+            for key in finished:
+                self._forget(key)
+        self.outbox += outputs.values()
+
+    def _read(self, step: Step, result: Result) -> dict[str, CoreOutput]:
+        """By key."""
         outputs: dict[str, CoreOutput] = {}
-        finished: list[str] = []
         for row in step.rows:
             sequence = self.sequences.get(row.request.request_id)
-            if sequence is None:  # ended while this step ran: its results are dropped
-                continue
-            output = self._news(row, sequence, result)
-            outputs[sequence.key] = output
-            if output.finish_reason:
-                finished.append(sequence.key)
-        for key in self.scheduler.collected(step, finished):
-            outputs[key].finish_reason = "length"
-            finished.append(key)
-        for key in finished:
-            self._forget(key)
-        self.outbox += outputs.values()
+            if sequence is not None:  # else ended while this step ran: its results are dropped
+                outputs[sequence.key] = self._news(row, sequence, result)
+        return outputs
+
+    def _fail(self, step: Step, error: BaseException) -> None:
+        """Its requests end. Steps after it that are in flight have rows of theirs, which are
+        dropped; what other rows there compute does not depend on this step."""
+        alive = [key for row in step.rows if (key := row.request.request_id) in self.sequences]
+        with self._in_one_piece():
+            self.failures.add(error, len(alive))
+            for row in step.rows:
+                # also of requests that have ended: their blocks may be given a name until they go
+                row.request.block_hashes = []
+            for key in alive:
+                name = self.sequences[key].request.request_id
+                told = f"request '{name}': the step that computed it failed: {described(error)}"
+                self.scheduler.abort(key)
+                self._forget(key)
+                self.outbox.append(CoreOutput(request_id=name, finish_reason="error", error=told))
+            self.scheduler.collected(step)
+            # the step may have been the one that was to tell the runner who has ended
+            self.ended = [key for key in tuple(self.runner.stories) if key not in self.sequences]
 
     def _news(self, row: Row, sequence: Sequence, result: Result) -> CoreOutput:
         key, name = sequence.key, sequence.request.request_id
@@ -253,6 +328,26 @@ class EngineCore:
             output.finish_reason, output.stop_reason = "stop", token
         elif not params.ignore_eos and token in sequence.request.eos_token_ids:
             output.finish_reason = "stop"
+
+    # -- the end of all ----------------------------------------------------------------
+
+    def _check_whole(self) -> None:
+        if self.broken:
+            raise EngineBroken(self.broken)
+
+    @contextmanager
+    def _in_one_piece(self) -> Iterator[None]:
+        """What is only half done here, be it by Ctrl-C, leaves nothing to go on from."""
+        try:
+            yield
+        except BaseException as error:
+            self._breaks(error)
+            raise
+
+    def _breaks(self, error: BaseException) -> EngineBroken:
+        why = str(error) if isinstance(error, EngineBroken) else described(error)
+        self.broken = self.broken or f"the engine cannot go on: {why}"
+        return EngineBroken(self.broken)
 
     # -- housekeeping ------------------------------------------------------------------
 

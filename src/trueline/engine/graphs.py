@@ -134,6 +134,10 @@ class FixedInputs:
         self._bytes.copy_(self._turns[self._turn], non_blocking=True)
         self._fill_table(blocks)
 
+    def forget(self) -> None:
+        """What the table holds: a copy to it may have failed."""
+        self._held = [[] for _ in self._held]
+
     def _fill_table(self, blocks: Sequence[list[int]]) -> None:
         """Rows that changed; what stands after a row's last block is never read."""
         changed = [i for i, ids in enumerate(blocks) if ids != self._held[i]]

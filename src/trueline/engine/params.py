@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 import msgspec
 from msgspec.structs import force_setattr
 
-from trueline.errors import UsageError, did_you_mean
+from trueline.errors import UsageError, did_you_mean, short_repr
 
 GREEDY_BELOW = 1e-5
 """Temperatures below it mean greedy: callers write 1e-6 where a library refuses 0."""
@@ -157,7 +157,7 @@ class SamplingParams(
             )
 
     def _refuse(self, name: str, accepted: str) -> NoReturn:
-        raise UsageError(f"{name} = {_short(getattr(self, name))}: accepted: {accepted}")
+        raise UsageError(f"{name} = {short_repr(getattr(self, name))}: accepted: {accepted}")
 
     @classmethod
     def from_mapping(cls, fields: Mapping[str, Any]) -> SamplingParams:
@@ -180,13 +180,12 @@ class SamplingParams(
                     "the vocabulary"
                 )
         for name in ("logprobs", "prompt_logprobs"):
-            asked = getattr(self, name)
-            limit = vocab_size if max_logprobs == -1 else max_logprobs
-            wanted = vocab_size if asked == -1 else asked
-            if wanted is not None and wanted > limit:
-                raise UsageError(
-                    f"{name} = {asked}: accepted: up to {limit}; --max-logprobs raises the limit"
-                )
+            count_logprobs(name, getattr(self, name), vocab_size, max_logprobs)
+
+    def check_length(self, num_prompt_tokens: int, max_model_len: int) -> None:
+        """Refuse an answer longer than the prompt leaves room for: it would end early."""
+        for name in ("max_tokens", "min_tokens"):
+            check_room(name, getattr(self, name), num_prompt_tokens, max_model_len)
 
 
 REALS = (
@@ -199,18 +198,43 @@ REALS = (
     ("frequency_penalty", -2.0, 2.0, "-2 to 2"),
 )
 """Name, least, most, what is accepted in words. The server's schemas come from here too."""
+_LOGPROBS = "a whole number from 0 to --max-logprobs, or None; -1 for all where that is -1"
 WHOLES = (
     ("n", 1, MAX_N, False, f"a whole number from 1 to {MAX_N}"),
     ("top_k", -1, INT64 - 1, False, "a whole number from 1 up; 0 or -1 for all"),
     ("seed", -INT64, INT64 - 1, True, "a whole number of 64 bits, or None"),
     ("max_tokens", 1, INT64 - 1, True, "a whole number from 1 up, or None"),
     ("min_tokens", 0, INT64 - 1, False, "a whole number from 0 up"),
-    ("logprobs", -1, INT64 - 1, True, "a whole number from 0 up, -1 for all, or None"),
-    ("prompt_logprobs", -1, INT64 - 1, True, "a whole number from 0 up, -1 for all, or None"),
+    ("logprobs", -1, INT64 - 1, True, _LOGPROBS),
+    ("prompt_logprobs", -1, INT64 - 1, True, _LOGPROBS),
 )
 """Name, least, most, whether None is one, what is accepted in words."""
 _MAY_BE_NONE = {name for name, *_, may_be_none, _ in WHOLES if may_be_none}
 _MAY_BE_NONE |= {"logit_bias", "allowed_token_ids"}
+
+
+def count_logprobs(name: str, asked: int | None, vocab_size: int, max_logprobs: int) -> int | None:
+    """How many that is: -1 is all of the vocabulary, which a limit of -1 lets through."""
+    limit = vocab_size if max_logprobs == -1 else min(max_logprobs, vocab_size)
+    wanted = vocab_size if asked == -1 else asked
+    if wanted is not None and wanted > limit:
+        meaning = f", all {vocab_size} tokens" if asked == -1 else ""
+        raise UsageError(
+            f"{name} = {asked}{meaning}: accepted: up to {limit}; --max-logprobs raises the limit, "
+            "-1 removes it"
+        )
+    return wanted
+
+
+def check_room(name: str, asked: int | None, num_prompt_tokens: int, max_model_len: int) -> None:
+    room = max_model_len - num_prompt_tokens
+    if asked is not None and asked > room > 0:  # without any room the prompt itself is refused
+        raise UsageError(
+            f"{name} = {asked}: the prompt has {num_prompt_tokens} tokens, and max_model_len = "
+            f"{max_model_len} leaves {room} for the answer; accepted: up to {room}"
+            + ", or none given for as many as there is room for"
+            * (name != "min_tokens")
+        )
 
 
 def sequence_seed(seed: int, index: int) -> int:
@@ -235,8 +259,3 @@ def _is_real(value: object) -> bool:
 
 def _as_tuple(value: object) -> tuple[Any, ...] | None:
     return tuple(value) if isinstance(value, list | tuple) else None
-
-
-def _short(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else text[:57] + "..."

@@ -7,6 +7,8 @@ device, and each request's outputs so far.
 
 from __future__ import annotations
 
+import sys
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -87,6 +89,13 @@ class Runner:
         )
         self.stories[key] = Story(request, outputs, row)
 
+    def failed(self) -> None:
+        """The step that was to be launched now. One after it may be on its way already and want a
+        token that was to be drawn: its row ends with this step's, so any token will do."""
+        self.last = Last(places=defaultdict(int))
+        if self.graphs is not None:
+            self.graphs.fixed.forget()
+
     @torch.inference_mode()
     def launch(self, batch: Batch) -> Pending:
         for name in batch.forget:
@@ -160,7 +169,8 @@ class Runner:
 
     def _score_prompt(self, hidden: Tensor, wanted: ScoredPrompt) -> PromptScores:
         request = self.stories[wanted.request_id].request
-        top = request.params.prompt_logprobs or 0
+        asked = request.params.prompt_logprobs or 0
+        top = sys.maxsize if asked == -1 else asked
         rows = hidden[wanted.tokens]
         found = PromptScores(wanted.request_id, wanted.start, top)
         for start in range(0, len(rows), SCORED_ROWS):

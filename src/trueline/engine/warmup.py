@@ -32,6 +32,7 @@ SAMPLED = (
 )
 """Of all that requests may ask for, what takes kernels of its own."""
 CONTEXTS = [3 << i for i in range(4, 40, 2)]
+LONG = 1 << 15
 
 
 def compile_kernels(spec: ModelSpec, plan: Plan, decoder: Decoder) -> None:
@@ -92,7 +93,9 @@ def _axes(dry: DryRun) -> Iterator[tuple[list[int], Callable[[int], None]]]:
 
     yield points(tokens), forward(lambda n: [(0, n)])
     for context in contexts:  # decode rows of steps that are not captured, and cached prefixes
-        yield points(seqs), forward(lambda n, at=context: [(at, 1)] * n)  # type: ignore[misc]
+        # block tables of long contexts take time to make up, and kernels are chosen alike
+        rows = points(seqs) if context < LONG else powers(seqs)
+        yield rows, forward(lambda n, at=context: [(at, 1)] * n)  # type: ignore[misc]
         most = min(tokens, longest - context)
         yield powers(most), forward(lambda n, at=context: [(at, n)])  # type: ignore[misc]
     for count in powers(tokens):

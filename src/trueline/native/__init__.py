@@ -19,12 +19,21 @@ import torch
 from torch import Tensor
 
 from trueline.device import compiler, cpu_features
-from trueline.environment import cache_directory
+from trueline.environment import cache_directory, native_target
+from trueline.errors import UsageError
 
 HERE = Path(__file__).parent
 SOURCES = tuple(sorted(HERE.glob("*.cpp")))
 HEADERS = tuple(sorted(HERE.glob("*.h")))
-FLAGS = ("-O3", "-march=native", "-std=c++17", "-fPIC", "-fopenmp", "-ffp-contract=off")
+FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-ffp-contract=off")
+
+TARGETS = {
+    "native": (),
+    "x86-64-v3": ("avx2", "fma"),
+    "x86-64-v4": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
+    "off": (),
+}
+"""What TRUELINE_NATIVE_TARGET may say, and what a CPU must have for it."""
 
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 SIGNATURES = {
@@ -121,29 +130,46 @@ def refusals(dtype: torch.dtype, batch_invariant: bool) -> list[str]:
     return [reason] if reason else []
 
 
+def _target() -> str:
+    """Checked: code for another CPU would end the process."""
+    target = native_target()
+    if target not in TARGETS:
+        accepted = ", ".join(TARGETS)
+        raise UsageError(f"TRUELINE_NATIVE_TARGET = {target!r}: accepted: {accepted}")
+    if target == "off":
+        raise CannotBuild("TRUELINE_NATIVE_TARGET is off")
+    missing = set(TARGETS[target]) - set(cpu_features().split())
+    if missing:
+        names = ", ".join(sorted(missing))
+        raise CannotBuild(f"TRUELINE_NATIVE_TARGET is {target}, and this CPU has no {names}")
+    return target
+
+
 def _built() -> Path:
+    target = _target()
     program = compiler()
     if program is None:
         raise CannotBuild("no C++ compiler (c++, g++ or clang++) on this machine")
+    flags = (*FLAGS, f"-march={target}")
     text = (file.read_text() for file in (*SOURCES, *HEADERS))
-    made_of = (*text, *FLAGS, program, cpu_features(), torch.__version__)
+    made_of = (*text, *flags, program, cpu_features(), torch.__version__)
     name = hashlib.blake2b(repr(made_of).encode(), digest_size=12).hexdigest()
     directory = cache_directory() / "native"
     built = directory / f"{name}.so"
     if not built.exists():
         directory.mkdir(parents=True, exist_ok=True)
-        _build(program, built)
+        _build(program, flags, built)
     return built
 
 
-def _build(program: str, built: Path) -> None:
+def _build(program: str, flags: tuple[str, ...], built: Path) -> None:
     """Into a directory of its own, then moved: another process may be building the same."""
     with tempfile.TemporaryDirectory(dir=built.parent) as work:
         compiled = {file: str(Path(work, f"{file.stem}.o")) for file in SOURCES}
         linked = Path(work, "kernels.so")
         # Linked without OpenMP: torch has loaded its own, and two would fight for the cores.
         for command in (
-            *([program, *FLAGS, "-c", str(file), "-o", to] for file, to in compiled.items()),
+            *([program, *flags, "-c", str(file), "-o", to] for file, to in compiled.items()),
             [program, "-shared", *compiled.values(), "-o", str(linked)],
         ):
             done = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import time
 import uuid
 from collections.abc import Awaitable, Callable
@@ -19,11 +20,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trueline import __version__
-from trueline.errors import TruelineError
+from trueline.errors import TruelineError, short
 from trueline.server.keys import Keys
 from trueline.server.limits import Rest, too_large
 from trueline.server.logs import event
 from trueline.server.metrics import CONTENT_TYPE
+from trueline.server.protocol.bodies import FIELDS
 from trueline.server.protocol.errors import ApiError
 from trueline.server.protocol.openapi import OPEN, openapi
 from trueline.server.protocol.responses import Health, Version
@@ -32,6 +34,7 @@ from trueline.server.routes import chat, completions, detokenize, models, one_mo
 from trueline.server.service import Service
 
 LONGEST_ID = 128
+_FIELD = re.compile("[a-z_]+")
 LEFT = 499
 """The status of who went away before there was one, as nginx has it."""
 BUG = ApiError(500, "the server failed on this request; its log says where")
@@ -54,10 +57,12 @@ def build_app(service: Service, keys: Keys, logger: logging.Logger) -> ASGIApp:
     ]
     middleware = [Middleware(Door, service=service, keys=keys, logger=logger)]
     if service.config.cors_origin:
+        # Any header: SDKs send their own (x-stainless-*), and none lets a page do more than its
+        # origin may. Cookies are not allowed, so a page needs a key of its own.
         middleware.insert(0, Middleware(
             CORSMiddleware, allow_origins=list(service.config.cors_origin),
-            allow_methods=["GET", "POST"], allow_headers=["authorization", "content-type",
-                                                          "x-request-id"],
+            allow_methods=["GET", "POST"], allow_headers=["*"],
+            expose_headers=["x-request-id", "retry-after"],
         ))  # fmt: skip
     handlers: dict[Any, Callable[[Request, Any], Awaitable[Response]]] = {
         ApiError: _api_error,
@@ -106,8 +111,18 @@ def _json(value: Any, status: int = 200) -> Response:
 
 
 async def _api_error(request: Request, error: ApiError) -> Response:
-    request.scope["told"]["error"] = error.message
+    request.scope["told"].update(_for_log(error))
     return error_response(error)
+
+
+def _for_log(error: ApiError) -> dict[str, str | None]:
+    """Of a wrong request what kind of error and which of our fields: the message, and names that
+    the client has chosen, may quote what nobody but the client is to read."""
+    if error.status >= 500:
+        return {"error": error.message}
+    field = _FIELD.match(error.param or "")
+    return {"error": error.code or error.type,
+            "param": field[0] if field and field[0] in FIELDS else None}  # fmt: skip
 
 
 async def _our_error(request: Request, error: TruelineError) -> Response:
@@ -115,8 +130,8 @@ async def _our_error(request: Request, error: TruelineError) -> Response:
 
 
 async def _http_error(request: Request, error: HTTPException) -> Response:
-    words = {404: f"there is no route {request.url.path}",
-             405: f"{request.method} is not for {request.url.path}"}  # fmt: skip
+    path = short(request.url.path)
+    words = {404: f"there is no route {path}", 405: f"{request.method} is not for {path}"}
     told = ApiError(error.status_code, words.get(error.status_code, error.detail))
     return error_response(told, error.headers)
 
@@ -159,12 +174,12 @@ class Door:
         refusal = self._refusal(scope["path"], headers)
         try:
             if refusal is not None:
-                told["error"] = refusal.message
+                told.update(_for_log(refusal))
                 await error_response(refusal)(scope, rest.receive, sending)
             else:
                 await self.app(scope, rest.receive, sending)
         except Exception as error:
-            fields = {"request_id": name, "path": scope["path"]}
+            fields = {"request_id": name, "path": short(scope["path"], LONGEST_ID)}
             self.logger.error("failed", exc_info=error, extra={"fields": fields})
             if status:  # too late to say so: the connection is cut
                 raise
@@ -192,7 +207,7 @@ class Door:
             logging.DEBUG if quiet else logging.INFO,
             request_id=scope["request_id"],
             method=scope["method"],
-            path=scope["path"],
+            path=short(scope["path"], LONGEST_ID),
             status=status,
             seconds=seconds,
             **scope["told"],

@@ -22,7 +22,8 @@ class ServerConfig:
     chat_template: Path | None = None
     """A Jinja file instead of the model's own chat template."""
     trust_request_chat_template: bool = False
-    """Whether a request may bring its own: a sandbox does not keep it from running for ever."""
+    """Whether a request may bring its own. It is rendered in a process of its own, with 2 s of CPU
+    time and 256 MiB of memory."""
     api_key_file: Path | None = None
     """A file with one key per line; TRUELINE_API_KEY in the environment is another. With either,
     requests need one of the keys."""

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
 import logging
 import sys
+import traceback
+from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TextIO
 
 NAME = "trueline.server"
 
@@ -20,6 +23,34 @@ def start_logs(form: str, level: str) -> logging.Logger:
     # of requests that fail we tell ourselves; of connections that were cut there is no more to say
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     return logger
+
+
+class _Unbreakable(io.TextIOBase):
+    """A stream whose reader may go away, as in `trueline serve … 2>&1 | head`."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str, /) -> int:
+        with suppress(OSError, ValueError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(OSError, ValueError):
+            self._stream.flush()
+
+    def fileno(self) -> int:
+        return self._stream.fileno()
+
+    def isatty(self) -> bool:
+        return self._stream.isatty()
+
+
+def keep_stderr() -> None:
+    """From now on nothing fails in this process because nobody reads what it says."""
+    if not isinstance(sys.stderr, _Unbreakable):
+        sys.stderr = _Unbreakable(sys.stderr)
 
 
 def event(logger: logging.Logger, what: str, level: int = logging.INFO, **fields: Any) -> None:
@@ -38,7 +69,7 @@ class _Json(logging.Formatter):
         told = {"time": _time(record), "level": record.levelname.lower(), "event": record.msg}
         told |= getattr(record, "fields", {})
         if record.exc_info:
-            told["traceback"] = self.formatException(record.exc_info)
+            told["traceback"] = _traceback(record.exc_info[1])
         return json.dumps(told, ensure_ascii=False, default=str)
 
 
@@ -47,7 +78,16 @@ class _Text(logging.Formatter):
         fields = getattr(record, "fields", {})
         told = " ".join(f"{name}={_plain(value)}" for name, value in fields.items())
         line = f"{_time(record)} {record.levelname.lower():<7} {record.msg} {told}".rstrip()
-        return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
+        return f"{line}\n{_traceback(record.exc_info[1])}" if record.exc_info else line
+
+
+def _traceback(error: BaseException | None) -> str:
+    """Where it was raised, and of which type. Not what it says: that may quote a request."""
+    told: list[str] = []
+    while error is not None:
+        told.append("".join(traceback.format_tb(error.__traceback__)) + type(error).__name__)
+        error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    return "\nand then\n".join(reversed(told))
 
 
 def _plain(value: object) -> str:

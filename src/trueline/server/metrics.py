@@ -118,7 +118,7 @@ class _Engine(Collector):
             "prefix_cache_hits": ("Prompt tokens found there", stats.num_hit_tokens),
             "num_preemptions": ("Sequences thrown out of the running batch",
                                 stats.num_preemptions),
-            "corrupted_requests": ("Sequences ended by NaN or infinite logits",
+            "corrupted_requests": ("Sequences ended by an error: NaN logits, or a step that failed",
                                    stats.num_corrupted),
             "engine_steps": ("Steps", stats.num_steps),
             "late_kernels": ("GPU kernels compiled after the engine was ready",

@@ -13,7 +13,6 @@ from starlette.responses import Response
 from trueline import __version__
 from trueline.answers import Answer
 from trueline.server.protocol import prompts
-from trueline.server.protocol.errors import ApiError
 from trueline.server.protocol.frames import ChatFrames, CompletionFrames
 from trueline.server.protocol.limits import Limits
 from trueline.server.protocol.requests import (
@@ -44,7 +43,9 @@ async def completions(request: Request) -> Response:
 async def chat(request: Request) -> Response:
     service = _service(request)
     limits, size, asked = await _read(request, read_chat)
-    found = await service.aside(size, prompts.chat_prompt, asked, service.tokenizer, limits)
+    found = await service.prompted(
+        asked.conversation, size, prompts.chat_prompt, asked, service.tokenizer, limits
+    )
     frames = ChatFrames(
         f"chatcmpl-{_name(request)}", int(time.time()), FINGERPRINT, asked, service.tokenizer
     )
@@ -54,7 +55,9 @@ async def chat(request: Request) -> Response:
 async def tokenize(request: Request) -> Response:
     service = _service(request)
     limits, size, asked = await _read(request, read_tokenize)
-    return _json(await service.aside(size, prompts.tokenize, asked, service.tokenizer, limits))
+    return _json(
+        await service.prompted(asked.text, size, prompts.tokenize, asked, service.tokenizer, limits)
+    )
 
 
 async def detokenize(request: Request) -> Response:
@@ -68,13 +71,10 @@ async def models(request: Request) -> Response:
 
 
 async def one_model(request: Request) -> Response:
-    service, name = _service(request), request.path_params["model"]
-    for card in _cards(service):
-        if card.id == name:
-            return _json(msgspec.json.encode(card))
-    accepted = ", ".join(service.models)
-    raise ApiError(404, f"model '{name}' is not served here; accepted: {accepted}",
-                   param="model", code="model_not_found")  # fmt: skip
+    service = _service(request)
+    name = service.limits().model(request.path_params["model"])
+    (card,) = (card for card in _cards(service) if card.id == name)
+    return _json(msgspec.json.encode(card))
 
 
 def _cards(service: Service) -> list[ModelCard]:

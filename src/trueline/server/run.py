@@ -23,7 +23,7 @@ from trueline.server.app import build_app
 from trueline.server.config import ServerConfig
 from trueline.server.connection import connection
 from trueline.server.keys import read_keys
-from trueline.server.logs import event, start_logs
+from trueline.server.logs import event, keep_stderr, start_logs
 from trueline.server.metrics import Metrics
 from trueline.server.process.client import EngineClient, EngineFailed
 from trueline.server.process.messages import Progress, Ready
@@ -39,6 +39,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 def run(model: str, engine: EngineConfig, config: ServerConfig) -> int:
     """Until a signal or the engine's end; the exit code."""
+    keep_stderr()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         return runner.run(_Life(model, engine, config).whole())
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import AsyncGenerator, Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from trueline.answers import Answer
@@ -21,6 +22,8 @@ from trueline.server.process.messages import Ready
 from trueline.server.process.streams import EngineDead
 from trueline.server.protocol.errors import ApiError, bad_request
 from trueline.server.protocol.limits import Limits
+from trueline.server.protocol.requests import Conversation
+from trueline.text.template_process import TemplateProcess
 from trueline.text.tokenizer import Tokenizer
 
 RETRY_SECONDS = 1
@@ -45,6 +48,8 @@ class Service:
     def __post_init__(self) -> None:
         self.bodies = Bodies(self.config.max_body_bytes, self.config.read_timeout)
         self.reader = ThreadPoolExecutor(1, "reader")
+        self.templates = TemplateProcess()
+        self.renderer = ThreadPoolExecutor(1, "renderer")
 
     async def aside(self, size: int, work: Callable[..., T], *given: Any) -> T:
         """Small work at once; big work in one thread for all, so that nobody else's tokens wait
@@ -52,6 +57,17 @@ class Service:
         if size < BIG:
             return work(*given)
         return await asyncio.get_running_loop().run_in_executor(self.reader, work, *given)
+
+    async def prompted(
+        self, asked: Conversation | str, size: int, work: Callable[..., T], *given: Any
+    ) -> T:
+        """`aside`; and where a template of the request's own is rendered, in a thread that nobody
+        waits for but others who bring theirs."""
+        own = isinstance(asked, Conversation) and asked.chat_template is not None
+        if not own:
+            return await self.aside(size, work, *given, None)
+        loop, bounded = asyncio.get_running_loop(), partial(work, *given, self.templates)
+        return await loop.run_in_executor(self.renderer, bounded)
 
     def drain(self) -> None:
         """Nobody else is admitted, nor those who are still asking."""

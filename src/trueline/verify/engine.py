@@ -18,6 +18,8 @@ from trueline.engine.core import EngineCore
 from trueline.engine.loading import load_engine
 from trueline.engine.messages import CoreOutput, CoreRequest
 from trueline.engine.params import SamplingParams
+from trueline.errors import EngineBroken
+from trueline.verify import bounds
 from trueline.verify.failed import CheckFailed
 
 ORACLE_GATE = 2e-5
@@ -36,6 +38,7 @@ class Ask:
     """Step before which it is added."""
     priority: int = 0
     params: dict[str, Any] = field(default_factory=dict)
+    cache_salt: str | None = None
 
 
 @dataclass
@@ -99,9 +102,13 @@ def serve(
 def _step(core: EngineCore) -> list[CoreOutput]:
     """An engine that stops itself has failed the check, whatever it says."""
     try:
-        return core.step()
-    except (RuntimeError, AssertionError, LookupError, ValueError) as error:
-        raise CheckFailed(f"the engine stopped: {error!r}") from error
+        told = core.step()
+    except EngineBroken as error:
+        raise CheckFailed(f"the engine stopped: {error}") from error
+    for news in told:
+        if news.error:
+            raise CheckFailed(f"the engine stopped: {news.error}")
+    return told
 
 
 def _request(i: int, ask: Ask) -> CoreRequest:
@@ -111,6 +118,7 @@ def _request(i: int, ask: Ask) -> CoreRequest:
         prompt_token_ids=ask.prompt,
         params=SamplingParams(**options),
         priority=ask.priority,
+        cache_salt=ask.cache_salt,
     )
 
 
@@ -182,6 +190,8 @@ def decode_is_prefill(model: Path, ask: Ask, config: EngineConfig) -> None:
 def _distance(what: str, ours: Tensor, theirs: Tensor, at: list[int], gate: float) -> float:
     off = (ours - theirs).abs().amax(-1)
     worst = int(off.argmax())
+    kind = "engine = reference" if what.startswith("oracle") else "engine, two schedules"
+    bounds.record(kind, float(off.max()) / gate)
     if not bool(off.max() <= gate):  # also when NaN
         raise CheckFailed(
             f"{what}: position {at[worst]}: logprobs differ by {float(off[worst]):.3g}, "

@@ -14,7 +14,6 @@ from trueline.engine.graphs import DecodeGraphs, Made
 from trueline.engine.loading import load_engine
 from trueline.engine.runner import Runner, build_decoder
 from trueline.models import read_model
-from trueline.ops.mla_decode import reference as decode_reference
 from trueline.ops.mla_decode.launch_plan import launch
 from trueline.ops.registry import OPS, implementation
 from trueline.plan import make_plan
@@ -22,6 +21,7 @@ from trueline.verify.cases import Subject
 from trueline.verify.engine import Ask, Run, run, same, serve
 from trueline.verify.failed import CheckFailed
 from trueline.verify.masked import masked_prefill
+from trueline.verify.ops import attended
 from trueline.verify.ops.attention import SCALE, TILINGS, same_attention
 from trueline.verify.ops.data import L, R, paged, randn
 from trueline.verify.schedules import base, prompt
@@ -73,7 +73,7 @@ def heads_are_padded(heads: int) -> None:
     for lengths in ([200], [70, 0, 7], [80, 70, 75, 0, 80, 79]):
         view, rows = paged(lengths, 16)
         q = randn(len(lengths), heads, L + R, seed=heads)
-        exact = decode_reference.run(q.double(), view, rows, softmax_scale=SCALE)
+        exact = attended.decode(q, view, rows, SCALE)
         usual = launch(heads, view.layout, q.dtype, 132, len(lengths), max(lengths))
         plan = replace(usual, groups=5)  # so few that one row fills them all
         prepared = op.prepare(rows, view, TILINGS[0], heads, plan=plan)

@@ -11,13 +11,15 @@ from torch import Tensor
 from trueline.ops.registry import implementation, runnable
 from trueline.ops.rope import reference
 from trueline.spec.rope import Pairing
+from trueline.verify.bounds import rounding
 from trueline.verify.cases import Subject
 from trueline.verify.failed import CheckFailed
 from trueline.verify.ops import randn
 
 TOKENS, HEADS, WIDTH, TURNED = 9, 5, 26, 14
 PAIRINGS: tuple[Pairing, ...] = ("pairs", "halves")
-GATE = 2e-6
+GATE = rounding(6)
+"""Of a number, relative to the largest: that of a pair may be √2 times smaller than both."""
 
 
 def buffers() -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:

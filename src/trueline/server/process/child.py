@@ -20,8 +20,10 @@ from typing import TYPE_CHECKING, Protocol
 
 import zmq
 
-from trueline.errors import RequestRejected, TruelineError
+from trueline.engine.messages import CoreOutput
+from trueline.errors import EngineBroken, RequestRejected, TruelineError, described
 from trueline.pauses import no_long_pauses
+from trueline.server.logs import keep_stderr
 from trueline.server.process.messages import (
     Abort,
     Add,
@@ -81,6 +83,7 @@ class Socket:
 
 
 def main(address: str) -> int:
+    keep_stderr()
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     _end_with_the_parent(Path(address.removeprefix("ipc://")))
@@ -216,12 +219,25 @@ class Serving:
             for request in message.requests:
                 self.core.add(request)
                 taken.append(request.request_id)
-        except RequestRejected as error:
+        except EngineBroken:
+            raise
+        except Exception as error:
             for name in taken:
                 self.core.abort(name, tell=False)
-            self.channel.send(Rejected(names, str(error)))
+            self.channel.send(self._refused(names, error))
         else:
             self.meter.added(message.requests)
+
+    def _refused(self, names: list[str], error: Exception) -> FromEngine:
+        if isinstance(error, RequestRejected):
+            return Rejected(names, str(error))
+        why = f"it could not be admitted: {described(error)}"
+        return News(
+            [
+                CoreOutput(request_id=name, finish_reason="error", error=f"request '{name}': {why}")
+                for name in names
+            ]
+        )
 
     def step(self) -> None:
         """One step of the core, and one message with all it has brought."""

@@ -116,7 +116,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """Of prompts that were looked up in the prefix cache."""
     num_hit_tokens: int = 0
     num_corrupted: int = 0
-    """Requests ended because their logits were NaN or infinite."""
+    """Requests ended by an error: their logits were NaN or infinite, or a step failed."""
     num_late_kernels: int = 0
     """Compiled after the engine was ready."""
     last_step_seconds: float = 0.0

@@ -106,5 +106,6 @@ def _merge(known: CoreOutput, later: CoreOutput) -> None:
     known.scores += later.scores
     known.prompt_scores += later.prompt_scores
     known.num_cached_tokens = later.num_cached_tokens or known.num_cached_tokens
+    known.first_scheduled = known.first_scheduled or later.first_scheduled
     known.finish_reason = later.finish_reason
     known.stop_reason, known.error = later.stop_reason, later.error

@@ -117,12 +117,65 @@ class Ignored(msgspec.Struct):
     service_tier: Any = None
     safety_identifier: Any = None
     prompt_cache_key: Any = None
+    prompt_cache_options: Any = None
     prompt_cache_retention: Any = None
+
+
+Null = Annotated[None, Meta(description="null")]
+NoTools = Annotated[
+    Annotated[list[Any], Meta(max_length=0)] | None, Meta(description="null or an empty list")
+]
+NoChoice = Annotated[Literal["none", "auto"] | None, Meta(description='null, "none" or "auto"')]
+
+
+class TextFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    type: Literal["text"]
+
+
+class NotOffered(msgspec.Struct):
+    """Fields of OpenAI's, then of vLLM's, that are not offered yet: accepted where the answer is
+    the same without them. Some SDKs send every field they know, as null or as its default."""
+
+    tools: NoTools = None
+    tool_choice: NoChoice = None
+    functions: NoTools = None
+    function_call: NoChoice = None
+    parallel_tool_calls: Annotated[
+        bool | None, Meta(description="true or false, which is the same without tools")
+    ] = None
+    response_format: Annotated[TextFormat | None, Meta(description='null or {"type": "text"}')] = (
+        None
+    )
+    modalities: Annotated[
+        Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)] | None,
+        Meta(description='null or ["text"]'),
+    ] = None
+    verbosity: Annotated[
+        Literal["medium"] | None, Meta(description='null or "medium", the default')
+    ] = None
+    reasoning_effort: Null = None
+    audio: Null = None
+    moderation: Null = None
+    prediction: Null = None
+    web_search_options: Null = None
+    suffix: Null = None
+    structured_outputs: Null = None
+    guided_json: Null = None
+    guided_regex: Null = None
+    guided_choice: Null = None
+    guided_grammar: Null = None
+    logits_processors: Null = None
+    truncate_prompt_tokens: Null = None
+    include_reasoning: Annotated[
+        Literal[True] | None, Meta(description="null or true: reasoning stays in the text")
+    ] = None
+    use_beam_search: Annotated[Literal[False] | None, Meta(description="null or false")] = None
 
 
 class StreamOptions(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
+    include_obfuscation: Literal[False] | None = None
 
 
 class Generating(msgspec.Struct):
@@ -151,11 +204,6 @@ class CompletionFields(Body, frozen=True, kw_only=True):
         Meta(description="a whole number; 0 for scores of the prompt alone"),
     ] = None
     best_of: Annotated[int | None, Meta(description="what n is, or null")] = None
-    suffix: Annotated[None, Meta(description="null")] = None
-
-
-class TextFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    type: Literal["text"]
 
 
 class Templating(Body, frozen=True, kw_only=True):
@@ -168,27 +216,18 @@ class Templating(Body, frozen=True, kw_only=True):
     ] = None
     add_generation_prompt: Flag = None
     continue_final_message: Flag = None
-    tools: Annotated[
-        Annotated[list[Any], Meta(max_length=0)] | None,
-        Meta(description="null or an empty list"),
-    ] = None
+    tools: NoTools = None
 
 
 class ChatFields(Templating, frozen=True, kw_only=True):
     logprobs: Flag = None
-    tool_choice: Annotated[
-        Literal["none", "auto"] | None, Meta(description='null, "none" or "auto"')
-    ] = None
-    response_format: Annotated[TextFormat | None, Meta(description='null or {"type": "text"}')] = (
-        None
-    )
 
 
 def _generating(name: str, own: type[Body], more: dict[str, Any]) -> Any:
     """The fields of `own`, and all that generation takes."""
     shared = {
         field.name: field.type
-        for part in (Generating, Ignored)
+        for part in (Generating, Ignored, NotOffered)
         for field in msgspec.structs.fields(part)
     }
     fields = shared | more | {field: _SAMPLING[field] for field in SAMPLING}
@@ -234,9 +273,9 @@ class DetokenizeBody(Body, frozen=True, kw_only=True):
     tokens: Annotated[list[TokenId], Meta(description="a list of token ids")]
 
 
-NOT_YET = ("tools", "tool_choice", "response_format", "suffix")
-"""Accepted only where they ask for nothing."""
-UNKNOWN_YET = (
-    *("functions", "function_call", "parallel_tool_calls", "reasoning_effort"),
-    *("include_reasoning", "structured_outputs", "guided_json"),
+FIELDS = frozenset(
+    field
+    for body in (CompletionBody, ChatBody, TokenizePromptBody, TokenizeChatBody, DetokenizeBody)
+    for field in body.__struct_fields__
 )
+"""The names of all of them."""

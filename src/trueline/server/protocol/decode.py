@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from trueline.errors import did_you_mean
-from trueline.server.protocol.bodies import NOT_YET, UNKNOWN_YET
+from trueline.server.protocol.bodies import NotOffered
 from trueline.server.protocol.errors import ApiError, bad_request
 
 _WHERE = re.compile(r"(.*?)(?: - at (?:`key` in )?`\$?([^`]*)`)?", re.DOTALL)
@@ -105,7 +105,7 @@ def _explained(message: str, body: type) -> ApiError:
         param = path
     head = re.split(r"[.\[]", param)[0]
     accepted = _accepted(body).get(head)
-    if head in NOT_YET and head in body.__struct_fields__:  # type: ignore[attr-defined]
+    if head in NotOffered.__struct_fields__ and accepted is not None:
         return bad_request(f"{head} is not offered yet; accepted: {accepted}", head)
     if field and "unknown" in what:
         return _unknown(param, path, body)
@@ -123,8 +123,6 @@ def _explained(message: str, body: type) -> ApiError:
 
 
 def _unknown(param: str, path: str, body: type) -> ApiError:
-    if param in UNKNOWN_YET:
-        return bad_request(f"{param} is not offered yet; leave it out", param)
     known: tuple[str, ...] = () if path else body.__struct_fields__  # type: ignore[attr-defined]
     return bad_request(f"{param} is not known{did_you_mean(param, known)}", param, "unknown_field")
 

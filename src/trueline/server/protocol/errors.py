@@ -7,8 +7,9 @@ from collections.abc import Collection
 
 import msgspec
 
-from trueline.errors import TruelineError
+from trueline.errors import TruelineError, short
 
+LONGEST_MESSAGE = 1000
 _TYPES = {401: "authentication_error", 429: "rate_limit_error"}
 
 
@@ -37,7 +38,10 @@ class ApiError(TruelineError):
         retry_after: int | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code = status, message, param, code
+        self.status, self.code = status, code
+        # they may quote what a client has sent, and that may be long
+        self.message = short(message, LONGEST_MESSAGE)
+        self.param = None if param is None else short(param)
         self.type = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
         self.retry_after = retry_after
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import msgspec
 
-from trueline.engine.params import DEFAULT_MAX_LOGPROBS
-from trueline.errors import did_you_mean
+from trueline.engine.params import DEFAULT_MAX_LOGPROBS, check_room, count_logprobs
+from trueline.errors import UsageError, did_you_mean, short
 from trueline.server.protocol.errors import ApiError, bad_request
 
 
@@ -19,8 +21,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     max_sequences: int = 1024
     """Prompts × n of one request."""
     request_templates: bool = False
-    """Whether a request may bring its own chat_template: code of a stranger, and a sandbox does
-    not stop it from running for ever."""
+    """Whether a request may bring its own chat_template: code of a stranger."""
 
     def model(self, name: str | None) -> str:
         if name is None:
@@ -28,7 +29,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
         if name not in self.models:
             raise ApiError(
                 404,
-                f"model '{name}' is not served here; accepted: {', '.join(self.models)}"
+                f"model '{short(name)}' is not served here; accepted: {', '.join(self.models)}"
                 f"{did_you_mean(name, self.models)}",
                 param="model",
                 code="model_not_found",
@@ -37,15 +38,24 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
     def logprobs(self, name: str, asked: int | None) -> int | None:
         """How many are asked for; -1 is all of the vocabulary."""
-        most = self.vocab_size if self.max_logprobs == -1 else self.max_logprobs
-        wanted = self.vocab_size if asked == -1 else asked
-        if wanted is not None and wanted > most:
-            raise bad_request(
-                f"{name} = {asked}: accepted: up to {most}; --max-logprobs raises the limit", name
-            )
-        return wanted
+        try:
+            return count_logprobs(name, asked, self.vocab_size, self.max_logprobs)
+        except UsageError as error:
+            raise bad_request(str(error), name) from None
 
-    def check_length(self, name: str, num_tokens: int) -> None:
+    def check_answer(self, answer: Mapping[str, int | None]) -> None:
+        """What no prompt leaves room for, before anybody reads one."""
+        for field, asked in answer.items():
+            if asked is not None and asked >= self.max_model_len:
+                raise bad_request(
+                    f"{field} = {asked}: accepted: up to {self.max_model_len - 1}, which leaves "
+                    f"one of max_model_len = {self.max_model_len} for the prompt",
+                    field,
+                    "context_length_exceeded",
+                )
+
+    def check_length(self, name: str, num_tokens: int, answer: Mapping[str, int | None]) -> None:
+        """Of a prompt, and of the answer by the fields that say how long it is to be."""
         if num_tokens >= self.max_model_len:
             raise bad_request(
                 f"{name}: {num_tokens} tokens; accepted: up to {self.max_model_len - 1}, which "
@@ -53,3 +63,8 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
                 name,
                 "context_length_exceeded",
             )
+        for field, asked in answer.items():
+            try:
+                check_room(field, asked, num_tokens, self.max_model_len)
+            except UsageError as error:
+                raise bad_request(str(error), field, "context_length_exceeded") from None

@@ -146,6 +146,9 @@ def _bound_fields(fields: dict[str, Any], limits: Limits) -> None:
         number = fields.get(name, {}).get("anyOf", [{}])[0]
         if number.get("type") == "integer" and limits.max_logprobs != -1:
             number.update(minimum=0, maximum=min(limits.max_logprobs, limits.vocab_size))
+    for name in ("max_tokens", "max_completion_tokens", "min_tokens"):
+        if name in fields:
+            fields[name]["anyOf"][0]["maximum"] = limits.max_model_len - 1
     if "n" in fields:
         number = fields["n"]["anyOf"][0]
         number["maximum"] = min(number["maximum"], limits.max_sequences)

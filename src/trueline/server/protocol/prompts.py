@@ -18,7 +18,8 @@ from trueline.server.protocol.requests import (
     TokenizeRequest,
 )
 from trueline.server.protocol.responses import Detokenized, Tokenized
-from trueline.text.chat import render_chat
+from trueline.text.chat import render_chat, template_and_values
+from trueline.text.template_process import TemplateProcess
 from trueline.text.tokenizer import Tokenizer
 
 _HERE = "\u2063the-answer-goes-on-here\u2063"
@@ -38,28 +39,38 @@ def completion_prompts(
             text, ids = read_prompt(given, tokenizer, limits.vocab_size)
         except UsageError as error:
             raise bad_request(f"{name}: {error}", name) from None
-        limits.check_length(name, len(ids))
+        limits.check_length(name, len(ids), request.answer_length)
         found.append((text, ids))
     return found
 
 
 def chat_prompt(
-    request: ChatRequest, tokenizer: Tokenizer, limits: Limits
+    request: ChatRequest,
+    tokenizer: Tokenizer,
+    limits: Limits,
+    templates: TemplateProcess | None = None,
 ) -> tuple[str, list[int]]:
-    """The text that the template makes of the messages, and its tokens."""
-    text = _render(request.conversation, tokenizer)
+    """The text that the template makes of the messages, and its tokens. `templates` renders those
+    that requests bring."""
+    text = _render(request.conversation, tokenizer, templates)
     # the template writes its own special tokens
     ids = _encode("messages", text, tokenizer, add_special_tokens=False)
     if not ids:
         raise bad_request("messages: the template makes an empty prompt of them", "messages")
-    limits.check_length("messages", len(ids))
+    limits.check_length("messages", len(ids), request.answer_length)
     return text, ids
 
 
-def tokenize(request: TokenizeRequest, tokenizer: Tokenizer, limits: Limits) -> bytes:
-    is_chat = isinstance(request.text, Conversation)
-    text = request.text if isinstance(request.text, str) else _render(request.text, tokenizer)
-    name = "messages" if is_chat else "prompt"
+def tokenize(
+    request: TokenizeRequest,
+    tokenizer: Tokenizer,
+    limits: Limits,
+    templates: TemplateProcess | None = None,
+) -> bytes:
+    if isinstance(request.text, Conversation):
+        name, text = "messages", _render(request.text, tokenizer, templates)
+    else:
+        name, text = "prompt", request.text
     ids = _encode(name, text, tokenizer, request.add_special_tokens)
     names = [tokenizer.token_text(token) for token in ids] if request.return_token_strs else None
     return msgspec.json.encode(Tokenized(len(ids), limits.max_model_len, ids, names))
@@ -76,18 +87,20 @@ def _encode(name: str, text: str, tokenizer: Tokenizer, add_special_tokens: bool
         raise bad_request(f"{name}: {error}", name) from None
 
 
-def _render(asked: Conversation, tokenizer: Tokenizer) -> str:
+def _render(asked: Conversation, tokenizer: Tokenizer, templates: TemplateProcess | None) -> str:
     messages = asked.messages
     if asked.continue_final_message:
         messages = [*messages[:-1], _marked(len(messages) - 1, messages[-1])]
-    source: Tokenizer | str = tokenizer
-    arguments = asked.chat_template_kwargs
-    if asked.chat_template is not None:
-        source, arguments = asked.chat_template, {**tokenizer.special_tokens, **arguments}
+    arguments, prompted = asked.chat_template_kwargs, asked.add_generation_prompt
     try:
-        text = render_chat(
-            source, messages, add_generation_prompt=asked.add_generation_prompt, **arguments
-        )
+        if asked.chat_template is None:
+            text = render_chat(tokenizer, messages, prompted, **arguments)
+        else:
+            assert templates is not None, "never in this process: it knows no end"
+            arguments = {**tokenizer.special_tokens, **arguments}
+            text = templates.render(
+                *template_and_values(asked.chat_template, messages, prompted, **arguments)
+            )
     except UsageError as error:
         raise _about_messages(error) from None
     except RecursionError:

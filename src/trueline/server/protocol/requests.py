@@ -29,6 +29,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     model: str
     params: SamplingParams
     """For the engine. It may ask for more than the client: see `logprobs`."""
+    answer_length: dict[str, int | None]
+    """The fields that say how long the answer is to be, with what the client itself said."""
     stream: bool
     include_usage: bool
     continuous_usage: bool
@@ -111,6 +113,7 @@ def read_completion(body: bytes, limits: Limits) -> CompletionRequest:
         prompts=prompts,
         echo=echo,
         generates=generates,
+        answer_length=_answer_length(fields, limits, "max_tokens", "min_tokens"),
         **_generating(fields),
     )
 
@@ -118,7 +121,7 @@ def read_completion(body: bytes, limits: Limits) -> CompletionRequest:
 def read_chat(body: bytes, limits: Limits) -> ChatRequest:
     fields = decode(ChatBody, body)
     model = limits.model(fields.model)
-    if fields.top_logprobs is not None and not fields.logprobs:
+    if fields.top_logprobs and not fields.logprobs:
         raise bad_request("top_logprobs: accepted: where logprobs is true", "top_logprobs")
     top = limits.logprobs("top_logprobs", fields.top_logprobs)
     logprobs = (top or 0) if fields.logprobs else None
@@ -143,6 +146,9 @@ def read_chat(body: bytes, limits: Limits) -> ChatRequest:
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         conversation=_conversation(fields, limits),
+        answer_length=_answer_length(
+            fields, limits, "max_completion_tokens", "max_tokens", "min_tokens"
+        ),
         **_generating(fields),
     )
 
@@ -167,6 +173,12 @@ def read_detokenize(body: bytes, limits: Limits) -> DetokenizeRequest:
     model = limits.model(fields.model)
     _check_ids("tokens", fields.tokens, limits)
     return DetokenizeRequest(model=model, tokens=fields.tokens)
+
+
+def _answer_length(fields: Any, limits: Limits, *names: str) -> dict[str, int | None]:
+    given = {name: getattr(fields, name) for name in names}
+    limits.check_answer(given)
+    return given
 
 
 def _generating(fields: Any) -> dict[str, Any]:

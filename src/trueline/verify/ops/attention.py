@@ -11,37 +11,16 @@ from torch import Tensor
 from trueline.cache.layout import LatentLayout
 from trueline.cache.store import LatentStore
 from trueline.ops.mla_decode import DecodeRows, DecodeTable, Tiling
-from trueline.ops.mla_decode import reference as decode_reference
 from trueline.ops.mla_prefill import Form, PrefillRow
-from trueline.ops.mla_prefill import reference as prefill_reference
-from trueline.verify.ops import chosen
-from trueline.verify.ops.data import (
-    GATE,
-    SMALL,
-    WIDE,
-    Dims,
-    H,
-    L,
-    R,
-    close,
-    paged,
-    randn,
-    require,
-    rounded,
-)
+from trueline.verify.bounds import AROUND, Attended, rounding
+from trueline.verify.ops import attended, chosen
+from trueline.verify.ops.data import SMALL, WIDE, Dims, H, L, R, paged, randn, require, within
 
-PREFILL_GATE = 6e-6
-"""Needles make scores of 50 and more."""
-PREFILL_ROUNDINGS = 16
-"""The same scores from keys, or queries, that were rounded when they were made."""
-LSE_GATE = 2e-5
 SCALE = 0.21
 FIXED = Tiling(64, full=True)
 TILINGS = (Tiling(1024, full=False), Tiling(16, full=False), FIXED)
 SHAPES = ((1, 1), (3, H), (3, 19), (16, 8), (64, H))
 """Block sizes and heads."""
-WIDE_GATE = 1.2e-5
-"""Scores are sums of twelve times as many products."""
 WIDE_SHAPES = ((1, 40, 5), (16, 128, 0), (64, 64, 16))
 """Block sizes, heads, and numbers between the queries of two heads: pieces of 16 can be copied."""
 PREFILL_BLOCKS = (1, 5, 64)
@@ -54,7 +33,7 @@ def mla_decode(op: Any, dtype: torch.dtype = torch.float32) -> None:
     for block_size, heads in SHAPES:
         view, rows = paged([1, 2, 63, 64, 65, 130, 0, 300], block_size, dtype=dtype)
         q = randn(8, heads, L + R, seed=9).to(dtype)
-        exact = decode_reference.run(q.double(), view, rows, softmax_scale=SCALE)
+        exact = attended.decode(q, view, rows, SCALE)
         for tiling in TILINGS:
             what = f"mla_decode, {heads} heads, blocks of {block_size}, tiles of {tiling.size}"
             prepared = op.prepare(rows, view, tiling, heads)
@@ -65,27 +44,25 @@ def mla_decode_wide(op: Any, dtype: torch.dtype = torch.float32) -> None:
     for block_size, heads, apart in WIDE_SHAPES:
         view, rows = paged([1, 64, 129, 0, 300, 65], block_size, dtype=dtype, dims=WIDE)
         q = randn(6, heads, WIDE.width + apart, seed=9).to(dtype)[..., apart:]
-        exact = decode_reference.run(q.double(), view, rows, softmax_scale=WIDE.scale)
+        exact = attended.decode(q, view, rows, WIDE.scale)
         prepared = op.prepare(rows, view, TILINGS[0], heads)
         ours = op.run(q, view, prepared, softmax_scale=WIDE.scale)
         what = f"mla_decode, {heads} heads over {WIDE.cached}, {block_size=}, {apart} apart"
-        same_attention(what, ours, exact, dtype, WIDE_GATE)
+        same_attention(what, ours, exact, dtype)
 
 
 def same_attention(
-    what: str,
-    ours: tuple[Tensor, Tensor],
-    exact: tuple[Tensor, Tensor],
-    dtype: torch.dtype,
-    gate: float = GATE,
+    what: str, ours: tuple[Tensor, Tensor], exact: Attended, dtype: torch.dtype
 ) -> None:
-    (out, lse), (exact_out, exact_lse) = ours, exact
+    out, lse = ours
     require(out.dtype == dtype, f"{what}: {out.dtype} for {dtype}")
-    close(what, out, exact_out, rounded(dtype, 2, gate))
-    same = (lse == exact_lse) | ((lse - exact_lse).abs() <= LSE_GATE)
-    require(bool(same.all()), f"{what}: lse differs")
-    empty = exact_lse == -torch.inf
+    within(what, out, exact.out, exact.out_bound[..., None])
+    empty = exact.lse == -torch.inf
+    require(bool((lse[empty] == -torch.inf).all()), f"{what}: lse of a row without keys")
     require(bool((out[empty] == 0).all()), f"{what}: a row without keys is not zero")
+    full = ~empty
+    limit = exact.lse_bound[full][:, None]
+    within(f"{what}: lse", lse[full][:, None], exact.lse[full][:, None], limit)
 
 
 def decode_table(op: Any, dtype: torch.dtype = torch.float32) -> None:
@@ -101,7 +78,7 @@ def decode_table(op: Any, dtype: torch.dtype = torch.float32) -> None:
         blocks.zero_()[:, : now.blocks.shape[1]] = now.blocks
         lengths.copy_(now.lengths)
         q = randn(7, heads, L + R, seed=9).to(dtype)
-        exact = decode_reference.run(q.double(), view, rows, softmax_scale=SCALE)
+        exact = attended.decode(q, view, rows, SCALE)
         ours = op.run(q, view, op.prepare(table, view, TILINGS[0], heads), softmax_scale=SCALE)
         same_attention(f"mla_decode, a table with {contexts}", ours, exact, dtype)
 
@@ -115,8 +92,9 @@ def natural_lse(op: Any, dtype: torch.dtype = torch.float32) -> None:
     q = torch.tensor([[[1.0, 1.0, 0, 0]]], dtype=dtype)
     prepared = op.prepare(DecodeRows([2], [[1, 2]]), view, TILINGS[0], 1)
     _, lse = op.run(q, view, prepared, softmax_scale=0.5)
-    off = abs(lse.item() - torch.tensor([0.5, 1.0]).logsumexp(0).item())
-    require(off <= 1e-6, f"mla_decode: lse is not natural: off by {off:.2g}")
+    exact = torch.tensor([[0.5, 1.0]], dtype=torch.float64).logsumexp(1, keepdim=True)
+    limit = torch.full_like(exact, rounding(2 * AROUND))
+    within("mla_decode, natural lse", lse, exact, limit)
 
 
 def mla_decode_bits(op: Any) -> None:
@@ -157,14 +135,12 @@ def prefills(
         q = randn(count, count_heads, dims.nope + dims.rope, seed=7).to(dtype)
         blocks = rows.block_ids[0]
         last = min(count, 50)  # the reference is slow
-        exact = prefill_reference.run(
-            q[-last:].double(), view, PrefillRow(start + count - last, last, blocks), heads,
-            softmax_scale=dims.scale, form="expanded",
-        )  # fmt: skip
+        row = PrefillRow(start + count - last, last, blocks)
+        exact = attended.prefill(q[-last:], view, row, heads, dims.scale)
         for form in get_args(Form):
             ours = op.run(
                 q, view, PrefillRow(start, count, blocks), heads,
                 softmax_scale=dims.scale, form=form,
             )  # fmt: skip
             what = f"mla_prefill, {form}, {start} + {count}, {block_size=}, {dims}"
-            close(what, ours[-last:], exact, rounded(dtype, PREFILL_ROUNDINGS, PREFILL_GATE))
+            within(what, ours[-last:], exact.out, exact.out_bound[..., None])

@@ -10,21 +10,11 @@ from torch import Tensor
 
 from trueline.cache.store import LatentView
 from trueline.ops.mla_prefill import HeadWeights, PrefillRow
-from trueline.ops.sparse_mla import reference
 from trueline.ops.sparse_rows import Run, SparseRows
-from trueline.verify.ops.data import (
-    SMALL,
-    Dims,
-    close,
-    paged,
-    randn,
-    require,
-    rounded,
-    shuffled,
-)
+from trueline.verify.bounds import Attended
+from trueline.verify.ops import attended
+from trueline.verify.ops.data import SMALL, Dims, paged, randn, require, shuffled, within
 
-GATE, ROUNDINGS = 6e-6, 16
-"""As `mla_prefill`: needles are chosen by some."""
 HEADS, WIDTH = 3, 70
 RUNS = ((40, 17), (190, 35), (0, 20), (127, 18))
 """Positions before, and new ones."""
@@ -77,13 +67,10 @@ def step(dtype: torch.dtype, dims: Dims) -> tuple[LatentView, list[Part], list[T
 
 def exact(
     q: Tensor, view: LatentView, part: Part, heads: HeadWeights, positions: Tensor, dims: Dims
-) -> Tensor:
-    moved = torch.einsum("nhp,hlp->nhl", q[..., : dims.nope].double(), heads.key.double())
-    absorbed = torch.cat((moved, q[..., dims.nope :].double()), dim=-1)
+) -> Attended:
     row = part.row
     rows = SparseRows((Run(row.block_ids, row.start + 1, row.count),))
-    made, _ = reference.run(absorbed, view, rows, positions, softmax_scale=dims.scale)
-    return torch.einsum("nhl,hvl->nhv", made, heads.value.double())
+    return attended.chosen(q, view, row, heads, rows, positions, dims.scale)
 
 
 def chosen(op: Any, dtype: torch.dtype = torch.float32, dims: Dims = SMALL) -> None:
@@ -105,7 +92,7 @@ def chosen(op: Any, dtype: torch.dtype = torch.float32, dims: Dims = SMALL) -> N
             listed = positions[part.chosen : part.chosen + row.count]
             wanted = exact(q[at], view, part, heads, listed, dims)
             what = f"mla_prefill, chosen, layer {layer}, {row.start} + {row.count}"
-            close(what, out[at], wanted, rounded(dtype, ROUNDINGS, GATE))
+            within(what, out[at], wanted.out, wanted.out_bound[..., None])
             empty = listed[:, 0] < 0
             require(bool((out[at][empty] == 0).all()), f"{what}: nothing chosen is not zero")
             free[at] = False

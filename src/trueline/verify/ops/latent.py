@@ -13,7 +13,9 @@ from trueline.ops.latent_write import reference as exact
 from trueline.ops.rms_norm import cpu as rms_norm
 from trueline.ops.rope import cpu as rope
 from trueline.spec.rope import Pairing
+from trueline.verify.bounds import narrow, norm_bound, rounding
 from trueline.verify.ops.data import H, L, R, close, randn, require
+from trueline.verify.ops.parts import ROTATION
 
 
 def latent_write(op: Any, dtype: torch.dtype = torch.float32) -> None:
@@ -44,11 +46,16 @@ def latent_write(op: Any, dtype: torch.dtype = torch.float32) -> None:
             )
             what = f"latent_write, {pairing}, {n} tokens"
             require(torch.equal(whole, before), f"{what}: writes its input")
-            gate = 3e-7 if dtype == torch.float32 else 2 * torch.finfo(dtype).eps
-            close(f"{what}: queries", ours[..., L:], wanted[..., L:], gate)
+            # either side of a rounding, ours and the reference's, before the weight and after it
+            twice = rounding(4 if narrow(dtype) else 1, dtype)
+            turned = rounding(ROTATION) + twice
+            close(f"{what}: queries", ours[..., L:], wanted[..., L:], turned)
             rows, exact_rows = (store.rows[0] for store in stores)
-            for part in (slice(0, L), slice(L, L + R)):
-                close(f"{what}: cache", rows[cells, part], exact_rows[cells, part], gate)
+            for part, off in (
+                (slice(0, L), norm_bound(L) + twice),
+                (slice(L, L + R), turned),
+            ):
+                close(f"{what}: cache", rows[cells, part], exact_rows[cells, part], off)
             others = torch.ones(len(rows), dtype=torch.bool)
             others[cells] = False
             require(bool(rows[others].isnan().all()), f"{what}: writes cells of others")

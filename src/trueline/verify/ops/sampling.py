@@ -11,11 +11,12 @@ from torch import Tensor
 
 from trueline.engine.params import SamplingParams
 from trueline.ops.sampling import RowState, Sampled, Scored, build_rows, reference
+from trueline.verify.bounds import rounding
 from trueline.verify.ops.data import require
 
 EOS = (2, 5)
-GATE = 1e-6
-"""In logprob, float32 to exact."""
+GATE = rounding(2)
+"""Of a logprob, relative to it: float64, rounded to float32 once, as is the reference's."""
 
 
 def row(

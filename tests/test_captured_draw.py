@@ -1,0 +1,142 @@
+"""Captured steps draw by themselves only where nothing but a temperature decides. Here each
+parameter of a request goes through the runner's captured path, the layers run as they always do,
+and every answer is the eager one."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trueline import LLM, SamplingParams
+from trueline.engine.batch import Batch
+from trueline.engine.graphs import DecodeGraphs, Kind, Made
+from trueline.engine.runner import Runner
+from trueline.ops.sampling import RowState, triton
+from trueline.outputs import RequestOutput
+
+Tiny = Callable[..., Path]
+
+
+class Emulated(DecodeGraphs):
+    """What a graph tells its kernels and what they draw; its layers are not replayed."""
+
+    def __init__(self, runner: Runner) -> None:
+        self.runner, self.num_plain = runner, 0
+
+    def run(self, batch: Batch, rows: Sequence[RowState], places: Mapping[str, int]) -> Made:
+        hidden = self.runner._forward(batch)
+        logits = self.runner.decoder.logits(hidden)
+        told = self._values(batch, rows, places)
+        given = (
+            torch.tensor(told["temperature"], dtype=torch.float64),
+            torch.tensor(told["seed"]),
+            torch.tensor(told["place"]),
+        )
+        tokens, bad = triton.draw(logits, *given)
+        self.runner.drawn[: len(tokens)] = tokens
+        self.num_plain += all(row.is_plain for row in rows)
+        return Made(hidden, logits, self.runner.drawn[: len(tokens)], bad, Kind(len(rows), False))
+
+
+@pytest.fixture(scope="module")
+def llm(tiny: Tiny) -> LLM:
+    return LLM(
+        tiny("deepseek_v3", keys={"num_hidden_layers": 2}), max_model_len=64, max_num_seqs=4,
+        num_gpu_blocks_override=64, batch_invariant=True, overlap=True, enable_prefix_caching=False,
+    )  # fmt: skip
+
+
+def answers(llm: LLM, params: list[SamplingParams]) -> list[RequestOutput]:
+    prompts = [{"prompt_token_ids": [5 + 3 * i, 9, 40 + i]} for i in range(len(params))]
+    return [replace(output, request_id="") for output in llm.generate(prompts, params)]
+
+
+def captured(llm: LLM, params: list[SamplingParams]) -> tuple[list[RequestOutput], int]:
+    runner = llm.llm_engine.core.runner
+    graphs = runner.graphs = Emulated(runner)
+    try:
+        return answers(llm, params), graphs.num_plain
+    finally:
+        runner.graphs = None
+
+
+MATTERS: dict[str, Any] = {
+    "temperature": 3.0,
+    "top_p": 0.05,
+    "top_k": 1,
+    "min_p": 0.9,
+    "repetition_penalty": 0.01,
+    "presence_penalty": -2.0,
+    "frequency_penalty": -2.0,
+    "logit_bias": {77: 30.0},
+    "seed": 9,
+    "min_tokens": 4,
+    "logprobs": 2,
+    "bad_words": [chr(c) for c in range(33, 127)],
+    "allowed_token_ids": [30, 31, 32],
+}
+"""A value of each that changes what is drawn or told."""
+BASE: dict[str, Any] = {"temperature": 1.0, "seed": 1, "max_tokens": 6, "ignore_eos": True}
+BESIDE: dict[str, Any] = {
+    "min_tokens": {"stop_token_ids": list(range(0, 311, 2))},
+    "presence_penalty": {"max_tokens": 40},
+    "frequency_penalty": {"max_tokens": 40},
+}
+"""What one has no meaning without."""
+ELSEWHERE: dict[str, Any] = {
+    "n": 2,
+    "stop": ["e"],
+    "stop_token_ids": list(range(1, 311, 2)),
+    "include_stop_str_in_output": True,
+    "ignore_eos": False,
+    "max_tokens": 5,
+    "prompt_logprobs": 1,
+    "skip_special_tokens": False,
+}
+"""Those of which the draw knows nothing."""
+
+
+def test_every_parameter_is_here() -> None:
+    assert {*MATTERS, *ELSEWHERE} == set(SamplingParams.__struct_fields__)
+
+
+@pytest.mark.parametrize("name", [*MATTERS, *ELSEWHERE])
+def test_each_parameter_means_the_same_captured(name: str, llm: LLM) -> None:
+    """Alone, and beside a plain row that a graph could draw for."""
+    base = BASE | BESIDE.get(name, {})
+    own = SamplingParams(**base | {name: (MATTERS | ELSEWHERE)[name]})
+    plain = SamplingParams(**base)
+    for params in ([own], [own, plain, plain]):
+        eager = answers(llm, params)
+        assert captured(llm, params)[0] == eager
+    if name in MATTERS:
+        assert answers(llm, [own]) != answers(llm, [plain]), "the value changes nothing"
+
+
+def test_plain_rows_are_drawn_by_the_graph(llm: LLM) -> None:
+    """All steps but the first, which is the prompt's."""
+    params = [SamplingParams(temperature=t, seed=7, max_tokens=6, ignore_eos=True)
+              for t in (0.0, 1.0)]  # fmt: skip
+    outputs, plain = captured(llm, params)
+    assert outputs == answers(llm, params)
+    assert plain == 5
+
+
+@st.composite
+def drawn_params(draw: Any) -> SamplingParams:
+    chosen = draw(st.sets(st.sampled_from([*MATTERS, *ELSEWHERE]), max_size=4))
+    fields = BASE | {"seed": draw(st.integers(0, 99))}
+    return SamplingParams(**fields | {name: (MATTERS | ELSEWHERE)[name] for name in chosen})
+
+
+@settings(max_examples=max(settings.default.max_examples // 4, 1))
+@given(params=st.lists(drawn_params(), min_size=1, max_size=3))
+def test_any_mixture_means_the_same_captured(llm: LLM, params: list[SamplingParams]) -> None:
+    assert captured(llm, params)[0] == answers(llm, params)
