@@ -12,6 +12,7 @@ import pytest
 from trueline import LLM, SamplingParams
 from trueline.config import EngineConfig
 from trueline.engine.loading import load_engine
+from trueline.engine.messages import CoreRequest
 from trueline.verify.engine import Ask, serve
 from trueline.verify.schedules import prompt
 
@@ -47,8 +48,10 @@ def test_a_broken_request_leaves_nothing_to_share(tiny: Tiny, chunk: int, at: in
     tokens[at] = 77
     whole = core.runner.decoder.embedding[77].clone()
     core.runner.decoder.embedding[77] = float("nan")
-    broken = serve(core, [Ask(tokens, 2)])
-    assert broken.outputs[0][-1].finish_reason == "error"
+    params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
+    core.add(CoreRequest(request_id="broken", prompt_token_ids=tokens, params=params))
+    news = [told for _ in range(9) for told in core.step()]
+    assert news[-1].finish_reason == "error"
     core.runner.decoder.embedding[77] = whole
     again = serve(core, [Ask(tokens, 2)])
     assert again.outputs[0][-1].finish_reason == "length"
