@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from trueline import native
 from trueline.device import interpreting
 from trueline.ops.registry import GPU_NAMES, OPS, implementation, refusals
 from trueline.verify.ops import lightning
@@ -27,6 +29,21 @@ def runnable(op: str, name: str) -> Any:
     if refused:
         pytest.skip(f"refused here: {refused}")
     return implementation(op, name)
+
+
+def with_threads(run: Callable[[], Tensor]) -> list[Tensor]:
+    """What it gives on 1, 2, 3 and 5 threads, PyTorch's and our kernels'."""
+    before = torch.get_num_threads()
+    try:
+        made = []
+        for count in (1, 2, 3, 5):
+            torch.set_num_threads(count)
+            native.use_threads(count)
+            made.append(run())
+    finally:
+        torch.set_num_threads(before)
+        native.use_threads(before)
+    return made
 
 
 @contextmanager

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -73,8 +73,14 @@ class Served:
 
 
 @contextmanager
-def serving(model: Path, *flags: str, wait: bool = True, **environment: str) -> Iterator[Served]:
-    command = [sys.executable, "-m", "trueline", "serve", str(model), "--port", "0", *flags]
+def serving(
+    model: Path,
+    *flags: str,
+    wait: bool = True,
+    launch: Sequence[str] = ("-m", "trueline"),
+    **environment: str,
+) -> Iterator[Served]:
+    command = [sys.executable, *launch, "serve", str(model), "--port", "0", *flags]
     process = subprocess.Popen(
         command, stderr=subprocess.PIPE, text=True, env=os.environ | environment
     )

@@ -40,6 +40,7 @@ ROOMS = (
         "llm",
         "benchmark",
         "benchmark_context",
+        "benchmark_neighbours",
         "benchmark_gpu",
         "verify",
         "conformance",

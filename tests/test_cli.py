@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ from safetensors.torch import load_file, save_file
 import published
 from trueline import __version__, reference
 from trueline.benchmark_context import context_engine, pretend_computed
+from trueline.benchmark_neighbours import start_neighbours
 from trueline.cli import main
 from trueline.cli.bench import comparison
 from trueline.engine.params import SamplingParams
@@ -315,6 +318,39 @@ def test_bench(tiny: Tiny, run: Run) -> None:
                        *flags[:4])  # fmt: skip
     assert code == 0
     assert "1 requests of 8 + 4 tokens" in out
+
+
+def test_bench_neighbours(tiny: Tiny, run: Run) -> None:
+    flags = ("--batch", "2", "--rounds", "2", "--seconds", "0.01", "--neighbours", "1")
+    (row,) = json.loads(run("bench", "neighbours", tiny("deepseek_v3"), *flags, "--json")[1])
+    assert (row["batch"], row["neighbours"], len(row["rounds"])) == (2, 1, 2)
+    assert row["ratio"] == median(each["beside"] / each["alone"] for each in row["rounds"])
+    code, out, err = run("bench", "neighbours", tiny("deepseek_v3"), *flags)
+    assert code == 0
+    assert "ratio" in out
+    assert "2 requests" in err
+    code, _, err = run("bench", "neighbours", tiny("deepseek_v3"), "--rounds", "0")
+    assert code == 2
+    assert "--rounds" in err
+
+
+def test_neighbours_work_only_when_told() -> None:
+    def states() -> list[str]:
+        stats = (Path(f"/proc/{pid}/stat").read_text() for pid in pids)
+        return [stat.rpartition(")")[2].split()[0] for stat in stats]
+
+    with start_neighbours(3) as beside:
+        pids = [process.pid for process in beside._processes]
+        cores = sorted(os.sched_getaffinity(0))
+        for i, pid in enumerate(pids):
+            assert os.sched_getaffinity(pid) == {cores[i % len(cores)]}
+        for _ in range(2):
+            with beside.at_work():
+                while "T" in states():  # stopped
+                    pass
+            while set(states()) != {"T"}:
+                pass
+    assert not any(Path(f"/proc/{pid}").exists() for pid in pids)
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "bailing_moe_v2_5"])

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 
+from implementations import with_threads
 from trueline import native
 from trueline.device import compiler, cpu_features
+from trueline.environment import calm_openmp
 from trueline.errors import UsageError
 from trueline.ops.registry import implementation
 from trueline.verify.ops import randn
@@ -28,14 +32,19 @@ def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         function.cache_clear()
 
 
-def test_built_once_and_kept(fresh: Path) -> None:
+def test_built_once_and_kept(fresh: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And told on stderr while it happens, not when nothing is compiled."""
     if native.unavailable():
         pytest.skip(f"not built here: {native.unavailable()}")
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("compiling C++ kernels")
+    assert last.startswith("compiled C++ kernels in")
     (built,) = fresh.iterdir()  # no leftovers beside it
     before = built.stat().st_mtime_ns
     native.library.cache_clear()
     native.library()
     assert built.stat().st_mtime_ns == before
+    assert not capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -88,20 +97,68 @@ def test_other_dtypes_are_refused() -> None:
 
 @pytest.mark.parametrize("rows", [1, 7, 200])
 def test_threads_do_not_change_bits(rows: int) -> None:
+    """Sizes that are cut into many runs: rows, panels, experts and heads."""
     if native.unavailable():
         pytest.skip(f"not built here: {native.unavailable()}")
-    from trueline.ops.linear import native as linear
+    D, W, E, H = 300, 301, 5, 13
+    several, linear = implementation("experts", "native"), implementation("linear", "native")
+    mlp, per_head = implementation("mlp", "native"), implementation("head_product", "native")
+    norm, rope = implementation("rms_norm", "native"), implementation("rope", "native")
+    weight, x = linear.pack(randn(W, D)), randn(rows, D, seed=1)
+    gate_up, down = randn(E, 2 * W, D, seed=2), randn(E, D, W, seed=3)
+    dense, experts = mlp.pack(gate_up[0], down[0], None), several.pack(gate_up, down, None)
+    ids, scales = torch.randint(E, (rows, 2)), randn(rows, 2, seed=4)
+    heads, by_head = per_head.pack(randn(H, 67, D, seed=5), None, True), randn(rows, H, D, seed=6)
+    angles = (randn(rows, D // 2, seed=7), randn(rows, D // 2, seed=8))
 
-    packed, x = linear.pack(randn(301, 97)), randn(rows, 97, seed=1)
-    threads = torch.get_num_threads()
-    try:
-        outcomes = []
-        for count in (1, 2):
-            torch.set_num_threads(count)
-            outcomes.append(linear.run(x, packed))
-    finally:
-        torch.set_num_threads(threads)
-    assert torch.equal(*outcomes)
+    def outputs() -> Tensor:
+        return torch.cat([
+            linear.run(x, weight).flatten(),
+            mlp.run(x, dense, None).flatten(),
+            mlp.middle(x, dense, None).flatten(),
+            several.run(x, ids, scales, experts, None).flatten(),
+            per_head.run(by_head, heads).flatten(),
+            norm.run(by_head, randn(D, seed=9), 1e-6).flatten(),
+            rope.run(by_head, *angles, "pairs").flatten(),
+        ])  # fmt: skip
+
+    first, *others = with_threads(outputs)
+    for other in others:
+        assert torch.equal(first, other)
+
+
+def test_an_engine_s_threads_are_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(native, "unavailable", lambda: None)
+    monkeypatch.setattr(native, "library", lambda: SimpleNamespace(use_threads=asked.append))
+    native.use_threads(3)
+    monkeypatch.setattr(native, "unavailable", lambda: "no compiler")
+    native.use_threads(4)
+    assert asked == [3]
+
+
+def test_who_asks_is_told_of_compiling(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str] = []
+    monkeypatch.setattr(native, "_tell", native._tell)  # put back afterwards
+    native.tell_builds(heard.append)
+    monkeypatch.setenv("CXX", "false")
+    assert native.unavailable()
+    assert [line.split(" (")[0] for line in heard] == ["compiling C++ kernels for this CPU"]
+
+
+@pytest.mark.parametrize(
+    ("given", "spins"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
+)
+def test_openmp_looks_for_work_as_long_as_the_user_says(
+    given: dict[str, str], spins: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    calm_openmp()
+    assert os.environ.get("GOMP_SPINCOUNT") == spins
 
 
 @pytest.mark.parametrize("rows", [1, 3, 8, 21])

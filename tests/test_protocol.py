@@ -214,7 +214,9 @@ NOT_JSON = [
     (b'{"prompt": NaN}', "not JSON"),
     (b"[]", "found a list; accepted: a JSON object"),
     (b'"a"', "found a text"),
-    (b'{"prompt": "a", "user": ' + b"[" * 100_000, "nested too deep"),
+    (b'{"prompt": "a", "user": ' + b"[" * 20_000, "nested too deep"),
+    (b'{"prompt": "a", "user": ' + b"[" * 100_000, "100001 lists and objects"),
+    (b'{"prompt": "a", "user": "' + b"x" * 5000, "not JSON"),
 ]
 
 

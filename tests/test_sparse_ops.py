@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from implementations import every, runnable
+from implementations import every, runnable, with_threads
 from trueline.cache.index import IndexStore, IndexView
 from trueline.cache.layout import STORAGES, IndexLayout, LatentLayout
 from trueline.cache.store import LatentStore
@@ -185,15 +185,9 @@ def test_threads_do_not_change_scores(module: str) -> None:
     op = runnable("index_scores", module)
     step = mixed_step(PLAIN)
     q, weights = queries(step)
-    threads = torch.get_num_threads()
-    try:
-        outcomes = []
-        for count in (1, 2):
-            torch.set_num_threads(count)
-            outcomes.append(score(op, step, step.rows, q, weights))
-    finally:
-        torch.set_num_threads(threads)
-    assert torch.equal(*outcomes)
+    first, *others = with_threads(lambda: score(op, step, step.rows, q, weights))
+    for other in others:
+        assert torch.equal(first, other)
 
 
 @every("index_scores")

@@ -5,12 +5,16 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from trueline.environment import calm_openmp
+
 if TYPE_CHECKING:
     from trueline.engine.params import SamplingParams
     from trueline.llm import LLM, LLMEngine
     from trueline.outputs import CompletionOutput, Logprob, RequestOutput
 
 __version__ = "0.1.0"
+
+calm_openmp()
 
 # Looked up when first used, so that `trueline --version` imports no torch.
 _HOMES = {

@@ -12,7 +12,7 @@ from trueline.engine.params import SamplingParams, sequence_seed
 from trueline.errors import UsageError
 from trueline.outputs import CompletionOutput, Logprob, RequestOutput
 from trueline.text.detokenize import Detokenizer
-from trueline.text.stop import StopChecker
+from trueline.text.stop import StopChecker, StopStrings
 from trueline.text.tokenizer import Tokenizer, bad_word_ids
 
 Prompt = str | Mapping[str, Any]
@@ -51,6 +51,26 @@ def _checked(ids: Any, vocab_size: int) -> list[int]:
     return values
 
 
+class Shared:
+    """What all sequences of a request have in common, whatever their prompts: made once."""
+
+    def __init__(self, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
+        self.params, self.tokenizer = params, tokenizer
+        self.stops = StopStrings(params.stop)
+        if params.bad_words and tokenizer is None:
+            raise UsageError("bad_words need a tokenizer")
+        self.bad_word_ids = bad_word_ids(tokenizer, params.bad_words) if tokenizer else []
+        self.each = [self._copy(i) for i in range(params.n)]
+        """The params of each of the n sequences of a prompt."""
+
+    def _copy(self, index: int) -> SamplingParams:
+        params = self.params
+        if params.n == 1:
+            return params
+        seed = None if params.seed is None else sequence_seed(params.seed, index)
+        return msgspec.structs.replace(params, n=1, seed=seed)
+
+
 class Answer:
     """A user's request: n copies in the core, put together again."""
 
@@ -61,9 +81,11 @@ class Answer:
         ids: list[int],
         params: SamplingParams,
         tokenizer: Tokenizer | None,
+        shared: Shared | None = None,
     ) -> None:
         self.request_id, self.prompt, self.ids, self.params = request_id, prompt, ids, params
         self.tokenizer = tokenizer
+        self.shared = shared or Shared(params, tokenizer)
         self.copies = [Copy(self, i) for i in range(params.n)]
         self.of_sequence = {copy.core_id: copy for copy in self.copies}
         self.stopped: list[str] = []
@@ -80,17 +102,13 @@ class Answer:
         self, eos_token_ids: list[int], priority: int = 0, cache_salt: str | None = None
     ) -> Iterator[CoreRequest]:
         """One for every sequence."""
-        words = self.params.bad_words
-        if words and self.tokenizer is None:
-            raise UsageError("bad_words need a tokenizer")
-        banned = bad_word_ids(self.tokenizer, words) if words and self.tokenizer else []
         for copy in self.copies:
             yield CoreRequest(
                 request_id=copy.core_id,
                 prompt_token_ids=self.ids,
                 params=copy.params,
                 eos_token_ids=eos_token_ids,
-                bad_word_ids=banned,
+                bad_word_ids=self.shared.bad_word_ids,
                 priority=priority,
                 cache_salt=cache_salt,
             )
@@ -143,8 +161,7 @@ class Copy:
         params = request.params
         self.request, self.index = request, index
         self.core_id = f"{request.request_id}/{index}"
-        seed = None if params.seed is None else sequence_seed(params.seed, index)
-        self.params = msgspec.structs.replace(params, n=1, seed=seed)
+        self.params = request.shared.each[index]
         logprobs: list[dict[int, Logprob] | None] | None = []
         self.completion = CompletionOutput(
             index, logprobs=logprobs if params.logprobs is not None else None
@@ -154,7 +171,7 @@ class Copy:
             if request.tokenizer
             else None
         )
-        self.stops = StopChecker(list(params.stop), params.include_stop_str_in_output)
+        self.stops = StopChecker(request.shared.stops, params.include_stop_str_in_output)
 
     def take(self, news: CoreOutput) -> None:
         """Where a text may end it, token by token: it ends at the same one, however many come at

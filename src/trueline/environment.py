@@ -19,6 +19,14 @@ def native_target() -> str:
     return os.environ.get("TRUELINE_NATIVE_TARGET") or "native"
 
 
+def calm_openmp() -> None:
+    """PyTorch's threads look for work for some milliseconds after each operation (GCC's OpenMP),
+    on the cores that our kernels want, or others' programs. Counts for a process that has not
+    imported PyTorch yet; what the user has set stays."""
+    if not {"GOMP_SPINCOUNT", "OMP_WAIT_POLICY"} & os.environ.keys():
+        os.environ["GOMP_SPINCOUNT"] = "1000"
+
+
 def environment_key() -> str | None:
     """The API key of the server that runs here."""
     return os.environ.get("TRUELINE_API_KEY") or None

@@ -21,7 +21,9 @@ class LatentView:
     zero_cell: int
 
     def write(self, cells: Tensor, latent: Tensor, rope: Tensor) -> None:
-        self.rows[cells] = torch.cat((latent, rope), dim=-1).to(self.rows.dtype)
+        # not rows[cells] = …, which wakes every thread for a handful of rows
+        new = torch.cat((latent, rope), dim=-1).to(self.rows.dtype)
+        self.rows.index_copy_(0, cells, new)
 
     def gather(self, cells: Tensor) -> Tensor:
         """Rows at cells [..., n] -> [..., n, width], in the order asked for."""

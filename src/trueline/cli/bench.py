@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import App, Parameter
 
 from trueline.cli.bench_gpu import gpu
+from trueline.cli.bench_neighbours import neighbours
 from trueline.cli.bench_serve import serve
 from trueline.cli.bench_server import server
 from trueline.cli.output import tables
@@ -27,6 +28,7 @@ Dtype = Literal["float32", "bfloat16"]
 
 bench = App(name="bench", help="Measure speed: throughput, latency, or side by side with a peer.")
 bench.command(gpu, name="gpu")
+bench.command(neighbours, name="neighbours")
 bench.command(serve, name="serve")
 bench.command(server, name="server")
 

@@ -20,6 +20,7 @@ from trueline.engine.runner import Runner, build_decoder
 from trueline.layers.context import Parameters
 from trueline.models import read_model
 from trueline.models.parameters import parameters
+from trueline.native import use_threads
 from trueline.plan import Plan, make_plan
 from trueline.spec.model import ModelSpec
 from trueline.tiny.make import draw
@@ -47,6 +48,8 @@ def load_engine(model: Path, config: EngineConfig, progress: Progress | None = N
     device = find_device(config.device)
     plan = expected = make_plan(spec, config, device)
     torch.set_num_threads(plan.threads)
+    if not device.is_gpu:
+        use_threads(plan.threads)
     clock.lap("plan")
     values: Parameters
     if config.load_format == "dummy":

@@ -10,7 +10,11 @@ import ctypes
 import hashlib
 import os
 import subprocess
+import sys
 import tempfile
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -25,7 +29,7 @@ from trueline.errors import UsageError
 HERE = Path(__file__).parent
 SOURCES = tuple(sorted(HERE.glob("*.cpp")))
 HEADERS = tuple(sorted(HERE.glob("*.h")))
-FLAGS = ("-O3", "-std=c++17", "-fPIC", "-fopenmp", "-ffp-contract=off")
+FLAGS = ("-O3", "-std=c++17", "-fPIC", "-pthread", "-ffp-contract=off")
 
 TARGETS = {
     "native": (),
@@ -72,6 +76,7 @@ SIGNATURES = {
         *(_INT, _FLOAT, _INT, _POINTER, _INT, _POINTER, _INT, _INT, _POINTER, _INT),
     ),
     "top_positions": (_POINTER, _INT, _POINTER, _INT, _INT, _POINTER),
+    "use_threads": (_INT,),
     "sparse_mla": (
         *(_POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT, _INT, _INT, _INT, _FLOAT),
         *(_POINTER, _POINTER),
@@ -88,13 +93,33 @@ class CannotBuild(Exception):
     """Why there are no native kernels here."""
 
 
+def _on_stderr(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+_tell: Callable[[str], None] = _on_stderr
+
+
+def tell_builds(to: Callable[[str], None]) -> None:
+    """Who hears that kernels are being compiled: stderr, unless another is named."""
+    global _tell
+    _tell = to
+
+
 @cache
 def library() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(_built()))
     for name, arguments in SIGNATURES.items():
         function = getattr(loaded, name)
         function.argtypes, function.restype = arguments, None
+    loaded.use_threads(torch.get_num_threads())
     return loaded
+
+
+def use_threads(count: int) -> None:
+    """How many of the machine's threads a kernel may use, ours included."""
+    if unavailable() is None:
+        library().use_threads(count)
 
 
 def weighted(name: str, dtype: torch.dtype) -> Any:
@@ -164,16 +189,23 @@ def _built() -> Path:
 
 def _build(program: str, flags: tuple[str, ...], built: Path) -> None:
     """Into a directory of its own, then moved: another process may be building the same."""
+    start = time.monotonic()
+    _tell("compiling C++ kernels for this CPU (once; about 5 s of two free cores)")
     with tempfile.TemporaryDirectory(dir=built.parent) as work:
         compiled = {file: str(Path(work, f"{file.stem}.o")) for file in SOURCES}
         linked = Path(work, "kernels.so")
-        # Linked without OpenMP: torch has loaded its own, and two would fight for the cores.
-        for command in (
-            *([program, *flags, "-c", str(file), "-o", to] for file, to in compiled.items()),
-            [program, "-shared", *compiled.values(), "-o", str(linked)],
-        ):
-            done = subprocess.run(command, capture_output=True, text=True, check=False)
-            if done.returncode:
-                complaint = (done.stderr.strip().splitlines() or ["no message"])[0]
-                raise CannotBuild(f"{program} failed: {complaint}")
+        with ThreadPoolExecutor() as at_once:
+            commands = [
+                [program, *flags, "-c", str(file), "-o", to] for file, to in compiled.items()
+            ]
+            list(at_once.map(_run, commands))
+        _run([program, "-shared", "-pthread", *compiled.values(), "-o", str(linked)])
         os.replace(linked, built)
+    _tell(f"compiled C++ kernels in {time.monotonic() - start:.1f} s")
+
+
+def _run(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        complaint = (done.stderr.strip().splitlines() or ["no message"])[0]
+        raise CannotBuild(f"{command[0]} failed: {complaint}")

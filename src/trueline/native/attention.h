@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "pool.h"
 #include "vectors.h"
 
 #if defined(__AVX512F__)
@@ -124,8 +125,9 @@ static void attend_rows(const float* q, Row row, const int64_t* lengths, int64_t
                         int64_t latent, int64_t rows, int64_t heads, float scale, float* out,
                         float* lse) {
   int64_t groups = (heads + HEADS - 1) / HEADS;
-#pragma omp parallel for schedule(dynamic)
-  for (int64_t item = 0; item < rows * groups; item++) {
+  int64_t most = 0;
+  for (int64_t i = 0; i < rows; i++) most = lengths[i] > most ? lengths[i] : most;
+  parallel(rows * groups, most * width, [=](int64_t item) {
     int64_t i = item / groups, head = item % groups * HEADS, length = lengths[i];
     auto key = [=](int64_t j) { return row(i, j); };
     const float* from = q + (i * heads + head) * width;
@@ -141,5 +143,5 @@ static void attend_rows(const float* q, Row row, const int64_t* lengths, int64_t
       case 7: attend_heads<7>(from, key, length, width, latent, scale, to, z); break;
       case 8: attend_heads<8>(from, key, length, width, latent, scale, to, z); break;
     }
-  }
+  });
 }

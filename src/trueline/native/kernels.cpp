@@ -6,6 +6,7 @@
 // absolute positions. So bits never depend on the batch, the number of threads or the block size.
 
 #include "attention.h"
+#include "pool.h"
 #include "vectors.h"
 
 #if defined(__AVX512F__)
@@ -36,27 +37,25 @@ static void pack_panel(Source source, int64_t inner, W* to) {
 // W [columns, inner] as panels [columns / PANEL][inner][PANEL].
 template <typename W>
 static void pack_columns(const W* w, int64_t columns, int64_t inner, W* packed) {
-#pragma omp parallel for schedule(static)
-  for (int64_t panel = 0; panel < (columns + PANEL - 1) / PANEL; panel++) {
+  parallel((columns + PANEL - 1) / PANEL, inner * PANEL, [=](int64_t panel) {
     auto source = [=](int c) {
       int64_t column = panel * PANEL + c;
       return column < columns ? w + column * inner : nullptr;
     };
     pack_panel(source, inner, packed + panel * inner * PANEL);
-  }
+  });
 }
 
 // Gate and up rows side by side, so that one pass over a panel has both: LANES of gate, LANES of up.
 template <typename W>
 static void pack_pairs(const W* w, int64_t width, int64_t inner, W* packed) {
-#pragma omp parallel for schedule(static)
-  for (int64_t panel = 0; panel < (width + LANES - 1) / LANES; panel++) {
+  parallel((width + LANES - 1) / LANES, inner * PANEL, [=](int64_t panel) {
     auto source = [=](int c) {
       int64_t row = panel * LANES + c % LANES;
       return row < width ? w + (c < LANES ? row : width + row) * inner : nullptr;
     };
     pack_panel(source, inner, packed + panel * inner * PANEL);
-  }
+  });
 }
 
 // Rows in blocks of ROWS, inner index first: [blocks][inner][rows of the block].
@@ -71,13 +70,17 @@ static void gather_rows(const float* x, int64_t stride, const int64_t* ids, int6
   }
 }
 
-// The same for all rows, shared between the threads of a parallel region.
+// The same for all rows.
 static void block_rows(const float* x, int64_t stride, int64_t count, int64_t inner, float* to) {
-#pragma omp for schedule(static)
-  for (int64_t first = 0; first < count; first += ROWS)
+  parallel((count + ROWS - 1) / ROWS, ROWS * inner, [=](int64_t block) {
+    int64_t first = block * ROWS;
     gather_rows(x + first * stride, stride, nullptr, count - first < ROWS ? count - first : ROWS,
                 inner, to + first * inner);
+  });
 }
+
+// What a panel costs: to be read once, and multiplied by every row, eight times as fast.
+static int64_t panel_cost(int64_t rows, int64_t inner) { return inner * PANEL * (8 + rows) / 8; }
 
 // A bfloat16 is the upper half of a float32: weights stored so are exact, and read at half the cost.
 typedef uint16_t Bf16;
@@ -150,25 +153,20 @@ static void panel_product(const float* x, int64_t count, const W* w, int64_t inn
 template <typename W>
 static void products(const float* x, int64_t x_row, int64_t x_batch, const W* packed, float* y,
                      int64_t y_row, int64_t y_batch, int64_t batch, int64_t count,
-                        int64_t columns, int64_t inner) {
+                     int64_t columns, int64_t inner) {
   int64_t panels = (columns + PANEL - 1) / PANEL;
   float* blocks = rows_scratch.get(batch * count * inner);
-#pragma omp parallel
-  {
-#pragma omp for schedule(static)
-    for (int64_t item = 0; item < batch * ((count + ROWS - 1) / ROWS); item++) {
-      int64_t b = item % batch, first = item / batch * ROWS;
-      int64_t rows = count - first < ROWS ? count - first : ROWS;
-      gather_rows(x + b * x_batch + first * x_row, x_row, nullptr, rows, inner,
-                  blocks + (b * count + first) * inner);
-    }
-#pragma omp for schedule(static)
-    for (int64_t item = 0; item < batch * panels; item++) {
-      int64_t b = item / panels, panel = item % panels;
-      panel_product(blocks + b * count * inner, count, packed + item * inner * PANEL, inner,
-                    y + b * y_batch + panel * PANEL, y_row, columns - panel * PANEL);
-    }
-  }
+  parallel(batch * ((count + ROWS - 1) / ROWS), ROWS * inner, [=](int64_t item) {
+    int64_t b = item % batch, first = item / batch * ROWS;
+    int64_t rows = count - first < ROWS ? count - first : ROWS;
+    gather_rows(x + b * x_batch + first * x_row, x_row, nullptr, rows, inner,
+                blocks + (b * count + first) * inner);
+  });
+  parallel(batch * panels, panel_cost(count, inner), [=](int64_t item) {
+    int64_t b = item / panels, panel = item % panels;
+    panel_product(blocks + b * count * inner, count, packed + item * inner * PANEL, inner,
+                  y + b * y_batch + panel * PANEL, y_row, columns - panel * PANEL);
+  });
 }
 
 // ---- small things that cost more to start than to compute ---------------------------------
@@ -176,8 +174,7 @@ static void products(const float* x, int64_t x_row, int64_t x_batch, const W* pa
 // x / sqrt(mean(x^2) + eps) * weight, per row.
 extern "C" void rms_norm(const float* x, int64_t x_row, const float* weight, float eps, float* y,
                          int64_t rows, int64_t width) {
-#pragma omp parallel for schedule(static) if (rows * width > 65536)
-  for (int64_t row = 0; row < rows; row++) {
+  parallel(rows, width, [=](int64_t row) {
     const float* from = x + row * x_row;
     float* to = y + row * width;
     Vec squares = {};
@@ -188,7 +185,7 @@ extern "C" void rms_norm(const float* x, int64_t x_row, const float* weight, flo
     for (; c < width; c++) total += from[c] * from[c];
     float scale = 1.0f / __builtin_sqrtf(total / width + eps);
     for (c = 0; c < width; c++) to[c] = from[c] * scale * weight[c];
-  }
+  });
 }
 
 // x [n, heads, 2 half] at these strides -> y, contiguous. pairs: channels (2i, 2i + 1) turn
@@ -197,8 +194,7 @@ extern "C" void rotate(const float* x, int64_t x_row, int64_t x_head, const floa
                        const float* sin, float* y, int64_t n, int64_t heads, int64_t half,
                        int64_t pairs) {
   int64_t step = pairs ? 2 : 1, apart = pairs ? 1 : half;
-#pragma omp parallel for schedule(static) if (n * heads * half > 65536)
-  for (int64_t row = 0; row < n; row++)
+  parallel(n, heads * half, [=](int64_t row) {
     for (int64_t head = 0; head < heads; head++) {
       const float* from = x + row * x_row + head * x_head;
       float* to = y + (row * heads + head) * 2 * half;
@@ -209,6 +205,7 @@ extern "C" void rotate(const float* x, int64_t x_row, int64_t x_head, const floa
         to[i * step + apart] = b * c + a * s;
       }
     }
+  });
 }
 
 // ---- routing ------------------------------------------------------------------------------
@@ -264,8 +261,7 @@ extern "C" void route(const float* logits, const float* bias, int64_t n, int64_t
                       int64_t softmax, int64_t groups, int64_t keep, int64_t pair, int64_t top,
                       int64_t renormalise, float factor, int64_t forced, int64_t* ids,
                       float* weights) {
-#pragma omp parallel for schedule(static) if (n * experts > 4096)
-  for (int64_t t = 0; t < n; t++) {
+  parallel(n, 16 * experts, [=](int64_t t) {  // an exponential costs as much as reading many
     float* scores = rows_scratch.get(2 * experts + groups);
     float *choice = scores + experts, *strength = choice + experts;
     score(logits + t * experts, experts, softmax, scores);
@@ -280,7 +276,7 @@ extern "C" void route(const float* logits, const float* bias, int64_t n, int64_t
       float weight = weights[t * top + k];
       weights[t * top + k] = (renormalise ? weight / (total + 1e-20f) : weight) * factor;
     }
-  }
+  });
 }
 
 // ---- routed experts ---------------------------------------------------------------------
@@ -320,14 +316,14 @@ static void gated_panel(const float* x, int64_t count, const W* w, int64_t inner
   }
 }
 
-// The same for all panels, shared between the threads of a parallel region.
+// The same for all panels.
 template <typename W>
 static void gated_rows(const float* x, int64_t n, const W* w, int64_t inner, float* y,
                        int64_t width) {
-#pragma omp for schedule(static)
-  for (int64_t panel = 0; panel < (width + LANES - 1) / LANES; panel++)
+  parallel((width + LANES - 1) / LANES, panel_cost(n, inner), [=](int64_t panel) {
     gated_panel(x, n, w + panel * inner * PANEL, inner, y + panel * LANES, width,
                 width - panel * LANES);
+  });
 }
 
 // silu(gate x) * up x for every row.
@@ -335,11 +331,8 @@ template <typename W>
 static void gated_half(const float* x, int64_t x_row, const W* gate_up, float* out, int64_t n,
                        int64_t hidden, int64_t width) {
   float* inputs = rows_scratch.get(n * hidden);
-#pragma omp parallel
-  {
-    block_rows(x, x_row, n, hidden, inputs);
-    gated_rows(inputs, n, gate_up, hidden, out, width);
-  }
+  block_rows(x, x_row, n, hidden, inputs);
+  gated_rows(inputs, n, gate_up, hidden, out, width);
 }
 
 // down(silu(gate x) * up x) for every row: the MLP of dense layers and of shared experts.
@@ -350,16 +343,13 @@ static void gated_mlp(const float* x, int64_t x_row, const W* gate_up, const W* 
   float* inputs = rows_scratch.get(n * (hidden + width));
   float* blocked = inputs + n * hidden;
   float* middle = hidden_scratch.get(n * width);
-#pragma omp parallel
-  {
-    block_rows(x, x_row, n, hidden, inputs);
-    gated_rows(inputs, n, gate_up, hidden, middle, width);
-    block_rows(middle, width, n, width, blocked);
-#pragma omp for schedule(static)
-    for (int64_t panel = 0; panel < downs; panel++)
-      panel_product(blocked, n, down + panel * width * PANEL, width, out + panel * PANEL, hidden,
-                    hidden - panel * PANEL);
-  }
+  block_rows(x, x_row, n, hidden, inputs);
+  gated_rows(inputs, n, gate_up, hidden, middle, width);
+  block_rows(middle, width, n, width, blocked);
+  parallel(downs, panel_cost(n, width), [=](int64_t panel) {
+    panel_product(blocked, n, down + panel * width * PANEL, width, out + panel * PANEL, hidden,
+                  hidden - panel * PANEL);
+  });
 }
 
 // parts[t, k] = down(silu(gate x) * up x) of t's k-th expert. Experts outside first .. first + experts
@@ -377,40 +367,34 @@ static void expert_parts(const float* x, int64_t x_row, const int64_t* ids, cons
   float* inputs = rows_scratch.get(count * (hidden + width));
   float* blocked = inputs + count * hidden;
   float* middle = hidden_scratch.get(count * width);
-#pragma omp parallel
-  {
-#pragma omp for schedule(dynamic)
-    for (int64_t e = 0; e < experts; e++)
-      gather_rows(x, x_row, tokens + begin[e], begin[e + 1] - begin[e], hidden,
-                  inputs + begin[e] * hidden);
-    // Experts differ in tokens: panels are handed out as threads become free.
-#pragma omp for schedule(dynamic, 4)
-    for (int64_t item = 0; item < experts * gates; item++) {
-      int64_t e = item / gates, panel = item % gates, at = begin[e], rows = begin[e + 1] - at;
-      if (rows)
-        gated_panel(inputs + at * hidden, rows, gate_up + item * hidden * PANEL, hidden,
-                    middle + at * width + panel * LANES, width, width - panel * LANES);
-    }
-#pragma omp for schedule(dynamic)
-    for (int64_t e = 0; e < experts; e++)
-      gather_rows(middle + begin[e] * width, width, nullptr, begin[e + 1] - begin[e], width,
-                  blocked + begin[e] * width);
-#pragma omp for schedule(dynamic, 4)
-    for (int64_t item = 0; item < experts * downs; item++) {
-      int64_t e = item / downs, panel = item % downs, at = begin[e], rows = begin[e + 1] - at;
-      if (rows)
-        panel_product(blocked + at * width, rows, down + item * width * PANEL, width,
-                      parts + panel * PANEL, hidden, hidden - panel * PANEL, slots + at);
-    }
-  }
+  int64_t share = (count + experts - 1) / experts;  // of tokens, about
+  parallel(experts, share * hidden, [=](int64_t e) {
+    gather_rows(x, x_row, tokens + begin[e], begin[e + 1] - begin[e], hidden,
+                inputs + begin[e] * hidden);
+  });
+  parallel(experts * gates, panel_cost(share, hidden), [=](int64_t item) {
+    int64_t e = item / gates, panel = item % gates, at = begin[e], rows = begin[e + 1] - at;
+    if (rows)
+      gated_panel(inputs + at * hidden, rows, gate_up + item * hidden * PANEL, hidden,
+                  middle + at * width + panel * LANES, width, width - panel * LANES);
+  });
+  parallel(experts, share * width, [=](int64_t e) {
+    gather_rows(middle + begin[e] * width, width, nullptr, begin[e + 1] - begin[e], width,
+                blocked + begin[e] * width);
+  });
+  parallel(experts * downs, panel_cost(share, width), [=](int64_t item) {
+    int64_t e = item / downs, panel = item % downs, at = begin[e], rows = begin[e + 1] - at;
+    if (rows)
+      panel_product(blocked + at * width, rows, down + item * width * PANEL, width,
+                    parts + panel * PANEL, hidden, hidden - panel * PANEL, slots + at);
+  });
 }
 
 // out[t] = sum over t's experts here, in the order of its ids, of weight * part. `ids` null: all are
 // here. A part may be 0 for -0, which ranks that add zeros make of it: no sum is ever -0.
 static void add_parts(const float* parts, const float* weights, const int64_t* ids, int64_t first,
                       int64_t experts, float* out, int64_t n, int64_t top, int64_t hidden) {
-#pragma omp parallel for schedule(static)
-  for (int64_t t = 0; t < n; t++) {
+  parallel(n, top * hidden, [=](int64_t t) {
     float* to = out + t * hidden;
     std::memset(to, 0, hidden * sizeof(float));
     for (int64_t i = t * top; i < (t + 1) * top; i++) {
@@ -418,7 +402,7 @@ static void add_parts(const float* parts, const float* weights, const int64_t* i
       float weight = weights[i];
       for (int64_t c = 0; c < hidden; c++) to[c] += weight * parts[i * hidden + c];
     }
-  }
+  });
 }
 
 extern "C" void combine(const float* parts, const float* weights, float* out, int64_t n, int64_t top,

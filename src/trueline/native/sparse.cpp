@@ -5,7 +5,10 @@
 #include <vector>
 
 #include "attention.h"
+#include "pool.h"
 #include "vectors.h"
+
+static thread_local Scratch tile_scratch;
 
 // ---- scores of cached keys ---------------------------------------------------------------
 
@@ -149,24 +152,21 @@ extern "C" void index_scores(const float* q, const float* weights, const uint8_t
                              int64_t heads, int64_t dim, float* scores, int64_t width) {
   Keys keys{bytes, starts,  scales, block_size,           block_bytes, run,
             distance, step, static_cast<int32_t>(nan), dim};
-#pragma omp parallel
-  {
-    std::vector<float> tile(dim * TILE);
+  // Most runs are a sequence's one row.
+  parallel(count, TILE * dim * heads / 8, [=](int64_t item) {
+    float* tile = tile_scratch.get(dim * TILE);
     float made[TILE];
-#pragma omp for schedule(dynamic)
-    for (int64_t item = 0; item < count; item++) {
-      int64_t owner = items[2 * item], start = items[2 * item + 1];
-      int64_t first = runs[3 * owner], stop = runs[3 * owner + 1], length = runs[3 * owner + 2];
-      int64_t seen = std::min<int64_t>(length + stop - first - 1 - start, TILE);
-      read_tile(keys, blocks + owner * most, start, seen, tile.data());
-      for (int64_t row = first; row < stop; row++, length++) {
-        if (length <= start) continue;
-        score_row(q + row * heads * dim, weights + row * heads, tile.data(), heads, dim, made);
-        int64_t sees = std::min<int64_t>(length - start, TILE);
-        std::memcpy(scores + row * width + start, made, sees * sizeof(float));
-      }
+    int64_t owner = items[2 * item], start = items[2 * item + 1];
+    int64_t first = runs[3 * owner], stop = runs[3 * owner + 1], length = runs[3 * owner + 2];
+    int64_t seen = std::min<int64_t>(length + stop - first - 1 - start, TILE);
+    read_tile(keys, blocks + owner * most, start, seen, tile);
+    for (int64_t row = first; row < stop; row++, length++) {
+      if (length <= start) continue;
+      score_row(q + row * heads * dim, weights + row * heads, tile, heads, dim, made);
+      int64_t sees = std::min<int64_t>(length - start, TILE);
+      std::memcpy(scores + row * width + start, made, sees * sizeof(float));
     }
-  }
+  });
 }
 
 // ---- the largest scores ------------------------------------------------------------------
@@ -199,24 +199,20 @@ static uint32_t last_rank(const std::vector<uint32_t>& ranks, int64_t& left) {
 
 extern "C" void top_positions(const float* scores, int64_t stride, const int64_t* lengths,
                               int64_t rows, int64_t topk, int64_t* out) {
-#pragma omp parallel
-  {
-    std::vector<uint32_t> ranks;
-#pragma omp for schedule(dynamic)
-    for (int64_t row = 0; row < rows; row++) {
-      int64_t *to = out + row * topk, length = lengths[row], n = 0;
-      if (length <= topk) {
-        for (; n < topk; n++) to[n] = n < length ? n : -1;
-        continue;
-      }
-      ranks.resize(length);
-      for (int64_t p = 0; p < length; p++) ranks[p] = rank(scores[row * stride + p]);
-      int64_t left = topk;
-      uint32_t last = last_rank(ranks, left);
-      for (int64_t p = 0; n < topk; p++)
-        if (ranks[p] > last || (ranks[p] == last && left-- > 0)) to[n++] = p;
+  parallel(rows, 8 * stride, [=](int64_t row) {
+    static thread_local std::vector<uint32_t> ranks;
+    int64_t *to = out + row * topk, length = lengths[row], n = 0;
+    if (length <= topk) {
+      for (; n < topk; n++) to[n] = n < length ? n : -1;
+      return;
     }
-  }
+    ranks.resize(length);
+    for (int64_t p = 0; p < length; p++) ranks[p] = rank(scores[row * stride + p]);
+    int64_t left = topk;
+    uint32_t last = last_rank(ranks, left);
+    for (int64_t p = 0; n < topk; p++)
+      if (ranks[p] > last || (ranks[p] == last && left-- > 0)) to[n++] = p;
+  });
 }
 
 // ---- attention over chosen cells ----------------------------------------------------------

@@ -4,7 +4,7 @@ nobody but itself."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Protocol
 
@@ -14,7 +14,7 @@ from starlette.types import Receive, Scope, Send
 from trueline.outputs import RequestOutput
 from trueline.server.protocol.errors import ApiError
 from trueline.server.protocol.frames import failure
-from trueline.server.service import Run
+from trueline.server.service import PER_SCORE, Run
 
 DONE = b"data: [DONE]\n\n"
 SSE = [
@@ -28,6 +28,8 @@ class Frames(Protocol):
     """What the protocol makes of outputs."""
 
     def delta(self, outputs: Sequence[RequestOutput]) -> Iterable[bytes]: ...
+
+    def weight(self, outputs: Sequence[RequestOutput]) -> int: ...
 
     def final_usage(self) -> bytes | None: ...
 
@@ -69,7 +71,7 @@ class Reply(Response):
         async with self._in_time() as outputs:
             async for _ in outputs:
                 pass
-        body = self.frames.whole(self._all())
+        body = await self._aside(self.frames.whole)
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
@@ -88,7 +90,7 @@ class Reply(Response):
                             raise error
                         started = True
                         await send({"type": "http.response.start", "status": 200, "headers": SSE})
-                    data = b"".join(self.frames.delta(self._all()))
+                    data = await self._aside(self._delta)
                     if data:
                         await send({"type": "http.response.body", "body": data, "more_body": True})
             failed = failure(self._all())
@@ -100,6 +102,14 @@ class Reply(Response):
         if failed:
             self.told["error"] = failed.message
         await send({"type": "http.response.body", "body": data})
+
+    async def _aside(self, make: Callable[[Sequence[RequestOutput]], bytes]) -> bytes:
+        outputs = self._all()
+        weight = self.frames.weight(outputs) * PER_SCORE
+        return await self.run.service.aside(weight, make, outputs)
+
+    def _delta(self, outputs: Sequence[RequestOutput]) -> bytes:
+        return b"".join(self.frames.delta(outputs))
 
     def _all(self) -> list[RequestOutput]:
         return [answer.output() for answer in self.run.answers]

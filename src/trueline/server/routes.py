@@ -11,7 +11,8 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from trueline import __version__
-from trueline.answers import Answer
+from trueline.answers import Answer, Shared
+from trueline.engine.messages import CoreRequest
 from trueline.server.protocol import prompts
 from trueline.server.protocol.frames import ChatFrames, CompletionFrames
 from trueline.server.protocol.limits import Limits
@@ -37,7 +38,7 @@ async def completions(request: Request) -> Response:
     frames = CompletionFrames(
         f"cmpl-{_name(request)}", int(time.time()), FINGERPRINT, asked, service.tokenizer
     )
-    return _reply(request, asked, found, frames)
+    return await _reply(request, size, asked, found, frames)
 
 
 async def chat(request: Request) -> Response:
@@ -49,7 +50,7 @@ async def chat(request: Request) -> Response:
     frames = ChatFrames(
         f"chatcmpl-{_name(request)}", int(time.time()), FINGERPRINT, asked, service.tokenizer
     )
-    return _reply(request, asked, [found], frames)
+    return await _reply(request, size, asked, [found], frames)
 
 
 async def tokenize(request: Request) -> Response:
@@ -96,15 +97,39 @@ async def _read(
     return limits, len(body), await service.aside(len(body), read, body, limits)
 
 
-def _reply(
+async def _reply(
     request: Request,
+    size: int,
     asked: GenerateRequest,
     found: Sequence[tuple[str | None, list[int]]],
     frames: Frames,
 ) -> Reply:
-    service, name = _service(request), _name(request)
+    service = _service(request)
+    num_sequences = len(found) * asked.params.n
+    answers, core = await service.aside(
+        size * num_sequences, _answers, service, _name(request), asked, found
+    )
+    return Reply(Run(service, answers, core), frames, asked.stream, request.scope["told"])
+
+
+def _answers(
+    service: Service,
+    name: str,
+    asked: GenerateRequest,
+    found: Sequence[tuple[str | None, list[int]]],
+) -> tuple[list[Answer], list[CoreRequest]]:
+    """And what the engine is asked for."""
+    params = asked.params
+    shared = Shared(params, service.tokenizer)
+    chosen = {
+        "bad_words": sum(map(len, shared.bad_word_ids)),
+        "allowed_token_ids": len(params.allowed_token_ids or ()),
+        "logit_bias": len(params.logit_bias or ()),
+        "stop_token_ids": len(params.stop_token_ids),
+    }
+    service.limits().check_chosen_ids(chosen, len(found) * params.n)
     answers = [
-        Answer(f"{name}-{i}", text, ids, asked.params, service.tokenizer)
+        Answer(f"{name}-{i}", text, ids, params, service.tokenizer, shared)
         for i, (text, ids) in enumerate(found)
     ]
     core = [
@@ -112,7 +137,7 @@ def _reply(
         for answer in answers
         for each in answer.core_requests(service.eos_token_ids, asked.priority, asked.cache_salt)
     ]
-    return Reply(Run(service, answers, core), frames, asked.stream, request.scope["told"])
+    return answers, core
 
 
 def _service(request: Request) -> Service:

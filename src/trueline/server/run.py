@@ -19,6 +19,7 @@ from trueline.config import EngineConfig
 from trueline.environment import environment_key
 from trueline.errors import UsageError
 from trueline.locate import find_model
+from trueline.pauses import no_long_pauses
 from trueline.server.app import build_app
 from trueline.server.config import ServerConfig
 from trueline.server.connection import connection
@@ -40,7 +41,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def run(model: str, engine: EngineConfig, config: ServerConfig) -> int:
     """Until a signal or the engine's end; the exit code."""
     keep_stderr()
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner, no_long_pauses():
         return runner.run(_Life(model, engine, config).whole())
 
 
@@ -76,7 +77,7 @@ class _Life:
         self.options = engine
         self.logger = start_logs(config.log_format, config.log_level)
         self.signals = 0
-        self.told_at = self.began
+        self.told_phase, self.told_at = "starting", self.began
 
     async def whole(self) -> int:
         self.stopping = asyncio.Event()
@@ -160,10 +161,10 @@ class _Life:
         self.stopping.set()
 
     def _progress(self, progress: Progress) -> None:
-        """Now and then: a large model is loaded in many steps."""
+        """Every phase, and now and then within one: a large model is loaded in many steps."""
         now = time.monotonic()
-        if now - self.told_at >= PROGRESS_SECONDS:
-            self.told_at = now
+        if progress.phase != self.told_phase or now - self.told_at >= PROGRESS_SECONDS:
+            self.told_phase, self.told_at = progress.phase, now
             event(self.logger, "loading", phase=str(progress))
 
     def _tell(self, ready: Ready, url: str) -> None:

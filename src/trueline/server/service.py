@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 
 from trueline.answers import Answer
 from trueline.engine.messages import CoreOutput, CoreRequest
 from trueline.errors import RequestRejected
 from trueline.outputs import RequestOutput
+from trueline.server.aside import Aside
 from trueline.server.config import ServerConfig
 from trueline.server.limits import Bodies
 from trueline.server.metrics import Metrics
@@ -28,8 +26,10 @@ from trueline.text.tokenizer import Tokenizer
 
 RETRY_SECONDS = 1
 """What a client is told to wait when there is no room, or nobody to answer."""
-BIG = 1 << 14
-"""Bytes of text from which the event loop does not wait for it to be read."""
+BIG = 1 << 12
+"""Bytes of a request, or as much work, from which the event loop does not wait for it."""
+PER_SCORE = 4
+"""A token's logprob is as much work as so many bytes of a request."""
 T = TypeVar("T")
 
 
@@ -47,16 +47,16 @@ class Service:
 
     def __post_init__(self) -> None:
         self.bodies = Bodies(self.config.max_body_bytes, self.config.read_timeout)
-        self.reader = ThreadPoolExecutor(1, "reader")
+        self._aside = Aside()
         self.templates = TemplateProcess()
-        self.renderer = ThreadPoolExecutor(1, "renderer")
+        self._rendering = Aside()
 
     async def aside(self, size: int, work: Callable[..., T], *given: Any) -> T:
         """Small work at once; big work in one thread for all, so that nobody else's tokens wait
         for it, and it takes one core at most."""
         if size < BIG:
             return work(*given)
-        return await asyncio.get_running_loop().run_in_executor(self.reader, work, *given)
+        return await self._aside.run(work, *given)
 
     async def prompted(
         self, asked: Conversation | str, size: int, work: Callable[..., T], *given: Any
@@ -66,8 +66,7 @@ class Service:
         own = isinstance(asked, Conversation) and asked.chat_template is not None
         if not own:
             return await self.aside(size, work, *given, None)
-        loop, bounded = asyncio.get_running_loop(), partial(work, *given, self.templates)
-        return await loop.run_in_executor(self.renderer, bounded)
+        return await self._rendering.run(work, *given, self.templates)
 
     def drain(self) -> None:
         """Nobody else is admitted, nor those who are still asking."""
@@ -147,7 +146,8 @@ class Run:
             async for news in stream:
                 for each in (news, *stream.waiting()):
                     answer = self.of_sequence[each.request_id]
-                    self._take(answer, each)
+                    weight = _num_scores(each) * PER_SCORE
+                    await self.service.aside(weight, self._take, answer, each)
                     if ended := answer.to_stop():
                         stream.abort(ended)
                 yield answer.output()
@@ -197,6 +197,11 @@ class Run:
         if tokens > 1:
             each = (times.last - times.first) / (tokens - 1)
             metrics.observe("request_time_per_output_token_seconds", each)
+
+
+def _num_scores(news: CoreOutput) -> int:
+    scores = news.prompt_scores or news.scores
+    return len(scores) * (1 + len(scores[0].top)) if scores else 0
 
 
 @dataclass(slots=True)

@@ -56,6 +56,7 @@ class TiktokenVocabulary:
         self._bytes = {rank: token for token, rank in ranks.items()}
         self._bytes |= {token: name.encode() for name, token in self._specials.items()}
         self.size = max(self._bytes, default=-1) + 1
+        self.longest_bytes: int | None = max(map(len, self._bytes.values()))
         flagged = {token.id for token in added if token.special}
         flagged |= {self._specials[name] for name in special if name in self._specials}
         self.flagged = frozenset(flagged)

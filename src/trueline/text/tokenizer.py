@@ -87,9 +87,14 @@ class Tokenizer:
         """Kimi's own tokenizer sorts the keys of tools before its template sees them."""
         return isinstance(self.vocabulary, TiktokenVocabulary)
 
+    def least_tokens(self, text: str) -> int:
+        """No fewer come of it, told without encoding it; 0 where nothing can be told."""
+        longest = self.vocabulary.longest_bytes
+        return 0 if longest is None else -(-len(text.encode("utf-8", "replace")) // longest)
+
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """`add_special_tokens`: with the tokens this model wants around a text. A chat template
-        writes them itself, so its text is encoded without."""
+        writes them itself, so its text is encoded without. Other threads go on meanwhile."""
         try:
             text.encode()
         except UnicodeEncodeError as error:
@@ -103,6 +108,7 @@ class Tokenizer:
         return [*before, *self.vocabulary.encode(text, False), *after]
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool) -> str:
+        """Other threads go on meanwhile."""
         return self.vocabulary.decode(self.visible(ids, skip_special_tokens))
 
     def visible(self, ids: Iterable[int], skip_special_tokens: bool) -> list[int]:
@@ -153,10 +159,10 @@ class Tokenizer:
 def bad_word_ids(tokenizer: Tokenizer, words: Iterable[str]) -> list[list[int]]:
     """The token sequences of words that must not be generated: each as it stands at the start of
     a text and after a space. Other spellings of the same letters stay possible."""
-    found: list[list[int]] = []
+    found: dict[tuple[int, ...], None] = {}
     for word in words:
         for text in (word, " " + word.lstrip()):
             ids = tokenizer.encode(text, add_special_tokens=False)
-            if ids and ids not in found:
-                found.append(ids)
-    return found
+            if ids:
+                found[tuple(ids)] = None
+    return [list(ids) for ids in found]

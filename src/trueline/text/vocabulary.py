@@ -19,7 +19,11 @@ from typing import Any, Protocol
 import tokenizers
 
 from trueline.errors import UsageError
+from trueline.text.coverage import longest_bytes
 from trueline.text.files import AddedToken
+
+FEW = 1024
+"""Tokens that are decoded in less time than other threads would notice."""
 
 
 class Vocabulary(Protocol):
@@ -33,6 +37,11 @@ class Vocabulary(Protocol):
     @property
     def flagged(self) -> frozenset[int]:
         """Ids of the tokens marked special."""
+        ...
+
+    @property
+    def longest_bytes(self) -> int | None:
+        """A token stands for so many bytes of a text at most; None where nobody knows."""
         ...
 
     def token_id(self, token: str) -> int | None: ...
@@ -110,11 +119,21 @@ class JsonVocabulary:
         found: int | None = self._tokenizer.token_to_id(token)
         return found
 
+    @cached_property
+    def longest_bytes(self) -> int | None:
+        return longest_bytes(self._tokenizer) if self.spells_bytes else None
+
     def encode(self, text: str, with_ends: bool) -> list[int]:
-        return list(self._tokenizer.encode(text, add_special_tokens=with_ends).ids)
+        # of the library's ways in, only those for batches let other threads go on
+        (found,) = self._tokenizer.encode_batch_fast([text], add_special_tokens=with_ends)
+        ids: list[int] = found.ids
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        if len(ids) < FEW:
+            text: str = self._tokenizer.decode(list(ids), skip_special_tokens=False)
+        else:
+            (text,) = self._tokenizer.decode_batch([list(ids)], skip_special_tokens=False)
         return text
 
     def token_bytes(self, token: int) -> bytes | None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Protocol
@@ -98,6 +98,12 @@ class RowState:
     """The params' words as token ids, by `trueline.text.tokenizer.bad_word_ids`."""
     _counts: dict[int, int] = field(default_factory=dict, init=False, repr=False)
     _num_counted: int = field(default=-1, init=False, repr=False)
+    _words: _Words = field(init=False, repr=False)
+    _fixed: dict[str, _Column] = field(default_factory=dict, init=False, repr=False)
+    """What is the same in every step: made in the first."""
+
+    def __post_init__(self) -> None:
+        self._words = _Words(self.bad_words)
 
     @property
     def has_penalties(self) -> bool:
@@ -112,7 +118,7 @@ class RowState:
     def needs_output_ids(self) -> bool:
         """Its next draw depends on which tokens came before, not only on how many: such a row
         waits for the step in flight to be collected."""
-        return self.has_penalties or any(len(word) > 1 for word in self.bad_words)
+        return self.has_penalties or bool(self._words.longer)
 
     @property
     def is_plain(self) -> bool:
@@ -135,35 +141,72 @@ class RowState:
         self._num_counted = len(self.output_ids)
         return self._counts
 
-    def banned(self) -> set[int]:
-        """Tokens that must not come now."""
-        found: set[int] = set()
+    def banned(self) -> Iterator[_Column]:
+        """Tokens that must not come now, each once."""
+        if self._words.single:
+            yield self._once("never", lambda: dict.fromkeys(self._words.single, 0.0))
         # by count, not by `output_ids`, which may lag behind a step in flight
-        if self.position - len(self.prompt_ids) < self.params.min_tokens:
-            found.update(self.params.stop_token_ids)
-            if not self.params.ignore_eos:
-                found.update(self.eos_ids)
-        for *start, last in self.bad_words:
-            if not start or list(self.output_ids[-len(start) :]) == start:
-                found.add(last)
-        return found
+        waits = self.position - len(self.prompt_ids) < self.params.min_tokens
+        if waits:
+            yield self._once("too early", lambda: dict.fromkeys(self._early(), 0.0))
+        ends = self._words.ends(self.output_ids) - self._words.single
+        if ends := ends - self._early() if waits else ends:
+            yield _column(dict.fromkeys(ends, 0.0))
+
+    def _early(self) -> set[int]:
+        """What would end the output, and is not banned anyway."""
+        eos = () if self.params.ignore_eos else self.eos_ids
+        return {*self.params.stop_token_ids, *eos} - self._words.single
+
+    def allowed(self) -> Iterator[_Column]:
+        if (ids := self.params.allowed_token_ids) is not None:
+            yield self._once("allowed", lambda: dict.fromkeys(ids, 0.0))
+
+    def bias(self) -> Iterator[_Column]:
+        if bias := self.params.logit_bias:
+            yield self._once("bias", lambda: bias)
+
+    def _once(self, name: str, entries: Callable[[], Mapping[int, float]]) -> _Column:
+        if name not in self._fixed:
+            self._fixed[name] = _column(entries())
+        return self._fixed[name]
+
+
+class _Words:
+    """Bad words by how they begin: a step looks up how the output ends, at each length that a
+    beginning has, and never goes through all words."""
+
+    def __init__(self, words: Sequence[Sequence[int]]) -> None:
+        self.single = {word[0] for word in words if len(word) == 1}
+        self.longer: dict[tuple[int, ...], set[int]] = {}
+        """All but the last token: what that may be."""
+        for *start, last in words:
+            if start:
+                self.longer.setdefault(tuple(start), set()).add(last)
+        self._lengths = sorted({len(start) for start in self.longer})
+
+    def ends(self, output: Sequence[int]) -> set[int]:
+        """The last tokens of those that the output has all the others of."""
+        if not self._lengths:
+            return set()
+        end = tuple(output[-self._lengths[-1] :])
+        found = (self.longer.get(end[-length:], ()) for length in self._lengths)
+        return set().union(*found)
 
 
 def build_rows(states: Sequence[RowState], device: torch.device | str = "cpu") -> SamplingRows:
     params = [state.params for state in states]
     allowed, banned, bias, seen = builders = [_Builder() for _ in range(4)]
     for row, state in enumerate(states):
-        if state.params.allowed_token_ids is not None:
-            allowed.add(row, dict.fromkeys(state.params.allowed_token_ids, 0.0))
-        banned.add(row, dict.fromkeys(state.banned(), 0.0))
-        bias.add(row, state.params.logit_bias or {})
+        allowed.add(row, state.allowed())
+        banned.add(row, state.banned())
+        bias.add(row, state.bias())
         if state.has_penalties:
-            seen.add(row, state.seen())
+            seen.add(row, [_column(state.seen())])
     wholes = [
         [max(p.top_k, 0) for p in params],
         [state.seed for state in states],
         [state.position for state in states],
-        *(column for each in builders for column in (each.rows, each.tokens)),
     ]
     reals = [
         [0.0 if p.is_greedy else p.temperature for p in params],
@@ -172,10 +215,11 @@ def build_rows(states: Sequence[RowState], device: torch.device | str = "cpu") -
         [p.repetition_penalty for p in params],
         [p.presence_penalty for p in params],
         [p.frequency_penalty for p in params],
-        *(each.values for each in builders),
     ]
     (top_k, seed, position, *places), (temperature, top_p, min_p, *rest) = _sent(
-        wholes, reals, device
+        (wholes, [column for each in builders for column in (each.rows, each.tokens)]),
+        (reals, [each.values for each in builders]),
+        device,
     )
     entries = [
         Entries(at, token, value) if len(at) else None
@@ -198,7 +242,7 @@ def build_rows(states: Sequence[RowState], device: torch.device | str = "cpu") -
         banned=entries[1],
         bias=entries[2],
         seen=entries[3],
-        edited=tuple(sorted({row for each in builders for row in each.rows})),
+        edited=tuple(sorted({row for each in builders for row in each.edited})),
         drawn=drawn,
         narrowed=narrowed,
         limits=tuple(max(params[row].top_k, 0) for row in narrowed),
@@ -208,29 +252,67 @@ def build_rows(states: Sequence[RowState], device: torch.device | str = "cpu") -
 
 
 def _sent(
-    wholes: Sequence[Sequence[int]], reals: Sequence[Sequence[float]], device: torch.device | str
+    wholes: tuple[Sequence[Sequence[int]], Sequence[Tensor]],
+    reals: tuple[Sequence[Sequence[float]], Sequence[Tensor]],
+    device: torch.device | str,
 ) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
     """Columns of int64 and of float64, in one copy: both kinds of number have eight bytes."""
-    whole, real = (
-        torch.tensor(list(chain(*columns)), dtype=dtype, device="cpu")
-        for columns, dtype in ((wholes, torch.int64), (reals, torch.float64))
-    )
+    whole = torch.cat([_whole(list(chain(*wholes[0]))), *wholes[1]])
+    real = torch.cat([_real(list(chain(*reals[0]))), *reals[1]])
     both = send(torch.cat((whole, real.view(torch.int64))), device)
     there = both[: len(whole)], both[len(whole) :].view(torch.float64)
     first, second = (
-        torch.split(part, [len(column) for column in columns])
-        for part, columns in zip(there, (wholes, reals), strict=True)
+        torch.split(part, [*map(len, columns), *map(len, more)])
+        for part, (columns, more) in zip(there, (wholes, reals), strict=True)
     )
     return first, second
 
 
+def _whole(column: Sequence[int]) -> Tensor:
+    return torch.tensor(column, dtype=torch.int64, device="cpu")
+
+
+def _real(column: Sequence[float]) -> Tensor:
+    return torch.tensor(column, dtype=torch.float64, device="cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """Things said of single tokens of one row, on the host."""
+
+    token: Tensor
+    value: Tensor
+
+
+def _column(entries: Mapping[int, float]) -> _Column:
+    return _Column(_whole(list(entries)), _real(list(entries.values())))
+
+
 class _Builder:
     def __init__(self) -> None:
-        self.rows: list[int] = []
-        self.tokens: list[int] = []
-        self.values: list[float] = []
+        self.edited: list[int] = []
+        self._columns: list[_Column] = []
 
-    def add(self, row: int, entries: Mapping[int, float]) -> None:
-        self.rows += [row] * len(entries)
-        self.tokens += entries.keys()
-        self.values += entries.values()
+    def add(self, row: int, columns: Iterable[_Column]) -> None:
+        for column in columns:
+            if len(column.token):
+                self.edited.append(row)
+                self._columns.append(column)
+
+    @property
+    def rows(self) -> Tensor:
+        if not self._columns:
+            return _NO_TOKENS
+        lengths = _whole([len(column.token) for column in self._columns])
+        return torch.repeat_interleave(_whole(self.edited), lengths)
+
+    @property
+    def tokens(self) -> Tensor:
+        return torch.cat([c.token for c in self._columns]) if self._columns else _NO_TOKENS
+
+    @property
+    def values(self) -> Tensor:
+        return torch.cat([c.value for c in self._columns]) if self._columns else _NO_VALUES
+
+
+_NO_TOKENS, _NO_VALUES = _whole([]), _real([])

@@ -144,7 +144,9 @@ def _failed(error: Exception) -> Failed:
 def _load(load: Load, channel: Channel) -> Loaded:
     # here, because it imports torch: seconds in which signals and a parent's end count already
     from trueline.engine.loading import load_engine
+    from trueline.native import tell_builds
 
+    tell_builds(lambda text: channel.send(Progress(text)))
     return load_engine(Path(load.model), load.config, _reporter(channel))
 
 

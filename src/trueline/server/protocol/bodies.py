@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from trueline.engine.params import INT64, MAX_BIAS, REALS, WHOLES, SamplingParams
+from trueline.server.protocol.limits import MAX_CHARS, MAX_ITEMS
 
 TOKEN_ID = "TokenId"
 """The title by which the OpenAPI document finds token ids, to bound them by the vocabulary."""
@@ -45,18 +46,22 @@ _MESSAGE = {
         },
     ]
 }
-NonEmpty = Annotated[str, Meta(min_length=1)]
 Flag = Annotated[bool | None, Meta(description="true or false")]
-Text = Annotated[str | None, Meta(description="a text")]
-Name = Annotated[NonEmpty | None, Meta(description="a text that is not empty")]
 Messages = Annotated[
     list[Annotated[dict[str, Any], Meta(extra_json_schema=_MESSAGE)]],
     Meta(
         min_length=1,
-        description='a list of at least one message, as {"role": "user", "content": "hello"}',
+        max_length=MAX_ITEMS["messages"],
+        description=f"a list of at least one message and up to {MAX_ITEMS['messages']}, as "
+        '{"role": "user", "content": "hello"}',
     ),
 ]
 Int64 = Annotated[int, Meta(ge=-INT64, le=INT64 - 1)]
+
+
+def _ids(field: str, low: int, words: str) -> Any:
+    ids = Annotated[list[TokenId], Meta(min_length=low, max_length=MAX_ITEMS[field])]
+    return Annotated[ids | None, Meta(description=words.format(MAX_ITEMS[field]))]
 
 
 def _real(low: float, high: float, accepted: str) -> Any:
@@ -75,25 +80,33 @@ def _whole(low: int, high: int, accepted: str) -> Any:
 
 _REALS = {name: _real(low, high, words) for name, low, high, words in REALS}
 _WHOLES = {name: _whole(low, high, words) for name, low, high, _, words in WHOLES}
+_Stop = Annotated[str, Meta(min_length=1, max_length=MAX_CHARS["stop"])]
+_BadWord = Annotated[str, Meta(pattern=r"\S", max_length=MAX_CHARS["bad_words"])]
+_Bias = dict[Annotated[int, Meta(ge=0)], Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]]
 _OTHERS: dict[str, Any] = {
     "stop": Annotated[
-        NonEmpty | list[NonEmpty] | None,
-        Meta(description="a text or a list of texts that are not empty"),
+        _Stop | Annotated[list[_Stop], Meta(max_length=MAX_ITEMS["stop"])] | None,
+        Meta(
+            description=f"a text or a list of up to {MAX_ITEMS['stop']} texts that are not empty, "
+            f"of up to {MAX_CHARS['stop']} characters each"
+        ),
     ],
-    "stop_token_ids": Annotated[list[TokenId] | None, Meta(description="a list of token ids")],
-    "allowed_token_ids": Annotated[
-        Annotated[list[TokenId], Meta(min_length=1)] | None,
-        Meta(description="a list of at least one token id, or null for all"),
-    ],
+    "stop_token_ids": _ids("stop_token_ids", 0, "a list of token ids, up to {}"),
+    "allowed_token_ids": _ids(
+        "allowed_token_ids", 1, "a list of at least one token id and up to {}, or null for all"
+    ),
     "bad_words": Annotated[
-        list[Annotated[str, Meta(pattern=r"\S")]] | None,
-        Meta(description="a list of words of more than white space"),
+        Annotated[list[_BadWord], Meta(max_length=MAX_ITEMS["bad_words"])] | None,
+        Meta(
+            description=f"a list of up to {MAX_ITEMS['bad_words']} words of more than white space, "
+            f"none longer than {MAX_CHARS['bad_words']} characters"
+        ),
     ],
     "logit_bias": Annotated[
-        dict[Annotated[int, Meta(ge=0)], Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]] | None,
+        Annotated[_Bias, Meta(max_length=MAX_ITEMS["logit_bias"])] | None,
         Meta(
-            description=f'token ids and numbers from -{MAX_BIAS:g} to {MAX_BIAS:g}, as {{"42": '
-            "-1.5}; bad_words forbids altogether",
+            description=f"up to {MAX_ITEMS['logit_bias']} token ids and numbers from -{MAX_BIAS:g} "
+            f'to {MAX_BIAS:g}, as {{"42": -1.5}}; bad_words forbids altogether',
             extra_json_schema={"propertyNames": {"pattern": "^(0|[1-9][0-9]{0,17})$"}},
         ),
     ],
@@ -105,7 +118,10 @@ SAMPLING = tuple(field.name for field in msgspec.structs.fields(SamplingParams))
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    model: Text = None
+    model: Annotated[
+        Annotated[str, Meta(max_length=MAX_CHARS["model"])] | None,
+        Meta(description=f"a text of up to {MAX_CHARS['model']} characters"),
+    ] = None
 
 
 class Ignored(msgspec.Struct):
@@ -190,7 +206,12 @@ class Generating(msgspec.Struct):
     priority: Annotated[
         Int64 | None, Meta(description="a whole number of 64 bits; lower ones go first")
     ] = None
-    cache_salt: Name = None
+    cache_salt: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=MAX_CHARS["cache_salt"])] | None,
+        Meta(
+            description=f"a text that is not empty, of up to {MAX_CHARS['cache_salt']} characters"
+        ),
+    ] = None
 
 
 class CompletionFields(Body, frozen=True, kw_only=True):
@@ -210,9 +231,19 @@ class Templating(Body, frozen=True, kw_only=True):
     """How messages become a prompt."""
 
     messages: Messages
-    chat_template: Name = None
+    chat_template: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=MAX_CHARS["chat_template"])] | None,
+        Meta(
+            description="a text that is not empty, of up to "
+            f"{MAX_CHARS['chat_template']} characters"
+        ),
+    ] = None
     chat_template_kwargs: Annotated[
-        dict[str, Any] | None, Meta(description="an object: the template's own arguments")
+        Annotated[dict[str, Any], Meta(max_length=MAX_ITEMS["chat_template_kwargs"])] | None,
+        Meta(
+            description="an object: the template's own arguments, up to "
+            f"{MAX_ITEMS['chat_template_kwargs']}"
+        ),
     ] = None
     add_generation_prompt: Flag = None
     continue_final_message: Flag = None
@@ -255,7 +286,7 @@ ChatBody = _generating(
 class TokenizeBody(msgspec.Struct):
     """To see which of the two kinds it is."""
 
-    messages: Any = msgspec.UNSET
+    messages: msgspec.Raw | msgspec.UnsetType = msgspec.UNSET
 
 
 class TokenizePromptBody(Body, frozen=True, kw_only=True):

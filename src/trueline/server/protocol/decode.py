@@ -12,10 +12,13 @@ import msgspec
 from trueline.errors import did_you_mean
 from trueline.server.protocol.bodies import NotOffered
 from trueline.server.protocol.errors import ApiError, bad_request
+from trueline.server.protocol.limits import Limits
+from trueline.server.protocol.shape import SMALL, check_shape
 
 _WHERE = re.compile(r"(.*?)(?: - at (?:`key` in )?`\$?([^`]*)`)?", re.DOTALL)
 _FIELD = re.compile(r"Object (?:missing required|contains unknown) field `(.*)`", re.DOTALL)
 _TYPES = re.compile(r"Expected `(.*)`, got `(.*)`")
+_TOO_LONG = re.compile(r"Expected `(array|object|str)` of length <= \d+")
 _WORDS = {
     "int": "a whole number",
     "float": "a number",
@@ -26,6 +29,8 @@ _WORDS = {
     "null": "null",
 }
 
+MAX_QUOTED = 200
+"""Characters of msgspec's message: a field's name is a client's, and may be of any length."""
 _FREE = ("messages", "chat_template_kwargs")
 """What goes to a template as it is."""
 
@@ -35,7 +40,8 @@ def _decoder(body: type) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(body)
 
 
-def decode(body: type, data: bytes) -> Any:
+def decode(body: type, data: bytes, limits: Limits) -> Any:
+    check_shape(data, limits.max_values)
     try:
         try:
             return _decoder(body).decode(data)
@@ -49,11 +55,17 @@ def decode(body: type, data: bytes) -> Any:
         }
         return msgspec.convert(found, body, str_keys=True)
     except msgspec.ValidationError as error:
-        raise _explained(str(error), body) from None
+        raise _explained(_shortened(str(error), MAX_QUOTED), body, data) from None
     except RecursionError:
         raise bad_request("the body is nested too deep") from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
         raise _not_json(str(error), data) from None
+
+
+def _shortened(text: str, length: int) -> str:
+    """Without its middle, where it is longer."""
+    half = length // 2
+    return text if len(text) <= length else f"{text[:half]}...{text[-half:]}"
 
 
 def _with_wholes(value: Any) -> Any:
@@ -69,6 +81,8 @@ def _with_wholes(value: Any) -> Any:
 
 
 def _not_json(message: str, data: bytes) -> ApiError:
+    if len(data) >= SMALL:  # a second opinion would hold up others
+        return bad_request(f"the body is not JSON: {message}")
     try:
         json.loads(data.decode())
     except UnicodeDecodeError as error:
@@ -93,7 +107,16 @@ def _accepted(body: type) -> dict[str, str]:
     return {name: field["description"] for name, field in fields.items() if "description" in field}
 
 
-def _explained(message: str, body: type) -> ApiError:
+def _length(kind: str, head: str, data: bytes) -> str:
+    """Of the field, or of the longest text in it."""
+    value = msgspec.json.decode(data, type=dict[str, Any])[head]
+    if kind == "str":
+        texts = [value] if isinstance(value, str) else value
+        return f"{max(len(text) for text in texts if isinstance(text, str))} characters"
+    return f"{len(value)} entries"
+
+
+def _explained(message: str, body: type, data: bytes) -> ApiError:
     """msgspec's words made ours."""
     found = _WHERE.fullmatch(message)
     assert found is not None
@@ -115,6 +138,8 @@ def _explained(message: str, body: type) -> ApiError:
         )
     types = _TYPES.fullmatch(what)
     given = f"found {_in_words(types[2])}; " if types else ""
+    if too_long := _TOO_LONG.fullmatch(what):
+        given = f"found {_length(too_long[1], head, data)}; "
     if not param:
         return bad_request(f"the body: {given}accepted: a JSON object")
     if "." in param or accepted is None:  # a field within: msgspec knows better

@@ -37,10 +37,10 @@ class ApiError(TruelineError):
         code: str | None = None,
         retry_after: int | None = None,
     ) -> None:
-        super().__init__(message)
-        self.status, self.code = status, code
         # they may quote what a client has sent, and that may be long
         self.message = short(message, LONGEST_MESSAGE)
+        super().__init__(self.message)
+        self.status, self.code = status, code
         self.param = None if param is None else short(param)
         self.type = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
         self.retry_after = retry_after

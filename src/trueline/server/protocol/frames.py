@@ -21,6 +21,7 @@ from trueline.server.protocol.logprobs import (
     joined,
     prompt_logprobs,
 )
+from trueline.server.protocol.pieces import in_pieces
 from trueline.server.protocol.requests import ChatRequest, CompletionRequest, GenerateRequest
 from trueline.server.protocol.responses import (
     ChatChoice,
@@ -110,6 +111,20 @@ class _Frames:
             self._failed = True
             yield error.frame()
 
+    def weight(self, outputs: Sequence[RequestOutput]) -> int:
+        """About how many tokens and logprobs the next frames are made of; text alone is light."""
+        request, found = self._request, 0
+        if not self._is_rich and request.scores_per_prompt_token is None and self._sent:
+            return 0
+        for prompt, output in enumerate(outputs):
+            for copy in output.outputs:
+                sent = self._sent.get(prompt * request.params.n + copy.index)
+                if sent is None or not sent.started:
+                    found += len(output.prompt_token_ids) * (request.scores_per_prompt_token or 1)
+                tokens = len(copy.token_ids) - (0 if sent is None else sent.tokens)
+                found += tokens * (1 + (request.logprobs or 0))
+        return found
+
     def final_usage(self) -> bytes | None:
         """The last frame of a stream that is asked for usage: no choices."""
         if not self._request.include_usage:
@@ -171,10 +186,10 @@ class _Frames:
         request, found = self._request, output.prompt_logprobs
         fields: dict[str, Any] = {}
         if request.return_token_ids:
-            fields["prompt_token_ids"] = output.prompt_token_ids
+            fields["prompt_token_ids"] = in_pieces(output.prompt_token_ids)
         if request.prompt_logprobs is not None and found is not None:
-            fields["prompt_logprobs"] = prompt_logprobs(
-                output.prompt_token_ids, found, request.prompt_logprobs
+            fields["prompt_logprobs"] = in_pieces(
+                prompt_logprobs(output.prompt_token_ids, found, request.prompt_logprobs)
             )
         return fields
 
@@ -253,10 +268,13 @@ class CompletionFrames(_Frames):
                     )
         news = self._take(sent, copy)
         logprobs = joined(scores, news.logprobs) if scores and news.logprobs else scores
+        logprobs = logprobs or news.logprobs
+        if logprobs is not None:
+            logprobs.top_logprobs = in_pieces(logprobs.top_logprobs)
         return CompletionChoice(
             index=sent.index,
             text=echoed + news.text,
-            logprobs=logprobs or news.logprobs,
+            logprobs=logprobs,
             finish_reason=news.finish_reason,
             stop_reason=news.stop_reason,
             token_ids=news.token_ids,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from trueline.outputs import Logprob, Logprobs
+from trueline.server.protocol.pieces import in_pieces
 from trueline.server.protocol.responses import (
     ChatLogprobs,
     CompletionLogprobs,
@@ -46,7 +47,7 @@ def chat_logprobs(
             )
         ]
         content.append(TokenLogprob(text, _finite(entry[token].logprob), list(spelled), top))
-    return ChatLogprobs(content)
+    return ChatLogprobs(in_pieces(content))
 
 
 class CompletionScores:

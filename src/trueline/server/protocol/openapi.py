@@ -48,7 +48,7 @@ def openapi(limits: Limits, *, with_keys: bool = True) -> dict[str, Any]:
     for kind in _REQUESTS:
         _bound_fields(schemas[kind.__name__]["properties"], limits)
     _require_what_is_always_there(schemas)
-    schemas["CompletionBody"]["properties"]["prompt"]["anyOf"] = _prompt_kinds()
+    schemas["CompletionBody"]["properties"]["prompt"]["anyOf"] = _prompt_kinds(limits)
     _bound_ids(schemas, limits.vocab_size)
     document: dict[str, Any] = {
         "openapi": "3.1.0",
@@ -156,7 +156,7 @@ def _bound_fields(fields: dict[str, Any], limits: Limits) -> None:
         fields["chat_template"] = {"description": "null", "type": "null"}
 
 
-def _prompt_kinds() -> list[dict[str, Any]]:
+def _prompt_kinds(limits: Limits) -> list[dict[str, Any]]:
     """msgspec has one kind of list in a union; these are the lists that are taken."""
     text = {"type": "string"}
     ids = {
@@ -164,7 +164,8 @@ def _prompt_kinds() -> list[dict[str, Any]]:
         "items": {"type": "integer", "minimum": 0, "title": bodies.TOKEN_ID},
         "minItems": 1,
     }
-    return [text, *({"type": "array", "items": kind, "minItems": 1} for kind in (text, ids)), ids]
+    many = {"type": "array", "minItems": 1, "maxItems": limits.max_sequences}
+    return [text, *({**many, "items": kind} for kind in (text, ids)), ids]
 
 
 def _bound_ids(schema: Any, vocab_size: int) -> None:

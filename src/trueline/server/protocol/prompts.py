@@ -10,6 +10,7 @@ from trueline.answers import read_prompt
 from trueline.errors import UsageError
 from trueline.server.protocol.errors import ApiError, bad_request, from_usage
 from trueline.server.protocol.limits import Limits
+from trueline.server.protocol.pieces import in_pieces
 from trueline.server.protocol.requests import (
     ChatRequest,
     CompletionRequest,
@@ -35,12 +36,18 @@ def completion_prompts(
     for i, prompt in enumerate(request.prompts):
         name = "prompt" if len(request.prompts) == 1 else f"prompt[{i}]"
         given = prompt if isinstance(prompt, str) else {"prompt_token_ids": prompt}
+        if isinstance(prompt, str):
+            limits.check_length(name, tokenizer.least_tokens(prompt), least=True)
+        else:
+            limits.check_length(name, len(prompt))
         try:
             text, ids = read_prompt(given, tokenizer, limits.vocab_size)
         except UsageError as error:
             raise bad_request(f"{name}: {error}", name) from None
         limits.check_length(name, len(ids), request.answer_length)
         found.append((text, ids))
+    num_tokens = sum(len(ids) for _, ids in found)
+    limits.check_prompts(num_tokens, request.params.n, request.scores_per_prompt_token)
     return found
 
 
@@ -53,11 +60,13 @@ def chat_prompt(
     """The text that the template makes of the messages, and its tokens. `templates` renders those
     that requests bring."""
     text = _render(request.conversation, tokenizer, templates)
+    limits.check_length("messages", tokenizer.least_tokens(text), least=True)
     # the template writes its own special tokens
     ids = _encode("messages", text, tokenizer, add_special_tokens=False)
     if not ids:
         raise bad_request("messages: the template makes an empty prompt of them", "messages")
     limits.check_length("messages", len(ids), request.answer_length)
+    limits.check_prompts(len(ids), request.params.n, request.scores_per_prompt_token)
     return text, ids
 
 
@@ -71,9 +80,12 @@ def tokenize(
         name, text = "messages", _render(request.text, tokenizer, templates)
     else:
         name, text = "prompt", request.text
+    limits.check_tokens(name, tokenizer.least_tokens(text))
     ids = _encode(name, text, tokenizer, request.add_special_tokens)
+    limits.check_tokens(name, len(ids))
     names = [tokenizer.token_text(token) for token in ids] if request.return_token_strs else None
-    return msgspec.json.encode(Tokenized(len(ids), limits.max_model_len, ids, names))
+    told: Any = Tokenized(len(ids), limits.max_model_len, in_pieces(ids), in_pieces(names))
+    return msgspec.json.encode(told)
 
 
 def detokenize(request: DetokenizeRequest, tokenizer: Tokenizer) -> bytes:

@@ -42,6 +42,12 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     priority: int
     cache_salt: str | None
 
+    @property
+    def scores_per_prompt_token(self) -> int | None:
+        """Itself, and the likeliest ones."""
+        asked = self.params.prompt_logprobs
+        return None if asked is None else 1 + asked
+
 
 class CompletionRequest(GenerateRequest, frozen=True, kw_only=True):
     """`max_tokens` = 0 asks for nothing but the prompt, as scoring with `echo` and `logprobs`
@@ -79,7 +85,7 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def read_completion(body: bytes, limits: Limits) -> CompletionRequest:
-    fields = decode(CompletionBody, body)
+    fields = decode(CompletionBody, body, limits)
     model = limits.model(fields.model)
     prompts = _prompts(fields.prompt, limits)
     echo, generates = bool(fields.echo), fields.max_tokens != 0
@@ -119,7 +125,7 @@ def read_completion(body: bytes, limits: Limits) -> CompletionRequest:
 
 
 def read_chat(body: bytes, limits: Limits) -> ChatRequest:
-    fields = decode(ChatBody, body)
+    fields = decode(ChatBody, body, limits)
     model = limits.model(fields.model)
     if fields.top_logprobs and not fields.logprobs:
         raise bad_request("top_logprobs: accepted: where logprobs is true", "top_logprobs")
@@ -155,8 +161,8 @@ def read_chat(body: bytes, limits: Limits) -> ChatRequest:
 
 def read_tokenize(body: bytes, limits: Limits) -> TokenizeRequest:
     """A text, or messages: the two have different defaults."""
-    is_chat = decode(TokenizeBody, body).messages is not msgspec.UNSET
-    fields = decode(TokenizeChatBody if is_chat else TokenizePromptBody, body)
+    is_chat = decode(TokenizeBody, body, limits).messages is not msgspec.UNSET
+    fields = decode(TokenizeChatBody if is_chat else TokenizePromptBody, body, limits)
     model = limits.model(fields.model)
     special = fields.add_special_tokens
     return TokenizeRequest(
@@ -169,7 +175,7 @@ def read_tokenize(body: bytes, limits: Limits) -> TokenizeRequest:
 
 
 def read_detokenize(body: bytes, limits: Limits) -> DetokenizeRequest:
-    fields = decode(DetokenizeBody, body)
+    fields = decode(DetokenizeBody, body, limits)
     model = limits.model(fields.model)
     _check_ids("tokens", fields.tokens, limits)
     return DetokenizeRequest(model=model, tokens=fields.tokens)

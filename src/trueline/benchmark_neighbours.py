@@ -1,0 +1,152 @@
+"""What decode keeps while other programs use the cores: the same requests decode on, while busy
+processes beside them are stopped and let go in turn."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from trueline.benchmark import Workload
+from trueline.engine.params import SamplingParams
+from trueline.errors import UsageError
+from trueline.llm import LLMEngine
+from trueline.pauses import no_long_pauses
+
+# Says that it runs, and ends with whoever holds its standard input.
+BUSY = """
+import os, sys, threading
+threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
+print("busy", flush=True)
+while True: pass
+"""
+WARM_STEPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Decode rates of two phases right after each other."""
+
+    alone: float
+    beside: float
+
+    @property
+    def ratio(self) -> float:
+        return self.beside / self.alone
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    batch: int
+    neighbours: int
+    rounds: list[Round]
+
+    @property
+    def alone_tokens_per_s(self) -> float:
+        return median(each.alone for each in self.rounds)
+
+    @property
+    def beside_tokens_per_s(self) -> float:
+        return median(each.beside for each in self.rounds)
+
+    @property
+    def ratio(self) -> float:
+        return median(each.ratio for each in self.rounds)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {
+            "alone_tokens_per_s": self.alone_tokens_per_s,
+            "beside_tokens_per_s": self.beside_tokens_per_s,
+            "ratio": self.ratio,
+        }
+
+
+class Neighbours:
+    """Busy processes, one pinned to each of the first cores that we may use; stopped at first."""
+
+    def __init__(self, processes: list[subprocess.Popen[str]]) -> None:
+        self._processes, self.count = processes, len(processes)
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        self._signal(signal.SIGCONT)
+        try:
+            yield
+        finally:
+            self._signal(signal.SIGSTOP)
+
+    def _signal(self, number: signal.Signals) -> None:
+        for process in self._processes:
+            process.send_signal(number)
+
+
+@contextmanager
+def start_neighbours(count: int) -> Iterator[Neighbours]:
+    cores = sorted(os.sched_getaffinity(0))
+    processes: list[subprocess.Popen[str]] = []
+    try:
+        for i in range(count):
+            process = subprocess.Popen(
+                [sys.executable, "-c", BUSY],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                text=True,
+                start_new_session=True,  # as another user's programs are
+            )
+            processes.append(process)
+            os.sched_setaffinity(process.pid, {cores[i % len(cores)]})
+            assert process.stdout is not None
+            process.stdout.readline()
+            process.send_signal(signal.SIGSTOP)
+        yield Neighbours(processes)
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
+
+
+def measure_beside(
+    engine: LLMEngine, batch: int, neighbours: Neighbours, rounds: int, seconds: float
+) -> Beside:
+    """`batch` requests of 128 tokens decode through `rounds` pairs of phases."""
+    prompts = Workload(batch, 128, 1).prompts(engine.spec.vocab.total)
+    params = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
+    names = [f"beside-{i}" for i in range(batch)]
+    for name, prompt in zip(names, prompts, strict=True):
+        engine.add_request(name, {"prompt_token_ids": prompt}, params)
+    started: set[str] = set()
+    while len(started) < batch:
+        started |= {out.request_id for out in engine.step() if out.outputs[0].token_ids}
+    made = []
+    with no_long_pauses():
+        for _ in range(rounds):
+            alone = _rate(engine, batch, seconds)
+            with neighbours.at_work():
+                made.append(Round(alone, _rate(engine, batch, seconds)))
+    decoding = [engine.abort_request(name) for name in names]
+    if not all(decoding):
+        raise UsageError(
+            f"the model's context of {engine.plan.max_model_len} tokens was full before the last "
+            "phase ended: give fewer --rounds or --seconds"
+        )
+    while engine.has_unfinished_requests():
+        engine.step()
+    return Beside(batch, neighbours.count, made)
+
+
+def _rate(engine: LLMEngine, batch: int, seconds: float) -> float:
+    """Tokens per second of decode steps; the first ones do not count."""
+    for _ in range(WARM_STEPS):
+        engine.step()
+    steps, start = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - start) < seconds or not steps:
+        engine.step()
+        steps += 1
+    return batch * steps / elapsed

@@ -1,0 +1,56 @@
+"""Work that would hold up the event loop: one thread does it for all, one piece after the other.
+
+What runs there lets the event loop run all the same: Python's own code does, and calls that do not
+are short (`protocol.limits` sees to that) or release the interpreter's lock.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from contextlib import suppress
+from queue import SimpleQueue
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class Aside:
+    """Not an executor: the interpreter waits for those at its end, and a template may never end."""
+
+    def __init__(self) -> None:
+        self._jobs: SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    async def run(self, work: Callable[..., T], *given: Any) -> T:
+        """Work that nobody waits for any more is not begun."""
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="trueline-aside", daemon=True)
+            self._thread.start()
+        done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
+        self._jobs.put((done, lambda: work(*given)))
+        return await done
+
+    def _work(self) -> None:
+        while True:
+            done, work = self._jobs.get()
+            if done.cancelled():
+                continue
+            result, error = None, None
+            try:
+                result = work()
+            except Exception as raised:
+                error = raised
+            with suppress(RuntimeError):  # the loop has ended before
+                done.get_loop().call_soon_threadsafe(_settle, done, result, error)
+            del done, work, result, error  # nothing of a request is kept until the next one
+
+
+def _settle(done: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+    if done.cancelled():
+        return
+    if error is not None:
+        done.set_exception(error)
+    else:
+        done.set_result(result)

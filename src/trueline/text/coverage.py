@@ -1,0 +1,59 @@
+"""How many bytes of a text one token of a tokenizer.json can stand for. Such a bound tells, without
+encoding a text, that it has too many tokens.
+
+It holds where nothing of a text is lost on its way to the tokens: each step is one that is known to
+keep every byte, or to shrink by a known factor; every byte is a token, so that nothing is unknown;
+and no token swallows the white space around it. Whatever is not known here has no bound.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import tokenizers
+from tokenizers import models, pre_tokenizers
+
+NFC_SHRINKS = 9
+"""Canonical decomposition makes a character shorter by a factor of 3 at most (the Kelvin sign, a
+K), and composition likewise (three Hangul letters, one syllable)."""
+_KEEPS = ("ByteLevel", "Digits", "Split", "Punctuation", "Sequence")
+
+
+def longest_bytes(tokenizer: tokenizers.Tokenizer) -> int | None:
+    shrinks = _shrinks(_state(tokenizer.normalizer))
+    steps = _steps(_state(tokenizer.pre_tokenizer), "pretokenizers")
+    if shrinks is None or not isinstance(tokenizer.model, models.BPE):
+        return None
+    names = [step["type"] for step in steps]
+    lost = any(step.get("behavior") == "Removed" for step in steps)
+    if lost or "ByteLevel" not in names or not set(names) <= set(_KEEPS):
+        return None
+    vocabulary = tokenizer.get_vocab(with_added_tokens=False)
+    added = tokenizer.get_added_tokens_decoder().values()
+    complete = all(char in vocabulary for char in pre_tokenizers.ByteLevel.alphabet())
+    if not complete or any(token.lstrip or token.rstrip for token in added):
+        return None
+    # a byte is a character of the alphabet; added tokens are plain text
+    longest = max(map(len, vocabulary))
+    return shrinks * max([longest, *(len(token.content.encode()) for token in added)])
+
+
+def _state(part: Any) -> dict[str, Any]:
+    """Of a normalizer or a pre-tokenizer, as tokenizer.json has it."""
+    found: dict[str, Any] = json.loads(part.__getstate__()) if part is not None else {}
+    return found
+
+
+def _steps(state: dict[str, Any], parts: str) -> list[dict[str, Any]]:
+    if state.get("type") == "Sequence":
+        return [step for part in state[parts] for step in _steps(part, parts)]
+    return [state] if state else []
+
+
+def _shrinks(normalizer: dict[str, Any]) -> int | None:
+    """By which factor a text can get shorter."""
+    steps = _steps(normalizer, "normalizers")
+    if any(step["type"] != "NFC" for step in steps):
+        return None
+    return NFC_SHRINKS if steps else 1
