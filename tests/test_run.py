@@ -38,7 +38,7 @@ class Told:
 
 
 @pytest.fixture
-def told(tiny: Any) -> Iterator[tuple[Run, Told]]:
+def told(tiny: Any) -> tuple[Run, Told]:
     """Two sequences of which the first meets a stop string with its second token."""
     tokenizer = Tokenizer.load(tiny("deepseek_v3"))
     a, x = tokenizer.encode("ax", add_special_tokens=False)
@@ -52,19 +52,18 @@ def told(tiny: Any) -> Iterator[tuple[Run, Told]]:
     metrics = SimpleNamespace(observe=lambda *_: None, ended=lambda *_: None)
     engine = SimpleNamespace(generate=lambda requests: stream)
     service: Any = SimpleNamespace(metrics=metrics, engine=engine, check_room=lambda count: None)
-    yield Run(service, [answer], list(answer.core_requests([]))), stream
+    return Run(service, [answer], list(answer.core_requests([]))), stream
 
 
 def test_one_of_several_that_a_stop_string_ends(told: tuple[Run, Told]) -> None:
     run, stream = told
-    seen = []
 
-    async def read() -> None:
-        async for _ in run.outputs():
-            seen.append(list(stream.aborted))
+    async def read() -> list[list[list[str] | None]]:
+        return [list(stream.aborted) async for _ in run.outputs()]
 
-    asyncio.run(read())
-    assert seen == [[], [], [["q/0"]], [["q/0"]], [["q/0"]]], "with the token that ended it, once"
+    assert asyncio.run(read()) == [[], [], [["q/0"]], [["q/0"]], [["q/0"]]], (
+        "with the token that ended it, once"
+    )
     assert stream.aborted[-1] is None
 
 
