@@ -51,7 +51,13 @@ def told(tiny: Any) -> tuple[Run, Told]:
     )
     metrics = SimpleNamespace(observe=lambda *_: None, ended=lambda *_: None)
     engine = SimpleNamespace(generate=lambda requests: stream)
-    service: Any = SimpleNamespace(metrics=metrics, engine=engine, check_room=lambda count: None)
+
+    async def aside(size: int, work: Any, *given: Any) -> Any:
+        return work(*given)
+
+    service: Any = SimpleNamespace(
+        metrics=metrics, engine=engine, check_room=lambda count: None, aside=aside
+    )
     return Run(service, [answer], list(answer.core_requests([]))), stream
 
 
