@@ -36,7 +36,7 @@ def by_area(mutants: Iterable[Mutant], found: Mapping[str, tuple[str, str]]) -> 
 
 
 def _rate(area: str, dead: list[bool]) -> str:
-    return f"| {area} | {len(dead)} | {sum(dead)} | {100 * sum(dead) / max(len(dead), 1):.0f} % |"
+    return f"| {area} | {len(dead)} | {sum(dead)} | {100 * sum(dead) // max(len(dead), 1)} % |"
 
 
 def generated(mutants: list[Mutant], found: Mapping[str, tuple[str, str]]) -> str:
