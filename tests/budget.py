@@ -1,20 +1,52 @@
 """What the tests cost: CPU seconds of each, with its child processes, so that a busy machine does
-not change the figures. Printed at the end beside each folder's budget; no outcome depends on it."""
+not change the figures. Printed at the end beside each area's budget; no outcome depends on it."""
 
 from __future__ import annotations
 
 import os
 from collections import Counter
 from collections.abc import Generator
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
-HERE = Path(__file__).parent
-BUDGETS: dict[str, int] = {}
-"""CPU seconds of `make test` by folder, on two AVX2 cores; their sum is below 20 minutes."""
+AREAS = {
+    "spec": (60, "readers spec_* published fuzz tiny rope_* params plugins"),
+    "reference": (90, "reference_* ling sparse indexer"),
+    "ops": (
+        120,
+        "ops bounds conformance edges far_* index_* lightning native pool sampling* sparse_ops",
+    ),
+    "triton": (240, "triton_* machine_code hopper warmup gpu bench_gpu"),
+    "engine": (
+        200,
+        "engine blocks scheduler* states hybrid sparse_engine memory cache_* captured_* choices_* "
+        "failures graphs llm reported pauses",
+    ),
+    "verify": (200, "faults docs architecture mutants weights"),
+    "text": (40, "text chat answers stop template_*"),
+    "server": (
+        200,
+        "server* serve_* engine_process protocol frames limits clients cli bench_server "
+        "bench_neighbours",
+    ),
+}
+"""By area: CPU seconds that `make test` may take on two AVX2 cores, and the tests' files. The sum
+stays below 20 minutes of CPU time, 10 minutes of two cores."""
 SLOWEST = 20
 COST = "cpu_seconds"
+
+
+def area(test: str) -> str:
+    """Of a test's file, by its name."""
+    name = Path(test.split("::")[0]).stem.removeprefix("test_")
+    (found,) = [
+        area
+        for area, (_, patterns) in AREAS.items()
+        if any(fnmatch(name, pattern) for pattern in patterns.split())
+    ]
+    return found
 
 
 def _cpu_seconds() -> float:
@@ -50,13 +82,6 @@ def costs(reports: list[pytest.TestReport]) -> Counter[str]:
     return found
 
 
-def by_folder(found: Counter[str]) -> Counter[str]:
-    totals: Counter[str] = Counter()
-    for test, seconds in found.items():
-        totals[str(Path(test.split("::")[0]).parent.relative_to("tests"))] += seconds
-    return totals
-
-
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     reports = [report for each in terminalreporter.stats.values() for report in each]
     found = costs([report for report in reports if isinstance(report, pytest.TestReport)])
@@ -65,7 +90,10 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     terminalreporter.section(f"CPU seconds: {sum(found.values()):.0f}, the {SLOWEST} slowest tests")
     for test, seconds in found.most_common(SLOWEST):
         terminalreporter.line(f"{seconds:8.1f}  {test}")
-    for folder, seconds in by_folder(found).most_common():
-        budget = BUDGETS.get(folder)
-        over = " OVER" if budget and seconds > budget else ""
-        terminalreporter.line(f"{seconds:8.1f}  {folder}/, budget {budget}{over}")
+    totals: Counter[str] = Counter()
+    for test, seconds in found.items():
+        totals[area(test)] += seconds
+    for name, seconds in totals.most_common():
+        budget, _ = AREAS[name]
+        over = " OVER" if seconds > budget else ""
+        terminalreporter.line(f"{seconds:8.1f}  {name}, budget {budget}{over}")

@@ -1,11 +1,11 @@
 """Every kernel that a model's steps launch, compiled for a Hopper GPU on a machine that has none.
 
-    python tests/hopper.py DIRECTORY  # of a config.json
+    python tests/hopper.py [--once] DIRECTORY...  # of a config.json each
 
 runs the engine as on such a GPU: its plan, its graphs, prompts long and short, greedy and drawn. A
 launch compiles its kernel, with the very arguments it would be launched with, and runs nothing; all
-numbers are zeros. Tells the kernels, which are in TRITON_CACHE_DIR then. Needs TRITON_INTERPRET
-unset.
+numbers are zeros. Tells the kernels, which are in TRITON_CACHE_DIR then. --once: each kernel for
+the first arguments only. Needs TRITON_INTERPRET unset.
 """
 
 from __future__ import annotations
@@ -49,13 +49,17 @@ class Hopper:
         return 0
 
 
-def pretend() -> dict[str, Any]:
+def pretend(once: bool) -> dict[str, Any]:
     """From here on this machine has a GPU; the kernels it compiles, by the hash of each."""
     compiled: dict[str, Any] = {}
+    seen: set[object] = set()
     triton.runtime.driver.set_active(Hopper())
     run = JITFunction.run
 
     def compile_only(self: Any, *arguments: Any, **options: Any) -> Any:
+        if once and self in seen:
+            return None
+        seen.add(self)
         kernel = run(self, *arguments, **options | {"warmup": True})
         assert kernel.metadata.shared <= SHARED_BYTES, (kernel.name, kernel.metadata.shared)
         compiled[kernel.hash] = kernel
@@ -125,6 +129,8 @@ def run(model: Path) -> None:
 
 
 if __name__ == "__main__":
-    found = pretend()
-    run(Path(sys.argv[1]))
+    once, *models = sys.argv[1:] if "--once" in sys.argv else ("", *sys.argv[1:])
+    found = pretend(once == "--once")
+    for model in models:
+        run(Path(model))
     print(json.dumps(sorted({kernel.name for kernel in found.values()})))

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+import budget
 import trueline
 
 ROOT = Path(trueline.__file__).parent
@@ -245,3 +246,10 @@ def test_inspect_needs_no_torch() -> None:
         f"main(['inspect', {str(config)!r}, '--json'])\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+def test_every_test_has_a_budget() -> None:
+    for file in TESTS.glob("test_*.py"):
+        assert budget.area(file.name) in budget.AREAS
+    # ten minutes of two cores
+    assert sum(seconds for seconds, _ in budget.AREAS.values()) <= 1200
