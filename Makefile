@@ -7,7 +7,7 @@ BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 TINY := tiny/deepseek_v3
 
-.PHONY: run serve test test-full test-cpus lint docs clean
+.PHONY: run serve test test-full test-cpus mutants lint docs clean
 
 run: $(INSTALLED) $(TINY)
 	@echo "A tiny model with random weights: right numbers, meaningless text."
@@ -33,6 +33,10 @@ test-full: lint
 # The numeric tests under other instruction sets; CPUS="--only AVX2 --write" passes options on.
 test-cpus: $(INSTALLED)
 	$(BIN)/python tests/cpus.py $(CPUS)
+
+# Also: make mutants OPTIONS="--area text", --only ID, --changed main, --write-docs, --help
+mutants: $(INSTALLED)
+	PYTHONPATH=tests $(BIN)/python -m mutants $(OPTIONS)
 
 docs: $(INSTALLED)
 	$(BIN)/python docs/generate.py

@@ -16,20 +16,21 @@ AREAS = {
     "reference": (90, "reference_* ling sparse indexer"),
     "ops": (
         120,
-        "ops bounds conformance edges far_* index_* lightning native pool sampling* sparse_ops",
+        "ops bounds conformance edges far_* index_* lightning min_p native pool sampling* scratch "
+        "sparse_ops",
     ),
-    "triton": (240, "triton_* machine_code hopper warmup gpu bench_gpu"),
+    "triton": (240, "triton_* work_list machine_code hopper warmup gpu bench_gpu"),
     "engine": (
         200,
-        "engine blocks scheduler* states hybrid sparse_engine memory cache_* captured_* choices_* "
-        "failures graphs llm reported pauses",
+        "engine blocks scheduler* states hybrid sparse_engine memory cache_* captured_* choices* "
+        "ends failures graphs latent_* layer_* llm reported pauses sizes",
     ),
-    "verify": (200, "faults docs architecture mutants weights"),
-    "text": (40, "text chat answers stop template_*"),
+    "verify": (200, "faults docs architecture mutants weight*"),
+    "text": (40, "text chat answer* stop template_*"),
     "server": (
         200,
         "server* serve_* engine_process protocol frames limits clients cli bench_server "
-        "bench_neighbours",
+        "bench_neighbours figures run",
     ),
 }
 """By area: CPU seconds that `make test` may take on two AVX2 cores, and the tests' files. The sum

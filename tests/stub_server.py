@@ -120,6 +120,14 @@ class Stub:
     async def _silent(self, body: dict[str, Any]) -> AsyncIterator[bytes]:
         yield frame(body, "half")
 
+    async def _together(self, body: dict[str, Any]) -> AsyncIterator[bytes]:
+        """When as many are here as tokens are asked for; only the first, a warm-up, at once."""
+        while len(self.bodies) > 1 and self.most_in_flight < body["max_tokens"]:
+            await asyncio.sleep(GAP)
+        for _ in range(body["max_tokens"]):
+            yield frame(body, "x")
+        yield frame(body, "", finish_reason="length")
+
     async def _slow(self, body: dict[str, Any]) -> AsyncIterator[bytes]:
         await asyncio.sleep(0.6)
         yield frame(body, "late", finish_reason="stop")

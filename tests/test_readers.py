@@ -16,6 +16,7 @@ from trueline.errors import ConfigError
 from trueline.models import FAMILIES, read_model
 from trueline.models.harmless import HARMLESS, INERT_AT
 from trueline.spec.feedforward import DenseSpec
+from trueline.spec.fields import Fields
 from trueline.spec.mixer import MLASpec
 from trueline.spec.model import BlockFp8, ModelSpec
 
@@ -299,6 +300,8 @@ def test_bad_overrides(write_config: WriteConfig) -> None:
         ("{", "not readable as JSON"),
         ("[]", "a JSON object is accepted"),
         ('{"a": 1, "a": 2}', "'a' stands twice"),
+        ('{"a": 1, "a": 1}', "'a' stands twice"),
+        ('{"a": null, "b": {"c": 1, "c": 1}}', "'c' stands twice"),
         ('{"rms_norm_eps": NaN}', "NaN is not JSON"),
         ("\xff", "not readable as JSON"),
         ("[" * 100_000, "not readable as JSON"),
@@ -309,6 +312,18 @@ def test_bad_json(text: str, part: str, tmp_path: Path) -> None:
     file.write_bytes(text.encode("latin-1"))
     with pytest.raises(ConfigError, match=part):
         read_model(file)
+
+
+@pytest.mark.parametrize(("found", "wanted"), [(1, True), (0, False), (True, 1), (False, 0)])
+def test_true_is_not_one(found: object, wanted: object) -> None:
+    """Neither where a key may have one value, nor where two spellings must agree."""
+    fields = Fields({"a": found, "b": wanted}, Path("config.json"))
+    fields.must_equal("b", wanted, "the same")
+    with pytest.raises(ConfigError, match="'a': found"):
+        fields.must_equal("a", wanted, "another kind")
+    read = fields.boolean if isinstance(wanted, bool) else fields.integer
+    with pytest.raises(ConfigError, match="'a': found"):
+        read("b", aliases=("a",))
 
 
 def test_no_such_model(tmp_path: Path) -> None:

@@ -268,6 +268,24 @@ def test_after_a_reset_old_contents_never_come_back() -> None:
     sim.drain()
 
 
+def test_what_was_computed_before_a_reset_is_not_found_behind_a_new_head() -> None:
+    """The blocks a request fills after a reset follow on blocks of the old weights."""
+    sim = Simulation()
+    sim.add("a", 8, new=13)
+    sim.step()
+    sim.pool.reset_prefix_cache()
+    for _ in range(12):
+        sim.step()
+    tokens = sim.clients[0].tokens
+    assert len(tokens) >= 20
+    sim.add("b", tokens[:9], new=1)
+    assert sim.step() == ["b[0:9] prefill*"]
+    again = sim.add("c", [*tokens[:20], 77])
+    assert sim.step() == ["c[8:21] prefill*"]
+    assert again.num_cached_tokens == 8
+    sim.drain()
+
+
 # At the door
 
 

@@ -61,6 +61,13 @@ def test_nothing_is_at_a_neutral_value(family: str, tiny: Tiny) -> None:
         if name.endswith(("correction_bias", "expert_bias")):
             assert value.abs().mean() > 0.05
             assert value.std() > 0.05
+        # latents so small that the eps of their norms shows, beside a rotated key of full size
+        if name.endswith("q_a_proj.weight"):
+            assert value.std() * value.shape[1] ** 0.5 < 0.2, name
+        if name.endswith("kv_a_proj_with_mqa.weight"):
+            latent, key = value.split([mixer.kv_lora_rank, mixer.qk_rope_head_dim])
+            assert latent.std() * value.shape[1] ** 0.5 < 0.2, name
+            assert key.std() * value.shape[1] ** 0.5 > 0.5, name
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -229,3 +236,12 @@ def test_special_tokens_keep_the_ids_of_the_config(tmp_path: Path) -> None:
     assert tokenizer.token_to_id("<|begin|>") == 0
     assert tokenizer.token_to_id("<|end|>") == 900
     assert len({tokenizer.encode(chr(i)).ids[0] for i in range(128)} | {0, 900}) == 130
+
+
+def test_one_id_for_both_ends_is_that_of_the_end(tmp_path: Path) -> None:
+    """Or the model's text would never end."""
+    config = family_config("deepseek_v3") | {"bos_token_id": 5, "eos_token_id": 5}
+    make_checkpoint(tmp_path / "m", config, TinyOptions())
+    tokenizer = Tokenizer.from_file(str(tmp_path / "m" / "tokenizer.json"))
+    assert tokenizer.token_to_id("<|end|>") == 5
+    assert tokenizer.token_to_id("<|begin|>") not in (None, 5)

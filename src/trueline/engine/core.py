@@ -302,8 +302,7 @@ class EngineCore:
                 f"request '{name}': at position {row.start + row.count - 1} the model's logits are "
                 "NaN or infinite, or no token is left that may be taken; none was drawn"
             )
-            # what a broken request left in the cache is not to be found by others
-            sequence.scheduled.block_hashes = []
+            self._unshare(sequence)
             return output
         score = result.samples[key]
         sequence.tokens.append(score.token_id)
@@ -357,6 +356,14 @@ class EngineCore:
             size = self.plan.layout.block_size
             sequence.hashes = hash_blocks(sequence.tokens, size, sequence.salt, sequence.hashes)
             sequence.scheduled.block_hashes = sequence.hashes
+
+    def _unshare(self, sequence: Sequence) -> None:
+        """What a broken request has computed is not to be found by others: neither what it would
+        register now, nor what earlier chunks of its prompt have registered."""
+        own = sequence.scheduled.num_cached_tokens // self.plan.layout.block_size
+        for value in sequence.hashes[own:]:
+            self.pool.forget(value)
+        sequence.scheduled.block_hashes = []
 
     def _forget(self, key: str) -> None:
         sequence = self.sequences.pop(key)

@@ -1,0 +1,35 @@
+"""What layers are given, whatever the machine computes in."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trueline.engine.graphs import DecodeGraphs, Kind
+from trueline.layers.context import Weights
+
+
+@pytest.mark.parametrize("compute", [torch.bfloat16, torch.float16, torch.float32])
+def test_what_is_kept_exact_is_handed_out_exact(compute: torch.dtype) -> None:
+    """A correction bias decides near ties: it stays in float32 where all else is narrower. Whether
+    this machine's plan would compute in 16 bits has no part in it."""
+    exact = torch.tensor([8.0, 8.0 + 2.0**-12])
+    narrow = torch.tensor([1.0, 2.0], dtype=torch.bfloat16)
+    weights = Weights({"bias": exact, "norm": narrow, "matrix": narrow}, compute)
+    bias = weights.take("bias")
+    assert bias.dtype == torch.float32
+    assert torch.equal(bias, exact)
+    assert weights.take("norm").dtype == compute
+    assert weights.left() == ["matrix"]
+    assert weights.stored("matrix").dtype == torch.bfloat16
+    with pytest.raises(KeyError):
+        weights.take("bias")
+
+
+@pytest.mark.parametrize(("longest", "chooses"), [(1, False), (24, False), (25, True), (26, True)])
+def test_a_graph_chooses_from_the_first_row_that_must(longest: int, chooses: bool) -> None:
+    """A row that sees topk positions takes them all; with one more it chooses."""
+    graphs = object.__new__(DecodeGraphs)
+    graphs.sizes, graphs.topk = [1, 2, 4], 24
+    assert graphs.kind_for(3, longest) == Kind(4, chooses)
+    assert graphs.kind_for(4, longest) == Kind(4, chooses)
