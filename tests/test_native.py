@@ -24,6 +24,7 @@ from trueline.verify.ops import randn
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Nothing built, nothing loaded."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(native, "_tell", native._on_stderr)  # a server's tests may have changed it
     functions = (native.library, native.unavailable, native.panel)
     for function in functions:
         function.cache_clear()
@@ -139,7 +140,6 @@ def test_an_engine_s_threads_are_the_kernels(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_who_asks_is_told_of_compiling(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[str] = []
-    monkeypatch.setattr(native, "_tell", native._tell)  # put back afterwards
     native.tell_builds(heard.append)
     monkeypatch.setenv("CXX", "false")
     assert native.unavailable()
