@@ -88,6 +88,12 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     found = costs([report for report in reports if isinstance(report, pytest.TestReport)])
     if sum(found.values()) < 10:
         return
+    files: Counter[str] = Counter()
+    for test, seconds in found.items():
+        files[test.split("::")[0]] += seconds
+    terminalreporter.section("CPU seconds by file")
+    for file, seconds in files.most_common(SLOWEST):
+        terminalreporter.line(f"{seconds:8.1f}  {file}")
     terminalreporter.section(f"CPU seconds: {sum(found.values()):.0f}, the {SLOWEST} slowest tests")
     for test, seconds in found.most_common(SLOWEST):
         terminalreporter.line(f"{seconds:8.1f}  {test}")

@@ -1,4 +1,5 @@
-"""Triton's interpreter, mended: what numpy no longer takes, and what it does again for every call.
+"""Triton's interpreter, mended: what numpy no longer takes, casts of narrow floats, and what it
+does again for every call.
 
 Imported by conftest.py before anything imports our kernels.
 """
@@ -12,6 +13,8 @@ from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
 
+import numpy as np
+import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
@@ -59,5 +62,23 @@ def _patch_index(tensor: Any, scope: Any) -> None:
     scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
 
 
+FLOATS = {
+    "fp8e4nv": torch.float8_e4m3fn,
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+}
+UNSIGNED = {1: torch.uint8, 2: torch.uint16, 4: torch.uint32, 8: torch.uint64}
+
+
+def _convert_float(data: Any, given: Any, wanted: Any, rounding: Any) -> Any:
+    """Its own casts of narrow floats neither round to even nor carry into the exponent."""
+    numbers = torch.from_numpy(np.ascontiguousarray(data)).view(FLOATS[given.name])
+    made = numbers.to(FLOATS[wanted.name])
+    return made.view(UNSIGNED[made.itemsize]).numpy()
+
+
+interpreter._convert_float = _convert_float
 interpreter._patch_lang_tensor = _patch_index
 interpreter._patch_lang = _patch_once

@@ -122,7 +122,7 @@ def test_every_field_of_logprobs(count: int, llm: LLM) -> None:
 def test_all_logprobs_are_refused_where_there_is_a_limit(tiny: Tiny) -> None:
     llm = LLM(tiny("deepseek_v3", keys=SHALLOW), **OPTIONS | {"max_logprobs": 20})
     for name in ("logprobs", "prompt_logprobs"):
-        with pytest.raises(UsageError, match=f"{name} = -1: accepted: up to 20"):
+        with pytest.raises(UsageError, match=f"{name} = -1.*: accepted: up to 20"):
             llm.generate({"prompt_token_ids": [1]}, SamplingParams(**{name: -1}))
 
 
@@ -146,6 +146,8 @@ NO_CUTS = {
     "engine.params.DEFAULT_MAX_LOGPROBS": "a limit; test_params.py",
     "engine.params.INT64": "a limit",
     "engine.params.MAX_N": "a limit",
+    "engine.warmup.LONG": "contexts with fewer dry steps; test_warmup.py",
+    "engine.warmup.MOST_THREADS": "that compile at once",
     "ops.sampling.GOLDEN": "the noise",
     "ops.sampling.reference.WORD": "the noise",
 }

@@ -42,7 +42,7 @@ OPERATIONS = {
             "/health/live", "/metrics"),
 }  # fmt: skip
 RULES = {
-    r"(prompt|messages)(\[\d+\])?: \d+ tokens; accepted: up to 47": "in tokens",
+    r"(prompt|messages)(\[\d+\])?: (at least )?\d+ tokens; accepted: up to 47": "in tokens",
     r"prompt(\[\d+\])?: the prompt is empty": "some put a token before it",
     r"messages: the template makes an empty prompt": "others do not",
     r"chat template (refuses these messages|failed)": "every template has rules of its own",

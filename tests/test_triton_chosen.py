@@ -70,7 +70,7 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineCore]:
 def split(inputs: Inputs, rows: list[tuple[int, int]]) -> tuple[Any, Any]:
     """Rows as (cached positions, new ones)."""
     assert inputs.plan.index is not None
-    return inputs._split(memory._batch(inputs.plan, rows), inputs.plan.index.topk)
+    return inputs._split(memory.made_up_batch(inputs.plan, rows), inputs.plan.index.topk)
 
 
 def longest(inputs: Inputs, count: int) -> int:
