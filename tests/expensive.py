@@ -75,7 +75,8 @@ def field_cases(path: str, name: str, kind: Any) -> Iterator[Case]:
             yield Case(label, path, _bodies(path, name, part, limit))
         far = max(FAR // len(json.dumps(_value(part, 1))), 2 * limit)
         beyond = _bodies(path, name, part, far)
-        says = (name, str(limit), str(far)) if limit else (name,)
+        offered = name not in bodies.NotOffered.__struct_fields__
+        says = (name, str(limit), str(far)) if limit and offered else (name,)
         yield Case(f"{label}, far beyond", path, beyond, True, says)
     if not long and isinstance(inspect.type_info(kind), inspect.AnyType):
         assert name in UNBOUNDED, f"{name} of {path} takes anything and has no limit"
