@@ -20,12 +20,19 @@ from trueline.errors import UsageError
 from trueline.llm import LLMEngine
 from trueline.pauses import no_long_pauses
 
-# Says that it runs, and ends with whoever holds its standard input.
+# One program with a busy process on each of the cores named; ends with whoever holds its standard
+# input. One session, because Linux shares cores among sessions first (autogroup): two sessions
+# beside ours would leave us a third, not a half.
 BUSY = """
-import os, sys, threading
-threading.Thread(target=lambda: (sys.stdin.read(), os._exit(0)), daemon=True).start()
-print("busy", flush=True)
-while True: pass
+import os, signal, sys
+busy = []
+for core in sys.argv[1:]:
+    busy.append(os.fork())
+    while busy[-1] == 0: pass
+    os.sched_setaffinity(busy[-1], {int(core)})
+print(*busy, flush=True)
+sys.stdin.read()
+os.killpg(0, signal.SIGKILL)
 """
 WARM_STEPS = 4
 
@@ -69,47 +76,39 @@ class Beside:
 
 
 class Neighbours:
-    """Busy processes, one pinned to each of the first cores that we may use; stopped at first."""
+    """Busy processes, one on each of the first cores that we may use; stopped at first."""
 
-    def __init__(self, processes: list[subprocess.Popen[str]]) -> None:
-        self._processes, self.count = processes, len(processes)
+    def __init__(self, group: int, processes: list[int]) -> None:
+        self._group, self.processes = group, processes
 
     @contextmanager
     def at_work(self) -> Iterator[None]:
-        self._signal(signal.SIGCONT)
+        os.killpg(self._group, signal.SIGCONT)
         try:
             yield
         finally:
-            self._signal(signal.SIGSTOP)
-
-    def _signal(self, number: signal.Signals) -> None:
-        for process in self._processes:
-            process.send_signal(number)
+            os.killpg(self._group, signal.SIGSTOP)
 
 
 @contextmanager
 def start_neighbours(count: int) -> Iterator[Neighbours]:
     cores = sorted(os.sched_getaffinity(0))
-    processes: list[subprocess.Popen[str]] = []
+    chosen = [str(cores[i % len(cores)]) for i in range(count)]
+    program = subprocess.Popen(
+        [sys.executable, "-c", BUSY, *chosen],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # as another user's program is
+    )
     try:
-        for i in range(count):
-            process = subprocess.Popen(
-                [sys.executable, "-c", BUSY],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                text=True,
-                start_new_session=True,  # as another user's programs are
-            )
-            processes.append(process)
-            os.sched_setaffinity(process.pid, {cores[i % len(cores)]})
-            assert process.stdout is not None
-            process.stdout.readline()
-            process.send_signal(signal.SIGSTOP)
-        yield Neighbours(processes)
+        assert program.stdout is not None
+        processes = [int(pid) for pid in program.stdout.readline().split()]
+        os.killpg(program.pid, signal.SIGSTOP)
+        yield Neighbours(program.pid, processes)
     finally:
-        for process in processes:
-            process.kill()
-            process.communicate()
+        os.killpg(program.pid, signal.SIGKILL)
+        program.communicate()
 
 
 def measure_beside(
@@ -138,7 +137,7 @@ def measure_beside(
         )
     while engine.has_unfinished_requests():
         engine.step()
-    return Beside(batch, neighbours.count, made)
+    return Beside(batch, len(neighbours.processes), made)
 
 
 def _rate(engine: LLMEngine, batch: int, seconds: float) -> float:

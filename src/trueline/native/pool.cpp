@@ -12,8 +12,10 @@
 #include <thread>
 
 // Numbers read by one run of items: some microseconds. Shorter ones cost more to hand out than they
-// gain, longer ones make a thread wait for the last.
+// gain, longer ones make a thread wait for the last. A thread takes a quarter of what is left of a
+// slice, at most MOST_RUNS: the atomic operation that takes them waits for every read before it.
 constexpr int64_t RUN = 32768;
+constexpr uint64_t MOST_RUNS = 8;
 constexpr int64_t MOST_THREADS = 256;
 typedef std::chrono::steady_clock Clock;
 // How long a thread looks for work before it sleeps: longer than a step takes between two calls.
@@ -48,6 +50,10 @@ struct Slice {
   static uint64_t first(uint64_t slice) { return slice >> BITS & MOST; }
   static uint64_t stop(uint64_t slice) { return slice & MOST; }
   static bool open(uint64_t slice) { return first(slice) < stop(slice); }
+  static uint64_t portion(uint64_t slice) {
+    uint64_t runs = stop(slice) - first(slice);
+    return std::min(std::max<uint64_t>(runs / 4, 1), MOST_RUNS);
+  }
 
   alignas(64) std::atomic<uint64_t> left{0};
 };
@@ -100,29 +106,32 @@ class Pool {
     pthread_sigmask(SIG_SETMASK, &before, nullptr);
   }
 
-  // Until nothing is left to take, from a thread's own slice on.
+  // Until nothing is left to take, from a thread's own slice on. Told once, at the end: a counter
+  // that all threads change at every run costs as much as a short run.
   void help(int64_t place) {
+    int64_t done = 0;
     for (int64_t i = 0, slices = slices_; i < slices; i++)
-      while (take(left_[(place + i) % slices].left)) {}
+      while (int64_t runs = take(left_[(place + i) % slices].left)) done += runs;
+    if (done && (undone_ -= done) == 0 && waiting_) {
+      std::lock_guard<std::mutex> hold(mutex_);
+      done_.notify_one();
+    }
   }
 
-  // Does one run of a slice; false if none is left.
-  bool take(std::atomic<uint64_t>& slice) {
+  // Does some runs of a slice: how many, 0 if none is left.
+  int64_t take(std::atomic<uint64_t>& slice) {
     uint64_t left = slice;
     while (Slice::open(left)) {
       int64_t count = count_, run = run_;
       Items items = items_;
       const void* what = what_;
-      if (!slice.compare_exchange_weak(left, left + (1 << Slice::BITS))) continue;
-      int64_t first = Slice::first(left) * run;
-      items(what, first, std::min(first + run, count));
-      if (--undone_ == 0 && waiting_) {
-        std::lock_guard<std::mutex> hold(mutex_);
-        done_.notify_one();
-      }
-      return true;
+      uint64_t runs = Slice::portion(left);
+      if (!slice.compare_exchange_weak(left, left + (runs << Slice::BITS))) continue;
+      int64_t first = Slice::first(left) * run, stop = first + runs * run;
+      items(what, first, std::min(stop, count));
+      return runs;
     }
-    return false;
+    return 0;
   }
 
   void work(int64_t place) {
@@ -145,9 +154,11 @@ class Pool {
   }
 
   Slice left_[MOST_THREADS];
-  std::atomic<int64_t> count_{0}, run_{1}, undone_{0}, slices_{0};
+  // Read at every run, so apart from what changes during a call.
+  alignas(64) std::atomic<int64_t> count_{0}, run_{1}, slices_{0};
   std::atomic<Items> items_{nullptr};
   std::atomic<const void*> what_{nullptr};
+  alignas(64) std::atomic<int64_t> undone_{0};
   std::atomic<bool> taken_{false}, waiting_{false};
   std::atomic<int> sleeping_{0};
   uint64_t number_ = 0;
