@@ -4,8 +4,9 @@ GPU: nothing is compiled, nothing launched, and tensors have no data (PyTorch's 
     python tests/late_kernels.py DIRECTORY [--cold]  # of a config.json
 
 Warm-up asks for kernels as on a Hopper GPU, and so do requests of many kinds afterwards; what
-Triton itself takes for a kernel that is not compiled yet is told. --cold: with no warm-up but the
-captured decode steps. Needs TRITON_INTERPRET unset.
+Triton itself takes for a kernel that is not compiled yet is told, and what the list for the next
+start would have compiled otherwise. --cold: with no warm-up but the captured decode steps. Needs
+TRITON_INTERPRET unset.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -56,9 +58,12 @@ class Recorder:
 
     def __init__(self) -> None:
         self.kernels: dict[tuple[str, str], str] = {}
+        self.calls: dict[tuple[str, str], dict[str, Any]] = {}
 
-    def __call__(self, *, key: Any, fn: Any, repr: str, **_: Any) -> bool:
-        self.kernels.setdefault((f"{fn.module}.{fn.name}", str(key)), repr)
+    def __call__(self, *, key: Any, fn: Any, repr: str, **told: Any) -> bool:
+        name = f"{fn.module}.{fn.name}", str(key)
+        self.kernels.setdefault(name, repr)
+        self.calls.setdefault(name, {"fn": fn, **told})
         return True
 
 
@@ -121,6 +126,27 @@ def warm(model: Path, cold: bool) -> tuple[Any, Any]:
     return dry, config
 
 
+def changed_by_listing(asked: Recorder) -> list[str]:
+    """Kernels that are not what they were after they have been written to a list, and read."""
+    from trueline.engine.kernel_list import KernelList
+
+    def compiled(recorder: Recorder) -> dict[Any, str]:
+        return {name: repr(call["compile"]) for name, call in recorder.calls.items()}
+
+    with TemporaryDirectory() as scratch:
+        listed = KernelList(Path(scratch) / "list.json")
+        assert not listed.ask()
+        for call in asked.calls.values():
+            listed.record(**call)
+        listed.write()
+        again = Recorder()
+        knobs.runtime.jit_cache_hook = again
+        assert KernelList(listed.file).ask()
+    knobs.runtime.jit_cache_hook = asked
+    differing = compiled(asked).items() ^ compiled(again).items()
+    return sorted({str(name) for name, _ in differing})
+
+
 def loads(rng: random.Random) -> Iterator[Load]:
     for streams in STREAMS:
         most = LONGEST if streams < 64 else 2 * LONGEST // streams + 2000
@@ -176,6 +202,7 @@ def main(model: Path, cold: bool) -> None:
     asked = pretend()
     dry, config = warm(model, cold)
     ready = set(asked.kernels)
+    changed = changed_by_listing(asked)
     from trueline.engine import results
     from trueline.engine.core import EngineCore
 
@@ -190,7 +217,8 @@ def main(model: Path, cold: bool) -> None:
         serve(EngineCore(dry.runner, few, config), [(i // 4, 40 * i + 1, {}) for i in range(48)])
         shapes(dry, rng)
     late = {name: text for name, text in asked.kernels.items() if name not in ready}
-    print(json.dumps({"ready": len(ready), "late": sorted(late.values())}))
+    found = {"ready": len(ready), "late": sorted(late.values()), "changed_by_listing": changed}
+    print(json.dumps(found))
 
 
 if __name__ == "__main__":

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from triton import knobs
 
+from trueline.engine.kernel_list import KernelList
 from trueline.engine.late_kernels import LateKernels
 
 HERE = Path(__file__).parent
@@ -31,6 +32,7 @@ def late(name: str, *options: str) -> tuple[int, list[str]]:
     )
     assert done.returncode == 0, done.stderr[-3000:]
     found: dict[str, Any] = json.loads(done.stdout)
+    assert found["changed_by_listing"] == []  # what the next start reads is what this one compiled
     return found["ready"], found["late"]
 
 
@@ -58,3 +60,22 @@ def test_a_late_kernel_is_counted_and_named(
     knobs.runtime.jit_post_compile_hook(key="", repr="settle[num_warps=1](chunks: i32)", **told)
     assert late.count == 1
     assert "settle[num_warps=1](chunks: i32)" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["", "[", "[]", "{}", '[{"module": "os", "name": "path"}]'])
+def test_a_list_that_is_not_one_is_not_used(
+    text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Warm-up finds the kernels itself then."""
+    file = tmp_path / "list.json"
+    file.write_text(text)
+    assert not KernelList(file).ask()
+    assert str(file) in caplog.text or text in ("[]", "{}")  # none listed
+
+
+def test_a_list_that_cannot_be_written_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    KernelList(tmp_path / "file" / "list.json").write()
+    assert "not written" in caplog.text

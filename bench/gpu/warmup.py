@@ -3,9 +3,9 @@
     python bench/gpu/warmup.py [MODEL...]  # of bench/configs, random weights; default: all three
 
 Starts `trueline serve` with an empty kernel cache, sends 1, 7, 64 and 200 streams at a time with
-prompts of 37 to 20,000 tokens, counts the kernels in the cache before and after, and starts it once
-more with what is in the cache then. A JSON line a model; 1 where a kernel was compiled late or a
-request failed.
+prompts of 37 to 20,000 tokens, counts the kernels in the cache before and after, and does the same
+once more with what is in the cache then. A JSON line a model; 1 where a kernel was compiled late or
+a request failed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,8 @@ def main(names: list[str]) -> int:
     failed = False
     for name in names or MODELS:
         found = measure(CONFIGS / name)
-        failed |= bool(found["late"] or found["errors"])
+        for each in found.values():
+            failed |= bool(each["late"] or each["late_metric"] != 0 or each["errors"])
         print(json.dumps({"model": name, **found}), flush=True)
     return int(failed)
 
@@ -55,25 +56,26 @@ def measure(model: Path) -> dict[str, Any]:
         tokenizer.mkdir()
         write_word_tokenizer(tokenizer, vocabulary)
         os.environ["TRITON_CACHE_DIR"] = str(cache)
-        with served(model, tokenizer) as (cold, server):
-            before = kernels(cache)
-            start = time.monotonic()
-            loads = [load(server.url, streams, vocabulary) for streams in ROUNDS]
-            seconds = time.monotonic() - start
-            late = {path: name for path, name in kernels(cache).items() if path not in before}
-            metrics = late_metric(server.url)
-        with served(model, tokenizer) as (warm, _):
-            pass
-    return {
-        "cold": cold,
-        "warm": warm,
-        "kernels": len(before),
-        "late": sorted(late.values()),
-        "late_metric": metrics,
-        "errors": [error for found in loads for error in found.pop("errors")],
-        "seconds": round(seconds, 1),
-        "loads": loads,
-    }
+        return {kind: start(model, tokenizer, cache) for kind in ("cold", "warm")}
+
+
+def start(model: Path, tokenizer: Path, cache: Path) -> dict[str, Any]:
+    vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
+    with served(model, tokenizer) as (ready, server):
+        before = kernels(cache)
+        start = time.monotonic()
+        loads = [load(server.url, streams, vocabulary) for streams in ROUNDS]
+        seconds = time.monotonic() - start
+        late = {path: name for path, name in kernels(cache).items() if path not in before}
+        return {
+            **ready,
+            "kernels": len(before),
+            "late": sorted(late.values()),
+            "late_metric": late_metric(server.url),
+            "errors": [error for found in loads for error in found.pop("errors")],
+            "seconds": round(seconds, 1),
+            "loads": loads,
+        }
 
 
 @contextmanager

@@ -4,6 +4,7 @@ same shape would ask for it, in milliseconds and in no memory of the GPU."""
 
 from __future__ import annotations
 
+import hashlib
 import io
 import pickle
 from collections.abc import Callable, Sequence
@@ -62,7 +63,7 @@ def _once(step: Callable[[], Any]) -> Callable[[], Any]:
     return step
 
 
-class _Outline(pickle.Pickler):
+class Outline(pickle.Pickler):
     """An object down to its atoms: tensors, modules and functions."""
 
     def __init__(self, thing: object) -> None:
@@ -85,6 +86,17 @@ class _Outline(pickle.Pickler):
             if isinstance(x, Tensor)
         ]
 
+    def digest(self) -> bytes:
+        """Of everything but data."""
+        others = [
+            x.__qualname__ if isinstance(x, FunctionType) else x.__name__
+            for x in self.atoms
+            if not isinstance(x, Tensor)
+        ]
+        return hashlib.blake2b(
+            self._bytes.getvalue() + repr((self.tensors(), others)).encode()
+        ).digest()
+
     def without_data(self) -> Any:
         reader = pickle.Unpickler(io.BytesIO(self._bytes.getvalue()))
         made = [_like(atom) if isinstance(atom, Tensor) else atom for atom in self.atoms]
@@ -102,7 +114,7 @@ def _like(x: Tensor) -> Tensor:
 
 def _different(spec: ModelSpec, decoder: Decoder) -> list[int]:
     """One layer of each kind; two at least, since the first has nothing before it to add."""
-    tensors = [_Outline(layer).tensors() for layer in decoder.layers]
+    tensors = [Outline(layer).tensors() for layer in decoder.layers]
     kept: list[int] = []
     for i, layer in enumerate(spec.layers):
         same = (
@@ -121,5 +133,5 @@ def _without_data(decoder: Decoder, layers: list[int]) -> Decoder:
     part.layers = [decoder.layers[i] for i in layers]
     part.ropes = copy(decoder.ropes)
     part.ropes.of_layer = [decoder.ropes.of_layer[i] for i in layers]
-    made: Decoder = _Outline(part).without_data()
+    made: Decoder = Outline(part).without_data()
     return made

@@ -3,7 +3,8 @@
 What is compiled depends on the number of tokens, rows and positions of a step, on the GPU and on
 the model; only the ops know how. So steps of many shapes are run without data (dry_run.py), along
 each number in turn: at the powers of two and between them, and wherever the kernels on both sides
-differ, in the middle as well. What they ask for is compiled in several threads at once.
+differ, in the middle as well. What they ask for is compiled in several threads at once, and listed
+for the next start (kernel_list.py).
 """
 
 from __future__ import annotations
@@ -14,10 +15,11 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from triton import AsyncCompileMode, knobs
+from triton import AsyncCompileMode, FutureKernel, knobs
 
 from trueline.device import num_cores
 from trueline.engine.dry_run import DryRun, Rows
+from trueline.engine.kernel_list import KernelList
 from trueline.engine.late_kernels import LOG
 from trueline.engine.params import SamplingParams
 from trueline.layers.decoder import Decoder
@@ -38,19 +40,31 @@ LONG = 1 << 15
 def compile_kernels(spec: ModelSpec, plan: Plan, decoder: Decoder) -> None:
     """And load them onto the GPU. A layer or op of another package may not run without data; its
     kernels are compiled when they are first launched, and `LateKernels` tells of them."""
-    knobs.runtime.jit_post_compile_hook = None  # of an engine that was loaded before
+    listed = KernelList.of(spec, plan, decoder)
     threads = min(num_cores(), MOST_THREADS)
     here = (torch.cuda.current_device(),)
     with ThreadPoolExecutor(threads, "kernels", torch.cuda.set_device, here) as pool:
+        asked = Asked()
+        knobs.runtime.jit_post_compile_hook = None  # of an engine that was loaded before
+        knobs.runtime.jit_cache_hook = listed and listed.record
         with AsyncCompileMode(pool) as compiled:
-            try:
-                asked = Asked()
-                with dry_run(asked):
-                    sweep(DryRun(spec, plan, decoder), asked)
-            except Exception as error:
-                LOG.warning("not all kernels are compiled ahead: %r", error)
+            known = listed is not None and listed.ask()
+            if not known:
+                _sweep(spec, plan, decoder, asked)
+        knobs.runtime.jit_cache_hook = None
+        if listed is not None and not known and asked.all_new:
+            listed.write()
         # In threads too: Triton compiles a launcher in C for every signature.
         list(pool.map(_load, compiled.future_kernels.values()))
+
+
+def _sweep(spec: ModelSpec, plan: Plan, decoder: Decoder, asked: Asked) -> None:
+    try:
+        with dry_run(asked):
+            sweep(DryRun(spec, plan, decoder), asked)
+    except Exception as error:
+        asked.all_new = False
+        LOG.warning("not all kernels are compiled ahead: %r", error)
 
 
 def _load(kernel: Any) -> None:
@@ -63,10 +77,12 @@ class Asked:
     def __init__(self) -> None:
         self.ever: set[Ask] = set()
         self.lately: set[Ask] = set()
+        self.all_new = True
+        """No kernel was there already, compiled by this process before."""
 
-    def __call__(self, ask: Ask, compile: Callable[[], None]) -> None:
+    def __call__(self, ask: Ask, compile: Callable[[], Any]) -> None:
         if ask not in self.ever:
-            compile()
+            self.all_new &= isinstance(compile(), FutureKernel)
         self.ever.add(ask)
         self.lately.add(ask)
 
