@@ -6,7 +6,8 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -75,9 +76,14 @@ def room(file: Path) -> str:
     return file.relative_to(ROOT).parts[0].removesuffix(".py")
 
 
+@cache
+def parsed(file: Path) -> ast.Module:
+    return ast.parse(file.read_text())
+
+
 def imports(file: Path, *, everywhere: bool = True) -> Iterator[str]:
     """Absolute names of what a file imports; without `everywhere`, only when it is imported."""
-    tree = ast.parse(file.read_text())
+    tree = parsed(file)
     for node in ast.walk(tree) if everywhere else _outside_functions(tree):
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
@@ -94,11 +100,24 @@ def _outside_functions(tree: ast.AST) -> Iterator[ast.AST]:
             yield from _outside_functions(node)
 
 
-def names(file: Path) -> str:
-    return str(file.relative_to(ROOT))
+def for_each(files: list[Path]) -> Callable[[Callable[[Path], None]], Callable[[], None]]:
+    """One test for all of them: to begin a test takes longer than to read a file."""
+
+    def decorate(rule: Callable[[Path], None]) -> Callable[[], None]:
+        def test() -> None:
+            for file in files:
+                try:
+                    rule(file)
+                except AssertionError as error:
+                    raise AssertionError(f"{file.relative_to(ROOT)}: {error}") from None
+
+        test.__name__, test.__doc__ = rule.__name__, rule.__doc__
+        return test
+
+    return decorate
 
 
-@pytest.mark.parametrize("file", FILES, ids=names)
+@for_each(FILES)
 def test_imports_point_downwards(file: Path) -> None:
     here = room(file)
     for name in imports(file):
@@ -114,7 +133,7 @@ def test_imports_point_downwards(file: Path) -> None:
             assert ROOMS.index(target) <= ROOMS.index(here), f"{file} imports {name}"
 
 
-@pytest.mark.parametrize("file", FILES, ids=names)
+@for_each(FILES)
 def test_transformers_is_only_an_oracle(file: Path) -> None:
     assert not any(name.split(".")[0] == "transformers" for name in imports(file))
 
@@ -123,25 +142,23 @@ def bookkeeping(file: Path) -> bool:
     return room(file) in ("engine", "cache") and file.name in NO_TORCH_FILES
 
 
-@pytest.mark.parametrize(
-    "file", [f for f in FILES if room(f) in NO_TORCH or bookkeeping(f)], ids=names
-)
+@for_each([f for f in FILES if room(f) in NO_TORCH or bookkeeping(f)])
 def test_no_torch_where_facts_live(file: Path) -> None:
     assert not any(name.split(".")[0] == "torch" for name in imports(file))
 
 
-@pytest.mark.parametrize("file", [f for f in FILES if room(f) == "cli"], ids=names)
+@for_each([f for f in FILES if room(f) == "cli"])
 def test_commands_import_torch_late(file: Path) -> None:
     slow = {"torch", "tokenizers", "safetensors"}
     assert not any(name.split(".")[0] in slow for name in imports(file, everywhere=False))
 
 
-@pytest.mark.parametrize("file", FILES, ids=names)
+@for_each(FILES)
 def test_scales_are_computed_in_spec_only(file: Path) -> None:
     """No `x ** -0.5` of a dimension outside spec/, the reference, and the faults that break it."""
     if room(file) in ("spec", "reference") or "seed" in file.parts:
         return
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(parsed(file)):
         power = isinstance(node, ast.BinOp) and isinstance(node.op, ast.Pow)
         assert not (power and ast.unparse(node.right) in ("-0.5", "-1 / 2")), f"{file}: a scale"
 
@@ -152,7 +169,7 @@ CONFIG_KEYS = re.compile(
 )
 
 
-@pytest.mark.parametrize("file", FILES, ids=names)
+@for_each(FILES)
 def test_config_keys_are_read_by_family_readers_only(file: Path) -> None:
     """models/ reads them, reference/ reads them again; tiny/ and the verb above it write them."""
     writers = ("tiny", "verify", "make_tiny.py")
@@ -162,9 +179,7 @@ def test_config_keys_are_read_by_family_readers_only(file: Path) -> None:
     assert not CONFIG_KEYS.search(text), f"{file} knows a config key"
 
 
-@pytest.mark.parametrize(
-    "file", [f for f in FILES if room(f) not in ("device", "environment")], ids=names
-)
+@for_each([f for f in FILES if room(f) not in ("device", "environment")])
 def test_only_device_asks_what_machine_this_is(file: Path) -> None:
     text = file.read_text()
     for question in ("os.environ", "is_cuda", "cuda.is_available", "cpu_count", "/proc/"):
@@ -174,9 +189,9 @@ def test_only_device_asks_what_machine_this_is(file: Path) -> None:
 OP_FILES = [f for f in FILES if room(f) == "ops"]
 
 
-@pytest.mark.parametrize("file", OP_FILES, ids=names)
+@for_each(OP_FILES)
 def test_no_op_has_a_default_scale(file: Path) -> None:
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(parsed(file)):
         if isinstance(node, ast.FunctionDef):
             named = zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True)
             positional = node.args.args[len(node.args.args) - len(node.args.defaults) :]
@@ -184,26 +199,26 @@ def test_no_op_has_a_default_scale(file: Path) -> None:
             assert not any(a.arg == "softmax_scale" for a in positional)
 
 
-@pytest.mark.parametrize("file", [f for f in FILES if room(f) in ("layers", "engine")], ids=names)
+@for_each([f for f in FILES if room(f) in ("layers", "engine")])
 def test_layers_never_see_the_world_size(file: Path) -> None:
     assert "world_size" not in file.read_text()
 
 
-@pytest.mark.parametrize("file", FILES, ids=names)
+@for_each(FILES)
 def test_no_model_dimension_is_written_down(file: Path) -> None:
     numbers = (
         node.value
-        for node in ast.walk(ast.parse(file.read_text()))
+        for node in ast.walk(parsed(file))
         if isinstance(node, ast.Constant) and type(node.value) is int
     )
     assert not {576, 656, 192, 7168}.intersection(numbers)
 
 
-@pytest.mark.parametrize("file", FILES, ids=names)
+@for_each(FILES)
 def test_files_stay_readable(file: Path) -> None:
     lines = file.read_text().splitlines()
     assert len(lines) <= 400
-    for node in ast.walk(ast.parse(file.read_text())):
+    for node in ast.walk(parsed(file)):
         if isinstance(node, ast.FunctionDef):
             code = node.body[1:] if ast.get_docstring(node) else node.body
             length = len(ast.unparse(code).splitlines()) if code else 0

@@ -314,19 +314,25 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+def _some(families: tuple[str, ...]) -> list[Any]:
+    """All families in test-full, these also before."""
+    return [
+        pytest.param(family, marks=() if family in families else pytest.mark.slow)
+        for family in FAMILIES
+    ]
+
+
+# Sparse and hybrid families: in test_sparse_engine.py and test_hybrid.py.
+DENSE = ("deepseek_v2", "deepseek_v3")
+
+
+@pytest.mark.parametrize("family", _some(DENSE))
 def test_bits_do_not_depend_on_the_schedule(family: str, tiny: Tiny) -> None:
     same_bits_under(tiny(family), MIXED, INVARIANT, CASES)
 
 
-# One of each kind of attention: without our kernels it takes four times as long.
-KINDS = {"deepseek_v3", "bailing_moe_v2_5", "deepseek_v32"}
-EACH = [
-    pytest.param(family, marks=() if family in KINDS else pytest.mark.slow) for family in FAMILIES
-]
-
-
-@pytest.mark.parametrize("family", EACH)
+# Four times as long without our kernels; the ops' own checks see every one of them.
+@pytest.mark.parametrize("family", _some(("deepseek_v3",)))
 def test_bits_do_not_depend_on_the_schedule_without_a_compiler(family: str, tiny: Tiny) -> None:
     same_bits_under(tiny(family), MIXED, replace(INVARIANT, ops=NO_COMPILER), CASES)
 

@@ -54,6 +54,7 @@ def test_built_once_and_kept(fresh: Path, capsys: pytest.CaptureFixture[str]) ->
 def test_without_a_compiler_it_says_so(
     fresh: Path, program: str, part: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("TRUELINE_NATIVE_TARGET", "native")  # also where kernels are off
     monkeypatch.setenv("CXX", program)
     assert part in (native.unavailable() or "")
     assert native.refusals(torch.float32, False) == [native.unavailable()]
@@ -141,6 +142,7 @@ def test_an_engine_s_threads_are_the_kernels(monkeypatch: pytest.MonkeyPatch) ->
 def test_who_asks_is_told_of_compiling(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     heard: list[str] = []
     native.tell_builds(heard.append)
+    monkeypatch.setenv("TRUELINE_NATIVE_TARGET", "native")  # also where kernels are off
     monkeypatch.setenv("CXX", "false")
     assert native.unavailable()
     assert [line.split(" (")[0] for line in heard] == ["compiling C++ kernels for this CPU"]

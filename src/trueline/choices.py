@@ -113,7 +113,8 @@ def _asked(
 ) -> Choice:
     found = _refusals(registry, kind, name, config, dtype, layout)
     if found:
-        raise UsageError(f"{registry.noun} {kind}={name} was asked for and refuses: {found[0]}")
+        reasons = "; ".join(found)
+        raise UsageError(f"{registry.noun} {kind}={name} was asked for and refuses: {reasons}")
     package = registry.package(kind, name)
     return Choice(name, f"asked for; from {package}" if package else "asked for")
 

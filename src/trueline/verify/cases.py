@@ -153,11 +153,15 @@ V4_NESTED = {key: value for key, value in V4.items() if key not in _V4_FLAT_ONLY
 CONFIG_ONLY: Mapping[str, Mapping[str, Any]] = {"v4": V4, "v4-nested": V4_NESTED}
 """Families that `inspect` resolves and nobody can run yet."""
 
+# For checks whose kernels are interpreted where there is no GPU.
+_SHALLOW = {"num_hidden_layers": 2}
+
 CASES: Mapping[str, Case] = {
     "v2": Case("deepseek_v2", start=5000, stride=131),
     "v2-lite": Case("deepseek_v2_lite", yarn=False),
     "v3": Case("deepseek_v3", start=4321, stride=173),
     "v3-near": Case("deepseek_v3"),
+    "v3-shallow": Case("deepseek_v3", keys=_SHALLOW),
     "v3-rope-parameters": Case(
         "deepseek_v3",
         keys={"rope_parameters": _ROPE_PARAMETERS},
@@ -185,6 +189,7 @@ CASES: Mapping[str, Case] = {
     "fp8": Case("deepseek_v3", fp8=FP8_32),
     "fp8-exempt": Case("deepseek_v3", fp8=FP8_EXEMPT),
     "ling": Case(_LING),
+    "ling-shallow": Case(_LING, keys=_SHALLOW | {"layer_group_size": 2}),
     "ling-far": Case(_LING, start=4321, stride=173),
     "ling-one-group": Case(_LING, keys={"group_norm_size": 1, "q_lora_rank": None}),
     "ling-silu": Case(_LING, keys={"linear_silu": True, "use_qk_norm": False}),
@@ -205,6 +210,7 @@ CASES: Mapping[str, Case] = {
     "ling-fp8": Case(_LING, fp8=FP8_32),
     "v32": Case(_V32, start=4321, stride=173),
     "v32-near": Case(_V32),
+    "v32-shallow": Case(_V32, keys=_SHALLOW),
     "v32-plain": Case(_V32, yarn=False),
     "v32-pairs": Case(_V32, keys={"indexer_rope_interleave": True}),
     "v32-all-keys": Case(_V32, keys={"index_topk": 48}),

@@ -8,9 +8,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-# From here on the bits of a row no longer depend on the number of rows, nor on that of columns.
-STEADY_ROWS = 16
-STEADY_COLUMNS = 4
+# In whole tiles, so that the bits of a row depend neither on the number of rows nor on that of
+# columns: libraries compute what is left over at an edge in another way, narrower on older CPUs.
+TILE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,15 +20,13 @@ class Packed:
 
 
 def pack(weight: Tensor) -> Packed:
-    columns = len(weight)
-    if columns < STEADY_COLUMNS:
-        weight = pad(weight, (0, 0, 0, STEADY_COLUMNS - columns))
-    return Packed(weight.contiguous(), columns)
+    return Packed(_whole_tiles(weight).contiguous(), len(weight))
 
 
 def run(x: Tensor, packed: Packed) -> Tensor:
-    count = x.shape[0]
-    padded = -(-count // STEADY_ROWS) * STEADY_ROWS
-    if padded != count:
-        x = pad(x, (0, 0, 0, padded - count))
-    return torch.mm(packed.weight, x.t()).t()[:count, : packed.columns]
+    return torch.mm(packed.weight, _whole_tiles(x).t()).t()[: len(x), : packed.columns]
+
+
+def _whole_tiles(rows: Tensor) -> Tensor:
+    left = -len(rows) % TILE
+    return pad(rows, (0, 0, 0, left)) if left else rows

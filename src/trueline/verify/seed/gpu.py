@@ -95,8 +95,8 @@ def _lists_from_the_front(split: Make) -> Make:
     return broken
 
 
-_G, _M, _L = "graph = eager", "v3", "ling"
-_H, _V = "masked prefill", "v32-near"
+_G, _M, _L = "graph = eager", "v3-shallow", "ling-shallow"
+_H, _V = "masked prefill", "v32-shallow"
 
 GPU_FAULTS = [
     Fault("split-unpadded-heads", "split metadata sized from the unpadded heads (story 5)",
@@ -114,7 +114,7 @@ GPU_FAULTS = [
     Fault("padded-rows-state", "padded rows write a sequence's state", _G, _L,
           graphs, "FIELDS", _padded_with(slots=1)),
     Fault("graph-never-chooses", "a row that sees more than top-k is run by the graph of those "
-          "that see all", _G, "v32", DecodeGraphs, "kind_for", _never_choosing),
+          "that see all", _G, _V, DecodeGraphs, "kind_for", _never_choosing),
     Fault("masked-row-before", "tokens hide what the token before did not choose", _H, _V,
           MLA, "_attend_masked", _choices_of_the_row_before),
     Fault("masked-nothing-hidden", "tokens of masked prefill see everything", _H, _V,
