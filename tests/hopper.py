@@ -11,6 +11,7 @@ the first arguments only. Needs TRITON_INTERPRET unset.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,9 @@ MEMORY = 150 << 30
 SHARED_BYTES = 227 << 10
 """That a program can have at most."""
 PROMPTS = (1, 3, 70, 700, 2500)
+UNTOUCHED = torch.empty
+"""Of weights, which nobody reads: to fill them takes longer than to compile."""
+LARGE = 1 << 20
 
 
 class Hopper:
@@ -85,6 +89,17 @@ def _only_zeros() -> None:
     def heads(x: Tensor, packed: Tensor, to: Tensor | None = None) -> Tensor:
         return x.new_zeros(len(x), *packed.shape[:2]) if to is None else to
 
+    def join(parts: Any, dim: int = 0) -> Tensor:
+        shape = list(parts[0].shape)
+        shape[dim] = sum(x.shape[dim] for x in parts)
+        large = math.prod(shape) > LARGE
+        return UNTOUCHED(shape, dtype=parts[0].dtype) if large else cat(parts, dim)
+
+    def batched(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
+        return x.new_zeros(*x.shape[:2], y.shape[2]) if out is None else out
+
+    torch.bmm = batched  # type: ignore[assignment]
+    cat, torch.cat = torch.cat, join  # type: ignore[assignment]
     torch.Tensor.new_empty = new  # type: ignore[assignment,method-assign]
     torch.empty, torch.empty_like = torch.zeros, torch.zeros_like
     linear.run = product
@@ -101,7 +116,7 @@ class Zeros:
         return iter(self._shapes)
 
     def pop(self, name: str) -> Tensor:
-        return torch.zeros(self._shapes.pop(name), dtype=self._dtype)
+        return UNTOUCHED(self._shapes.pop(name), dtype=self._dtype)
 
 
 def run(model: Path) -> None:

@@ -364,7 +364,14 @@ ON_RANKS = [Ask(prompt(70), 4), Ask(prompt(7), 4, arrives=1), Ask(prompt(1), 6, 
 
 @pytest.mark.parametrize("config", [BASE, INVARIANT], ids=["free", "invariant"])
 @pytest.mark.parametrize(
-    "family", ["deepseek_v2", "deepseek_v2_lite", "deepseek_v3", "kimi_k25", "glm4_moe_lite"]
+    "family",
+    [
+        *("deepseek_v2_lite", "deepseek_v3"),  # without and with a latent of queries
+        *(
+            pytest.param(each, marks=pytest.mark.slow)
+            for each in ("deepseek_v2", "kimi_k25", "glm4_moe_lite")
+        ),
+    ],
 )
 def test_ranks_are_as_one(family: str, config: EngineConfig, tiny: Tiny) -> None:
     model = tiny(family, keys=DIVISIBLE)  # 311 words: the vocabulary is replicated

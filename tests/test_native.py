@@ -24,6 +24,7 @@ from trueline.verify.ops import randn
 def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Nothing built, nothing loaded."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(native, "FLAGS", ("-O0", *native.FLAGS[1:]))  # nothing is computed with it
     monkeypatch.setattr(native, "_tell", native._on_stderr)  # a server's tests may have changed it
     functions = (native.library, native.unavailable, native.panel)
     for function in functions:

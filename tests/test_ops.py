@@ -45,7 +45,9 @@ def test_op(op: str, name: str, check: OpCheck) -> None:
     check.run(implementation(op, name))
 
 
-@pytest.mark.parametrize("op", ["lightning", "sampling", "mla_decode", "route"])
+@pytest.mark.parametrize(
+    "op", [pytest.param("lightning", marks=pytest.mark.slow), "sampling", "mla_decode", "route"]
+)
 def test_references_pass_too(op: str) -> None:
     """Or the checks would ask for more than the contract."""
     for check in OP_CHECKS[op]:

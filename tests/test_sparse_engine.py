@@ -47,7 +47,11 @@ MIXED = [
 ]
 
 
-@pytest.fixture(scope="module", params=FAMILIES)
+# The other shares selections among layers as well; every position of this is in test_engine.py.
+ONE_OF_THEM = pytest.param("deepseek_v32", marks=pytest.mark.slow)
+
+
+@pytest.fixture(scope="module", params=[ONE_OF_THEM, "glm_moe_dsa"])
 def model(request: pytest.FixtureRequest, tiny: Tiny) -> Path:
     return tiny(request.param)
 

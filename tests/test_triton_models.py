@@ -34,8 +34,13 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
+def _param(kind: str) -> Any:
+    """ "sparse" is a part of the kind that follows it."""
+    return pytest.param(kind, marks=[pytest.mark.slow] if kind == "sparse" else [])
+
+
 @pytest.mark.skipif(not interpreting(), reason="on a GPU they run by themselves")
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", [_param(kind) for kind in KINDS])
 def test_oracle(kind: str, tiny: Callable[..., Path]) -> None:
     family, keys = KINDS[kind]
     model = tiny(family, keys={"num_hidden_layers": 2} | keys)
