@@ -25,7 +25,7 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest -n 3 -m "not slow"
+	$(BIN)/pytest -n 2 -m "not slow"
 
 test-full: lint
 	HYPOTHESIS_PROFILE=full $(BIN)/pytest -n 2
