@@ -8,6 +8,7 @@ import math
 import os
 from pathlib import Path
 
+from trueline.ops.registry import OPS
 from trueline.verify import bounds
 
 Margins = dict[str, list[float]]
@@ -16,8 +17,10 @@ MARGINS: Margins = {}
 
 
 def label(what: str) -> str:
-    """The op, or the kind of comparison."""
-    return what.rpartition("op = reference: ")[2].split(",")[0].split(":")[0]
+    """The op, the kind of comparison, or the file of other tests."""
+    name = what.rpartition("op = reference: ")[2].split(",")[0].split(":")[0]
+    test = os.environ.get("PYTEST_CURRENT_TEST", "").partition("::")[0]
+    return name if name in OPS or " = " in name else Path(test).name
 
 
 def note(margins: Margins, name: str, ratio: float) -> None:

@@ -24,6 +24,7 @@ from trueline.plan import make_plan
 from trueline.spec.mixer import MLASpec
 from trueline.spec.shard import local_spec
 from trueline.tiny.configs import FAMILIES
+from trueline.verify import engine as verify_engine
 from trueline.verify import ranks
 from trueline.verify.cases import FP8_32
 from trueline.verify.engine import Ask, Run, oracle, run, same, same_bits_under, serve
@@ -345,6 +346,22 @@ def test_bits_of_a_prefix_hit(tiny: Tiny) -> None:
     warm = serve(core, [ask])
     assert warm.cached == [96]
     same("prefix hit", warm, cold, bitwise=True)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "bailing_moe_v2_5", "glm_moe_dsa"])
+def test_a_cpu_whose_sums_are_rougher_is_judged_by_its_own_noise(
+    family: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As if it did not keep the usual gate. What is wrong stays red."""
+    model = tiny(family)
+    done = run(model, MIXED, BASE)
+    monkeypatch.setattr(verify_engine, "ORACLE_GATE", 1e-12)
+    assert 1e-7 < oracle(model, MIXED, done) <= 2e-5
+    done.logits[1][3] = done.logits[1][3].index_add(
+        0, torch.tensor([7]), torch.tensor([2 * verify_engine.MOST_NOISE])
+    )
+    with pytest.raises(CheckFailed, match=r"oracle: request 1: position 3: logprobs differ by"):
+        oracle(model, MIXED, done)
 
 
 def test_without_the_mode_bits_do_differ(tiny: Tiny, whole: Run) -> None:

@@ -24,6 +24,9 @@ from trueline.verify.failed import CheckFailed
 
 ORACLE_GATE = 2e-5
 """Engine in float32 to the reference in float64, in logprob, at any position."""
+NOISE, MOST_NOISE = 4.0, 1e-4
+"""Where a CPU's own order of sums does not keep that: so many times what the reference itself is
+off in float32 on this machine, but never more than this. Seeded faults are off by 1e-2 and more."""
 BAND = 2e-5
 """Between two schedules in float32, outside batch-invariant mode."""
 
@@ -145,8 +148,18 @@ def oracle(model: Path, asks: Sequence[Ask], done: Run) -> float:
             wanted = exact.logprobs(sequence)
         at = [p for p in sorted(rows) if p < len(sequence)]
         ours = torch.stack([rows[p] for p in at]).double().log_softmax(-1)
-        worst = max(worst, _distance(f"oracle: request {i}", ours, wanted[at], at, ORACLE_GATE))
+        gate = ORACLE_GATE
+        if not bool((ours - wanted[at]).abs().max() <= gate):
+            gate = _gate_of_noise(model, done, sequence, wanted)
+        worst = max(worst, _distance(f"oracle: request {i}", ours, wanted[at], at, gate))
     return worst
+
+
+def _gate_of_noise(model: Path, done: Run, sequence: Tensor, exact: Tensor) -> float:
+    rough = reference.load(model, torch.float32, **done.core.config.facts)
+    with torch.no_grad():
+        noise = float((rough.logprobs(sequence).double() - exact).abs().max())
+    return max(ORACLE_GATE, min(NOISE * noise, MOST_NOISE))
 
 
 def same(what: str, one: Run, two: Run, *, bitwise: bool = False) -> float:
@@ -196,7 +209,7 @@ def decode_is_prefill(model: Path, ask: Ask, config: EngineConfig) -> None:
 def _distance(what: str, ours: Tensor, theirs: Tensor, at: list[int], gate: float) -> float:
     off = (ours - theirs).abs().amax(-1)
     worst = int(off.argmax())
-    kind = "engine = reference" if what.startswith("oracle") else "engine, two schedules"
+    kind = "engine = reference" if what.startswith("oracle") else "engine = engine"
     bounds.record(kind, float(off.max()) / gate)
     if not bool(off.max() <= gate):  # also when NaN
         raise CheckFailed(
