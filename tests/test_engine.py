@@ -364,6 +364,12 @@ def test_a_cpu_whose_sums_are_rougher_is_judged_by_its_own_noise(
         oracle(model, MIXED, done)
 
 
+@pytest.mark.parametrize(("threads", "told"), [(1, "1 thread"), (2, "2 threads")])
+def test_the_plan_counts_threads(threads: int, told: str, tiny: Tiny) -> None:
+    plan = replace(load_engine(tiny("deepseek_v3"), BASE).plan, threads=threads)
+    assert next(plan.lines()).endswith(f", {told}")
+
+
 def test_without_the_mode_bits_do_differ(tiny: Tiny, whole: Run) -> None:
     """Or the check above could not fail."""
     with pytest.raises(CheckFailed, match="bits differ"):

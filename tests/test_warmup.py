@@ -8,14 +8,21 @@ import os
 import re
 import subprocess
 import sys
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from triton import knobs
 
+from trueline.choices import Choice
+from trueline.config import EngineConfig
 from trueline.engine.kernel_list import KernelList
 from trueline.engine.late_kernels import LateKernels
+from trueline.engine.loading import load_engine
 
 HERE = Path(__file__).parent
 CONFIGS = HERE.parent / "bench" / "configs"
@@ -79,3 +86,43 @@ def test_a_list_that_cannot_be_written_is_told_of(
     (tmp_path / "file").touch()
     KernelList(tmp_path / "file" / "list.json").write()
     assert "not written" in caplog.text
+
+
+def test_a_list_is_of_one_model_plan_and_gpu(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the same for the same, in another load."""
+    gpu = SimpleNamespace(name="NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: gpu)
+
+    def file(model: Path, ops: dict[str, str] | None = None, **options: Any) -> Path:
+        loaded = load_engine(model, EngineConfig(max_model_len=64, ops=ops or {}, **options))
+        listed = KernelList.of(loaded.spec, loaded.plan, loaded.core.runner.decoder)
+        assert listed is not None
+        return listed.file
+
+    model = tiny("deepseek_v3")
+    usual = file(model, block_size=16)
+    assert file(model, block_size=16) == usual
+    others = [
+        file(tiny("deepseek_v3", keys={"num_hidden_layers": 2}), block_size=16),
+        file(model, block_size=8),
+        file(model, block_size=16, max_num_seqs=7),
+        file(model, {"linear": "torch_mm"}, block_size=16),
+    ]
+    gpu.name = "NVIDIA H100"
+    others.append(file(model, block_size=16))
+    assert len({usual, *others}) == len(others) + 1
+
+
+def test_no_list_where_another_package_takes_part(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its code is not in the digest, so the list would outlive it."""
+    loaded = load_engine(tiny("deepseek_v3"), EngineConfig(max_model_len=64))
+    theirs = Choice("theirs", "asked for")
+    for plan in (
+        replace(loaded.plan, choices=loaded.plan.choices | {"linear": theirs}),
+        replace(loaded.plan, layers=loaded.plan.layers | {"mla": theirs}),
+    ):
+        assert KernelList.of(loaded.spec, plan, loaded.core.runner.decoder) is None
