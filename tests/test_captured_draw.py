@@ -55,7 +55,23 @@ def llm(tiny: Tiny) -> LLM:
 
 def answers(llm: LLM, params: list[SamplingParams]) -> list[RequestOutput]:
     prompts = [{"prompt_token_ids": [5 + 3 * i, 9, 40 + i]} for i in range(len(params))]
-    return [replace(output, request_id="") for output in llm.generate(prompts, params)]
+    return [_unnamed(output) for output in llm.generate(prompts, params)]
+
+
+def _unnamed(output: RequestOutput) -> RequestOutput:
+    """Without its id, which an error tells too."""
+    outputs = [
+        replace(each, error=each.error and each.error.replace(f"'{output.request_id}/", "'/"))
+        for each in output.outputs
+    ]
+    return replace(output, request_id="", outputs=outputs)
+
+
+def test_nothing_left_to_draw_is_the_same_error_captured(llm: LLM) -> None:
+    fields = BASE | {"allowed_token_ids": (30,), "bad_words": ("?",)}
+    (one,) = answers(llm, [SamplingParams(**fields)])
+    assert one.outputs[0].error
+    assert captured(llm, [SamplingParams(**fields)])[0] == [one]
 
 
 def captured(llm: LLM, params: list[SamplingParams]) -> tuple[list[RequestOutput], int]:
