@@ -82,17 +82,20 @@ def softmax_rows(scores: Tensor, seen: Tensor, values: Tensor) -> Tensor:
 # -- latent attention ------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("groups", [1, 7])
+@pytest.mark.parametrize(("groups", "needle"), [(1, False), (7, False), (7, True)])
 @pytest.mark.parametrize("block_size", BLOCKS)
-def test_decode(monkeypatch: pytest.MonkeyPatch, block_size: int, groups: int) -> None:
-    """Whole rows, and rows in parts that are merged."""
+def test_decode(
+    monkeypatch: pytest.MonkeyPatch, block_size: int, groups: int, needle: bool
+) -> None:
+    """Whole rows, and rows in parts that are merged: parts of much the same weight, and parts whose
+    largest scores are e^100 apart and more."""
     lengths = [0, 1, 2, *around(1, 2, 3)] if groups == 1 else [83]
     view, blocks = pages(lengths, block_size)
     monkeypatch.setattr(
         decode, "launch", lambda *given: replace(decode_launch(*given), groups=groups, tile=TILE)
     )
     q = randn(len(lengths), 1, sum(DIMS), seed=9)
-    if groups > 1:  # parts whose largest scores are e^100 apart and more
+    if needle:
         view.rows[view.layout.cells(blocks[0], 40, 41)] = 80 * q[0]
     prepared = decode.prepare(DecodeRows(lengths, blocks), view, prefill.TILING, 1)
     ours, _ = decode.run(q, view, prepared, softmax_scale=SCALE)
