@@ -56,11 +56,10 @@ def measure(model: Path) -> dict[str, Any]:
         tokenizer.mkdir()
         write_word_tokenizer(tokenizer, vocabulary)
         os.environ["TRITON_CACHE_DIR"] = str(cache)
-        return {kind: start(model, tokenizer, cache) for kind in ("cold", "warm")}
+        return {kind: started(model, tokenizer, cache, vocabulary) for kind in ("cold", "warm")}
 
 
-def start(model: Path, tokenizer: Path, cache: Path) -> dict[str, Any]:
-    vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
+def started(model: Path, tokenizer: Path, cache: Path, vocabulary: int) -> dict[str, Any]:
     with served(model, tokenizer) as (ready, server):
         before = kernels(cache)
         start = time.monotonic()

@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any
@@ -104,10 +104,13 @@ def start_neighbours(count: int) -> Iterator[Neighbours]:
     try:
         assert program.stdout is not None
         processes = [int(pid) for pid in program.stdout.readline().split()]
+        if len(processes) != count:
+            raise RuntimeError("the busy processes beside the benchmark did not start")
         os.killpg(program.pid, signal.SIGSTOP)
         yield Neighbours(program.pid, processes)
     finally:
-        os.killpg(program.pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)
         program.communicate()
 
 

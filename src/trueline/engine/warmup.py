@@ -46,12 +46,11 @@ def compile_kernels(spec: ModelSpec, plan: Plan, decoder: Decoder) -> None:
     with ThreadPoolExecutor(threads, "kernels", torch.cuda.set_device, here) as pool:
         asked = Asked()
         knobs.runtime.jit_post_compile_hook = None  # of an engine that was loaded before
-        knobs.runtime.jit_cache_hook = listed and listed.record
         with AsyncCompileMode(pool) as compiled:
             known = listed is not None and listed.ask()
             if not known:
+                knobs.runtime.jit_cache_hook = listed and listed.record
                 _sweep(spec, plan, decoder, asked)
-        knobs.runtime.jit_cache_hook = None
         if listed is not None and not known and asked.all_new:
             listed.write()
         # In threads too: Triton compiles a launcher in C for every signature.
@@ -65,6 +64,8 @@ def _sweep(spec: ModelSpec, plan: Plan, decoder: Decoder, asked: Asked) -> None:
     except Exception as error:
         asked.all_new = False
         LOG.warning("not all kernels are compiled ahead: %r", error)
+    finally:
+        knobs.runtime.jit_cache_hook = None
 
 
 def _load(kernel: Any) -> None:
