@@ -143,6 +143,7 @@ def test_every_word_token_has_text(tmp_path: Path) -> None:
     assert tokenizer.token_bytes(3000) == b""
 
 
+@pytest.mark.slow
 def test_on_a_tiny_model(
     tiny: Tiny, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from spread import diagonal
 from trueline import device, native, plan
 from trueline.config import EngineConfig
 from trueline.device import find_device
@@ -49,9 +50,9 @@ MIXED = [
 ]
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("budget", [8, 32, 512])
-@pytest.mark.parametrize("block_size", [1, 3, 16, 64])
+@pytest.mark.parametrize(
+    ("block_size", "budget", "family"), diagonal([1, 3, 16, 64], [8, 32, 512], FAMILIES)
+)
 def test_every_position_equals_the_reference(
     family: str, budget: int, block_size: int, tiny: Tiny
 ) -> None:
@@ -333,7 +334,8 @@ def test_bits_do_not_depend_on_the_schedule(family: str, tiny: Tiny) -> None:
 
 
 # Four times as long without our kernels; the ops' own checks see every one of them.
-@pytest.mark.parametrize("family", _some(("deepseek_v3",)))
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
 def test_bits_do_not_depend_on_the_schedule_without_a_compiler(family: str, tiny: Tiny) -> None:
     same_bits_under(tiny(family), MIXED, replace(INVARIANT, ops=NO_COMPILER), CASES)
 
@@ -425,8 +427,10 @@ def test_ranks_have_the_bits_of_one_however_weights_are_stored(
     ranks_are_as_one(tiny("deepseek_v3", keys=DIVISIBLE, **stored), ON_RANKS, INVARIANT, 2, 8)
 
 
-@pytest.mark.parametrize("linear", ["onednn", "torch_mm"])
-@pytest.mark.parametrize("family", ["deepseek_v2_lite", "deepseek_v32", "bailing_moe_v2_5"])
+@pytest.mark.parametrize(
+    ("linear", "family"),
+    diagonal(["onednn", "torch_mm"], ["deepseek_v32", "bailing_moe_v2_5"]),
+)
 def test_ranks_have_the_bits_of_one_without_a_compiler(
     family: str, linear: str, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:

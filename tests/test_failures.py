@@ -224,7 +224,7 @@ def check_stage(engine: LLMEngine, watch: Watch, right: dict[str, Any]) -> bool:
     return True
 
 
-@pytest.mark.parametrize("share", [12, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("share", [30, pytest.param(1, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("family", "keys", "overlap", "whole"), CASES)
 def test_an_exception_in_any_function_of_a_step(
     family: str,

@@ -251,7 +251,7 @@ def all_news(data: st.DataObject, talk: Talk, tokenizer: Tokenizer) -> list[News
 
 
 @pytest.mark.parametrize("kind", ["completion", "chat"])
-@settings(max_examples=4 * settings.default.max_examples)
+@settings(max_examples=2 * settings.default.max_examples)
 @given(data=st.data())
 def test_a_stream_joined_is_the_whole(kind: str, tokenizer: Tokenizer, data: st.DataObject) -> None:
     fields = data.draw(requests(kind))

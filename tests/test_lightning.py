@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from spread import diagonal
 from trueline.cache.state import StateStore, StateView
 from trueline.ops.lightning import StateRow, cpu, reference
 from trueline.ops.registry import GPU_NAMES, OPS, implementation
@@ -110,8 +111,7 @@ def slots_equal(view: StateView, a: int, other: StateView, b: int) -> bool:
 
 
 @each_op
-@each_form
-@pytest.mark.parametrize("heads", SHAPES)
+@pytest.mark.parametrize(("tail", "heads"), diagonal(FORMS.values(), SHAPES))
 def test_any_chunks_equal_the_recurrence(op: Any, tail: int, heads: int) -> None:
     d, (wanted, off, state) = data(heads), exact(heads)
     before = [x.clone() for x in (d.q, d.k, d.v)]
@@ -309,9 +309,8 @@ def test_rows_that_cannot_be_are_refused() -> None:
 
 
 @each_op
-@each_fixed
 @pytest.mark.parametrize(
-    ("heads", "dtype"), [*((heads, torch.float32) for heads in SHAPES), (3, torch.bfloat16)]
+    ("tail", "heads", "dtype"), diagonal([8, 64], SHAPES, [torch.float32, torch.bfloat16])
 )
 def test_bits_do_not_depend_on_cuts(op: Any, tail: int, heads: int, dtype: torch.dtype) -> None:
     length = LENGTH if op is not reference else 70

@@ -55,7 +55,9 @@ WIDE = {
 
 
 @needs_proc
-@pytest.mark.parametrize("stored", ["float32", "bfloat16", "fp8"])
+@pytest.mark.parametrize(
+    "stored", [*(pytest.param(s, marks=pytest.mark.slow) for s in ("float32", "bfloat16")), "fp8"]
+)
 def test_peak_is_the_model_and_little_more(stored: str, tiny: Tiny) -> None:
     fp8 = BlockFp8(block=(128, 128), power_of_two_scales=False, ignored_modules=())
     model = tiny(

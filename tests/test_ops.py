@@ -29,7 +29,13 @@ from trueline.verify.ops import OP_CHECKS, OpCheck, randn
 from trueline.verify.ops.data import within
 
 ALL = [
-    pytest.param(op, name, check, id=f"{op} {name} {check.what}")
+    pytest.param(
+        op,
+        name,
+        check,
+        id=f"{op} {name} {check.what}",
+        marks=[pytest.mark.slow] if (name, check.what) == ("cpu", "real dims") else [],
+    )
     for op, names in OPS.items()
     for name in names
     for check in OP_CHECKS[op]
@@ -46,7 +52,12 @@ def test_op(op: str, name: str, check: OpCheck) -> None:
 
 
 @pytest.mark.parametrize(
-    "op", [pytest.param("lightning", marks=pytest.mark.slow), "sampling", "mla_decode", "route"]
+    "op",
+    [
+        *(pytest.param(op, marks=pytest.mark.slow) for op in ("lightning", "mla_decode")),
+        "sampling",
+        "route",
+    ],
 )
 def test_references_pass_too(op: str) -> None:
     """Or the checks would ask for more than the contract."""

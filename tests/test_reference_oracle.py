@@ -9,6 +9,7 @@ from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3RMSNo
 
 import hf
 from hf import FLOAT64_GATE, TOKENS, Case, Checkpoints, T, distance
+from spread import diagonal
 from trueline import reference
 from trueline.reference import config as facts
 from trueline.reference import indexer, model
@@ -167,8 +168,9 @@ def test_a_later_token_changes_nothing_before_it(form: str, checkpoints: Checkpo
         assert (after - before)[place].abs().max() > 0.1
 
 
-@pytest.mark.parametrize("case", [V2, replace(V3, q_lora=False)], ids=str)
-@pytest.mark.parametrize("form", ["expanded", "absorbed"])
+@pytest.mark.parametrize(
+    ("case", "form"), diagonal([V2, replace(V3, q_lora=False)], ["expanded", "absorbed"])
+)
 def test_gradients_equal_finite_differences(
     case: Case, form: str, checkpoints: Checkpoints
 ) -> None:

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from spread import diagonal
 from trueline.device import interpreting
 from trueline.engine.params import SamplingParams
 from trueline.errors import UsageError
@@ -390,27 +391,27 @@ def expected(logits: Tensor, temperature: float, kept: Sequence[int]) -> Tensor:
     return p
 
 
-@pytest.mark.parametrize("by", ["seed", "position"])
-@pytest.mark.parametrize(
-    ("params", "kept"),
-    [
-        ({}, range(8)),
-        ({"temperature": 0.7}, range(8)),
-        ({"temperature": 3.0}, range(8)),
-        ({"top_k": 3}, [4, 0, 1]),
-        ({"top_k": 4}, [4, 0, 1, 2]),
-        ({"top_p": 0.6}, [4, 0]),
-        ({"top_p": 0.69}, [4, 0, 1]),
-        ({"top_p": 0.85}, [4, 0, 1, 2]),
-        ({"top_p": 0.9}, [4, 0, 1, 2, 6]),
-        ({"min_p": 0.2}, [4, 0, 1, 2]),
-        ({"temperature": 2.0, "min_p": 0.3}, [4, 0, 1, 2, 6, 3]),
-        ({"top_k": 3, "top_p": 0.9}, [4, 0, 1]),
-        ({"top_k": 3, "top_p": 0.7}, [4, 0]),  # top-p of what top-k left
-        ({"top_k": 7, "top_p": 0.6}, [4, 0]),
-    ],
-)
-def test_frequencies(by: str, params: dict[str, Any], kept: Sequence[int]) -> None:
+KEPT: list[tuple[dict[str, Any], Sequence[int]]] = [
+    ({}, range(8)),
+    ({"temperature": 0.7}, range(8)),
+    ({"temperature": 3.0}, range(8)),
+    ({"top_k": 3}, [4, 0, 1]),
+    ({"top_k": 4}, [4, 0, 1, 2]),
+    ({"top_p": 0.6}, [4, 0]),
+    ({"top_p": 0.69}, [4, 0, 1]),
+    ({"top_p": 0.85}, [4, 0, 1, 2]),
+    ({"top_p": 0.9}, [4, 0, 1, 2, 6]),
+    ({"min_p": 0.2}, [4, 0, 1, 2]),
+    ({"temperature": 2.0, "min_p": 0.3}, [4, 0, 1, 2, 6, 3]),
+    ({"top_k": 3, "top_p": 0.9}, [4, 0, 1]),
+    ({"top_k": 3, "top_p": 0.7}, [4, 0]),  # top-p of what top-k left
+    ({"top_k": 7, "top_p": 0.6}, [4, 0]),
+]
+
+
+@pytest.mark.parametrize(("case", "by"), diagonal(KEPT, ["seed", "position"]))
+def test_frequencies(case: tuple[dict[str, Any], Sequence[int]], by: str) -> None:
+    params, kept = case
     n = 20_000
     counts = frequencies(LOGITS, n, by, **params)
     p = expected(LOGITS, params.get("temperature", 1.0), kept)

@@ -250,8 +250,8 @@ def test_an_engine_that_cannot_load_says_why(tiny: Tiny, tmp_path: Path) -> None
 
 def test_sigterm_lets_streams_finish_and_admits_nobody(tiny: Tiny) -> None:
     with serving(tiny("deepseek_v3")) as served, wire(served.url) as waiting:
-        right = json.loads(ask(served, LONG | {"max_tokens": 800}).body)["choices"][0]["text"]
-        streams = [begun(served, max_tokens=800) for _ in range(3)]
+        right = json.loads(ask(served, LONG | {"max_tokens": 300}).body)["choices"][0]["text"]
+        streams = [begun(served, max_tokens=300) for _ in range(3)]
         waiting.send(posted(ASK)[:-5])  # a body that will not come whole
         served.signal(signal.SIGTERM)
         served.wait_for("draining")

@@ -130,7 +130,7 @@ def test_the_document_has_all_routes(schema: Any) -> None:
 
 @pytest.mark.parametrize("path", OPERATIONS["POST"])
 def test_bodies(server: Served, schema: Any, path: str) -> None:
-    explore(server, schema, "POST", path, 60)
+    explore(server, schema, "POST", path, 30)
 
 
 @pytest.mark.slow

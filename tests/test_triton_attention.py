@@ -31,6 +31,7 @@ from trueline.verify.ops import sparse as sparse_checks
 from trueline.verify.ops.data import L, P, R, V, paged, randn, within
 
 FLOATS = (torch.float32, torch.float16)
+ONE_OF_FLOATS = [pytest.param(torch.float32, marks=pytest.mark.slow), torch.float16]
 WAYS = {
     "plain": {"tile": 64},
     "wide": {"tile": 64, "overhead": 0, "least": 1},
@@ -66,7 +67,7 @@ def test_decode(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
     attention.natural_lse(decode, dtype)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", ONE_OF_FLOATS)
 def test_decode_of_real_dims(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     monkeypatch.setattr(attention, "WIDE_SHAPES", ((16, 40, 5),))
     attention.mla_decode_wide(decode, dtype)
@@ -153,7 +154,7 @@ def test_the_checks_can_fail(monkeypatch: pytest.MonkeyPatch) -> None:
 # -- sparse_mla ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", ONE_OF_FLOATS)
 def test_sparse(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     monkeypatch.setattr(sparse, "launch", coarse)
     sparse_checks.sparse_mla(sparse, dtype)
@@ -226,7 +227,7 @@ def large_plan(*given: Any) -> prefill_cut.LaunchPlan:
     return replace(prefill_cut.launch(*given), queries=128, keys=128)
 
 
-@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("dtype", ONE_OF_FLOATS)
 @pytest.mark.usefixtures("short_runs")
 def test_prefill(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     cut(monkeypatch, tile=256)

@@ -145,8 +145,10 @@ def prefill_parts(shapes: list[tuple[int, int]], block_size: int) -> tuple[Laten
     return view, parts
 
 
-@pytest.mark.parametrize(("keys", "block_size", "chooses"), [(16, 3, False), (16, 24, True),
-                                                             (64, 16, True)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("keys", "block_size", "chooses"),
+    [(16, 3, False), pytest.param(16, 24, True, marks=pytest.mark.slow), (64, 16, True)],
+)
 def test_prefill(
     monkeypatch: pytest.MonkeyPatch, keys: int, block_size: int, chooses: bool
 ) -> None:

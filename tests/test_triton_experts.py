@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from spread import diagonal
 from trueline.layers.decoder import Decoder
 from trueline.ops.experts import reference, triton
 from trueline.ops.experts.triton import Launch, Tiles
@@ -44,17 +45,20 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.Tensor, "new_empty", poisoned)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
-    ("op", "name"),
-    [
-        (op, name)
-        for op in ("linear", "head_product", "mlp", "experts")
-        for name in OPS[op]
-        if name in GPU_NAMES
-    ],
+    ("which", "dtype"),
+    diagonal(
+        [
+            (op, name)
+            for op in ("linear", "head_product", "mlp", "experts")
+            for name in OPS[op]
+            if name in GPU_NAMES
+        ],
+        reversed(DTYPES),
+    ),
 )
-def test_op(op: str, name: str, dtype: torch.dtype) -> None:
+def test_op(which: tuple[str, str], dtype: torch.dtype) -> None:
+    op, name = which
     for check in OP_CHECKS[op]:
         if not check.invariant:
             check.run(implementation(op, name), dtype)
@@ -86,10 +90,7 @@ def test_logits_keep_their_digits() -> None:
     within("linear, logits", Decoder.logits(decoder, hidden), exact, off)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(
-    "how", [FEW, AT_ONCE, SORTED, HALVED], ids=["few", "at once", "sorted", "halved"]
-)
+@pytest.mark.parametrize(("how", "dtype"), diagonal([FEW, AT_ONCE, SORTED, HALVED], DTYPES))
 def test_every_way(how: Launch, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Experts of this rank only, two shared ones, more pairs of one expert than a tile has rows,
     others with none, and a sort in several segments."""

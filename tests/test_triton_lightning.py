@@ -27,7 +27,9 @@ from trueline.verify.ops import randn
 
 WIDE = DecodeLaunch(values=64, warps=4)
 SMALL = PrefillLaunch(chunk=16, values=64, warps=4, stages=1, programs=264)
-each_dtype = pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+each_dtype = pytest.mark.parametrize(
+    "dtype", [pytest.param(torch.float32, marks=pytest.mark.slow), torch.float16]
+)
 
 
 def op(decode: DecodeLaunch = WIDE, prefill: PrefillLaunch = SMALL) -> SimpleNamespace:
@@ -66,7 +68,10 @@ def test_strong_decay(dtype: torch.dtype) -> None:
     checks.any_decay(op(), dtype, length=18, steps=3)
 
 
-@pytest.mark.parametrize(("dtype", "chunk"), [(torch.float32, 16), (torch.float16, 64)])
+@pytest.mark.parametrize(
+    ("dtype", "chunk"),
+    [pytest.param(torch.float32, 16, marks=pytest.mark.slow), (torch.float16, 64)],
+)
 def test_slots(dtype: torch.dtype, chunk: int) -> None:
     """With walks of one chunk, and with one walk a row."""
     checks.free_slots(op(prefill=replace(SMALL, chunk=chunk)), dtype)

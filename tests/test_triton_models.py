@@ -35,8 +35,9 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def _param(kind: str) -> Any:
-    """ "sparse" is a part of the kind that follows it."""
-    return pytest.param(kind, marks=[pytest.mark.slow] if kind == "sparse" else [])
+    """What others have is in test_triton_route.py and in "sparse, shared selections"."""
+    quick = kind in ("hybrid", "sparse, shared selections")
+    return pytest.param(kind, marks=[] if quick else [pytest.mark.slow])
 
 
 @pytest.mark.skipif(not interpreting(), reason="on a GPU they run by themselves")

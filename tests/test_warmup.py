@@ -27,7 +27,7 @@ from trueline.engine.loading import load_engine
 HERE = Path(__file__).parent
 CONFIGS = HERE.parent / "bench" / "configs"
 # v2lite's kernels are among those of the others, at other sizes.
-MODELS = [pytest.param("v2lite", marks=pytest.mark.slow), "ling25s", "v32s"]
+MODELS = [*(pytest.param(name, marks=pytest.mark.slow) for name in ("v2lite", "ling25s")), "v32s"]
 
 
 def late(name: str, *options: str) -> tuple[int, list[str]]:
@@ -50,6 +50,7 @@ def test_no_kernel_is_compiled_after_ready(name: str) -> None:
     assert found == []
 
 
+@pytest.mark.slow
 def test_the_check_sees_kernels_that_warm_up_has_not_asked_for() -> None:
     _, found = late("v2lite", "--cold")
     names = {re.split(r"\W", kernel)[0] for kernel in found}

@@ -15,7 +15,7 @@ from trueline.ops.mla_decode.launch_plan import LaunchPlan
 pytestmark = pytest.mark.skipif(not interpreting(), reason="chunks as small as no GPU takes them")
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(2))
 def test_rows_of_several_chunks(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """More rows than are looked at together, some in several parts, some without keys."""
     draw = random.Random(seed)
@@ -33,7 +33,7 @@ def test_rows_of_several_chunks(seed: int, monkeypatch: pytest.MonkeyPatch) -> N
         assert torch.equal(cut.entries[:used], whole.entries[:used]), chunk
 
 
-@pytest.mark.parametrize("groups", [2, 3, 5, 7])
+@pytest.mark.parametrize("groups", [2, 3, pytest.param(5, marks=pytest.mark.slow), 7])
 def test_every_tile_once(groups: int) -> None:
     """Totals of every residue modulo the groups: one row, and several that share them."""
     plan = LaunchPlan(heads=4, head_tile=16, tile=16, groups=groups, least=1)

@@ -1,0 +1,24 @@
+"""Products of options of which `make test` runs a diagonal, and `make test-full` all."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from itertools import product
+from typing import Any
+
+import pytest
+
+
+def diagonal(*axes: Iterable[Any]) -> list[Any]:
+    """All combinations; slow but for as many as show every value of every axis."""
+    lists = [list(axis) for axis in axes]
+    quick = [
+        tuple(place % len(axis) for axis in lists) for place in range(max(len(a) for a in lists))
+    ]
+    return [
+        pytest.param(
+            *(axis[i] for axis, i in zip(lists, places, strict=True)),
+            marks=[] if places in quick else [pytest.mark.slow],
+        )
+        for places in product(*(range(len(axis)) for axis in lists))
+    ]
