@@ -32,11 +32,11 @@ test-full: lint
 
 # The numeric tests under other instruction sets; CPUS="--only AVX2 --write" passes options on.
 test-cpus: $(INSTALLED)
-	$(BIN)/python tests/cpus.py $(CPUS)
+	$(BIN)/python tests/helpers/cpus.py $(CPUS)
 
 # Also: make mutants OPTIONS="--area text", --only ID, --changed main, --write-docs, --help
 mutants: $(INSTALLED)
-	PYTHONPATH=tests $(BIN)/python -m mutants $(OPTIONS)
+	PYTHONPATH=tests:tests/helpers $(BIN)/python -m mutants $(OPTIONS)
 
 docs: $(INSTALLED)
 	$(BIN)/python docs/generate.py

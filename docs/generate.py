@@ -7,7 +7,7 @@ import re
 import tempfile
 from pathlib import Path
 
-from trueline.verify.faults import FAULTS
+from trueline.verify.faults.table import FAULTS
 
 HERE = Path(__file__).parent
 
@@ -19,7 +19,7 @@ def faults_page() -> str:
         "",
         "Known mistakes, put into the running package one at a time. Each must turn the named",
         "check red on the named tiny model, and the same check is green without it:",
-        "`pytest tests/test_faults.py`. Made by `make docs` from `trueline/verify/faults.py`.",
+        "`pytest tests/verify/test_faults.py`. Made by `make docs` from `trueline/verify/faults/`.",
         "",
         f"{len(FAULTS)} faults, {len(checks)} checks, all caught.",
         "",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from trueline.environment import calm_openmp
+from trueline.utils.environment import calm_openmp
 
 if TYPE_CHECKING:
     from trueline.engine.params import SamplingParams

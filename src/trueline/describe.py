@@ -9,7 +9,7 @@ from typing import Any
 
 from trueline.errors import CheckpointError
 from trueline.models import config_file, read_model
-from trueline.models.sizes import cache_costs, count_parameters
+from trueline.models.statistics import cache_costs, count_parameters
 from trueline.spec.model import LayerSpec, ModelSpec
 from trueline.spec.source import Span, Spec
 from trueline.weights.checkpoint import Checkpoint, open_checkpoint

@@ -14,12 +14,12 @@ from trueline.config import EngineConfig
 from trueline.engine.loading import Progress, load_engine
 from trueline.engine.params import SamplingParams
 from trueline.errors import EngineBroken, UsageError, described, did_you_mean
-from trueline.locate import find_model
 from trueline.outputs import RequestOutput
-from trueline.pauses import no_long_pauses
-from trueline.progress import generation_progress, progress_bar
 from trueline.text.chat import render_chat
 from trueline.text.tokenizer import Tokenizer
+from trueline.utils.gc_frozen import no_long_pauses
+from trueline.utils.hub import find_model
+from trueline.utils.progress import generation_progress, progress_bar
 
 
 class LLMEngine:

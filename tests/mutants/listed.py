@@ -1,4 +1,4 @@
-"""The list: a TOML file per area, a table per mutant. It rots loudly: tests/test_mutants.py."""
+"""The list: a TOML file per area, a table per mutant. It rots loudly: tests/verify/test_mutants.py."""
 
 from __future__ import annotations
 

@@ -20,8 +20,8 @@ from trueline.cli.output import tables
 from trueline.errors import UsageError
 
 if TYPE_CHECKING:
-    from trueline.benchmark import Figures
-    from trueline.benchmark_context import ContextFigures
+    from trueline.bench.context import ContextFigures
+    from trueline.bench.workload import Figures
 
 Json = Annotated[bool, Parameter(name="--json", negative=())]
 Dtype = Literal["float32", "bfloat16"]
@@ -50,13 +50,14 @@ def throughput(
     Parameters
     ----------
     model
-        A model directory, or a config.json (then weights are drawn).
+        A model directory, a config.json, or one of mid, mid-hybrid, mid-sparse, v2lite, ling25s,
+        v32s (then weights are drawn).
     batch
         Requests at once.
     repeats
         Take the best of this many runs.
     """
-    from trueline.benchmark import Workload, bench_engine, measure
+    from trueline.bench.workload import Workload, bench_engine, measure
 
     engine = bench_engine(model, batch_invariant=batch_invariant, max_num_seqs=max(batch, 1))
     figures = measure(engine, Workload(batch, prompt_len, output_len), repeats)
@@ -79,11 +80,12 @@ def latency(
     Parameters
     ----------
     model
-        A model directory, or a config.json (then weights are drawn).
+        A model directory, a config.json, or one of mid, mid-hybrid, mid-sparse, v2lite, ling25s,
+        v32s (then weights are drawn).
     repeats
         Take the best of this many runs.
     """
-    from trueline.benchmark import Workload, bench_engine, measure
+    from trueline.bench.workload import Workload, bench_engine, measure
 
     engine = bench_engine(model, batch_invariant=batch_invariant)
     _print([("trueline", measure(engine, Workload(1, prompt_len, output_len), repeats))], as_json)
@@ -108,7 +110,8 @@ def context(
     Parameters
     ----------
     model
-        A model directory, or a config.json (then weights are drawn).
+        A model directory, a config.json, or one of mid, mid-hybrid, mid-sparse, v2lite, ling25s,
+        v32s (then weights are drawn).
     length
         Tokens of context. May be given several times.
     batch
@@ -122,7 +125,7 @@ def context(
     plot
         Draw tokens per second against context into this file (.svg or .png).
     """
-    from trueline import benchmark_context as contexts
+    from trueline.bench import context as contexts
 
     asked = (list(length), batch, steps)
     engine = contexts.context_engine(model, *asked, dtype)
@@ -163,7 +166,7 @@ def _print_contexts(figures: list[ContextFigures]) -> None:
 
 @bench.command
 def compare(
-    config: Path,
+    config: str,
     /,
     *,
     peer: Literal["transformers"] = "transformers",
@@ -176,28 +179,30 @@ def compare(
     Parameters
     ----------
     config
-        A config.json, as bench/configs/mid/config.json.
+        A config.json, or the name of one of ours: mid, mid-hybrid, mid-sparse, v2lite, ling25s,
+        v32s.
     peer
-        Needs the repository (bench/) and the peer installed.
+        Must be installed.
     """
-    from trueline.benchmark import STANDARD
+    from trueline.bench.models import find_bench_model
+    from trueline.bench.workload import STANDARD
 
-    script = Path(__file__).parents[3] / "bench" / f"peer_{peer}.py"
-    if not script.is_file():
-        raise UsageError(f"{script}: no such file; comparing needs the repository's bench/")
     with tempfile.TemporaryDirectory() as scratch:
         model = Path(scratch) / "model"
         _say(f"making a random {dtype} checkpoint of {config}")
-        _call("-m", "trueline", "make-tiny", "config", str(model), "--config", str(config),
-              "--dtype", dtype)  # fmt: skip
+        directory, _ = find_bench_model(config)
+        _call("-m", "trueline", "make-tiny", "config", str(model), "--config",
+              str(directory / "config.json"), "--dtype", dtype)  # fmt: skip
         works = json.dumps([[w.batch, w.prompt_len, w.output_len] for w in STANDARD.values()])
         _say(f"measuring {peer}")
-        theirs = json.loads(_call(str(script), str(model), works, _now()))
+        theirs = json.loads(_call("-m", f"trueline.bench.peers.{peer}", str(model), works, _now()))
         _say("measuring trueline")
-        ours = json.loads(_call("-m", "trueline.benchmark", str(model), works, _now(), "plain"))
+        ours = json.loads(
+            _call("-m", "trueline.bench.workload", str(model), works, _now(), "plain")
+        )
         _say("measuring trueline, batch-invariant")
         steady = json.loads(
-            _call("-m", "trueline.benchmark", str(model), works, _now(), "invariant")
+            _call("-m", "trueline.bench.workload", str(model), works, _now(), "invariant")
         )
     report = comparison(list(STANDARD), ours, steady, theirs, peer)
     print(json.dumps(report, indent=1)) if as_json else _print_comparison(report, peer)

@@ -13,10 +13,9 @@ from typing import Annotated, Any
 from cyclopts import Parameter
 
 from trueline.cli.output import tables
-from trueline.errors import UsageError
 
 MODELS = ("v2lite", "ling25s", "v32s")
-KERNELS = ("attention.py", "lightning.py", "experts.py")
+KERNELS = ("attention", "lightning", "experts")
 
 
 def gpu(
@@ -33,7 +32,7 @@ def gpu(
     Parameters
     ----------
     model
-        Which of bench/configs; may be given several times.
+        Which of them; may be given several times.
     out
         Write all figures to this JSON file, kernels of every step included.
     plot
@@ -41,18 +40,15 @@ def gpu(
     recorded
         Measure nothing: take the figures of such a JSON file.
     """
-    from trueline.benchmark_gpu import report
+    from trueline.bench.gpu import report
 
-    data = Path(__file__).parents[3] / "bench"
-    if not (data / "gpu" / "cells.json").is_file():
-        raise UsageError(f"{data / 'gpu'}: no such directory; it is part of the repository")
     if recorded is not None:
         before = json.loads(recorded.read_text())
         found, kernels = before["models"], before["kernels"]
     else:
-        kernels = [cell for script in KERNELS for cell in _kernels(data / "gpu" / script)]
-        found = [result for name in model if (result := _measure(name, data))]
-    peers = report.peers(data)
+        kernels = [cell for name in KERNELS for cell in _kernels(name)]
+        found = [result for name in model if (result := _measure(name))]
+    peers = report.peers()
     figures = {
         "models": found,
         "kernels": kernels,
@@ -71,13 +67,11 @@ def gpu(
     return int(failed or not kernels or any("error" in cell for cell in cells))
 
 
-def _measure(name: str, data: Path) -> dict[str, Any] | None:
+def _measure(name: str) -> dict[str, Any] | None:
     """In a process of its own: start-up counts, and memory comes back."""
     print(f"measuring {name}", file=sys.stderr, flush=True)
-    command = [sys.executable, "-m", "trueline.benchmark_gpu.end_to_end"]
-    done = subprocess.run(
-        [*command, name, str(data), repr(time.time())], stdout=subprocess.PIPE, text=True
-    )
+    command = [sys.executable, "-m", "trueline.bench.gpu.end_to_end"]
+    done = subprocess.run([*command, name, repr(time.time())], stdout=subprocess.PIPE, text=True)
     if done.returncode:
         print(f"{name} failed; its words are above", file=sys.stderr, flush=True)
         return None
@@ -85,12 +79,13 @@ def _measure(name: str, data: Path) -> dict[str, Any] | None:
     return result
 
 
-def _kernels(script: Path) -> list[dict[str, Any]]:
-    """As the engine launches them; bench/gpu has the other ways, and the checks."""
-    print(f"timing kernels: {script.name}", file=sys.stderr, flush=True)
+def _kernels(name: str) -> list[dict[str, Any]]:
+    """As the engine launches them; the modules have other ways too, and checks."""
+    print(f"timing kernels: {name}", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory() as scratch:
         out = Path(scratch) / "cells.json"
-        command = [sys.executable, str(script), "--engine", "--out", str(out)]
+        module = f"trueline.bench.gpu.kernels.{name}"
+        command = [sys.executable, "-m", module, "--engine", "--out", str(out)]
         subprocess.run(command, stdout=sys.stderr, check=False)
         cells: list[dict[str, Any]] = json.loads(out.read_text()) if out.exists() else []
     return cells

@@ -13,7 +13,7 @@ from trueline.cli.output import tables
 from trueline.errors import UsageError
 
 if TYPE_CHECKING:
-    from trueline.benchmark_neighbours import Beside
+    from trueline.bench.neighbours import Beside
 
 
 def neighbours(
@@ -35,7 +35,8 @@ def neighbours(
     Parameters
     ----------
     model
-        A model directory, or a config.json (then weights are drawn).
+        A model directory, a config.json, or one of mid, mid-hybrid, mid-sparse, v2lite, ling25s,
+        v32s (then weights are drawn).
     batch
         Requests at once. May be given several times.
     neighbours
@@ -54,8 +55,8 @@ def neighbours(
     count = len(os.sched_getaffinity(0)) if neighbours is None else neighbours
     if min(*batch, count, rounds) < 1 or seconds <= 0:
         raise UsageError("--batch, --neighbours, --rounds and --seconds take numbers above 0")
-    from trueline import benchmark_neighbours as beside
-    from trueline.benchmark import bench_engine
+    from trueline.bench import neighbours as beside
+    from trueline.bench.workload import bench_engine
 
     engine = bench_engine(model, max_num_seqs=max(batch), dtype=dtype)
     figures = []

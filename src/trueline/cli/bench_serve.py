@@ -12,7 +12,7 @@ from cyclopts import Parameter
 from trueline.cli.output import tables
 from trueline.cli.remote import Connection
 from trueline.errors import UsageError
-from trueline.progress import progress_bar
+from trueline.utils.progress import progress_bar
 
 if TYPE_CHECKING:
     from trueline.client.load import Load

@@ -14,7 +14,7 @@ from trueline.cli.output import tables
 from trueline.errors import UsageError
 
 if TYPE_CHECKING:
-    from trueline.benchmark_server.overhead import Pair
+    from trueline.bench.overhead.rounds import Pair
     from trueline.client.load import Shape
 
 
@@ -39,7 +39,8 @@ def server(
     Parameters
     ----------
     model
-        A model directory, or a config.json (then weights are drawn).
+        A model directory, a config.json, or one of mid, mid-hybrid, mid-sparse, v2lite, ling25s,
+        v32s (then weights are drawn).
     streams
         Requests at once. May be given several times.
     repeats
@@ -54,9 +55,9 @@ def server(
     as_json
         Print the figures as JSON.
     """
-    from trueline.benchmark_server.overhead import summarise
+    from trueline.bench.models import find_bench_model
+    from trueline.bench.overhead.rounds import summarise
     from trueline.client.load import Shape
-    from trueline.locate import find_config
     from trueline.models import read_model
 
     if repeats < 1 or min(streams) < 1:
@@ -64,7 +65,7 @@ def server(
     for file in (out, plot):
         if file is not None and not file.parent.is_dir():
             raise UsageError(f"{file}: no such directory")
-    directory, has_weights = find_config(model)
+    directory, has_weights = find_bench_model(model)
     shape = Shape(prompt_len, output_len, read_model(directory).vocab.total, seed=0)
     options = {"dtype": dtype, "max_num_seqs": max(streams)}
     pairs = _measure(directory, has_weights, options, shape, streams, repeats)
@@ -75,7 +76,7 @@ def server(
     if out is not None:
         out.write_text(json.dumps(figures, indent=1) + "\n")
     if plot is not None:
-        from trueline.benchmark_server.plot import plot_rows
+        from trueline.bench.overhead.plot import plot_rows
 
         plot_rows(plot, summarise(pairs), f"{directory.name}: {prompt_len} + {output_len} tokens")
     print(json.dumps(figures, indent=1)) if as_json else _print(summarise(pairs))
@@ -89,8 +90,8 @@ def _measure(
     streams: tuple[int, ...],
     repeats: int,
 ) -> list[Pair]:
-    from trueline.benchmark_server.overhead import Overhead
-    from trueline.benchmark_server.processes import both
+    from trueline.bench.overhead.processes import both
+    from trueline.bench.overhead.rounds import Overhead
     from trueline.client.measure import run_loop
     from trueline.tiny.tokenizer import write_word_tokenizer
 

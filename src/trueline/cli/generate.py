@@ -12,7 +12,7 @@ from cyclopts import Parameter
 
 from trueline.cli.arguments import parse_choices, parse_facts
 from trueline.errors import UsageError
-from trueline.progress import human_bytes
+from trueline.utils.progress import human_bytes
 
 if TYPE_CHECKING:
     from trueline.llm import LLM

@@ -12,7 +12,7 @@ from trueline.cli.arguments import parse_facts
 from trueline.cli.output import tables
 from trueline.describe import describe, layer_ranges
 from trueline.errors import UsageError
-from trueline.progress import human_bytes, human_count, progress_bar
+from trueline.utils.progress import human_bytes, human_count, progress_bar
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 from cyclopts import Parameter
 
 from trueline.errors import UsageError
-from trueline.progress import human_count, progress_bar
+from trueline.utils.progress import human_count, progress_bar
 
 
 def make_tiny(

@@ -12,9 +12,9 @@ from cyclopts import App, Parameter, Token
 
 from trueline.cli.arguments import parse_choices, parse_facts
 from trueline.config import EngineConfig
-from trueline.environment import environment_names, environment_setting
 from trueline.errors import UsageError, did_you_mean, nearest
 from trueline.server.config import ServerConfig
+from trueline.utils.environment import environment_names, environment_setting
 
 if TYPE_CHECKING:
     from cyclopts import ArgumentCollection
@@ -94,9 +94,9 @@ def serve(
 
 def _dry_run(model: str, options: EngineConfig) -> int:
     from trueline.device import find_device
-    from trueline.locate import find_model
     from trueline.models import read_model
-    from trueline.plan import make_plan
+    from trueline.plan.plan import make_plan
+    from trueline.utils.hub import find_model
 
     spec = read_model(find_model(model), options.facts)
     print(f"model        {spec.family}, {spec.num_layers} layers")

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from trueline.choices import LAYERS
 from trueline.errors import UsageError
 from trueline.ops.registry import NEEDS, reasons
 from trueline.ops.registry import REGISTRY as OPS
+from trueline.plan.select import LAYERS
 from trueline.plugins import Registry
 from trueline.verify.cases import Subject, make_subject
 from trueline.verify.ops import OP_CHECKS, OpCheck

@@ -35,7 +35,7 @@ from trueline.engine.runner import Runner
 from trueline.engine.scheduler import Scheduler, SchedulerConfig
 from trueline.engine.step import Row, Step
 from trueline.errors import EngineBroken, RequestRejected, described
-from trueline.plan import Plan
+from trueline.plan.plan import Plan
 
 
 @dataclass(slots=True)

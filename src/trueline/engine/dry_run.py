@@ -23,7 +23,7 @@ from trueline.engine.runner import Runner
 from trueline.layers.decoder import Decoder
 from trueline.ops.launch import KNOWN_MULTIPLE
 from trueline.ops.sampling import RowState, build_rows
-from trueline.plan import Plan
+from trueline.plan.plan import Plan
 from trueline.spec.model import ModelSpec
 
 Rows = Sequence[tuple[int, int]]

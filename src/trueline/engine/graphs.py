@@ -25,7 +25,7 @@ from trueline.ops.lightning import StateTable
 from trueline.ops.mla_decode import DecodeRows, DecodeTable
 from trueline.ops.sampling import RowState
 from trueline.ops.sparse_rows import Table
-from trueline.plan import Plan
+from trueline.plan.plan import Plan
 
 Step = Callable[[], Any]
 Capture = Callable[[Step], Step]

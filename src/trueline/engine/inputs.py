@@ -17,8 +17,8 @@ from trueline.layers.decoder import View
 from trueline.ops.lightning import StateTable
 from trueline.ops.mla_prefill import FEW, PrefillRow, masked_context
 from trueline.ops.sparse_rows import Run, SparseRows
-from trueline.plan import Plan
-from trueline.sizes import latent_mixers, linear_mixers, own_indexers
+from trueline.plan.memory import latent_mixers, linear_mixers, own_indexers
+from trueline.plan.plan import Plan
 from trueline.spec.mixer import LightningSpec, MLASpec
 from trueline.spec.model import ModelSpec
 

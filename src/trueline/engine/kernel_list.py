@@ -16,12 +16,12 @@ import triton
 from triton import knobs
 
 import trueline
-from trueline.choices import OWN
 from trueline.engine.dry_run import Outline
 from trueline.engine.late_kernels import LOG
 from trueline.layers.decoder import Decoder
 from trueline.ops.registry import OPS
-from trueline.plan import Plan
+from trueline.plan.plan import Plan
+from trueline.plan.select import OWN
 from trueline.spec.model import ModelSpec
 
 

@@ -5,12 +5,11 @@ from __future__ import annotations
 
 import hashlib
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from torch import Tensor
 
 from trueline.config import EngineConfig
 from trueline.device import find_device
@@ -19,16 +18,13 @@ from trueline.engine.memory import measure
 from trueline.engine.runner import Runner, build_decoder
 from trueline.layers.context import Parameters
 from trueline.models import read_model
-from trueline.models.parameters import parameters
 from trueline.native import use_threads
-from trueline.plan import Plan, make_plan
+from trueline.plan.plan import Plan, make_plan
 from trueline.spec.model import ModelSpec
-from trueline.tiny.make import draw
-from trueline.weights.load import FLOAT32_KINDS, StoredWeights
+from trueline.weights.dummy import DummyWeights
+from trueline.weights.load import StoredWeights
 
 Progress = Callable[[int, int], None]
-# What is left of a drawn correction bias, so that it does not choose the experts.
-EVEN = 0.01
 
 
 @dataclass(frozen=True)
@@ -53,7 +49,9 @@ def load_engine(model: Path, config: EngineConfig, progress: Progress | None = N
     clock.lap("plan")
     values: Parameters
     if config.load_format == "dummy":
-        values = DrawnWeights(spec, plan, config.seed)
+        values = DummyWeights(
+            spec, dtype=plan.weight_dtype, device=plan.device.torch, seed=config.seed
+        )
     else:
         values = StoredWeights(model, spec, dtype=plan.weight_dtype, progress=progress)
     decoder = build_decoder(spec, plan, values)
@@ -74,26 +72,6 @@ def load_engine(model: Path, config: EngineConfig, progress: Progress | None = N
     if device.is_gpu:
         core.late_kernels.watch()
     return Loaded(spec, expected, plan, core, clock.laps)
-
-
-class DrawnWeights:
-    """Random weights that spread routing over all experts, without any file: each drawn, on the
-    plan's device, when it is taken."""
-
-    def __init__(self, spec: ModelSpec, plan: Plan, seed: int) -> None:
-        self._parameters = {parameter.name: parameter for parameter in parameters(spec)}
-        self._plan, self._seed = plan, seed
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._parameters)
-
-    def pop(self, name: str) -> Tensor:
-        parameter, plan = self._parameters.pop(name), self._plan
-        dtype = torch.float32 if parameter.kind in FLOAT32_KINDS else plan.weight_dtype
-        value = draw(name, parameter.shape, parameter.kind, self._seed, plan.device.torch)
-        if parameter.kind == "correction_bias":
-            value *= EVEN  # a checkpoint's bias evens out what its router prefers: ours has none
-        return value.to(dtype)
 
 
 def _fingerprint(model: Path, plan: Plan) -> str:

@@ -17,8 +17,8 @@ from trueline.layers.decoder import Decoder
 from trueline.ops.mla_prefill import masked_context
 from trueline.ops.sampling import RowState as Sampling
 from trueline.ops.sampling import build_rows
-from trueline.plan import Plan
-from trueline.sizes import Measured, latent_mixers
+from trueline.plan.memory import Measured, latent_mixers
+from trueline.plan.plan import Plan
 from trueline.spec.model import ModelSpec
 
 # A context whose attention takes all the workspace there is.

@@ -24,7 +24,7 @@ from trueline.layers.context import Build, Ops, Parameters, StepInput, Weights
 from trueline.layers.decoder import Decoder, Replay
 from trueline.ops.sampling import RowState, build_rows
 from trueline.parallel.collective import Collective, Solo, Sums
-from trueline.plan import Plan
+from trueline.plan.plan import Plan
 from trueline.spec.model import ModelSpec
 from trueline.spec.shard import whole_spec
 

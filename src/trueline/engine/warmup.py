@@ -24,7 +24,7 @@ from trueline.engine.late_kernels import LOG
 from trueline.engine.params import SamplingParams
 from trueline.layers.decoder import Decoder
 from trueline.ops.kernel import Ask, dry_run
-from trueline.plan import Plan
+from trueline.plan.plan import Plan
 from trueline.spec.model import ModelSpec
 
 MOST_THREADS = 16

@@ -14,7 +14,7 @@ from trueline.ops.lightning import StateRow
 from trueline.ops.mla_decode import DecodeRows, DecodeTable
 from trueline.ops.mla_prefill import PrefillRow
 from trueline.parallel.collective import Collective, Sums
-from trueline.plan import Plan
+from trueline.plan.plan import Plan
 
 
 class Ops:

@@ -13,9 +13,9 @@ from torch import Tensor
 from trueline.cache.index import SparseView
 from trueline.cache.state import StateView
 from trueline.cache.store import LatentView
-from trueline.choices import KINDS
 from trueline.layers.context import Build, FeedForward, Mixer, Rope, StepInput, Weights
 from trueline.ops.rope import table
+from trueline.plan.select import KINDS
 from trueline.spec.feedforward import FeedForwardSpec
 from trueline.spec.mixer import MixerSpec
 from trueline.spec.model import LayerSpec, ModelSpec

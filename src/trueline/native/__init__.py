@@ -23,8 +23,8 @@ import torch
 from torch import Tensor
 
 from trueline.device import compiler, cpu_features
-from trueline.environment import cache_directory, native_target
 from trueline.errors import UsageError
+from trueline.utils.environment import cache_directory, native_target
 
 HERE = Path(__file__).parent
 SOURCES = tuple(sorted(HERE.glob("*.cpp")))

@@ -16,10 +16,7 @@ from pathlib import Path
 import uvicorn
 
 from trueline.config import EngineConfig
-from trueline.environment import environment_key
 from trueline.errors import UsageError
-from trueline.locate import find_model
-from trueline.pauses import no_long_pauses
 from trueline.server.app import build_app
 from trueline.server.config import ServerConfig
 from trueline.server.connection import connection
@@ -30,6 +27,9 @@ from trueline.server.process.client import EngineClient, EngineFailed
 from trueline.server.process.messages import Progress, Ready
 from trueline.server.service import Service
 from trueline.text.tokenizer import Tokenizer
+from trueline.utils.environment import environment_key
+from trueline.utils.gc_frozen import no_long_pauses
+from trueline.utils.hub import find_model
 
 FLUSH_SECONDS = 5.0
 """For answers that are finished and still on their way to slow readers."""

@@ -18,9 +18,9 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any
 
-from trueline.environment import address_space_bytes, bare_environment
 from trueline.errors import UsageError
 from trueline.text.templates import render_template
+from trueline.utils.environment import address_space_bytes, bare_environment
 
 CPU_SECONDS = 2
 """For one text, and up to one more: the kernel counts whole ones of the process."""

@@ -7,9 +7,7 @@ large enough to change choices, routers spread their choices.
 
 from __future__ import annotations
 
-import hashlib
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,11 +19,12 @@ from torch import Tensor
 
 from trueline.errors import UsageError
 from trueline.models import read_model
-from trueline.models.parameters import Kind, Parameter, parameters
+from trueline.models.parameters import Parameter, parameters
 from trueline.spec.mixer import MLASpec
 from trueline.spec.model import BlockFp8, ModelSpec
 from trueline.tiny.tokenizer import write_tokenizer
 from trueline.weights.checkpoint import INDEX_NAME
+from trueline.weights.dummy import draw
 from trueline.weights.ledger import SCALE_SUFFIX, is_ignored
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -106,28 +105,6 @@ def _stored(
         yield SCALE_SUFFIX, scale
     else:
         yield "", value.to(DTYPES[options.dtype])
-
-
-def draw(
-    name: str,
-    shape: tuple[int, ...],
-    kind: Kind,
-    seed: int,
-    device: torch.device = torch.device("cpu"),  # noqa: B008
-) -> Tensor:
-    """float32. Another device has other numbers."""
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "little"))
-    if kind in ("norm", "correction_bias"):
-        between = torch.rand(shape, generator=generator, device=device)
-        return 0.5 + between if kind == "norm" else 0.4 * between - 0.2
-    numbers = torch.randn(shape, generator=generator, device=device)
-    if kind == "embedding":
-        return numbers
-    if kind == "norm_bias":
-        return 0.5 * numbers
-    gain = {"router": 1.5, "head": 1.5}.get(kind, 1.0)
-    return numbers.mul_(gain / math.sqrt(shape[-1]))
 
 
 def _shrink_latents(value: Tensor, name: str, spec: ModelSpec) -> None:

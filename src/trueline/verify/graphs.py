@@ -16,7 +16,7 @@ from trueline.engine.runner import Runner, build_decoder
 from trueline.models import read_model
 from trueline.ops.mla_decode.launch_plan import launch
 from trueline.ops.registry import OPS, implementation
-from trueline.plan import make_plan
+from trueline.plan.plan import make_plan
 from trueline.verify.cases import Subject
 from trueline.verify.engine import Ask, Run, run, same, serve
 from trueline.verify.failed import CheckFailed

@@ -14,7 +14,7 @@ from trueline.engine.loading import load_engine
 from trueline.engine.runner import Runner, build_decoder
 from trueline.layers.context import SparseStep, StepInput
 from trueline.models import read_model
-from trueline.plan import make_plan
+from trueline.plan.plan import make_plan
 from trueline.verify.cases import Subject
 from trueline.verify.engine import Ask, oracle, serve
 from trueline.verify.failed import CheckFailed

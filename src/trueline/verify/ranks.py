@@ -13,7 +13,7 @@ from trueline.engine.core import EngineCore
 from trueline.engine.runner import Runner, build_decoder
 from trueline.models import read_model
 from trueline.parallel.collective import Threads
-from trueline.plan import make_plan
+from trueline.plan.plan import make_plan
 from trueline.spec.shard import local_spec
 from trueline.verify.engine import Ask, Run, run, same, serve
 from trueline.verify.failed import CheckFailed

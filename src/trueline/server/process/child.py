@@ -22,7 +22,6 @@ import zmq
 
 from trueline.engine.messages import CoreOutput
 from trueline.errors import EngineBroken, RequestRejected, TruelineError, described
-from trueline.pauses import no_long_pauses
 from trueline.server.logs import keep_stderr
 from trueline.server.process.messages import (
     Abort,
@@ -40,6 +39,7 @@ from trueline.server.process.messages import (
     encode,
 )
 from trueline.server.process.meter import Meter
+from trueline.utils.gc_frozen import no_long_pauses
 
 if TYPE_CHECKING:
     from trueline.engine.core import EngineCore

@@ -7,7 +7,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueline.choices import bits_are_steady
 from trueline.ops.experts import reference as experts_reference
 from trueline.ops.head_product import reference as head_product_reference
 from trueline.ops.linear import cublas, torch_mm
@@ -16,6 +15,7 @@ from trueline.ops.mlp import reference as mlp_reference
 from trueline.ops.rms_norm import reference as rms_norm_reference
 from trueline.ops.rope import reference as rope_reference
 from trueline.ops.route import reference as route_reference
+from trueline.plan.select import bits_are_steady
 from trueline.spec.feedforward import RouterSpec
 from trueline.spec.rope import Pairing
 from trueline.verify import bounds

@@ -1,0 +1,1 @@
+"""What `trueline bench` measures. `configs/` has the models, `gpu/` also figures of peers."""

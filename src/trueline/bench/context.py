@@ -1,0 +1,196 @@
+"""What a long context costs: decode steps at several lengths, the time inside attention over the
+paged cache apart from the rest, and the memory a sequence takes."""
+
+from __future__ import annotations
+
+import json
+import random
+import statistics
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+from trueline.bench.workload import Workload, bench_engine, measure, stepped
+from trueline.cache.prefix import hash_blocks, prefix_salt
+from trueline.engine.params import SamplingParams
+from trueline.errors import UsageError
+from trueline.llm import LLMEngine
+from trueline.models.statistics import CacheCost, cache_costs
+from trueline.spec.fields import read_json
+from trueline.spec.model import ModelSpec
+from trueline.tiny.configs import without_indexer
+
+ATTENTION = ("mla_decode", "mla_prefill", "index_scores", "top_positions", "sparse_mla")
+"""Ops whose time grows with the context."""
+
+
+@dataclass(frozen=True, slots=True)
+class ContextFigures:
+    context: int
+    batch: int
+    step_ms: float
+    attention_ms: float
+    """Inside attention over the paged cache."""
+    sequence_bytes: int
+    """Cache and states of one sequence of that length."""
+    all_latent_bytes: int
+    """Of the same model with latent attention in every layer."""
+
+    @property
+    def rest_ms(self) -> float:
+        return self.step_ms - self.attention_ms
+
+    @property
+    def tokens_per_s(self) -> float:
+        return 1e3 * self.batch / self.step_ms
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {"rest_ms": self.rest_ms, "tokens_per_s": self.tokens_per_s}
+
+
+def context_engine(
+    model: str, contexts: list[int], batch: int, steps: int, dtype: str = "auto"
+) -> LLMEngine:
+    return bench_engine(
+        model,
+        caching=True,
+        dtype=dtype,
+        max_num_seqs=max(batch, 1),
+        max_model_len=max(contexts) + steps + 1,
+    )
+
+
+def measure_contexts(
+    engine: LLMEngine, contexts: list[int], batch: int, steps: int, say: Callable[[str], None]
+) -> list[ContextFigures]:
+    """The longest first, so that nothing that grows with use flatters it."""
+    clock = Clock(engine)
+    found = []
+    for context in sorted(contexts, reverse=True):
+        say(f"a context of {context:,} tokens, {batch} requests")
+        found.append(_at(engine, clock, context, batch, steps))
+    return sorted(found, key=lambda figures: figures.context)
+
+
+class Clock:
+    """Adds up the time that an engine spends in ops over the paged cache."""
+
+    def __init__(self, engine: LLMEngine) -> None:
+        self.seconds = 0.0
+        ops = engine.core.runner.decoder.ops
+        for name in ATTENTION:
+            if getattr(ops, name) is None:
+                continue
+            parts = vars(getattr(ops, name))
+            timed = {part: self._timed(parts[part]) for part in ("prepare", "run") if part in parts}
+            setattr(ops, name, SimpleNamespace(**parts | timed))
+
+    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
+        def run(*arguments: Any, **options: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return function(*arguments, **options)
+            finally:
+                self.seconds += time.perf_counter() - start
+
+        return run
+
+
+def _at(engine: LLMEngine, clock: Clock, context: int, batch: int, steps: int) -> ContextFigures:
+    draw = random.Random(context)
+    prompt = [draw.randrange(engine.spec.vocab.total) for _ in range(context)]
+    pretend_computed(engine, prompt)
+    params = SamplingParams(temperature=0.0, max_tokens=steps, ignore_eos=True)
+    for i in range(batch):
+        engine.add_request(f"context-{i}", {"prompt_token_ids": prompt}, params)
+    stepped(engine)  # what is left of the prompts
+    whole, inside = [], []
+    while engine.has_unfinished_requests():
+        before, start = clock.seconds, time.perf_counter()
+        stepped(engine)
+        whole.append(time.perf_counter() - start)
+        inside.append(clock.seconds - before)
+    middle = sorted(range(len(whole)), key=whole.__getitem__)[len(whole) // 2]
+    return ContextFigures(
+        context,
+        batch,
+        1e3 * statistics.median(whole),
+        1e3 * inside[middle],
+        *sequence_bytes(engine.spec, context),
+    )
+
+
+def pretend_computed(engine: LLMEngine, prompt: list[int]) -> None:
+    """Put a prompt's blocks (and its state) into the prefix cache with random contents: requests
+    that ask for it find them, and no time is spent on computing them."""
+    core = engine.core
+    size = core.plan.layout.block_size
+    whole = (len(prompt) - 1) // size * size
+    hashes = hash_blocks(prompt[:whole], size, prefix_salt(core.fingerprint), [])
+    blocks = core.pool.allocate(len(hashes))
+    for block, value in zip(blocks, hashes, strict=True):
+        core.pool.register(block, value)
+        core.runner.caches.latent.rows[:, block * size : (block + 1) * size].normal_()
+    core.pool.release(blocks)
+    if core.runner.caches.index is not None:
+        cells = torch.tensor(core.plan.layout.cells(blocks, 0, whole))
+        for view in core.runner.caches.index.views:
+            view.write(cells, torch.randn(whole, view.layout.dim))
+    if core.slots is not None and core.runner.caches.states is not None:
+        slots = core.slots.allocate(1)
+        core.slots.register(slots[0], hashes[-1])
+        core.runner.caches.states.state[:, slots[0]].normal_()
+        core.slots.release(slots)
+
+
+def dense_engine(
+    model: str, contexts: list[int], batch: int, steps: int, dtype: str = "auto"
+) -> LLMEngine:
+    """The same model attending to everything it has."""
+    path = Path(model)
+    config = read_json(path / "config.json" if path.is_dir() else path)
+    with tempfile.TemporaryDirectory() as scratch:
+        (Path(scratch) / "config.json").write_text(json.dumps(without_indexer(config)))
+        return context_engine(scratch, contexts, batch, steps, dtype)
+
+
+def plot_contexts(file: Path, series: dict[str, list[ContextFigures]], title: str) -> None:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UsageError("a plot needs matplotlib: pip install 'trueline[plot]'") from None
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    axes = figure.subplots()
+    for (name, figures), style in zip(series.items(), ("o-", "s--"), strict=False):
+        axes.plot(
+            [f.context for f in figures], [f.tokens_per_s for f in figures], style, label=name
+        )
+    ticks = [f.context for f in next(iter(series.values()))]
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
+    axes.set(xlabel="context (tokens)", ylabel="decode tokens/s", title=title)
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False)
+    figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
+
+
+def prefill_rate(engine: LLMEngine, length: int) -> float:
+    """Tokens a second of one prompt that nobody has asked for before."""
+    return measure(engine, Workload(1, length, 1)).prefill_tokens_per_s
+
+
+def sequence_bytes(spec: ModelSpec, context: int) -> tuple[int, int]:
+    """Of one sequence; and if every layer were like the latent ones."""
+    costs = {cost.kind: cost for cost in cache_costs(spec)}
+    latent: CacheCost = costs["mla"]
+    ours = sum(
+        cost.bytes_per_token * context + cost.state_bytes_per_sequence for cost in costs.values()
+    )
+    return ours, latent.bytes_per_token * spec.num_layers // latent.layers * context

@@ -1,0 +1,1 @@
+"""Single kernels as the engine launches them, timed and checked."""

@@ -1,0 +1,391 @@
+"""Experts, router and the products around them on one GPU: times.
+
+    python -m trueline.bench.gpu.kernels.experts [--quick] [--out FILE.json]
+
+What is timed is compiled in several processes at once first. tests/gpu/test_gpu.py has the checks.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import traceback
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass, replace
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trueline.bench.gpu.kernels.timing import asked, graph_time
+from trueline.ops.experts import triton as experts
+from trueline.ops.experts.triton import Launch, Tiles
+from trueline.ops.head_product import cublas as head_cublas
+from trueline.ops.head_product import triton as head_product
+from trueline.ops.linear import cublas
+from trueline.ops.linear import triton as linear
+from trueline.ops.mlp import triton as mlp
+from trueline.ops.route import triton as route
+from trueline.spec.feedforward import RouterSpec
+
+HERE = Path(__file__).parent
+READ, MULTIPLY = 4.39e12, 770e12
+CALLS = 20
+BF16 = torch.bfloat16
+WORKERS = 12
+
+
+@dataclass(frozen=True)
+class Model:
+    name: str
+    hidden: int
+    width: int
+    experts: int
+    top: int
+    shared: int
+    router: RouterSpec
+
+
+def _router(experts: int, top: int, scoring: Any, groups: int) -> RouterSpec:
+    v3 = scoring == "sigmoid"
+    return RouterSpec(
+        scoring=scoring,
+        correction_bias=v3,
+        num_groups=groups,
+        top_groups=max(groups // 2, 1),
+        group_score="top2_sum" if groups > 1 else None,
+        top_k=top,
+        renormalise=v3,
+        scaling_factor=2.5 if v3 else 1.0,
+    )
+
+
+MODELS = {
+    "v2lite": Model("v2lite", 2048, 1408, 64, 6, 2, _router(64, 6, "softmax", 1)),
+    "ling25s": Model("ling25s", 2048, 512, 256, 8, 1, _router(256, 8, "sigmoid", 8)),
+    "v32s": Model("v32s", 7168, 2048, 64, 8, 1, _router(64, 8, "sigmoid", 8)),
+}
+# out × in of the products that decode has.
+SHAPES = (
+    *((3648, 2048), (2048, 2048), (21888, 2048), (102400, 2048)),
+    *((2112, 7168), (24576, 1536), (7168, 16384)),
+)
+HEADS = ((16, 512, 128), (16, 128, 512), (128, 512, 128), (128, 128, 512))
+
+
+@dataclass(frozen=True)
+class Cell:
+    kind: str
+    key: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        return f"{self.kind:<13}" + " ".join(str(part) for part in self.key)
+
+
+# -- data --------------------------------------------------------------------------------
+
+
+class Data:
+    """Made once per model or shape, and dropped before the next."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, Any] = {}
+
+    def experts(self, model: Model, shared: bool) -> experts.Packed:
+        def make() -> experts.Packed:
+            e = model.experts + (model.shared if shared else 0)
+            gate_up = _draw(e, 2 * model.width, model.hidden)
+            down = _draw(e, model.hidden, model.width)
+            return experts.Packed(gate_up, down, model.shared if shared else 0)
+
+        return self._one(f"experts {model.name} {shared}", make)
+
+    def weights(self, *shape: int) -> list[Tensor]:
+        """Enough of them that no cache holds them all."""
+        copies = min(max(math.ceil(4e8 / (2 * math.prod(shape))), 2), CALLS)
+        return self._one(f"weights {shape}", lambda: [_draw(*shape) for _ in range(copies)])
+
+    def _one(self, name: str, make: Callable[[], Any]) -> Any:
+        if name not in self.kept:
+            self.kept.clear()
+            torch.cuda.empty_cache()
+            self.kept[name] = make()
+        return self.kept[name]
+
+
+def _draw(*shape: int) -> Tensor:
+    return torch.randn(*shape, dtype=BF16, device="cuda") / shape[-1] ** 0.5
+
+
+def _routes(model: Model, tokens: int, calls: int) -> list[Tensor]:
+    """Experts of every token, different in every call; where a step takes few, none that the
+    last step took."""
+    generator = torch.Generator().manual_seed(tokens)
+    if tokens * model.top <= model.experts // 4:
+        order = torch.randperm(model.experts, generator=generator).repeat(2 * calls)
+        each = order[: calls * tokens * model.top].view(calls, tokens, model.top)
+    else:
+        shape = (calls, tokens, model.experts)
+        each = torch.rand(shape, generator=generator).topk(model.top).indices
+    return [ids.cuda() for ids in each]
+
+
+# -- configurations ------------------------------------------------------------------------
+
+
+def expert_cuts(model: Model, tokens: int, shared: int, most: int) -> list[tuple[str, Launch]]:
+    """The one that the engine takes first, and the likeliest after it."""
+    shape = model.experts, model.hidden, model.width
+    usual = experts.launch(tokens, model.top, shared, *shape, BF16)
+    found = [("usual", usual)]
+
+    def both(name: str, way: Any, cut: Tiles) -> None:
+        found.append((name, Launch(way, cut, cut)))
+
+    cut = usual.first
+    if usual.way == "few":
+        others = (Tiles(8, 512, stages=3), Tiles(2, 1024, stages=4), Tiles(1, 0))
+        found += [(f"{cut.columns}x{cut.inner}", replace(usual, second=cut)) for cut in others]
+    elif cut.rows < experts.MOST_ROWS:
+        both("128x128x3", usual.way, replace(cut, columns=128, inner=128, stages=3))
+        both("64x128x4", usual.way, replace(cut, columns=64, inner=128, stages=4))
+        both("128x64x4", usual.way, replace(cut, columns=128, inner=64, stages=4))
+        if cut.rows > 16:
+            both("twice the rows", usual.way, replace(cut, rows=2 * cut.rows))
+    else:
+        both("256 group 1", "sorted", replace(cut, group=1))
+        both("128x64 8w 3s", "sorted", replace(cut, columns=128, stages=3))
+        both("128x64 4w 3s", "sorted", replace(cut, columns=128, warps=4, stages=3))
+        both("256x64 4s", "sorted", replace(cut, stages=4))
+    return found[:most]
+
+
+def cells(quick: bool) -> Iterator[Cell]:
+    for tokens in (1, 16, 64, 256, 4096):
+        yield Cell("experts", ("v2lite", tokens, False))
+    for name in MODELS:
+        for tokens in (1, 16) if quick else (1, 16, 64, 256):
+            yield Cell("experts", (name, tokens, True))
+    for name in MODELS:
+        for tokens in (1, 64) if quick else (1, 16, 64, 256, 8192):
+            yield Cell("route", (name, tokens))
+    for shape in HEADS:
+        for rows in (1, 16, 64, 256):
+            yield Cell("head_product", (shape, rows))
+    for shape in SHAPES[: 2 if quick else None]:
+        for rows in (1, 16) if quick else (1, 16, 64, 256):
+            yield Cell("linear", (shape, rows))
+    yield Cell("mlp", ((18432, 7168), 1))
+    yield Cell("mlp", ((10944, 2048), 1))
+
+
+# -- what a cell runs ----------------------------------------------------------------------
+
+
+@dataclass
+class Work:
+    ways: list[tuple[str, list[Callable[[], Any]]]]
+    floor: float
+    """Seconds that the bytes, or the operations, take at least."""
+    flops: float = 0.0
+    exact: Callable[[], list[tuple[Tensor, Tensor]]] | None = None
+
+
+def work(cell: Cell, data: Data) -> Work:
+    return globals()[f"_{cell.kind}"](data, *cell.key)
+
+
+def _experts(data: Data, name: str, tokens: int, shared: bool) -> Work:
+    model = MODELS[name]
+    packed = data.experts(model, shared)
+    calls = 4 if tokens > 1000 else CALLS
+    routes = _routes(model, tokens, calls)
+    x = [torch.randn(tokens, model.hidden, device="cuda", dtype=BF16) for _ in routes]
+    weights = torch.rand(tokens, model.top, device="cuda")
+    active = sum(len(ids.unique()) + packed.shared for ids in routes) / calls
+    each = 3 * model.width * model.hidden
+    flops = 2 * each * tokens * (model.top + packed.shared)
+
+    def ways(cut: Launch) -> list[Callable[[], Any]]:
+        return [
+            lambda a=a, ids=ids: experts.run_with(cut, a, ids, weights, packed)
+            for a, ids in zip(x, routes, strict=True)
+        ]
+
+    def exact() -> list[tuple[Tensor, Tensor]]:
+        ours = experts.run(x[0], routes[0], weights, packed, None)
+        return [(ours, _exact_experts(x[0], routes[0], weights, packed))]
+
+    cuts = expert_cuts(model, tokens, packed.shared, 3 if shared else 10)
+    floor = max(active * each * 2 / READ, flops / MULTIPLY)
+    return Work([(label, ways(cut)) for label, cut in cuts], floor, flops, exact)
+
+
+def _exact_experts(x: Tensor, ids: Tensor, weights: Tensor, packed: experts.Packed) -> Tensor:
+    y = torch.zeros(x.shape, device=x.device)
+    held = len(packed.down) - packed.shared
+    for e in range(len(packed.down)):
+        share = (weights * (ids == e)).sum(1) if e < held else torch.ones(len(x), device=x.device)
+        rows = share.nonzero()[:, 0]
+        if len(rows):
+            gate, up = (x[rows].float() @ packed.gate_up[e].float().T).chunk(2, 1)
+            part = (torch.nn.functional.silu(gate) * up) @ packed.down[e].float().T
+            y[rows] += share[rows, None] * part
+    return y
+
+
+def _route(data: Data, name: str, tokens: int) -> Work:
+    model = MODELS[name]
+    weight = _draw(model.experts, model.hidden).float()
+    bias = torch.randn(model.experts, device="cuda") if model.router.correction_bias else None
+    x = [torch.randn(tokens, model.hidden, device="cuda", dtype=BF16) for _ in range(CALLS)]
+    packed = route.pack(weight, BF16)
+    apart = [lambda a=a: route.run(linear.run(a.float(), weight), bias, model.router) for a in x]
+    usual = route.launch(tokens, model.experts, model.hidden, BF16, 132)
+    cuts = [("usual", usual)]
+    if tokens <= 64:
+        cuts.append(("half the splits", replace(usual, depth=2 * usual.depth)))
+    ways: list[tuple[str, list[Callable[[], Any]]]] = [
+        (label, [lambda a=a, c=c: route.choose_with(c, a, packed, bias, model.router) for a in x])
+        for label, c in cuts
+    ]
+
+    def exact() -> list[tuple[Tensor, Tensor]]:
+        ids, ours = route.choose(x[0], packed, bias, model.router)
+        logits = (x[0].double() @ weight.double().T).float()
+        _, theirs = route.run(logits, bias, model.router, ids)
+        return [(ours, theirs)]
+
+    return Work([*ways, ("product apart", apart)], weight.numel() * 2 / READ, 0, exact)
+
+
+def _head_product(data: Data, shape: tuple[int, int, int], rows: int) -> Work:
+    heads, columns, depth = shape
+    weights = data.weights(heads, columns, depth)
+    x = torch.randn(rows, heads, depth, device="cuda", dtype=BF16)
+    to = torch.empty(rows, heads, columns + 64, device="cuda", dtype=BF16)[..., :columns]
+    ways = [
+        ("usual", [lambda w=w: head_product.run(x, w, to) for w in weights]),
+        ("cublas", [lambda w=w: head_cublas.run(x, w, to) for w in weights]),
+    ]
+
+    def exact() -> list[tuple[Tensor, Tensor]]:
+        theirs = torch.einsum("nhi,hoi->nho", x.float(), weights[0].float())
+        return [(head_product.run(x, weights[0], to), theirs)]
+
+    return Work(ways, 2 * math.prod(shape) / READ, 0, exact)
+
+
+def _linear(data: Data, shape: tuple[int, int], rows: int) -> Work:
+    weights = data.weights(*shape)
+    x = torch.randn(rows, shape[1], device="cuda", dtype=BF16)
+    ways = [
+        ("usual", [lambda w=w: linear.run(x, w) for w in weights]),
+        ("cublas", [lambda w=w: cublas.run(x, w) for w in weights]),
+        ("to float32", [lambda w=w: linear.run_wide(x, w) for w in weights]),
+    ]
+
+    def exact() -> list[tuple[Tensor, Tensor]]:
+        theirs = x.float() @ weights[0].float().T
+        return [(linear.run(x, weights[0]), theirs), (linear.run_wide(x, weights[0]), theirs)]
+
+    return Work(ways, 2 * math.prod(shape) / READ, 2 * rows * math.prod(shape), exact)
+
+
+def _mlp(data: Data, shape: tuple[int, int], rows: int) -> Work:
+    width, hidden = shape
+    pairs = [(_draw(2 * width, hidden), _draw(hidden, width)) for _ in range(3)]
+    x = torch.randn(rows, hidden, device="cuda", dtype=BF16)
+    packed = [mlp.pack(*pair, linear) for pair in pairs]
+    plain = [replace(p, stream=None) for p in packed]
+    ways = [
+        ("stream", [lambda p=p: mlp.run(x, p, linear) for p in packed]),
+        ("cublas", [lambda p=p: mlp.run(x, p, linear) for p in plain]),
+    ]
+    return Work(ways, 6 * width * hidden / READ)
+
+
+# -- running -------------------------------------------------------------------------------
+
+
+def compile_all(cells: list[Cell]) -> list[str]:
+    """In a process of its own: what it compiles is in Triton's cache for the others."""
+    data, failed = Data(), []
+    for cell in cells:
+        try:
+            for _, calls in asked(work(cell, data).ways):
+                calls[0]()
+        except Exception as error:
+            failed.append(f"{cell}: {str(error).splitlines()[-1] if str(error) else error!r}")
+    torch.cuda.synchronize()
+    return failed
+
+
+def peers() -> dict[int, dict[str, float]]:
+    file = HERE / "peers-h200.json"
+    found: dict[int, dict[str, float]] = {}
+    for row in json.loads(file.read_text())["moe"] if file.exists() else ():
+        found.setdefault(row["M"], {})[row["peer"]] = row["us"]
+    return found
+
+
+def measure(cell: Cell, data: Data, known: dict[int, dict[str, float]]) -> dict[str, Any]:
+    made = work(cell, data)
+    times: dict[str, float] = {}
+    for label, calls in asked(made.ways):
+        try:
+            times[label] = graph_time(calls)
+        except Exception as error:
+            print(f"FAIL {cell} {label}: {str(error).splitlines()[0]}")
+    best = min(times, key=lambda label: times[label])
+    floor = made.floor * 1e6
+    line = f"{cell!s:<44} {best:<16} {times[best]:8.1f} µs"
+    line += f"  floor {floor:7.1f} ({floor / times[best]:4.0%})"
+    if made.flops:
+        line += f" {made.flops / times[best] / 1e6:5.0f} TFLOP/s"
+    if cell.kind == "experts" and not cell.key[2] and cell.key[1] in known:
+        theirs = known[cell.key[1]]
+        vllm = theirs["vLLM fused_experts"]
+        line += f"  vLLM {vllm:.1f} ({times[best] / vllm:.2f}), best {min(theirs.values()):.1f}"
+    print(line, " ".join(f"[{label} {us:.1f}]" for label, us in times.items()), flush=True)
+    if made.exact is not None:
+        for ours, exact in made.exact():
+            error = (ours.float() - exact.float()).norm(dim=-1) / exact.float().norm(dim=-1)
+            worst = float(error.max())
+            if not worst <= 8e-3:
+                print(f"FAIL {cell}: off by {worst:.2g}")
+    theirs = known.get(cell.key[1], {}) if cell.kind == "experts" and not cell.key[2] else {}
+    return {"cell": str(cell), "floor_us": floor, "us": times, "peers": theirs}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--quick", action="store_true", help="fewer cells")
+    parser.add_argument("--engine", action="store_true", help="only what the engine takes")
+    parser.add_argument("--out", type=Path)
+    options = parser.parse_args()
+    todo = list(cells(options.quick))
+    torch.backends.cuda.matmul.allow_tf32 = False
+    with ProcessPoolExecutor(WORKERS, get_context("spawn")) as pool:
+        # Neighbours share data: a worker takes a run of cells.
+        size = math.ceil(len(todo) / WORKERS)
+        compiled = [pool.submit(compile_all, todo[i : i + size]) for i in range(0, len(todo), size)]
+        for future in compiled:
+            for told in future.result():
+                print(told, flush=True)
+    known, data, rows = peers(), Data(), []
+    for cell in todo:
+        try:
+            rows.append(measure(cell, data, known))
+        except Exception:
+            print(f"FAIL {cell}\n     " + "\n     ".join(traceback.format_exc().splitlines()[-5:]))
+    if options.out:
+        options.out.write_text(json.dumps(rows, indent=1))
+
+
+if __name__ == "__main__":
+    main()

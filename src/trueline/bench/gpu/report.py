@@ -1,0 +1,110 @@
+"""Our figures beside the recorded peers' and the floor: rows for tables, and a plot."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+PEER = "vllm"
+PEERS = Path(__file__).parent / "peers-h200.json"
+
+
+def peers() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(PEERS.read_text())
+    return found
+
+
+def _theirs(recorded: dict[str, Any], what: str, cell: dict[str, Any]) -> dict[str, Any] | None:
+    keys = [key for key in ("model", "B", "inp") if key in cell]
+    for entry in recorded["end_to_end"]:
+        same = all(entry.get(key) == cell[key] for key in keys)
+        if entry["engine"].startswith(PEER) and entry["what"] == what and same:
+            return dict(entry)
+    return None
+
+
+def decode_rows(found: list[dict[str, Any]], recorded: dict[str, Any]) -> list[dict[str, Any]]:
+    """One per cell: ms per step of ours, the peer's, the floor and the target."""
+    rows = []
+    for model in found:
+        for cell in model["decode"]:
+            theirs = _theirs(recorded, "decode", cell)
+            row = dict(cell) | {"vllm_ms": theirs["ms_step"] if theirs else None}
+            if "ms_step" in cell:
+                row["of_floor"] = cell["floor_ms"] / cell["ms_step"]
+                row["to_vllm"] = cell["ms_step"] / theirs["ms_step"] if theirs else None
+                row["met"] = cell["ms_step"] <= cell["target_ms"]
+            rows.append(row)
+    return rows
+
+
+def prefill_rows(found: list[dict[str, Any]], recorded: dict[str, Any]) -> list[dict[str, Any]]:
+    rows = []
+    for model in found:
+        for cell in model["prefill"]:
+            theirs = _theirs(recorded, "prefill", cell)
+            row = dict(cell) | {"vllm_tok_s": theirs["tok_s"] if theirs else None}
+            if "tok_s" in cell and theirs:
+                row["to_vllm"] = cell["tok_s"] / theirs["tok_s"]
+                row["met"] = row["to_vllm"] >= cell["target_factor"]
+            rows.append(row)
+    return rows
+
+
+def start_rows(found: list[dict[str, Any]], recorded: dict[str, Any]) -> list[dict[str, Any]]:
+    rows = []
+    for model in found:
+        theirs = _theirs(recorded, "start", {"model": model["model"]})
+        rows.append({
+            "model": model["model"],
+            "s": model["start_s"],
+            "phases": model["start_phases"],
+            "vllm_s": theirs["s"] if theirs else None,
+        })  # fmt: skip
+    return rows
+
+
+def kernel_rows(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Cells of kernels that peers were timed on: ours, vLLM's and the best of all."""
+    rows = []
+    for cell in found:
+        peers = cell.get("peers") or {}
+        if not peers or not cell.get("us"):
+            continue
+        us = next(iter(cell["us"].values()))
+        vllm = min(t for name, t in peers.items() if name.startswith("vLLM") and "FA3" not in name)
+        best = min(peers, key=lambda name: peers[name])
+        rows.append({
+            "cell": " ".join(cell["cell"].split()),
+            "us": us,
+            "vllm_us": vllm,
+            "best_peer": best,
+            "best_us": peers[best],
+            "to_best": us / peers[best],
+            "beats_vllm": us < vllm,
+        })  # fmt: skip
+    return rows
+
+
+def plot(rows: list[dict[str, Any]], file: Path) -> None:
+    """Decode: the floor as a line, ours and the peer's as bars, per cell."""
+    from matplotlib.figure import Figure
+
+    cells = [row for row in rows if "ms_step" in row]
+    figure = Figure(figsize=(11, 4.4), layout="constrained")
+    axes = figure.subplots()
+    places = range(len(cells))
+    axes.bar([p - 0.2 for p in places], [c["ms_step"] for c in cells], 0.38, label="Trueline")
+    axes.bar([p + 0.2 for p in places], [c["vllm_ms"] or 0 for c in cells], 0.38, color="#bbbbbb",
+             label="vLLM 0.26, recorded")  # fmt: skip
+    for place, cell in enumerate(cells):
+        axes.hlines(cell["floor_ms"], place - 0.4, place + 0.4, color="black", linewidth=1.5)
+    axes.plot([], [], color="black", label="floor: bytes read once")
+    names = [f"{c['model']}\nB={c['B']}" + ("\n32k" if c["inp"] > 4096 else "") for c in cells]
+    axes.set_xticks(list(places), names, fontsize=8)
+    axes.set_ylabel("ms per decode step")
+    axes.set_title("Decode on one H200, bfloat16, random weights")
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(file)

@@ -1,0 +1,154 @@
+"""What decode keeps while other programs use the cores: the same requests decode on, while busy
+processes beside them are stopped and let go in turn."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from statistics import median
+from typing import Any
+
+from trueline.bench.workload import Workload
+from trueline.engine.params import SamplingParams
+from trueline.errors import UsageError
+from trueline.llm import LLMEngine
+from trueline.utils.gc_frozen import no_long_pauses
+
+# One program with a busy process on each of the cores named; ends with whoever holds its standard
+# input. One session, because Linux shares cores among sessions first (autogroup): two sessions
+# beside ours would leave us a third, not a half.
+BUSY = """
+import os, signal, sys
+busy = []
+for core in sys.argv[1:]:
+    busy.append(os.fork())
+    while busy[-1] == 0: pass
+    os.sched_setaffinity(busy[-1], {int(core)})
+print(*busy, flush=True)
+sys.stdin.read()
+os.killpg(0, signal.SIGKILL)
+"""
+WARM_STEPS = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """Decode rates of two phases right after each other."""
+
+    alone: float
+    beside: float
+
+    @property
+    def ratio(self) -> float:
+        return self.beside / self.alone
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    batch: int
+    neighbours: int
+    rounds: list[Round]
+
+    @property
+    def alone_tokens_per_s(self) -> float:
+        return median(each.alone for each in self.rounds)
+
+    @property
+    def beside_tokens_per_s(self) -> float:
+        return median(each.beside for each in self.rounds)
+
+    @property
+    def ratio(self) -> float:
+        return median(each.ratio for each in self.rounds)
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self) | {
+            "alone_tokens_per_s": self.alone_tokens_per_s,
+            "beside_tokens_per_s": self.beside_tokens_per_s,
+            "ratio": self.ratio,
+        }
+
+
+class Neighbours:
+    """Busy processes, one on each of the first cores that we may use; stopped at first."""
+
+    def __init__(self, group: int, processes: list[int]) -> None:
+        self._group, self.processes = group, processes
+
+    @contextmanager
+    def at_work(self) -> Iterator[None]:
+        os.killpg(self._group, signal.SIGCONT)
+        try:
+            yield
+        finally:
+            os.killpg(self._group, signal.SIGSTOP)
+
+
+@contextmanager
+def start_neighbours(count: int) -> Iterator[Neighbours]:
+    cores = sorted(os.sched_getaffinity(0))
+    chosen = [str(cores[i % len(cores)]) for i in range(count)]
+    program = subprocess.Popen(
+        [sys.executable, "-c", BUSY, *chosen],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,  # as another user's program is
+    )
+    try:
+        assert program.stdout is not None
+        processes = [int(pid) for pid in program.stdout.readline().split()]
+        if len(processes) != count:
+            raise RuntimeError("the busy processes beside the benchmark did not start")
+        os.killpg(program.pid, signal.SIGSTOP)
+        yield Neighbours(program.pid, processes)
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(program.pid, signal.SIGKILL)
+        program.communicate()
+
+
+def measure_beside(
+    engine: LLMEngine, batch: int, neighbours: Neighbours, rounds: int, seconds: float
+) -> Beside:
+    """`batch` requests of 128 tokens decode through `rounds` pairs of phases."""
+    prompts = Workload(batch, 128, 1).prompts(engine.spec.vocab.total)
+    params = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
+    names = [f"beside-{i}" for i in range(batch)]
+    for name, prompt in zip(names, prompts, strict=True):
+        engine.add_request(name, {"prompt_token_ids": prompt}, params)
+    started: set[str] = set()
+    while len(started) < batch:
+        started |= {out.request_id for out in engine.step() if out.outputs[0].token_ids}
+    made = []
+    with no_long_pauses():
+        for _ in range(rounds):
+            alone = _rate(engine, batch, seconds)
+            with neighbours.at_work():
+                made.append(Round(alone, _rate(engine, batch, seconds)))
+    decoding = [engine.abort_request(name) for name in names]
+    if not all(decoding):
+        raise UsageError(
+            f"the model's context of {engine.plan.max_model_len} tokens was full before the last "
+            "phase ended: give fewer --rounds or --seconds"
+        )
+    while engine.has_unfinished_requests():
+        engine.step()
+    return Beside(batch, len(neighbours.processes), made)
+
+
+def _rate(engine: LLMEngine, batch: int, seconds: float) -> float:
+    """Tokens per second of decode steps; the first ones do not count."""
+    for _ in range(WARM_STEPS):
+        engine.step()
+    steps, start = 0, time.perf_counter()
+    while (elapsed := time.perf_counter() - start) < seconds or not steps:
+        engine.step()
+        steps += 1
+    return batch * steps / elapsed

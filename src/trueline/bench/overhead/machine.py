@@ -1,0 +1,37 @@
+"""Who had the cores meanwhile. A core that somebody else uses costs an engine, whose threads wait
+for each other, more than that core: a run beside others says nothing of the server."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from trueline.utils.environment import busy_seconds, process_seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Use:
+    """Cores in use on average."""
+
+    ours: dict[str, float] = field(default_factory=dict)
+    """By process."""
+    others: float = 0.0
+
+
+class Meter:
+    """From now until `stop`. Where nobody counts, nobody has used anything."""
+
+    def __init__(self, processes: Mapping[str, int]) -> None:
+        self._processes = processes
+        self._time, self._all, self._ours = self._now()
+
+    def stop(self) -> Use:
+        now, everybody, ours = self._now()
+        seconds = max(now - self._time, 1e-9)
+        used = {name: (ours[name] - self._ours[name]) / seconds for name in ours}
+        return Use(used, max((everybody - self._all) / seconds - sum(used.values()), 0.0))
+
+    def _now(self) -> tuple[float, float, dict[str, float]]:
+        ours = {name: process_seconds(pid) for name, pid in self._processes.items()}
+        return time.monotonic(), busy_seconds(), ours

@@ -1,0 +1,1 @@
+"""Choices made once, at load: implementations, dtypes, memory."""

@@ -1,0 +1,206 @@
+"""Choices made once, at load: which implementation runs each op and why, in which dtype, with how
+much cache. Printed at start; nobody decides again later."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from trueline.cache.layout import LatentLayout
+from trueline.cache.store import LatentStore
+from trueline.config import EngineConfig
+from trueline.device import Device, onednn_features
+from trueline.errors import UsageError
+from trueline.models.parameters import parameters
+from trueline.ops.mla_decode import Tiling
+from trueline.ops.registry import NEEDS, OPS, REGISTRY, Need, implementation, runnable
+from trueline.plan.memory import (
+    AUTO_BLOCK_SIZE,
+    DTYPES,
+    FIXED_TILING,
+    IndexPlan,
+    Limits,
+    Measured,
+    StatePlan,
+    cache_budget,
+    index_plan,
+    latent_mixers,
+    linear_mixers,
+    max_model_len,
+    num_blocks,
+    own_indexers,
+    state_plan,
+)
+from trueline.plan.select import LAYERS, OWN, Choice, choose_layers, choose_op
+from trueline.spec.model import ModelSpec
+
+# Keys per product where nothing depends on it.
+FREE_TILING = Tiling(1024, full=False)
+SMALL_MODEL = 64_000_000
+PACKING = ("linear", "head_product", "mlp", "experts")
+"""Ops that keep weights."""
+
+
+@dataclass(frozen=True)
+class Plan:
+    device: Device
+    limits: Limits
+    threads: int
+    choices: dict[str, Choice]
+    layers: dict[str, Choice]
+    weight_dtype: torch.dtype
+    compute_dtype: torch.dtype
+    dtype_reason: str
+    layout: LatentLayout
+    num_blocks: int
+    state: StatePlan | None
+    index: IndexPlan | None
+    max_model_len: int
+    tiling: Tiling
+    batch_invariant: bool
+    graphs: bool
+    """Whether decode steps are captured."""
+    weight_bytes: int
+    cache_bytes: int
+    workspace_bytes: int | None
+    """What the largest steps need, where it has been measured."""
+
+    def op(self, name: str) -> Any:
+        return implementation(name, self.choices[name].name)
+
+    def layer(self, kind: str) -> Any:
+        return LAYERS.get(kind, self.layers[kind].name)
+
+    def lines(self) -> Iterator[str]:
+        yield f"device       {self.device.kind} ({self.device.name}), {self._where()}"
+        yield f"compute      {self.compute_dtype} ({self.dtype_reason})".replace("torch.", "")
+        yield f"weights      {self.weight_bytes / 1e6:,.1f} MB in {self.weight_dtype}".replace(
+            "torch.", ""
+        )
+        tokens = (self.num_blocks - 1) * self.layout.block_size
+        yield (
+            f"cache        {self.cache_bytes / 1e6:,.1f} MB: {self.num_blocks} blocks of "
+            f"{self.layout.block_size} positions ({tokens:,} tokens), "
+            f"sequences up to {self.max_model_len:,}"
+        )
+        if self.workspace_bytes is not None:
+            yield f"workspace    {self.workspace_bytes / 1e6:,.1f} MB, as measured"
+        if self.state:
+            yield f"states       {self.state}"
+        if self.index:
+            yield f"selection    {self.index}"
+        yield f"invariance   {'bitwise, whatever the batch' if self.batch_invariant else 'off'}"
+        for op, choice in self.choices.items():
+            yield f"{op:<12} {choice.name} ({choice.reason})"
+        for kind, choice in self.layers.items():
+            if choice.name != OWN:
+                yield f"layer        {kind}: {choice.name} ({choice.reason})"
+
+    def changes(self, expected: Plan) -> Iterator[str]:
+        """What measuring has changed of a plan made before anything was loaded."""
+        if (self.num_blocks, self.workspace_bytes) != (expected.num_blocks, None):
+            yield (
+                f"before load  {expected.cache_bytes / 1e6:,.1f} MB of cache in "
+                f"{expected.num_blocks} blocks were expected"
+            )
+
+    def _where(self) -> str:
+        if not self.device.is_gpu:
+            return "1 thread" if self.threads == 1 else f"{self.threads} threads"
+        device, share = self.device, self.limits.memory_share
+        how = "captured decode steps" if self.graphs else "eager"
+        return (
+            f"{device.free_memory / 1e9:,.1f} of {device.total_memory / 1e9:,.1f} GB were free, "
+            f"{share:.0%} are ours; {how}"
+        )
+
+
+def make_plan(
+    spec: ModelSpec, config: EngineConfig, device: Device, measured: Measured | None = None
+) -> Plan:
+    """Before anything is loaded from what is free; on a GPU again afterwards, from what was
+    measured: only sizes differ then."""
+    if spec.not_runnable:
+        raise UsageError(f"{spec.family}: {spec.not_runnable}")
+    for op, name in config.ops.items():
+        REGISTRY.check_name(op, name)
+    limits = Limits.of(config, device)
+    storage = DTYPES[spec.dtype if config.dtype == "auto" else config.dtype]
+    compute, reason = choose_compute_dtype(storage, device)
+    latent, linear = latent_mixers(spec), linear_mixers(spec)
+    size = AUTO_BLOCK_SIZE[device.kind] if config.block_size == "auto" else config.block_size
+    index = index_plan(own_indexers(spec), config, compute, size)
+    has: dict[Need, Any] = {"states": linear, "indexer": index}
+    used = [op for op in OPS if op not in NEEDS or has[NEEDS[op]]]
+    keys = index.layout if index else None
+    choices = {op: choose_op(op, config, compute, keys, device.kind) for op in used}
+    layout = LatentLayout(latent[0].kv_lora_rank, latent[0].qk_rope_head_dim, size)
+    max_len = max_model_len(spec, config)
+    # Kernels of ours multiply by bfloat16 as it is; others want weights as they compute.
+    ours = all(choices[op].name == "native" for op in PACKING)
+    kept = storage if ours and storage == torch.bfloat16 else compute
+    weights = sum(p.count for p in parameters(spec)) * kept.itemsize
+    budget = cache_budget(config, device, limits, weights, measured)
+    state = state_plan(linear, config, storage, size, budget, limits) if linear else None
+    if state:
+        budget -= state.num_slots * state.slot_bytes
+    block_bytes = LatentStore.block_bytes(layout, len(latent), compute)
+    block_bytes += index.block_bytes if index else 0
+    blocks = num_blocks(config, limits, budget, block_bytes, -(-max_len // size))
+    # Where a step takes microseconds, threads only wait for each other.
+    threads = device.threads if weights >= SMALL_MODEL else 1
+    return Plan(
+        device,
+        limits,
+        threads,
+        choices,
+        choose_layers(spec, config, compute),
+        kept,
+        compute,
+        reason,
+        layout,
+        blocks,
+        state,
+        index,
+        max_len,
+        FIXED_TILING if config.batch_invariant else FREE_TILING,
+        config.batch_invariant,
+        device.is_gpu and not config.enforce_eager,
+        weights,
+        blocks * block_bytes,
+        measured.workspace if measured else None,
+    )
+
+
+SIXTEEN_BIT: dict[tuple[torch.dtype, str, bool], tuple[bool, str]] = {
+    (torch.bfloat16, "avx512_bf16", True): (
+        False,
+        "our kernels read bfloat16 weights: 0.7 of oneDNN's bfloat16 time at 1 row, 1.1 to 1.5 at "
+        "8, and whole models decode 1.2 to 1.9 times as fast",
+    ),
+    (torch.bfloat16, "avx512_bf16", False): (
+        True,
+        "oneDNN's bfloat16 products take about half the time of float32 at 1 to 256 rows",
+    ),
+}
+"""On CPUs: (stored dtype, what multiplies in it, whether our kernels run) -> whether to compute in
+it, and the measured reason. Whatever is not here is computed in float32: without avx512_bf16
+oneDNN emulates bfloat16 at 2.2 to 2.8 times float32's time, or refuses. Not measured: CPUs with
+amx_bf16, which have avx512_bf16 too and are treated as such; avx512_fp16 and amx_fp16. Decided by
+features alone: a clock would decide otherwise when another program runs."""
+
+
+def choose_compute_dtype(storage: torch.dtype, device: Device) -> tuple[torch.dtype, str]:
+    """As stored on a GPU; on a CPU as the table says, all but products being faster in float32."""
+    if storage == torch.float32 or device.is_gpu:
+        return storage, "as stored"
+    features = onednn_features()
+    ours = runnable("linear", torch.float32)[0] == "native"
+    for (dtype, feature, native), (narrow, reason) in SIXTEEN_BIT.items():
+        if (dtype, native) == (storage, ours) and feature in features:
+            return (storage if narrow else torch.float32), f"{feature}: {reason}"
+    name = str(storage).removeprefix("torch.")
+    return torch.float32, f"no {name} products here that were measured to be faster"

@@ -1,0 +1,1 @@
+"""What everything above may use: the environment, progress, where models are."""

@@ -1,0 +1,124 @@
+"""Mistakes with what only a GPU has: padded heads and rows, lists made on the device, graphs that
+are replayed. Where there is none, the interpreter and steps that are run again stand in."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from trueline.engine import graphs
+from trueline.engine.graphs import DecodeGraphs, FixedInputs
+from trueline.engine.inputs import Inputs
+from trueline.layers.mla import MLA
+from trueline.ops.mla_decode.launch_plan import LaunchPlan
+from trueline.verify.faults import Fault, Make
+
+
+def _unpadded(head_tiles: Make) -> Any:
+    """Split metadata sized from the heads there are (story 5): too few tiles, or none."""
+    return property(lambda plan: plan.heads // plan.head_tile)
+
+
+def _one_short(entries: Make) -> Make:
+    return lambda plan, rows: entries(plan, rows) - 1
+
+
+def _padded_with(**values: int) -> Make:
+    def make(fields: Any) -> Any:
+        return {name: (dtype, values.get(name, pad)) for name, (dtype, pad) in fields.items()}
+
+    return make
+
+
+def _cells_of_the_first(fill: Make) -> Make:
+    """Padded rows write where the first row does, after it."""
+
+    def broken(self: FixedInputs, values: Any, blocks: Any) -> None:
+        fill(self, values, blocks)
+        if blocks:
+            self.fields["cells"][len(blocks) :] = self.fields["cells"][0]
+
+    return broken
+
+
+def _one_step_behind(fill: Make) -> Make:
+    """Context lengths stay what they were when the rows were last filled in."""
+    before: dict[int, Any] = {}
+
+    def broken(self: FixedInputs, values: Any, blocks: Any) -> None:
+        now = values.get("lengths", [])
+        stale = before.get(len(blocks), now)
+        before[len(blocks)] = now
+        fill(self, dict(values) | {"lengths": stale} if blocks else values, blocks)
+
+    return broken
+
+
+def _tokens_of_the_host(values: Make) -> Make:
+    """What the step before has drawn is not looked at."""
+
+    def broken(self: DecodeGraphs, batch: Any, rows: Any, places: Any) -> Any:
+        made = values(self, batch, rows, places)
+        return made | {"source": [graphs.NOWHERE] * len(batch.rows)}
+
+    return broken
+
+
+def _never_choosing(kind_for: Make) -> Make:
+    return lambda self, count, longest: kind_for(self, count, min(longest, self.topk))
+
+
+def _choices_of_the_row_before(attend: Make) -> Make:
+    def broken(self: MLA, q_nope: Any, q_rope: Any, sparse: Any, *rest: Any) -> None:
+        attend(self, q_nope, q_rope, replace(sparse, chosen=sparse.chosen.roll(1, 0)), *rest)
+
+    return broken
+
+
+def _nothing_hidden(attend: Make) -> Make:
+    def broken(self: MLA, q_nope: Any, q_rope: Any, sparse: Any, view: Any, out: Any) -> None:
+        self.ops.mla_prefill.run_rows(
+            q_nope, q_rope, view, sparse.masked, self.heads, out,
+            softmax_scale=self.spec.softmax_scale,
+        )  # fmt: skip
+
+    return broken
+
+
+def _lists_from_the_front(split: Make) -> Make:
+    """Rows with lists take the first choices of the step, whoever made them."""
+
+    def broken(self: Inputs, *given: Any) -> Any:
+        selected, masked = split(self, *given)
+        return selected and replace(selected, rows=slice(0, selected.count)), masked
+
+    return broken
+
+
+_G, _M, _L = "graph = eager", "v3-shallow", "ling-shallow"
+_H, _V = "masked prefill", "v32-shallow"
+
+GPU_FAULTS = [
+    Fault("split-unpadded-heads", "split metadata sized from the unpadded heads (story 5)",
+          "any heads", _M, LaunchPlan, "head_tiles", _unpadded),
+    Fault("work-list-short", "the list of parts has one entry too few", "any heads", _M,
+          LaunchPlan, "entries", _one_short),
+    Fault("padded-rows-read", "padded rows see positions of the null block", _G, _M,
+          graphs, "FIELDS", _padded_with(lengths=3)),
+    Fault("padded-rows-write", "padded rows write a row's cache", _G, _M,
+          FixedInputs, "fill", _cells_of_the_first),
+    Fault("stale-lengths", "a graph sees the contexts of the step before", _G, _M,
+          FixedInputs, "fill", _one_step_behind),
+    Fault("stale-drawn-token", "a graph does not see the token drawn last", _G, _M,
+          DecodeGraphs, "_values", _tokens_of_the_host),
+    Fault("padded-rows-state", "padded rows write a sequence's state", _G, _L,
+          graphs, "FIELDS", _padded_with(slots=1)),
+    Fault("graph-never-chooses", "a row that sees more than top-k is run by the graph of those "
+          "that see all", _G, _V, DecodeGraphs, "kind_for", _never_choosing),
+    Fault("masked-row-before", "tokens hide what the token before did not choose", _H, _V,
+          MLA, "_attend_masked", _choices_of_the_row_before),
+    Fault("masked-nothing-hidden", "tokens of masked prefill see everything", _H, _V,
+          MLA, "_attend_masked", _nothing_hidden),
+    Fault("masked-lists-from-the-front", "beside masked prefill, rows with lists take others'",
+          _H, _V, Inputs, "_split", _lists_from_the_front),
+]  # fmt: skip

@@ -1,0 +1,249 @@
+"""Mistakes in the facts, weights and definition of indexers. A wrong selection shows in the logits,
+so transformers catches it; a wrong factor shows in the scores only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trueline.models import deepseek
+from trueline.models import indexer as index_reader
+from trueline.models import parameters as parameter_table
+from trueline.reference import config as reference_config
+from trueline.reference import dsa, indexer
+from trueline.reference import model as reference_model
+from trueline.reference import weights as reference_weights
+from trueline.reference.parts import linear, rotate_halves, rotate_pairs, top_k
+from trueline.spec import mixer, rope
+from trueline.spec.source import formula
+from trueline.verify.faults import Fault, Make, Rewriting
+from trueline.weights import ledger as ledger_module
+from trueline.weights import load
+
+
+def _index_facts(**wrong: Any) -> Make:
+    guessed = {name: formula(value, "guessed") for name, value in wrong.items()}
+    return lambda original: Rewriting(original, **guessed)
+
+
+def _scaled(factor: Any) -> Make:
+    """A derived number of the spec times something."""
+    return lambda original: property(lambda spec: original.fget(spec) * factor(spec))
+
+
+def _pairing(word: str) -> Make:
+    """Whatever the file or the family says."""
+
+    def broken(fields: Any, own: Any, family: str) -> Any:
+        fields.ignore("indexer_rope_interleave")
+        return formula(word, "guessed")
+
+    return lambda _: broken
+
+
+def _shifted(original: Make) -> Make:
+    """Layers of a pattern counted from one."""
+
+    def broken(fields: Any, num_layers: int) -> Any:
+        shared = original(fields, num_layers)
+        return replace(shared, value=(False, *shared.value[:-1]))
+
+    return broken
+
+
+def _all_full(_: Make) -> Make:
+    def broken(fields: Any, own: Any, num_layers: int) -> Any:
+        fields.ignore("index_topk_freq", "index_skip_topk_offset")
+        return formula((False,) * num_layers, "guessed")
+
+    return broken
+
+
+def _mscale(config: Any) -> float:
+    yarn = config.yarn
+    return float(reference_config.mscale(yarn.factor, yarn.mscale_all_dim) ** 2)
+
+
+def _no_relu(_: Make) -> Make:
+    def broken(
+        config: Any, params: Any, layer: int, x: Tensor, q_latent: Tensor, rope: Any
+    ) -> Tensor:
+        at = f"model.layers.{layer}.self_attn.indexer"
+        q = indexer.queries(config, params, at, q_latent, rope)
+        k = indexer.keys(config, params, at, x, rope)
+        per_head = q @ k.T * indexer.scale(config)
+        return (indexer.head_weights(config, params, at, x)[:, :, None] * per_head).sum(1)
+
+    return broken
+
+
+def _coarse_scores(original: Make) -> Make:
+    return lambda *arguments: original(*arguments).bfloat16().double()
+
+
+def _recomputed(_: Make) -> Make:
+    """A shared layer runs the last full layer's indexer on its own input."""
+
+    def broken(
+        config: Any, params: Any, layer: int, x: Tensor, q: Tensor, rope: Any, selections: Any
+    ) -> Tensor:
+        owner = layer
+        while config.indexer.shared[owner]:
+            owner -= 1
+        values = indexer.scores(config, params, owner, x, q, rope)
+        chosen = indexer.largest(values, config.indexer.index_topk)
+        selections.made[layer] = chosen
+        return chosen
+
+    return broken
+
+
+def _shared_is_dense(original: Make) -> Make:
+    def broken(config: Any, params: Any, layer: int, x: Tensor, *rest: Any) -> Tensor:
+        seen: Tensor = original(config, params, layer, x, *rest)
+        shared = config.indexer is not None and config.indexer.shared[layer]
+        return reference_model.visible(len(x)) if shared else seen
+
+    return broken
+
+
+def _raw_latent(original: Make) -> Make:
+    def broken(config: Any, params: Any, layer: int, x: Tensor, _: Tensor, *rest: Any) -> Any:
+        raw = linear(params, f"model.layers.{layer}.self_attn.q_a_proj", x)
+        return original(config, params, layer, x, raw, *rest)
+
+    return broken
+
+
+def _later_keys(_: Make) -> Make:
+    """Scores of keys that come later are not taken out before the choice."""
+
+    def broken(values: Tensor, topk: int) -> Tensor:
+        place = torch.arange(len(values))[:, None]
+        best = top_k(values, min(topk, len(values)))
+        best = best.masked_fill(best > place, indexer.NOTHING)
+        return torch.nn.functional.pad(best, (0, topk - best.shape[1]), value=indexer.NOTHING)
+
+    return broken
+
+
+def _no_bias(original: Make) -> Make:
+    def broken(*arguments: Any) -> Iterator[Any]:
+        return (p for p in original(*arguments) if not p.name.endswith("k_norm.bias"))
+
+    return broken
+
+
+def _spare_taken_for_wrong(original: Make) -> Make:
+    return lambda spec, name: None if ".indexer." in name else original(spec, name)
+
+
+def _scales_by_head(original: Make) -> Make:
+    """Each head of kv_b_proj gets a run of scale rows, as if blocks ended where heads do."""
+
+    def broken(files: Any, use: Any, parameter: Any, piece: Any, spec: Any) -> Iterator[Any]:
+        if not parameter.name.endswith("kv_b_proj.weight"):
+            yield from original(files, use, parameter, piece, spec)
+            return
+        mla, (rows, columns) = spec.layers[0].mixer, spec.storage.block
+        stored, scale = files.view(use.tensor).float(), files.view(use.scale)
+        height = mla.qk_nope_head_dim + mla.v_head_dim
+        each = len(scale) // mla.heads.total
+        head, inside = torch.arange(len(stored)) // height, torch.arange(len(stored)) % height
+        at = head * each + (inside // rows).clamp_max(each - 1)
+        across = torch.arange(stored.shape[1]) // columns
+        yield piece, stored * scale[at][:, across]
+
+    return broken
+
+
+_SPEC, _IS = mixer.IndexerSpec, "index = sum"
+
+INDEXER_FAULTS = [
+    Fault("index-spec-pairs", "V3.2's indexer in pairs, as its attention", "one-spec", "v32",
+          index_reader, "read_pairing", _pairing("pairs")),
+    Fault("index-spec-halves", "GLM-5's indexer in halves: indexer_rope_interleave not read",
+          "one-spec", "glm5", index_reader, "read_pairing", _pairing("halves")),
+    Fault("index-spec-default", "GLM-5 without the key in halves", "one-spec", "glm5-saved",
+          index_reader, "read_pairing",
+          lambda original: lambda fields, own, family: original(
+              fields, replace(own, pairs=False), family)),
+    Fault("index-pairs", "the reference's V3.2 indexer in pairs", "oracle", "v32",
+          indexer, "rotate_halves", lambda _: rotate_pairs),
+    Fault("index-halves", "the reference's GLM-5 indexer in halves", "oracle", "glm5",
+          indexer, "rotate_pairs", lambda _: rotate_halves),
+    Fault("index-rotation-last", "the last channels of index heads rotate", "oracle", "v32",
+          indexer, "rotate_first",
+          lambda original: lambda config, x, rope: original(config, x.flip(-1), rope).flip(-1)),
+    Fault("index-unrotated", "index queries and keys do not rotate", "oracle", "glm5-far",
+          indexer, "rotate_first", lambda _: lambda config, x, rope: x),
+    Fault("index-spec-width", "whole index heads rotate", "one-spec", "v32",
+          index_reader, "index_rope",
+          lambda original: lambda rope, pairing: replace(original(rope, pairing), dim=32)),
+    Fault("index-key-bias", "the bias of the key norm is dropped", "oracle", "v32",
+          indexer, "layer_norm",
+          lambda original: lambda x, weight, bias: original(x, weight, 0 * bias)),
+    Fault("index-key-bias-unloaded", "the bias of the key norm is not loaded", "ledger", "glm5",
+          parameter_table, "_indexer", _no_bias),
+    Fault("index-spec-eps", "the key norm takes rms_norm_eps", "one-spec", "glm5",
+          index_reader, "IndexerSpec", _index_facts(key_norm_eps=1e-5)),
+    Fault("index-eps", "the reference's key norm takes rms_norm_eps", _IS, "glm5",
+          dsa, "KEY_NORM_EPS", lambda _: 1e-5),
+    Fault("index-spec-mscale", "YaRN's mscale² in the index scale", "one-spec", "v32",
+          _SPEC, "scale", _scaled(lambda spec: rope.yarn_magnitude(
+              spec.rope.yarn.factor, spec.rope.yarn.mscale_all_dim) ** 2)),
+    Fault("index-mscale", "mscale² in the reference's index scale", _IS, "v32",
+          indexer, "scale", lambda original: lambda config: original(config) * _mscale(config)),
+    Fault("index-spec-head-weight", "head weights without heads^-0.5", "one-spec", "glm5",
+          _SPEC, "head_weight", _scaled(lambda spec: spec.heads**0.5)),
+    Fault("index-head-weight", "the reference's head weights without heads^-0.5", _IS, "glm5",
+          indexer, "head_weight", lambda _: lambda config: 1.0),
+    Fault("index-no-relu", "scores without relu", "oracle", "v32", indexer, "scores", _no_relu),
+    Fault("index-raw-latent", "index queries from the latent before its norm", "oracle", "v32",
+          indexer, "select", _raw_latent),
+    Fault("index-ignored", "selection is ignored: every key is seen", "oracle", "v32",
+          indexer, "kept",
+          lambda _: lambda chosen, count: torch.ones(count, count, dtype=torch.bool)),
+    Fault("index-later-keys", "keys that come later take places in the selection", "oracle", "v32",
+          indexer, "largest", _later_keys),
+    Fault("index-spec-topk", "one key too many", "one-spec", "v32",
+          index_reader, "IndexerSpec", _index_facts(topk=25)),
+    Fault("index-topk", "one key too few", "oracle", "glm5",
+          indexer, "largest",
+          lambda original: lambda values, topk: original(values, topk - 1)),
+    Fault("index-ties", "of equal scores the highest place wins", _IS, "v32-ties",
+          indexer, "top_k",
+          lambda original: lambda x, k: x.shape[-1] - 1 - original(x.flip(-1), k)),
+    Fault("index-fill", "a short row is filled up with 0", _IS, "v32",
+          indexer, "NOTHING", lambda _: 0),
+    Fault("index-spec-all-full", "GLM-5's shared layers want indexers of their own", "ledger",
+          "glm5", deepseek, "read_shared_layers", _all_full),
+    Fault("index-recomputed", "a shared layer selects anew", "oracle", "glm5",
+          indexer, "select", _recomputed),
+    Fault("index-shared-dense", "a shared layer sees every key", "oracle", "glm5",
+          reference_model, "seen_keys", _shared_is_dense),
+    Fault("index-spec-pattern", "index_topk_pattern read from the second letter on", "one-spec",
+          "glm5-pattern", index_reader, "_pattern", _shifted),
+    Fault("index-pattern", "the reference reads it so", "one-spec", "glm5-pattern",
+          dsa, "index_kinds",
+          lambda original: lambda raw: ["full", *original(raw)[:-1]]),
+    Fault("index-spec-offset", "index_topk_freq counted from layer 0", "one-spec", "glm5",
+          index_reader, "_frequency",
+          lambda original: lambda fields, layers: replace(original(fields, layers), value=tuple(
+              layer % fields.raw["index_topk_freq"] != 0 for layer in range(layers)))),
+    Fault("index-weights-bf16", "weights_proj is rounded to bfloat16", "ledger", "v32-bf16",
+          load, "FLOAT32_KINDS",
+          lambda original: tuple(kind for kind in original if kind != "index_weights")),
+    Fault("index-scores-bf16", "index scores in bfloat16", "oracle", "v32",
+          indexer, "scores", _coarse_scores),
+    Fault("index-spare-refused", "stored indexers of shared layers are not dropped", "ledger",
+          "glm5-spare", ledger_module, "unused_by_choice", _spare_taken_for_wrong),
+    Fault("index-spare-known", "the reference takes them for the layer's own", "ledger",
+          "glm5-spare", reference_weights, "is_foreign", lambda _: lambda name, config: False),
+    Fault("kv-b-scales-by-head", "scale rows of kv_b_proj split per head", "ledger", "glm5-fp8",
+          load, "_chunks", _scales_by_head),
+]  # fmt: skip

@@ -1,0 +1,87 @@
+"""Mistakes that change the last bit only, when a model runs on several ranks."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trueline.layers.feedforward import MoE
+from trueline.ops import steady
+from trueline.parallel.collective import Sums, ThreadRank
+from trueline.verify.faults import Fault, Make, Running
+
+
+def _own_part_first(over: Make) -> Make:
+    """Each rank sums over its own heads or width, then these sums are added."""
+
+    def broken(self: Sums, x: Tensor, product: Make) -> Tensor:
+        if not self.whole:
+            summed: Tensor = over(self, x, product)
+            return summed
+        full, part = self.collective.join(x, 1), x.shape[1]
+        total = torch.zeros(())
+        for start in range(0, full.shape[1], part):
+            mine = torch.zeros_like(full)
+            mine[:, start : start + part] = full[:, start : start + part]
+            total = total + product(mine)
+        return self.collective.join(total, 1)
+
+    return broken
+
+
+def _experts_per_rank(_: Make) -> Make:
+    """Each rank adds up its own experts' shares, then these sums are added."""
+
+    def broken(self: MoE, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        first, linear = self.spec.experts.start, self.ops.linear
+        mine = self.ops.experts.run(x, ids, weights, self.experts, linear, first=first)
+        return self.collective.add(mine)
+
+    return broken
+
+
+def _experts_by_rank(in_order: Make) -> Make:
+    """A token's experts are added as the ranks hold them, not in the order of its ids."""
+
+    def broken(self: MoE, x: Tensor, ids: Tensor, weights: Tensor) -> Any:
+        order = ids.argsort(1)
+        return in_order(self, x, ids.gather(1, order), weights.gather(1, order))
+
+    return broken
+
+
+def _bits_of_the_heads(run: Make) -> Make:
+    """A kernel takes another path for another number of heads."""
+
+    def broken(q: Tensor, *given: Any, **named: Any) -> tuple[Tensor, Tensor]:
+        out, lse = run(q, *given, **named)
+        return out * (1 + 2.0**-22 * q.shape[1]), lse
+
+    return broken
+
+
+def _last_rank_first(_: Make) -> Make:
+    def broken(self: ThreadRank, x: Tensor, dim: int) -> Tensor:
+        return torch.cat(self._group.meet(self._rank, x)[::-1], dim)
+
+    return broken
+
+
+_BITS, _L = "ranks = one, bitwise", "ling"
+
+RANK_FAULTS = [
+    Fault("rank-sums-first", "each rank sums over its own heads first", _BITS, _L,
+          Sums, "over", _own_part_first),
+    Fault("rank-experts-first", "each rank adds up its own experts first", _BITS, _L,
+          MoE, "_in_order", _experts_per_rank),
+    Fault("experts-by-rank", "experts are added in the order of the ranks", _BITS, _L,
+          MoE, "_in_order", _experts_by_rank),
+    Fault("bits-of-the-heads", "a head's bits depend on how many a rank has", _BITS, _L,
+          Running("mla_decode"), "run", _bits_of_the_heads),
+    Fault("scalar-tail", "the last channels of a rank's gate take another exp", _BITS, _L,
+          steady, "RUN", lambda _: 1),
+    Fault("ranks-reversed", "what the ranks made is joined from the last to the first", _BITS, _L,
+          ThreadRank, "join", _last_rank_first),
+]  # fmt: skip

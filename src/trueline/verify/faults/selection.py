@@ -1,0 +1,132 @@
+"""Mistakes with selected positions, in the running engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from trueline.engine import core as core_module
+from trueline.layers.indexer import Indexer
+from trueline.layers.mla import MLA
+from trueline.spec.rope import Pairing
+from trueline.verify.faults import Fault, Make, Running
+
+
+def _first_positions(choose: Make) -> Make:
+    """The choice is not looked at: the first positions are taken."""
+
+    def broken(self: Indexer, *arguments: Any) -> Tensor:
+        chosen: Tensor = choose(self, *arguments)
+        return torch.arange(chosen.shape[1]).expand_as(chosen).contiguous()
+
+    return broken
+
+
+def _everything_is_seen(build: Make) -> Make:
+    """Rows that should choose attend to all they have."""
+    return lambda *arguments, **options: build(*arguments, **options | {"topk": None})
+
+
+def _keys_of_long_rows_only(select: Make) -> Make:
+    """Steps that choose nothing leave no keys behind."""
+
+    def broken(self: MLA, x: Any, made: Any, step: Any, view: Any, rope: Any) -> None:
+        if step.sparse is not None:
+            select(self, x, made, step, view, rope)
+
+    return broken
+
+
+def _last_dims_turn(turn: Make) -> Make:
+    def broken(x: Tensor, *how: Any) -> Tensor:
+        turned: Tensor = turn(x.flip(-1), *how)
+        return turned.flip(-1)
+
+    return broken
+
+
+def _other_pairing(init: Make) -> Make:
+    def broken(self: Indexer, *arguments: Any) -> None:
+        init(self, *arguments)
+        other: Pairing = "halves" if self.spec.rope.pairing == "pairs" else "pairs"
+        self.spec = replace(self.spec, rope=replace(self.spec.rope, pairing=other))
+
+    return broken
+
+
+def _no_bias(init: Make) -> Make:
+    def broken(self: Indexer, *arguments: Any) -> None:
+        init(self, *arguments)
+        self.norm = self.norm[0], torch.zeros_like(self.norm[1])
+
+    return broken
+
+
+def _in_place_assumed(*, keys: bool) -> Make:
+    """What the rotation of keys, or of queries, returns is dropped, as if it had turned its
+    argument."""
+
+    def make(turn: Make) -> Make:
+        def broken(x: Tensor, *how: Any) -> Tensor:
+            turned: Tensor = turn(x, *how)
+            return x if (x.shape[1] == 1) == keys else turned
+
+        return broken
+
+    return make
+
+
+def _rows_from_the_front(select: Make) -> Make:
+    """One counter for queries and keys: the first rows of the step choose for the others."""
+
+    def broken(self: Indexer, x: Any, q_latent: Any, rope: Any, step: Any, view: Any) -> Tensor:
+        front = replace(step, at=torch.arange(step.count))
+        chosen: Tensor = select(self, x, q_latent, rope, front, view)
+        return chosen
+
+    return broken
+
+
+def _forgets_to_share(attend: Make) -> Make:
+    """A layer without an indexer sees the latest positions instead of the chosen ones."""
+
+    def broken(self: MLA, q: Any, step: Any, view: Any) -> Tensor:
+        sparse = step.sparse
+        if self.indexer is None:
+            back = torch.arange(sparse.chosen.shape[1]).flip(0)
+            sparse = replace(sparse, chosen=sparse.lengths[:, None] - 1 - back)
+        out: Tensor = attend(self, q, replace(step, sparse=sparse), view)
+        return out
+
+    return broken
+
+
+_V, _WRITE = "v32-near", Running("index_write")
+
+SELECTION_FAULTS = [
+    Fault("engine-selection-ignored", "the choice is not looked at", "engine oracle", _V,
+          Indexer, "choose", _first_positions),
+    Fault("engine-sees-everything", "rows attend to all they have", "engine oracle", _V,
+          core_module, "build_batch", _everything_is_seen),
+    Fault("engine-keys-of-long-rows", "short steps write no index keys", "split = whole", _V,
+          MLA, "_select", _keys_of_long_rows_only),
+    Fault("engine-index-last-dims", "the indexer turns the last dims", "engine oracle", _V,
+          _WRITE, "turn_first", _last_dims_turn),
+    Fault("engine-index-pairing", "V3.2's indexer turns pairs", "engine oracle", _V,
+          Indexer, "__init__", _other_pairing),
+    Fault("engine-index-pairing-glm", "GLM-5's indexer turns halves", "engine oracle", "glm5",
+          Indexer, "__init__", _other_pairing),
+    Fault("engine-key-norm-bias", "the bias of the key norm is dropped", "engine oracle", _V,
+          Indexer, "__init__", _no_bias),
+    Fault("engine-rope-in-place-q", "index queries rely on rotation in place (story 4)",
+          "engine oracle", _V, _WRITE, "turn_first", _in_place_assumed(keys=False)),
+    Fault("engine-rope-in-place-k", "index keys rely on rotation in place (story 4)",
+          "engine oracle", _V, _WRITE, "turn_first", _in_place_assumed(keys=True)),
+    Fault("engine-one-counter", "queries counted as keys in mixed steps", "solo = batch", _V,
+          Indexer, "choose", _rows_from_the_front),
+    Fault("engine-shared-forgets", "a shared layer does not see the chosen positions",
+          "engine oracle", "glm5", MLA, "_attend_selected", _forgets_to_share),
+]  # fmt: skip

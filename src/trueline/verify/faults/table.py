@@ -1,0 +1,35 @@
+"""The table of seeded faults: known mistakes, put into the running package one at a time, and the
+check that must go red for each.
+
+A check that no fault can turn red is worthless; a fault that no check catches is a hole. Every
+issue adds its rows.
+"""
+
+from trueline.verify.faults import Fault
+from trueline.verify.faults.engine import ENGINE_FAULTS
+from trueline.verify.faults.gpu import GPU_FAULTS
+from trueline.verify.faults.index_cache import INDEX_FAULTS
+from trueline.verify.faults.indexer import INDEXER_FAULTS
+from trueline.verify.faults.ling import LING_FAULTS
+from trueline.verify.faults.ranks import RANK_FAULTS
+from trueline.verify.faults.reference import REFERENCE_FAULTS
+from trueline.verify.faults.selection import SELECTION_FAULTS
+from trueline.verify.faults.spec import SPEC_FAULTS
+from trueline.verify.faults.states import STATE_FAULTS
+from trueline.verify.faults.weights import WEIGHT_FAULTS
+
+__all__ = ["FAULTS", "Fault"]
+
+FAULTS: list[Fault] = [
+    *REFERENCE_FAULTS,
+    *SPEC_FAULTS,
+    *WEIGHT_FAULTS,
+    *LING_FAULTS,
+    *INDEXER_FAULTS,
+    *ENGINE_FAULTS,
+    *STATE_FAULTS,
+    *RANK_FAULTS,
+    *INDEX_FAULTS,
+    *SELECTION_FAULTS,
+    *GPU_FAULTS,
+]

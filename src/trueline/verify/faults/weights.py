@@ -1,0 +1,101 @@
+"""Mistakes in loading, caught by the ledger and by the reference's own loader."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from trueline.models import deepseek
+from trueline.models import parameters as parameter_table
+from trueline.reference import weights as reference_weights
+from trueline.spec.fields import Fields
+from trueline.spec.source import formula
+from trueline.verify.faults import Fault, Make, Rewriting
+from trueline.weights import ledger as ledger_module
+from trueline.weights import load
+
+
+def _dequantise(change: Callable[..., Tensor]) -> Make:
+    return lambda _: lambda weight, scale, rows, columns, block: change(
+        weight[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].float(),
+        scale, rows, columns, block,
+    )  # fmt: skip
+
+
+def _guessed_block(weight: Tensor, scale: Tensor, rows: Tensor, columns: Tensor, _: Any) -> Tensor:
+    """The block side inferred as size / number of scales (576 / 5 = 116)."""
+    side = [max(len(n) // s, 1) for n, s in zip((rows, columns), scale.shape, strict=True)]
+    at = [(n // d).clamp_max(s - 1)
+          for n, d, s in zip((rows, columns), side, scale.shape, strict=True)]  # fmt: skip
+    return weight * scale[at[0]][:, at[1]]
+
+
+def _ignored_by_part(_: Make) -> Make:
+    return lambda storage, weight: any(entry in weight for entry in storage.ignored_modules)
+
+
+def _swapped_halves(original: Make) -> Make:
+    def broken(moe: Any, *rest: Any) -> Iterator[Any]:
+        for parameter in original(moe, *rest):
+            if not parameter.name.endswith("gate_up_proj"):
+                yield parameter
+                continue
+            width = moe.expert_width
+            pieces = [
+                replace(p, put=(p.put[0], slice((p.put[1].start + width) % (2 * width),
+                                                (p.put[1].start + width) % (2 * width) + width)))
+                for p in parameter.pieces
+            ]  # fmt: skip
+            yield replace(parameter, pieces=tuple(pieces))
+
+    return broken
+
+
+def _mtp_not_skipped(original: Make) -> Make:
+    def broken(spec: Any, name: str) -> Any:
+        reason = original(spec, name)
+        return None if reason and "MTP" in reason else reason
+
+    return broken
+
+
+def _everything_skipped(_: Make) -> Make:
+    return lambda spec, name: "not needed, surely"
+
+
+WEIGHT_FAULTS = [
+    Fault("fp8-divided", "weight_scale_inv taken at its name: divided", "ledger", "fp8",
+          load, "dequantise",
+          _dequantise(lambda w, s, r, c, b: w / s[r // b[0]][:, c // b[1]])),
+    Fault("fp8-no-scale", "fp8 weights without their scales", "ledger", "fp8",
+          load, "dequantise", _dequantise(lambda w, s, r, c, b: w)),
+    Fault("fp8-guessed-block", "block side inferred from a ratio", "ledger", "fp8",
+          load, "dequantise", _dequantise(_guessed_block)),
+    Fault("fp8-one-scale-a-row", "scales of the first block column for all", "ledger", "fp8",
+          load, "dequantise", _dequantise(lambda w, s, r, c, b: w * s[r // b[0]][:, :1])),
+    Fault("fp8-ignored-by-part", "the ignore list matches parts of names", "ledger", "fp8-exempt",
+          ledger_module, "is_ignored", _ignored_by_part),
+    Fault("experts-swapped", "up rows before gate rows in the stacked experts", "ledger", "v3",
+          parameter_table, "_moe", _swapped_halves),
+    Fault("prefix-lost", "K2.5's weight prefix is not known", "ledger", "k25",
+          ledger_module, "published_name", lambda _: lambda spec, stored: stored),
+    Fault("mtp-as-main", "the MTP layer is not skipped", "ledger", "v3-mtp",
+          ledger_module, "unused_by_choice", _mtp_not_skipped),
+    Fault("leftovers-ignored", "tensors that nobody takes are skipped silently", "strict", "v3",
+          ledger_module, "unused_by_choice", _everything_skipped),
+    Fault("gaps-ignored", "missing tensors are not noticed", "strict", "v3",
+          ledger_module.Ledger, "balanced", lambda _: property(lambda ledger: True)),
+    Fault("unread-keys-ignored", "config keys that nobody reads are dropped", "strict", "v3",
+          Fields, "finish", lambda _: lambda self, harmless: None),
+    Fault("bias-bf16", "the correction bias is rounded to bfloat16", "ledger", "bf16",
+          load, "FLOAT32_KINDS", lambda _: ()),
+    Fault("tie-ignored", "tie_word_embeddings is ignored", "ledger", "tied",
+          deepseek, "ModelSpec",
+          lambda original: Rewriting(original, tied_embeddings=formula(False, "guessed"))),
+    Fault("reference-fp8-transposed", "the reference's own scales transposed", "ledger",
+          "fp8", reference_weights, "dequantise",
+          lambda original: lambda w, s, b: original(w, s.flip(0), b)),
+]  # fmt: skip

@@ -1,0 +1,75 @@
+"""Captured decode steps: the fixed buffers they read, and what padding may not do."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from trueline.engine.graphs import FEW, FIELDS, FixedInputs, ladder
+from trueline.verify.failed import CheckFailed
+from trueline.verify.faults.gpu import GPU_FAULTS
+from trueline.verify.graphs import heads_are_padded
+
+
+@pytest.mark.parametrize("heads", [1, 4, 8, 15])
+def test_unpadded_heads_are_seen(heads: int) -> None:
+    """Story 5: split metadata sized from the heads there are, at each count that it hit."""
+    heads_are_padded(heads)
+    (fault,) = (fault for fault in GPU_FAULTS if fault.id == "split-unpadded-heads")
+    with fault.seeded(), pytest.raises(CheckFailed):
+        heads_are_padded(heads)
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 8, 63, 64, 100, 256, 1000])
+def test_every_batch_has_a_graph_at_most_a_third_larger(most: int) -> None:
+    sizes = ladder(most)
+    assert sizes == sorted(set(sizes))
+    assert sizes[-1] == most
+    for rows in range(1, most + 1):
+        size = next(size for size in sizes if size >= rows)
+        assert size <= rows * 4 / 3 or size - rows <= 7
+
+
+def drawn(draw: random.Random, dtype: torch.dtype, padding: int) -> float:
+    """A value of a row that no padded row has."""
+    value = draw.randrange(1, 1 << 20)
+    return value + 0.5 if dtype.is_floating_point else value + padding
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_rows_and_padding_of_every_step(seed: int) -> None:
+    """Batches that grow and shrink over every threshold, a random part of their rows unchanged,
+    others as they were some steps ago; every field has a value of its own in every row, and padding
+    has none of them. What a step does not give is what padding has. The copy of the step before may
+    still be under way: nothing is written where that one was."""
+    draw, most, width = random.Random(seed), 2 * FEW + 5, 4
+    fixed = FixedInputs(most, width, torch.device("cpu"))
+    sizes = [0, 1, FEW - 1, FEW, FEW + 1, 2 * FEW, most - 1, most]
+    pool = [[[3 * i + j] * (1 + (i + j // 2) % width) for j in (1, 2, 3)] for i in range(most)]
+    rows = [draw.choice(each) for each in pool]
+    hosts, under_way = [*fixed._turns, *fixed._tables], set()
+    for turn in range(60):
+        count = draw.choice(sizes)
+        several = draw.sample(range(most), draw.choice([0, 1, FEW - 1, FEW, FEW + 1, most]))
+        for row in several:
+            rows[row] = draw.choice(pool[row])
+        blocks = rows[:count]
+        given = {
+            name: [drawn(draw, *field) for _ in range(count)]
+            for name, field in FIELDS.items()
+            if draw.random() < 0.9
+        }
+        before = [host.clone() for host in hosts]
+        fixed.fill(given, [list(ids) for ids in blocks])
+        written = {i for i, host in enumerate(hosts) if not torch.equal(host, before[i])}
+        assert not written & under_way, f"turn {turn}"
+        under_way = written
+        for row, ids in enumerate(blocks):
+            assert fixed.table[row, : len(ids)].tolist() == ids, f"turn {turn}, row {row}"
+        for name, (dtype, padding) in FIELDS.items():
+            field = fixed.fields[name]
+            assert field.dtype == dtype
+            assert field[:count].tolist() == given.get(name, [padding] * count), name
+            assert field[count:].tolist() == [padding] * (most - count), name

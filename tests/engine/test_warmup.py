@@ -1,0 +1,128 @@
+"""No request makes the engine compile a kernel: warm-up has asked for every one before. On no GPU,
+so nothing is compiled; Triton's own keys say what would be (late_kernels.py)."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from triton import knobs
+
+from paths import CONFIGS, HELPERS
+from trueline.config import EngineConfig
+from trueline.engine.kernel_list import KernelList
+from trueline.engine.late_kernels import LateKernels
+from trueline.engine.loading import load_engine
+from trueline.plan.select import Choice
+
+# v2lite's kernels are among those of the others, at other sizes.
+MODELS = [*(pytest.param(name, marks=pytest.mark.slow) for name in ("v2lite", "ling25s")), "v32s"]
+
+
+def late(name: str, *options: str) -> tuple[int, list[str]]:
+    """How many kernels warm-up asks for, and what requests ask for beside them."""
+    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    command = [sys.executable, str(HELPERS / "late_kernels.py"), str(CONFIGS / name), *options]
+    done = subprocess.run(
+        command, env=env | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found: dict[str, Any] = json.loads(done.stdout)
+    assert found["changed_by_listing"] == []  # what the next start reads is what this one compiled
+    return found["ready"], found["late"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_no_kernel_is_compiled_after_ready(name: str) -> None:
+    ready, found = late(name)
+    assert ready > 50
+    assert found == []
+
+
+@pytest.mark.slow
+def test_the_check_sees_kernels_that_warm_up_has_not_asked_for() -> None:
+    _, found = late("v2lite", "--cold")
+    names = {re.split(r"\W", kernel)[0] for kernel in found}
+    assert names >= {"settle", "grouped", "choose", "attend", "gather"}
+
+
+def test_a_late_kernel_is_counted_and_named(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(knobs.runtime, "jit_post_compile_hook", None)
+    late = LateKernels()
+    late.watch()
+    assert knobs.runtime.jit_post_compile_hook is not None
+    told = {"fn": None, "compile": {}, "is_manual_warmup": False, "already_compiled": False}
+    knobs.runtime.jit_post_compile_hook(key="", repr="settle[num_warps=1](chunks: i32)", **told)
+    assert late.count == 1
+    assert "settle[num_warps=1](chunks: i32)" in caplog.text
+
+
+@pytest.mark.parametrize("text", ["", "[", "[]", "{}", '[{"module": "os", "name": "path"}]'])
+def test_a_list_that_is_not_one_is_not_used(
+    text: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Warm-up finds the kernels itself then."""
+    file = tmp_path / "list.json"
+    file.write_text(text)
+    assert not KernelList(file).ask()
+    assert str(file) in caplog.text or text in ("[]", "{}")  # none listed
+
+
+def test_a_list_that_cannot_be_written_is_told_of(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").touch()
+    KernelList(tmp_path / "file" / "list.json").write()
+    assert "not written" in caplog.text
+
+
+def test_a_list_is_of_one_model_plan_and_gpu(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the same for the same, in another load."""
+    gpu = SimpleNamespace(name="NVIDIA H200")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: gpu)
+
+    def file(model: Path, ops: dict[str, str] | None = None, **options: Any) -> Path:
+        loaded = load_engine(model, EngineConfig(max_model_len=64, ops=ops or {}, **options))
+        listed = KernelList.of(loaded.spec, loaded.plan, loaded.core.runner.decoder)
+        assert listed is not None
+        return listed.file
+
+    model = tiny("deepseek_v3")
+    usual = file(model, block_size=16)
+    assert file(model, block_size=16) == usual
+    others = [
+        file(tiny("deepseek_v3", keys={"num_hidden_layers": 2}), block_size=16),
+        file(model, block_size=8),
+        file(model, block_size=16, max_num_seqs=7),
+        file(model, {"linear": "torch_mm"}, block_size=16),
+    ]
+    gpu.name = "NVIDIA H100"
+    others.append(file(model, block_size=16))
+    assert len({usual, *others}) == len(others) + 1
+
+
+def test_no_list_where_another_package_takes_part(
+    tiny: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its code is not in the digest, so the list would outlive it."""
+    loaded = load_engine(tiny("deepseek_v3"), EngineConfig(max_model_len=64))
+    theirs = Choice("theirs", "asked for")
+    for plan in (
+        replace(loaded.plan, choices=loaded.plan.choices | {"linear": theirs}),
+        replace(loaded.plan, layers=loaded.plan.layers | {"mla": theirs}),
+    ):
+        assert KernelList.of(loaded.spec, plan, loaded.core.runner.decoder) is None

@@ -1,0 +1,186 @@
+"""On an NVIDIA GPU: every op against float64 in three dtypes, every invariant of the engine in
+float32, captured against eager, and a soak. `tools/gpu.sh test` runs these."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from inspect import signature
+
+import pytest
+import torch
+
+from implementations import lightning_dims
+from trueline.config import EngineConfig
+from trueline.ops.mla_prefill import cut as prefill_cut
+from trueline.ops.mla_prefill import triton as prefill
+from trueline.ops.registry import GPU_NAMES, OPS, implementation
+from trueline.verify.cases import Subject, make_subject
+from trueline.verify.failed import CheckFailed
+from trueline.verify.faults import Fault
+from trueline.verify.faults.gpu import GPU_FAULTS
+from trueline.verify.graphs import GPU_CHECKS, graph_is_eager
+from trueline.verify.halves import half_is_float64
+from trueline.verify.ops import OP_CHECKS, OpCheck, lightning
+from trueline.verify.ops.attention import TILINGS, decode_table, mla_prefill_wide
+from trueline.verify.ops.data import SMALL, WIDE, Dims, paged, randn
+from trueline.verify.schedules import ENGINE_CHECKS
+from trueline.verify.soak import soak
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU on this machine"),
+]
+DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+IMPLEMENTATIONS = [
+    pytest.param(op, name, check, dtype, id=f"{op}-{name}-{check.what}-{dtype}")
+    for op, names in OPS.items()
+    for name in names
+    if name in GPU_NAMES
+    for check in OP_CHECKS[op]
+    if not check.invariant
+    for dtype in DTYPES
+]
+# One of each family, and shapes that hide nothing.
+SUBJECTS = ("v2", "v3", "k2", "glm", "ling", "v32", "glm5")
+# GPUs have no batch-invariant mode yet, and ranks are threads of a CPU.
+CHECKS = [name for name in ENGINE_CHECKS if "ranks" not in name and name != "batch-invariant"]
+BANDS = {"bfloat16": 0.4, "float16": 0.05}
+"""Of logprobs to float64, choices replayed, as measured."""
+
+
+@pytest.fixture(autouse=True)
+def exact_products() -> Iterator[None]:
+    """float32 means float32: no tf32."""
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
+    yield
+    torch.set_float32_matmul_precision(before)
+
+
+@pytest.fixture(scope="module")
+def subjects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Subject]:
+    root = tmp_path_factory.mktemp("subjects")
+
+    class Subjects(dict[str, Subject]):
+        def __missing__(self, name: str) -> Subject:
+            subject = make_subject(name, root / name)
+            self[name] = replace(subject, options={"device": "cuda"})
+            return self[name]
+
+    return Subjects()
+
+
+@pytest.mark.slow
+def test_five_minutes_of_everything(subjects: dict[str, Subject]) -> None:
+    subject = subjects["ling"]
+    config = EngineConfig(
+        device="cuda",
+        max_model_len=400,
+        max_num_seqs=8,
+        num_gpu_blocks_override=40,
+        block_size=8,
+        num_state_slots=14,
+        max_num_batched_tokens=64,
+        snapshot_spacing=16,
+        poison=True,
+        facts=subject.facts,
+    )
+    tally = soak(subject.model, config, 300, tell=print)
+    assert min(tally.finished, tally.aborted, tally.preemptions, tally.evictions) > 0
+
+
+@pytest.mark.parametrize(("op", "name", "check", "dtype"), IMPLEMENTATIONS)
+def test_op_equals_its_reference(op: str, name: str, check: OpCheck, dtype: torch.dtype) -> None:
+    with torch.device("cuda"):
+        if "dtype" in signature(check.run).parameters:
+            check.run(implementation(op, name), dtype)
+        elif dtype == torch.float32:
+            check.run(implementation(op, name))
+        else:
+            pytest.skip("float32 only: what it is given is")
+
+
+@pytest.mark.parametrize(("heads", "dims"), [(16, SMALL), (100, WIDE)])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_decode_over_a_table(dtype: torch.dtype, heads: int, dims: Dims) -> None:
+    """Also replayed: a graph captured over full rows gives for other contexts in the same buffers,
+    rows that see nothing among them, what a call outside gives."""
+    op = implementation("mla_decode", "triton")
+    with torch.device("cuda"):
+        decode_table(op, dtype)
+        view, held = paged([600] * 5, 16, dtype=dtype, dims=dims)
+        table = held.table(view.rows.device)
+        q = randn(5, heads, dims.width).to(dtype)
+
+        def call() -> tuple[torch.Tensor, torch.Tensor]:
+            prepared = op.prepare(table, view, TILINGS[0], heads)
+            out: tuple[torch.Tensor, torch.Tensor] = op.run(q, view, prepared, softmax_scale=0.1)
+            return out
+
+        call()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = call()
+        for lengths in ([600] * 5, [1, 0, 600, 77, 64], [0] * 5, [300, 1, 2, 0, 599]):
+            table.lengths.copy_(torch.tensor(lengths))
+            graph.replay()
+            for ours, theirs in zip(captured, call(), strict=True):
+                assert torch.equal(ours, theirs), lengths
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_prefill_in_several_runs(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+    """So little workspace that rows go on where they were left."""
+    monkeypatch.setattr(
+        prefill, "launch", lambda *given: replace(prefill_cut.launch(*given), workspace=192)
+    )
+    monkeypatch.setattr(prefill, "LATEST_CHOSEN", prefill.Latest())
+    with torch.device("cuda"):
+        mla_prefill_wide(prefill, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("room", [(8, 8), (1, 2)], ids=["copied ahead", "not"])
+@pytest.mark.parametrize("dims", [(128, 128), (128, 64), (64, 32)], ids=str)
+def test_lightning_in_whole_tiles(
+    dims: tuple[int, int],
+    room: tuple[int, int],
+    dtype: torch.dtype,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Short prompts of models, whose channels fill their tiles, are cut in another way; not if
+    they lie where they cannot be copied ahead of their use."""
+    op = implementation("lightning", "triton")
+    with torch.device("cuda"), lightning_dims(monkeypatch, *dims, room):
+        lightning.any_cuts(op, dtype)
+        lightning.any_decay(op, dtype)
+        lightning.free_slots(op, dtype)
+
+
+@pytest.mark.parametrize("fault", GPU_FAULTS, ids=lambda fault: fault.id)
+def test_fault_turns_its_check_red(fault: Fault, subjects: dict[str, Subject]) -> None:
+    subject = subjects[fault.case]
+    with fault.seeded(), pytest.raises(CheckFailed):
+        GPU_CHECKS[fault.check](subject)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+@pytest.mark.parametrize("case", SUBJECTS)
+def test_invariant(check: str, case: str, subjects: dict[str, Subject]) -> None:
+    ENGINE_CHECKS[check](subjects[case])
+
+
+@pytest.mark.parametrize("case", SUBJECTS)
+def test_captured_equals_eager(case: str, subjects: dict[str, Subject]) -> None:
+    graph_is_eager(subjects[case])
+
+
+@pytest.mark.parametrize("dtype", BANDS)
+@pytest.mark.parametrize("case", SUBJECTS)
+def test_sixteen_bits_are_inside_the_band(
+    case: str, dtype: str, subjects: dict[str, Subject]
+) -> None:
+    worst = half_is_float64(subjects[case], dtype, BANDS[dtype])
+    print(f"{case} in {dtype}: at most {worst:.3g} from float64 in logprob")

@@ -1,0 +1,151 @@
+"""Every kernel that a model's steps launch, compiled for a Hopper GPU on a machine that has none.
+
+    python tests/hopper.py [--once] DIRECTORY...  # of a config.json each
+
+runs the engine as on such a GPU: its plan, its graphs, prompts long and short, greedy and drawn. A
+launch compiles its kernel, with the very arguments it would be launched with, and runs nothing; all
+numbers are zeros. Tells the kernels, which are in TRITON_CACHE_DIR then. --once: each kernel for
+the first arguments only. Needs TRITON_INTERPRET unset.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton.backends.compiler import GPUTarget
+from triton.runtime.jit import JITFunction
+
+import trueline.device as device
+import trueline.ops.launch as op_launch
+from trueline.config import EngineConfig
+from trueline.device import Device
+from trueline.models import read_model
+from trueline.ops.head_product import cublas as head_product
+from trueline.ops.linear import cublas as linear
+
+SMS = 132
+MEMORY = 150 << 30
+SHARED_BYTES = 227 << 10
+"""That a program can have at most."""
+PROMPTS = (1, 3, 70, 700, 2500)
+UNTOUCHED = torch.empty
+"""Of weights, which nobody reads: to fill them takes longer than to compile."""
+LARGE = 1 << 20
+
+
+class Hopper:
+    """What Triton asks a driver for before it launches."""
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _: int) -> int:
+        return 0
+
+
+def pretend(once: bool) -> dict[str, Any]:
+    """From here on this machine has a GPU; the kernels it compiles, by the hash of each."""
+    compiled: dict[str, Any] = {}
+    seen: set[object] = set()
+    triton.runtime.driver.set_active(Hopper())
+    run = JITFunction.run
+
+    def compile_only(self: Any, *arguments: Any, **options: Any) -> Any:
+        if once and self in seen:
+            return None
+        seen.add(self)
+        kernel = run(self, *arguments, **options | {"warmup": True})
+        assert kernel.metadata.shared <= SHARED_BYTES, (kernel.name, kernel.metadata.shared)
+        compiled[kernel.hash] = kernel
+        return kernel
+
+    JITFunction.run = compile_only  # type: ignore[method-assign]
+    device.launches_early = device.runs_gluon = lambda: True
+    op_launch.num_sms = lambda _: SMS  # type: ignore[assignment]
+    Device.torch = property(lambda _: torch.device("cpu"))  # type: ignore[assignment,method-assign]
+    _only_zeros()
+    return compiled
+
+
+def _only_zeros() -> None:
+    """What nobody computes is zero: indices stay within their tensors."""
+
+    def new(self: Tensor, *shape: Any, **options: Any) -> Tensor:
+        return self.new_zeros(*shape, **options)
+
+    def product(x: Tensor, packed: Tensor) -> Tensor:
+        return x.new_zeros(len(x), len(packed))
+
+    def heads(x: Tensor, packed: Tensor, to: Tensor | None = None) -> Tensor:
+        return x.new_zeros(len(x), *packed.shape[:2]) if to is None else to
+
+    def join(parts: Any, dim: int = 0) -> Tensor:
+        shape = list(parts[0].shape)
+        shape[dim] = sum(x.shape[dim] for x in parts)
+        large = math.prod(shape) > LARGE
+        return UNTOUCHED(shape, dtype=parts[0].dtype) if large else cat(parts, dim)
+
+    def batched(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
+        return x.new_zeros(*x.shape[:2], y.shape[2]) if out is None else out
+
+    torch.bmm = batched  # type: ignore[assignment]
+    cat, torch.cat = torch.cat, join  # type: ignore[assignment]
+    torch.Tensor.new_empty = new  # type: ignore[assignment,method-assign]
+    torch.empty, torch.empty_like = torch.zeros, torch.zeros_like
+    linear.run = product
+    linear.run_wide = lambda x, packed: product(x, packed).float()
+    head_product.run = heads
+
+
+class Zeros:
+    def __init__(self, parameters: Any, dtype: torch.dtype) -> None:
+        self._shapes = {parameter.name: parameter.shape for parameter in parameters}
+        self._dtype = dtype
+
+    def __iter__(self) -> Any:
+        return iter(self._shapes)
+
+    def pop(self, name: str) -> Tensor:
+        return UNTOUCHED(self._shapes.pop(name), dtype=self._dtype)
+
+
+def run(model: Path) -> None:
+    """Imported here: kernels are made when their modules are."""
+    from trueline.engine.core import EngineCore
+    from trueline.engine.runner import Runner, build_decoder
+    from trueline.models.parameters import parameters
+    from trueline.plan.plan import make_plan
+    from trueline.verify.engine import Ask, serve
+    from trueline.verify.graphs import again
+
+    spec = read_model(model, {})
+    options = EngineConfig(max_model_len=4096, num_gpu_blocks_override=160, device="cuda")
+    plan = make_plan(spec, options, Device("cuda", "NVIDIA H200", 1, MEMORY, MEMORY))
+    decoder = build_decoder(spec, plan, Zeros(parameters(spec), plan.weight_dtype))
+    runner = Runner(spec, plan, decoder, capture=again)
+    assert runner.graphs is not None
+    with torch.inference_mode():
+        runner.graphs.capture_all()
+    core = EngineCore(runner, plan, options)
+    drawn = {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "logprobs": 2, "seed": 1}
+    asks = [Ask([1] * length, 4, arrives=2 * i) for i, length in enumerate(PROMPTS)]
+    serve(core, [*asks, Ask([2] * 40, 4, arrives=3, params=drawn)])
+    core.close()
+
+
+if __name__ == "__main__":
+    once, *models = sys.argv[1:] if "--once" in sys.argv else ("", *sys.argv[1:])
+    found = pretend(once == "--once")
+    for model in models:
+        run(Path(model))
+    print(json.dumps(sorted({kernel.name for kernel in found.values()})))

@@ -1,0 +1,225 @@
+"""Which kernels a model's requests would compile after the engine is ready, on a machine without a
+GPU: nothing is compiled, nothing launched, and tensors have no data (PyTorch's meta device).
+
+    python tests/late_kernels.py DIRECTORY [--cold]  # of a config.json
+
+Warm-up asks for kernels as on a Hopper GPU, and so do requests of many kinds afterwards; what
+Triton itself takes for a kernel that is not compiled yet is told, and what the list for the next
+start would have compiled otherwise. --cold: with no warm-up but the captured decode steps. Needs
+TRITON_INTERPRET unset.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import islice
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from triton import knobs
+
+import trueline.device as device
+import trueline.ops.launch as op_launch
+from hopper import MEMORY, SMS, Hopper
+from trueline.config import EngineConfig
+from trueline.device import META, Device
+from trueline.models import read_model
+from trueline.weights.load import FLOAT32_KINDS
+
+Load = list[tuple[int, int, dict[str, Any]]]
+"""Requests: when each arrives, the length of its prompt, and what it asks for."""
+STREAMS = (1, 7, 64, 200)
+LENGTHS = (1, 2, 15, 16, 17, 37, 63, 64, 65, 500, 1023, 1024, 1025, 2047, 2048, 2049, 4000, 9001)
+LONGEST = 20_000
+ASKED: tuple[dict[str, Any], ...] = (
+    {},
+    {"temperature": 0.7, "seed": 1},
+    {"temperature": 0.7, "min_p": 0.1},
+    {"temperature": 0.7, "top_k": 5, "top_p": 0.9},
+    {"temperature": 0.7, "top_p": 0.9, "logprobs": 5},
+    {"logprobs": 0},
+    {"prompt_logprobs": 2},
+    {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.1},
+    {"logit_bias": {1: 5.0}, "min_tokens": 2, "stop_token_ids": [3]},
+    {"allowed_token_ids": [1, 2, 3], "temperature": 1.0},
+)
+
+
+class Recorder:
+    """Instead of Triton's compiler."""
+
+    def __init__(self) -> None:
+        self.kernels: dict[tuple[str, str], str] = {}
+        self.calls: dict[tuple[str, str], dict[str, Any]] = {}
+
+    def __call__(self, *, key: Any, fn: Any, repr: str, **told: Any) -> bool:
+        name = f"{fn.module}.{fn.name}", str(key)
+        self.kernels.setdefault(name, repr)
+        self.calls.setdefault(name, {"fn": fn, **told})
+        return True
+
+
+def pretend() -> Recorder:
+    """From here on this machine has a Hopper GPU, whose memory is nowhere."""
+    triton.runtime.driver.set_active(Hopper())
+    device.launches_early = device.runs_gluon = lambda: True
+    op_launch.num_sms = lambda _: SMS  # type: ignore[assignment]
+    Device.torch = property(lambda _: torch.device(META))  # type: ignore[assignment,method-assign]
+    asked = Recorder()
+    knobs.runtime.jit_cache_hook = asked
+    return asked
+
+
+def answer(value: bool) -> None:
+    """To everything that the host asks of tensors without data."""
+    real = torch.Tensor.__bool__
+
+    def told(x: Tensor) -> bool:
+        return value if x.is_meta else real(x)
+
+    torch.Tensor.__bool__ = told  # type: ignore[method-assign]
+
+
+class NoData:
+    def __init__(self, parameters: Any, dtype: torch.dtype) -> None:
+        self._parameters = {parameter.name: parameter for parameter in parameters}
+        self._dtype = dtype
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._parameters)
+
+    def pop(self, name: str) -> Tensor:
+        parameter = self._parameters.pop(name)
+        dtype = torch.float32 if parameter.kind in FLOAT32_KINDS else self._dtype
+        return torch.empty(parameter.shape, dtype=dtype, device=META)
+
+
+def warm(model: Path, cold: bool) -> tuple[Any, Any]:
+    """A dry run of the model, after its warm-up. Imported here: kernels are made when their
+    modules are."""
+    from trueline.engine.dry_run import DryRun
+    from trueline.engine.runner import build_decoder
+    from trueline.engine.warmup import Asked, sweep
+    from trueline.models.parameters import parameters
+    from trueline.ops.kernel import dry_run
+    from trueline.plan.plan import make_plan
+
+    spec = read_model(model, {})
+    config = EngineConfig(device="cuda")
+    plan = make_plan(spec, config, Device("cuda", "NVIDIA H200", 1, MEMORY, MEMORY))
+    answer(False)  # no weight has more digits than its dtype
+    dry = DryRun(spec, plan, build_decoder(spec, plan, NoData(parameters(spec), plan.weight_dtype)))
+    asked = Asked()
+    with dry_run(asked):
+        if cold:
+            dry.decode_graphs()
+        else:
+            sweep(dry, asked)
+    return dry, config
+
+
+def changed_by_listing(asked: Recorder) -> list[str]:
+    """Kernels that are not what they were after they have been written to a list, and read."""
+    from trueline.engine.kernel_list import KernelList
+
+    def compiled(recorder: Recorder) -> dict[Any, str]:
+        return {name: repr(call["compile"]) for name, call in recorder.calls.items()}
+
+    with TemporaryDirectory() as scratch:
+        listed = KernelList(Path(scratch) / "list.json")
+        assert not listed.ask()
+        for call in asked.calls.values():
+            listed.record(**call)
+        listed.write()
+        again = Recorder()
+        knobs.runtime.jit_cache_hook = again
+        assert KernelList(listed.file).ask()
+    knobs.runtime.jit_cache_hook = asked
+    differing = compiled(asked).items() ^ compiled(again).items()
+    return sorted({str(name) for name, _ in differing})
+
+
+def loads(rng: random.Random) -> Iterator[Load]:
+    for streams in STREAMS:
+        most = LONGEST if streams < 64 else 2 * LONGEST // streams + 2000
+        yield [
+            (rng.randrange(1 + streams // 8), rng.choice((*LENGTHS, rng.randrange(37, most))), {})
+            for _ in range(streams)
+        ]
+    yield [(i, rng.choice(LENGTHS[:12]), ASKED[i % len(ASKED)]) for i in range(40)]
+    yield [(0, LONGEST, {}), (1, LONGEST - 1, {}), (9, 37, {"logprobs": -1})]
+
+
+def serve(core: Any, load: Load) -> None:
+    """All of them, in an engine whose tokens are all 0."""
+    from trueline.engine.messages import CoreRequest
+    from trueline.engine.params import SamplingParams
+
+    load = sorted(load, key=lambda request: request[0])
+    step = 0
+    while load or core.has_unfinished():
+        while load and load[0][0] <= step:
+            _, length, asked = load.pop(0)
+            prompt = [step % 5, *[1] * (length - 1)]
+            options = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 3} | asked
+            name = f"{step}-{len(load)}"
+            core.add(
+                CoreRequest(
+                    request_id=name, prompt_token_ids=prompt, params=SamplingParams(**options)
+                )
+            )
+        core.step()
+        step += 1
+
+
+def shapes(dry: Any, rng: random.Random) -> None:
+    """Steps of any rows that the scheduler may put together."""
+    longest, limits = dry.plan.max_model_len, dry.plan.limits
+    for _ in range(150):
+        decode = rng.choice([0, 0, 1, 2, 3, 4, 5, rng.randrange(48, 96), rng.randrange(256)])
+        reach = rng.choice([3, 2040, 2060, 5000, LONGEST, longest - 1])
+        rows = [(rng.randrange(1, reach), 1) for _ in range(decode)]
+        left = rng.choice([16, 200, 2000, limits.max_num_batched_tokens]) - decode
+        for _ in range(rng.choice([1, 1, 2, 7, 40])):
+            count = rng.choice([1, 2, 5, 16, 17, 63, 500, 1025, left])
+            if 0 < count <= left and len(rows) < limits.max_num_seqs:
+                start = 0 if count == 1 else rng.choice([0, rng.randrange(LONGEST)])
+                rows.append((start, count))
+                left -= count
+        if rows:
+            dry.forward(rows)
+
+
+def main(model: Path, cold: bool) -> None:
+    asked = pretend()
+    dry, config = warm(model, cold)
+    ready = set(asked.kernels)
+    changed = changed_by_listing(asked)
+    from trueline.engine import results
+    from trueline.engine.core import EngineCore
+
+    answer(True)  # what is sorted for top-p suffices
+    results.to_host = lambda x: torch.zeros(x.shape, dtype=x.dtype)
+    rng = random.Random(0)
+    for load in islice(loads(rng), 3 if cold else None):
+        serve(EngineCore(dry.runner, dry.plan, config), load)
+    if not cold:
+        # blocks for hardly more than the longest prompt: requests are preempted
+        few = replace(dry.plan, num_blocks=LONGEST // dry.plan.layout.block_size + 3)
+        serve(EngineCore(dry.runner, few, config), [(i // 4, 40 * i + 1, {}) for i in range(48)])
+        shapes(dry, rng)
+    late = {name: text for name, text in asked.kernels.items() if name not in ready}
+    found = {"ready": len(ready), "late": sorted(late.values()), "changed_by_listing": changed}
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), "--cold" in sys.argv)

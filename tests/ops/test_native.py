@@ -1,0 +1,192 @@
+"""The C++ kernels are built once, kept, and missed politely."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from torch import Tensor
+
+from implementations import with_threads
+from trueline import native
+from trueline.device import compiler, cpu_features
+from trueline.errors import UsageError
+from trueline.ops.registry import implementation
+from trueline.utils.environment import calm_openmp
+from trueline.verify.ops import randn
+
+
+@pytest.fixture
+def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Nothing built, nothing loaded."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(native, "FLAGS", ("-O0", *native.FLAGS[1:]))  # nothing is computed with it
+    monkeypatch.setattr(native, "_tell", native._on_stderr)  # a server's tests may have changed it
+    functions = (native.library, native.unavailable, native.panel)
+    for function in functions:
+        function.cache_clear()
+    yield tmp_path / "trueline" / "native"
+    for function in functions:
+        function.cache_clear()
+
+
+def test_built_once_and_kept(fresh: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """And told on stderr while it happens, not when nothing is compiled."""
+    if native.unavailable():
+        pytest.skip(f"not built here: {native.unavailable()}")
+    first, last = capsys.readouterr().err.splitlines()
+    assert first.startswith("compiling C++ kernels")
+    assert last.startswith("compiled C++ kernels in")
+    (built,) = fresh.iterdir()  # no leftovers beside it
+    before = built.stat().st_mtime_ns
+    native.library.cache_clear()
+    native.library()
+    assert built.stat().st_mtime_ns == before
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("program", "part"), [("no-such-compiler", "no C++ compiler"), ("false", "false failed")]
+)
+def test_without_a_compiler_it_says_so(
+    fresh: Path, program: str, part: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TRUELINE_NATIVE_TARGET", "native")  # also where kernels are off
+    monkeypatch.setenv("CXX", program)
+    assert part in (native.unavailable() or "")
+    assert native.refusals(torch.float32, False) == [native.unavailable()]
+
+
+@pytest.mark.parametrize("target", ["x86-64-v3", "x86-64-v4"])
+def test_what_kernels_are_compiled_for(
+    fresh: Path, target: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or a reason; never code that this CPU does not have."""
+    monkeypatch.setenv("TRUELINE_NATIVE_TARGET", target)
+    missing = set(native.TARGETS[target]) - set(cpu_features().split())
+    if missing and compiler():
+        assert "this CPU has no" in (native.unavailable() or "")
+    if native.unavailable():
+        pytest.skip(f"not built here: {native.unavailable()}")
+    assert native.panel() == (32 if target == "x86-64-v4" else 16)
+    (first,) = fresh.iterdir()
+    monkeypatch.setenv("TRUELINE_NATIVE_TARGET", "off")
+    native.library.cache_clear()
+    native.unavailable.cache_clear()
+    assert native.unavailable() == "TRUELINE_NATIVE_TARGET is off"
+    assert list(fresh.iterdir()) == [first]
+
+
+def test_an_unknown_target_is_refused(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TRUELINE_NATIVE_TARGET", "x86-64-v5")
+    with pytest.raises(UsageError, match="NATIVE_TARGET = 'x86-64-v5': accepted: native, x86-64"):
+        native.unavailable()
+
+
+def test_a_cache_that_cannot_be_written_is_a_reason(
+    fresh: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", "/dev/null")
+    assert native.unavailable()
+
+
+def test_other_dtypes_are_refused() -> None:
+    assert native.refusals(torch.bfloat16, False) == ["float32 only"]
+
+
+@pytest.mark.parametrize("rows", [1, 7, 200])
+def test_threads_do_not_change_bits(rows: int) -> None:
+    """Sizes that are cut into many runs: rows, panels, experts and heads."""
+    if native.unavailable():
+        pytest.skip(f"not built here: {native.unavailable()}")
+    D, W, E, H = 300, 301, 5, 13
+    several, linear = implementation("experts", "native"), implementation("linear", "native")
+    mlp, per_head = implementation("mlp", "native"), implementation("head_product", "native")
+    norm, rope = implementation("rms_norm", "native"), implementation("rope", "native")
+    weight, x = linear.pack(randn(W, D)), randn(rows, D, seed=1)
+    gate_up, down = randn(E, 2 * W, D, seed=2), randn(E, D, W, seed=3)
+    dense, experts = mlp.pack(gate_up[0], down[0], None), several.pack(gate_up, down, None)
+    ids, scales = torch.randint(E, (rows, 2)), randn(rows, 2, seed=4)
+    heads, by_head = per_head.pack(randn(H, 67, D, seed=5), None, True), randn(rows, H, D, seed=6)
+    angles = (randn(rows, D // 2, seed=7), randn(rows, D // 2, seed=8))
+
+    def outputs() -> Tensor:
+        return torch.cat([
+            linear.run(x, weight).flatten(),
+            mlp.run(x, dense, None).flatten(),
+            mlp.middle(x, dense, None).flatten(),
+            several.run(x, ids, scales, experts, None).flatten(),
+            per_head.run(by_head, heads).flatten(),
+            norm.run(by_head, randn(D, seed=9), 1e-6).flatten(),
+            rope.run(by_head, *angles, "pairs").flatten(),
+        ])  # fmt: skip
+
+    first, *others = with_threads(outputs)
+    for other in others:
+        assert torch.equal(first, other)
+
+
+def test_an_engine_s_threads_are_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(native, "unavailable", lambda: None)
+    monkeypatch.setattr(native, "library", lambda: SimpleNamespace(use_threads=asked.append))
+    native.use_threads(3)
+    monkeypatch.setattr(native, "unavailable", lambda: "no compiler")
+    native.use_threads(4)
+    assert asked == [3]
+
+
+def test_who_asks_is_told_of_compiling(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[str] = []
+    native.tell_builds(heard.append)
+    monkeypatch.setenv("TRUELINE_NATIVE_TARGET", "native")  # also where kernels are off
+    monkeypatch.setenv("CXX", "false")
+    assert native.unavailable()
+    assert [line.split(" (")[0] for line in heard] == ["compiling C++ kernels for this CPU"]
+
+
+@pytest.mark.parametrize(
+    ("given", "spins"),
+    [({}, "1000"), ({"GOMP_SPINCOUNT": "7"}, "7"), ({"OMP_WAIT_POLICY": "active"}, None)],
+)
+def test_openmp_looks_for_work_as_long_as_the_user_says(
+    given: dict[str, str], spins: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("GOMP_SPINCOUNT", "OMP_WAIT_POLICY"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in given.items():
+        monkeypatch.setenv(name, value)
+    calm_openmp()
+    assert os.environ.get("GOMP_SPINCOUNT") == spins
+
+
+@pytest.mark.parametrize("rows", [1, 3, 8, 21])
+def test_bfloat16_weights_have_the_bits_of_the_same_in_float32(rows: int) -> None:
+    """They are exact in float32, so not a bit may differ."""
+    if native.unavailable():
+        pytest.skip(f"not built here: {native.unavailable()}")
+    D, W, E, H = 29, 43, 5, 3
+    gate_up, down = (randn(E, 2 * W, D) / 4).bfloat16(), (randn(E, D, W, seed=1) / 4).bfloat16()
+    x = randn(rows, D, seed=2)
+    ids, weights = torch.randint(E, (rows, 2)), randn(rows, 2, seed=3)
+    heads, by_head = randn(H, 37, 19, seed=4).bfloat16(), randn(rows, H, 19, seed=5)
+    one, several, per_head, mlp = (
+        implementation(op, "native") for op in ("linear", "experts", "head_product", "mlp")
+    )
+
+    def outputs(convert: Callable[[Tensor], Tensor]) -> list[Tensor]:
+        a, b, c = (convert(weight) for weight in (gate_up, down, heads))
+        return [
+            one.run(x, one.pack(a[0])),
+            mlp.run(x, mlp.pack(a[0], b[0], None), None),
+            several.run(x, ids, weights, several.pack(a, b, None), None),
+            per_head.run(by_head, per_head.pack(c, None, True)),
+        ]
+
+    for small, wide in zip(outputs(lambda w: w), outputs(Tensor.float), strict=True):
+        assert torch.equal(small, wide)
+    assert one.pack(gate_up[0]).data.dtype == torch.bfloat16

@@ -1,0 +1,80 @@
+"""CI has no GPU, but a compiler for one: every kernel that the benchmark's models launch compiles
+for a Hopper GPU, fits its shared memory, and its machine code reads nothing that nobody wrote."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from paths import CONFIGS, HELPERS
+from trueline.verify.machine_code import disassembled, main, unset_reads
+
+ALL = {
+    *("attend_paired", "merge", "deal", "gather", "join", "write_token", "norm_rows", "stream"),
+    *("product", "choose", "gated", "place", "count", "grouped", "combine", "gate"),
+    *("best", "mass", "noisy", "settle"),
+}
+# Fewer layers and experts, and hardly any words: the same shapes of everything else.
+MODELS: dict[str, tuple[dict[str, Any], set[str]]] = {
+    "v2lite": ({"num_hidden_layers": 2, "n_routed_experts": 16}, {"attend", "down"}),
+    "ling25s": (
+        {"num_hidden_layers": 5, "num_experts": 32},
+        {"attend", "down_at_once", "decode_step", "walk", "scan", "prepare_heads", "norm_groups"},
+    ),
+    "v32s": (
+        {"num_hidden_layers": 2, "n_routed_experts": 16},
+        {"down", "write", "turn", "scores", "select", "look_up", "set_bits"},
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_every_kernel_compiles(name: str, tmp_path: Path) -> None:
+    compiles([name], tmp_path)
+    assert main(tmp_path / "kernels") == 0
+
+
+def test_every_kernel_compiles_once(tmp_path: Path) -> None:
+    """For the first arguments that it is launched with. v2lite's are among those of the others."""
+    compiles(["ling25s", "v32s"], tmp_path, "--once")
+    # disassembling takes as long as compiling: only those with matrix products, where reads of
+    # what nobody wrote were seen
+    multiply = [
+        kernel
+        for kernel in tmp_path.rglob("*.cubin")
+        if "wgmma.mma" in kernel.with_suffix(".ptx").read_text()
+    ]
+    assert len(multiply) >= 4
+    for kernel in multiply:
+        assert not unset_reads(disassembled(kernel)), kernel
+
+
+def compiles(names: list[str], tmp_path: Path, *options: str) -> None:
+    for name in names:
+        write_config(tmp_path / name, name)
+    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    env |= {"TRITON_CACHE_DIR": str(tmp_path / "kernels"), "OMP_NUM_THREADS": "1"}
+    command = [
+        sys.executable,
+        str(HELPERS / "hopper.py"),
+        *options,
+        *(str(tmp_path / name) for name in names),
+    ]
+    done = subprocess.run(command, env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert set(json.loads(done.stdout)) == ALL.union(*(MODELS[name][1] for name in names))
+
+
+def write_config(directory: Path, name: str) -> None:
+    keys, _ = MODELS[name]
+    config = json.loads((CONFIGS / name / "config.json").read_text()) | keys
+    config |= {"vocab_size": 4096} | {key: 0 for key in config if key.endswith("_token_id")}
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config))

@@ -1,0 +1,142 @@
+"""Prefill in Triton over what tokens chose, through the interpreter (or on the GPU where there is
+one): every way to cut the work, and which runs of a step take it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from trueline.cache.layout import LatentLayout
+from trueline.engine import memory
+from trueline.engine.core import EngineCore
+from trueline.engine.inputs import Inputs
+from trueline.ops.mla_prefill import FEW, masked_context
+from trueline.ops.mla_prefill import cut as prefill_cut
+from trueline.ops.mla_prefill import triton as prefill
+from trueline.verify.cases import make_subject
+from trueline.verify.masked import interpreted
+from trueline.verify.ops import chosen
+from trueline.verify.schedules import base
+
+FLOATS = (torch.float32, torch.float16)
+PLANS = {
+    "one word": {"queries": 32, "keys": 32},
+    "half a word": {"queries": 32, "keys": 16, "workspace": 64},
+    "two words": {"queries": 32, "keys": 64, "workspace": 128},
+}
+"""Four words: test_triton_attention.py."""
+EACH = [("half a word", torch.float32)]
+OTHERS = [
+    pytest.param(plan, dtype, marks=pytest.mark.slow)
+    for plan in PLANS
+    for dtype in FLOATS
+    if (plan, dtype) not in EACH
+]
+
+
+@pytest.fixture(autouse=True)
+def device() -> Iterator[None]:
+    with torch.device("cuda" if torch.cuda.is_available() else "cpu"):
+        yield
+
+
+@pytest.mark.parametrize(("plan", "dtype"), [*EACH, *OTHERS])
+def test_chosen(monkeypatch: pytest.MonkeyPatch, plan: str, dtype: torch.dtype) -> None:
+    def launch(*given: Any) -> prefill_cut.LaunchPlan:
+        return replace(prefill_cut.launch(*given), **PLANS[plan])
+
+    monkeypatch.setattr(prefill, "launch", launch)
+    monkeypatch.setattr(prefill, "CHUNK", 16)
+    monkeypatch.setattr(prefill, "LATEST_CHOSEN", prefill.Latest())
+    chosen.chosen(prefill, dtype)
+
+
+# -- which runs take it ----------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineCore]:
+    subject = make_subject("v32-near", tmp_path_factory.mktemp("chosen") / "v32")
+    made = interpreted(subject, replace(base(subject), enforce_eager=True))
+    yield made
+    made.close()
+
+
+def split(inputs: Inputs, rows: list[tuple[int, int]]) -> tuple[Any, Any]:
+    """Rows as (cached positions, new ones)."""
+    assert inputs.plan.index is not None
+    return inputs._split(memory.made_up_batch(inputs.plan, rows), inputs.plan.index.topk)
+
+
+def longest(inputs: Inputs, count: int) -> int:
+    assert inputs.plan.index is not None
+    mixer, topk = inputs.mixer, inputs.plan.index.topk
+    nope, value = mixer.qk_nope_head_dim, mixer.v_head_dim
+    return masked_context(inputs.plan.layout, nope, value, topk, count)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="made for a CPU")
+@pytest.mark.parametrize("count", [FEW + 1, 40, 100])
+def test_contexts_around_the_longest(core: EngineCore, count: int) -> None:
+    inputs = core.runner.inputs
+    start = longest(inputs, count) - count
+    selected, (part,) = split(inputs, [(start, count)])
+    assert selected is None
+    assert (part.row.start, part.row.count, part.chosen) == (start, count, 0)
+    assert part.tokens == slice(0, count)
+    selected, masked = split(inputs, [(start + 1, count)])
+    assert (selected.count, masked) == (count, ())
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="made for a CPU")
+def test_runs_of_a_step(core: EngineCore) -> None:
+    """A row that decodes, one that does not choose, a prompt whose beginning does not, few tokens,
+    many after much: rows and tokens are counted apart."""
+    inputs = core.runner.inputs
+    topk = core.plan.index.topk if core.plan.index else 0
+    rows = [(60, 1), (5, 9), (0, 70), (30, FEW), (300, 40), (topk, FEW + 1)]
+    selected, masked = split(inputs, rows)
+    lists = [0, *range(80, 80 + FEW + 40)]
+    assert selected.at.tolist() == lists
+    first = 1 + 70 - topk
+    assert selected.rows.tolist() == [0, *range(first, first + FEW + 40)]
+    assert selected.count == len(lists)
+    tokens = 80 + FEW + 40
+    assert [(part.tokens, part.row.start, part.chosen) for part in masked] == [
+        (slice(10 + topk, 80), topk, 1),
+        (slice(tokens, tokens + FEW + 1), topk, first + FEW + 40),
+    ]
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="made for a CPU")
+def test_where_there_is_no_such_op(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> None:
+    inputs = core.runner.inputs
+    monkeypatch.setattr(inputs.ops, "mla_prefill", SimpleNamespace(run=None))
+    assert split(inputs, [(0, 70)])[1] == ()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="made for a CPU")
+def test_memory_is_measured_for_both(core: EngineCore) -> None:
+    """Steps of tokens that all choose: those with most cached before attend over lists."""
+    inputs, plan = core.runner.inputs, core.plan
+    plan = replace(plan, limits=replace(plan.limits, max_num_batched_tokens=60))
+    kinds = []
+    for most in memory._contexts(core.runner.spec, plan):
+        batch = memory._prefill(plan, most)
+        assert plan.index is not None
+        selected, masked = inputs._split(batch, plan.index.topk)
+        kinds.append((selected is not None, [part.row.count for part in masked]))
+    assert kinds == [(True, []), (False, [60])]
+
+
+def test_what_is_masked_at_real_sizes() -> None:
+    """DeepSeek-V3.2's."""
+    layout, topk = LatentLayout(512, 64, 64), 2048
+    assert 5.5 * topk < masked_context(layout, 128, 128, topk, 2048) < 5.6 * topk
+    assert masked_context(layout, 128, 128, topk, 8192) < 7 * topk
+    assert masked_context(layout, 128, 128, topk, FEW) < topk

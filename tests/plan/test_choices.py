@@ -1,0 +1,73 @@
+"""The probe behind batch_invariant=True sees every way in which a product's bits can depend on what
+else is computed with it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from trueline.plan.select import bits_are_steady
+
+TINY = 1e-6
+
+
+def steady(x: Tensor, weight: Tensor) -> Tensor:
+    """One row at a time."""
+    return torch.stack([weight @ row for row in x])
+
+
+def by_count(y: Tensor) -> Tensor:
+    return y + TINY * len(y)
+
+
+def many_rows(y: Tensor) -> Tensor:
+    """From 200 rows on, as where another kernel takes over."""
+    return y + TINY * (len(y) >= 200)
+
+
+def last_rows(y: Tensor) -> Tensor:
+    """What is left after blocks of four takes another way, as in vectorised kernels."""
+    y = y.clone()
+    y[len(y) // 4 * 4 :] += TINY
+    return y
+
+
+def last_row_of_two(y: Tensor) -> Tensor:
+    y = y.clone()
+    y[1:2] += TINY * (len(y) == 2)
+    return y
+
+
+def odd_columns(y: Tensor) -> Tensor:
+    """Only where the width leaves a remainder."""
+    return y if y.shape[1] % 8 == 0 else by_count(y)
+
+
+def one_column(y: Tensor) -> Tensor:
+    y = y.clone()
+    y[:, -1] += TINY * len(y)
+    return y
+
+
+def made(change: Callable[[Tensor], Tensor]) -> type:
+    class Linear:
+        pack = staticmethod(lambda weight: weight)
+        run = staticmethod(lambda x, weight: change(steady(x, weight)))
+
+    return Linear
+
+
+def test_a_steady_one_passes() -> None:
+    assert bits_are_steady(made(lambda y: y), torch.float32)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [by_count, many_rows, last_rows, last_row_of_two, odd_columns, one_column],
+    ids=lambda change: change.__name__,
+)
+def test_dependence_is_seen(change: Callable[[Tensor], Tensor]) -> None:
+    assert not bits_are_steady(made(change), torch.float32)

@@ -1,0 +1,105 @@
+"""How much of everything: arithmetic on a plan, of models that nobody loads."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from trueline.config import EngineConfig
+from trueline.device import Device
+from trueline.models import read_model
+from trueline.plan.memory import Limits, Measured, cache_budget, latent_mixers, own_indexers
+from trueline.plan.plan import make_plan
+from trueline.spec.model import ModelSpec
+from trueline.tiny.configs import family_config
+
+CPU = Device("cpu", "some", 2, 1 << 30, 1 << 30)
+GPU = Device("cuda", "some", 1, 60 << 30, 80 << 30)
+BASE = EngineConfig(max_model_len=400, max_num_seqs=5, block_size=16)
+
+
+@pytest.fixture
+def spec(request: pytest.FixtureRequest, tmp_path: Path) -> ModelSpec:
+    file = tmp_path / "config.json"
+    file.write_text(json.dumps(family_config(request.param) | {"torch_dtype": "float32"}))
+    return read_model(file)
+
+
+LATENT, SPARSE, HYBRID = "deepseek_v3", "glm_moe_dsa", "bailing_moe_v2_5"
+
+
+@pytest.mark.parametrize("spec", [LATENT, HYBRID], indirect=True)
+def test_what_is_asked_for_is_usable(spec: ModelSpec) -> None:
+    """The null block and the null slot come on top."""
+    config = replace(BASE, num_gpu_blocks_override=37, num_state_slots=9)
+    plan = make_plan(spec, config, CPU)
+    assert plan.num_blocks == 38
+    assert plan.state is None or plan.state.num_slots == 10
+
+
+@pytest.mark.parametrize("spec", [LATENT, SPARSE, HYBRID], indirect=True)
+def test_every_sequence_at_full_length_and_no_more(spec: ModelSpec) -> None:
+    plan = make_plan(spec, BASE, CPU)
+    assert plan.num_blocks == 5 * 400 // 16 + 1
+    if plan.state is not None:  # a seat each, and four snapshots for every seat
+        assert plan.state.num_slots == 5 * 5 + 1
+        without = make_plan(spec, replace(BASE, enable_prefix_caching=False), CPU)
+        assert without.state is not None
+        assert without.state.num_slots == 5 + 1
+
+
+@pytest.mark.parametrize("spec", [LATENT, SPARSE, HYBRID], indirect=True)
+def test_bytes_are_those_of_every_layer(spec: ModelSpec) -> None:
+    plan = make_plan(spec, BASE, CPU)
+    row = plan.layout.width * 4
+    keys = [indexer.head_dim * 4 for indexer in own_indexers(spec)]
+    each = len(latent_mixers(spec)) * row + sum(keys)
+    assert plan.cache_bytes == plan.num_blocks * 16 * each
+    # memory for so many blocks and a bit is memory for so many blocks
+    state = plan.state.num_slots * plan.state.slot_bytes if plan.state else 0
+    tight = replace(BASE, kv_cache_memory_bytes=state + 11 * 16 * each + 5)
+    if plan.state is None:
+        assert make_plan(spec, tight, CPU).num_blocks == 11
+
+
+@pytest.mark.parametrize("spec", [HYBRID], indirect=True)
+def test_states_take_at_most_half(spec: ModelSpec) -> None:
+    whole = make_plan(spec, BASE, CPU).state
+    assert whole is not None
+    few = make_plan(spec, replace(BASE, kv_cache_memory_bytes=2 * 7 * whole.slot_bytes), CPU).state
+    assert few is not None
+    assert few.num_slots == 7
+    widest = make_plan(spec, replace(BASE, mamba_cache_dtype="auto", dtype="bfloat16"), GPU).state
+    assert widest is not None
+    assert widest.dtype.itemsize == 2
+    assert 2 * widest.slot_bytes == whole.slot_bytes
+
+
+def test_budget() -> None:
+    limits = Limits(8, 64, 0.5, overlap=False)
+    assert cache_budget(EngineConfig(kv_cache_memory_bytes=123), GPU, limits, 7, None) == 123
+    assert cache_budget(EngineConfig(), CPU, limits, 1 << 20, None) == ((1 << 30) - (1 << 20)) // 2
+    # of a GPU the share counts what others have too; before anything is measured, 4 GiB to work in
+    assert cache_budget(EngineConfig(), GPU, limits, 1 << 30, None) == (40 - 20 - 1 - 4) << 30
+    measured = Measured(30 << 30, 3 << 30)
+    assert cache_budget(EngineConfig(), GPU, limits, 1 << 30, measured) == (40 - 30 - 3) << 30
+
+
+def test_limits_of_devices() -> None:
+    assert Limits.of(EngineConfig(), CPU) == Limits(64, 2048, 0.5, overlap=False)
+    assert Limits.of(EngineConfig(), GPU) == Limits(256, 8192, 0.9, overlap=True)
+    # a step has a token for every running request, unless somebody says otherwise
+    assert Limits.of(EngineConfig(max_num_seqs=4000), CPU).max_num_batched_tokens == 4000
+    asked = EngineConfig(max_num_batched_tokens=33, gpu_memory_utilization=0.25, overlap=True)
+    assert Limits.of(asked, CPU) == Limits(64, 33, 0.25, overlap=True)
+
+
+@pytest.mark.parametrize("spec", [HYBRID], indirect=True)
+def test_spacing_is_a_multiple_of_the_block(spec: ModelSpec) -> None:
+    for size, spacing in ((16, 512), (48, 528), (600, 600)):
+        state = make_plan(spec, replace(BASE, block_size=size), CPU).state
+        assert state is not None
+        assert state.spacing == spacing

@@ -1,0 +1,87 @@
+"""Peak host memory at load: the loaded model and little more, measured in a fresh process."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from paths import CONFIGS
+from trueline.cli import main
+from trueline.spec.model import BlockFp8
+
+Tiny = Callable[..., Path]
+MB = 1_000_000
+
+LOAD = """
+import sys, torch
+from pathlib import Path
+from trueline.models import read_model
+from trueline.weights.load import load_weights
+
+def status(key):
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(key))
+
+torch.zeros(1000, 1000) @ torch.zeros(1000, 1000)  # what torch allocates once
+before = status("VmRSS")
+directory = Path(sys.argv[1])
+values = load_weights(directory, read_model(directory), dtype=getattr(torch, sys.argv[2]))
+loaded = sum(value.nbytes for value in values.values())
+print(status("VmHWM") - before, loaded)
+"""
+
+
+def measure(model: Path, dtype: str) -> tuple[int, int]:
+    """(growth of the process at its highest, bytes of the loaded model)."""
+    done = subprocess.run(
+        [sys.executable, "-c", LOAD, str(model), dtype], capture_output=True, text=True, check=True
+    )
+    peak, loaded = map(int, done.stdout.split())
+    return peak, loaded
+
+
+needs_proc = pytest.mark.skipif(
+    not Path("/proc/self/status").exists(), reason="needs /proc to measure memory"
+)
+WIDE = {
+    "hidden_size": 1020,
+    "intermediate_size": 2000,
+    "moe_intermediate_size": 500,
+    "num_hidden_layers": 5,
+}
+
+
+@needs_proc
+@pytest.mark.parametrize(
+    "stored", [*(pytest.param(s, marks=pytest.mark.slow) for s in ("float32", "bfloat16")), "fp8"]
+)
+def test_peak_is_the_model_and_little_more(stored: str, tiny: Tiny) -> None:
+    fp8 = BlockFp8(block=(128, 128), power_of_two_scales=False, ignored_modules=())
+    model = tiny(
+        "deepseek_v3",
+        keys=WIDE,
+        dtype="bfloat16" if stored == "fp8" else stored,
+        fp8=fp8 if stored == "fp8" else None,
+    )
+    peak, loaded = measure(model, "float32")
+    assert loaded > 300 * MB
+    assert peak < loaded + 80 * MB, f"{peak / MB:.0f} MB for {loaded / MB:.0f} MB"
+
+
+@needs_proc
+@pytest.mark.slow
+@pytest.mark.parametrize("stored", ["float32", "bfloat16", "fp8"])
+def test_peak_of_the_benchmark_model(stored: str, tmp_path: Path) -> None:
+    """`bench/configs/mid`, 1.56 GB in float32: a second copy would not fit under the bound."""
+    config = CONFIGS / "mid" / "config.json"
+    with pytest.raises(SystemExit):
+        main(["make-tiny", "config", str(tmp_path / "mid"), "--config", str(config),
+              "--dtype", stored, "--shard-mb", "500"])  # fmt: skip
+    peak, loaded = measure(tmp_path / "mid", "float32")
+    assert loaded > 1500 * MB
+    assert peak < loaded + (1 << 30), f"{peak / MB:.0f} MB for {loaded / MB:.0f} MB"
+    assert peak < loaded + 300 * MB, f"{peak / MB:.0f} MB for {loaded / MB:.0f} MB"
