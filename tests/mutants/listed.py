@@ -1,4 +1,5 @@
-"""The list: a TOML file per area, a table per mutant. It rots loudly: tests/verify/test_mutants.py."""
+"""The list: a TOML file per area, a table per mutant. tests/verify/test_mutants.py
+sees where it no longer fits."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def prefill_parts(shapes: list[tuple[int, int]], block_size: int) -> tuple[Laten
 
 @pytest.mark.parametrize(
     ("keys", "block_size", "chooses"),
-    [(16, 3, False), pytest.param(16, 24, True, marks=pytest.mark.slow), (64, 16, True)],
+    [(16, 3, False), (16, 24, True), pytest.param(64, 16, True, marks=pytest.mark.slow)],
 )
 def test_prefill(
     monkeypatch: pytest.MonkeyPatch, keys: int, block_size: int, chooses: bool
