@@ -71,7 +71,7 @@ class LLMEngine:
                 added.append(core.request_id)
         except BaseException:
             for core_id in added:
-                self.core.abort(core_id, tell=False)
+                self.core.abort(core_id, report=False)
             raise
         self._requests[request_id] = request
         self._parent.update({copy.core_id: request for copy in request.copies})
@@ -106,7 +106,7 @@ class LLMEngine:
                 request.fail(f"its text could not be made: {described(error)}")
             changed[request.request_id] = request
             for core_id in request.to_stop():
-                self.core.abort(core_id, tell=False)
+                self.core.abort(core_id, report=False)
         outputs = []
         for request in changed.values():
             outputs.append(request.output())

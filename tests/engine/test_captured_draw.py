@@ -18,7 +18,7 @@ from trueline import LLM, SamplingParams
 from trueline.engine.batch import Batch
 from trueline.engine.graphs import DecodeGraphs, Kind, Made
 from trueline.engine.runner import Runner
-from trueline.ops.sampling import RowState, triton
+from trueline.ops.sampling import SamplingState, triton
 from trueline.outputs import RequestOutput
 
 Tiny = Callable[..., Path]
@@ -30,7 +30,7 @@ class Emulated(DecodeGraphs):
     def __init__(self, runner: Runner) -> None:
         self.runner, self.num_plain = runner, 0
 
-    def run(self, batch: Batch, rows: Sequence[RowState], places: Mapping[str, int]) -> Made:
+    def run(self, batch: Batch, rows: Sequence[SamplingState], places: Mapping[str, int]) -> Made:
         hidden = self.runner._forward(batch)
         logits = self.runner.decoder.logits(hidden)
         told = self._values(batch, rows, places)
@@ -75,7 +75,7 @@ def test_nothing_left_to_draw_is_the_same_error_captured(llm: LLM) -> None:
 
 
 def captured(llm: LLM, params: list[SamplingParams]) -> tuple[list[RequestOutput], int]:
-    runner = llm.llm_engine.core.runner
+    runner = llm.llm_engine.core.executor.runner
     graphs = runner.graphs = Emulated(runner)
     try:
         return answers(llm, params), graphs.num_plain

@@ -46,13 +46,13 @@ def test_a_broken_request_leaves_nothing_to_share(tiny: Tiny, chunk: int, at: in
     core = load_engine(tiny("deepseek_v3"), config).core
     tokens = prompt(40)
     tokens[at] = 77
-    whole = core.runner.decoder.embedding[77].clone()
-    core.runner.decoder.embedding[77] = float("nan")
+    whole = core.executor.runner.decoder.embedding[77].clone()
+    core.executor.runner.decoder.embedding[77] = float("nan")
     params = SamplingParams(temperature=0.0, max_tokens=2, ignore_eos=True)
     core.add(CoreRequest(request_id="broken", prompt_token_ids=tokens, params=params))
     news = [told for _ in range(9) for told in core.step()]
     assert news[-1].finish_reason == "error"
-    core.runner.decoder.embedding[77] = whole
+    core.executor.runner.decoder.embedding[77] = whole
     again = serve(core, [Ask(tokens, 2)])
     assert again.outputs[0][-1].finish_reason == "length"
     assert again.cached == [0]
@@ -80,7 +80,7 @@ def test_positions_that_are_cached_are_scored_too(tiny: Tiny) -> None:
     ids=lambda params: next(iter(params)),
 )
 def test_which_tokens_came_before_is_known_beside_any_neighbour(
-    tiny: Tiny, params: dict[str, object], monkeypatch: pytest.MonkeyPatch
+    tiny: Tiny, params: dict[str, object]
 ) -> None:
     """A step ahead, neighbours do not wait for their tokens; who depends on his own must. Steps are
     launched as on a GPU, where nobody has fetched the tokens of the one before."""
@@ -92,7 +92,7 @@ def test_which_tokens_came_before_is_known_beside_any_neighbour(
     for overlap in (False, True):
         llm = LLM(tiny("deepseek_v3"), overlap=overlap, **options)
         core = llm.llm_engine.core
-        monkeypatch.setattr(core.worker, "submit", lambda _, *step, core=core: core._launch(*step))
+        core.executor.threaded = False
         asked = [SamplingParams(**{**few, **params}), plain, plain]
         told.append([each.outputs[0].token_ids for each in llm.generate(["a", "b", "c"], asked)])
     assert told[0] == told[1]

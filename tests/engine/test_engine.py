@@ -101,7 +101,7 @@ def test_bfloat16_weights_are_multiplied_as_they_are(family: str, tiny: Tiny) ->
     oracle(model, MIXED, done)
     made = done.core.plan
     assert (made.weight_dtype, made.compute_dtype) == (torch.bfloat16, torch.float32)
-    assert done.core.runner.decoder.embedding.dtype == torch.bfloat16
+    assert done.core.executor.runner.decoder.embedding.dtype == torch.bfloat16
 
 
 def test_float16_weights_are_planned_as_they_are_kept(tiny: Tiny) -> None:
@@ -266,10 +266,12 @@ def test_prompt_logprobs_do_not_read_the_prefix_cache(tiny: Tiny) -> None:
         assert len(score.top) == 2
 
 
-def test_preempted_prompts_are_scored_once(tiny: Tiny) -> None:
+@pytest.mark.parametrize("budget", [11, 64])
+def test_preempted_prompts_are_scored_once(budget: int, tiny: Tiny) -> None:
+    """Computed again in one chunk, and in several."""
     asks = [Ask(prompt(30, i), 40, params={"prompt_logprobs": 0}) for i in range(4)]
     tight = run(tiny("deepseek_v3"), asks, BASE, num_gpu_blocks_override=18, block_size=8,
-                max_num_batched_tokens=64)  # fmt: skip
+                max_num_batched_tokens=budget)  # fmt: skip
     assert tight.core.scheduler.counters.num_preemptions > 0
     for ask, outputs in zip(asks, tight.outputs, strict=True):
         scores = [score.token_id for news in outputs for score in news.prompt_scores]
@@ -462,16 +464,16 @@ def test_expert_choices_can_be_recorded_and_forced(tiny: Tiny) -> None:
     model = tiny("deepseek_v3")
     asks = [Ask(prompt(20), 4)]
     core = load_engine(model, BASE).core
-    core.runner.recorded = []
+    core.executor.runner.recorded = []
     first = serve(core, asks)
-    recorded = core.runner.recorded
+    recorded = core.executor.runner.recorded
     assert len(recorded) == 4
     assert set(recorded[0].experts) == {1, 2, 3}
     again = load_engine(model, BASE).core
-    again.runner.forced = list(recorded)
+    again.executor.runner.forced = list(recorded)
     same("replay", serve(again, asks), first, bitwise=True)
     other = load_engine(model, BASE).core
-    other.runner.forced = [
+    other.executor.runner.forced = [
         Replay({k: (v + 1) % 12 for k, v in step.experts.items()}) for step in recorded
     ]
     with pytest.raises(CheckFailed):
@@ -497,14 +499,14 @@ def test_abort_frees_everything_and_disturbs_nobody(
     wanted = Run(whole.tokens[kept], whole.logits[kept], whole.cached[kept], [], core)
     same("abort", rest, wanted)
     assert core.pool.num_free == core.pool.num_usable
-    assert not core.sequences
+    assert not core.requests
     core.pool.check()
 
 
 def test_nan_logits_fail_that_request_only(tiny: Tiny) -> None:
     model = tiny("deepseek_v3")
     core = load_engine(model, BASE).core
-    core.runner.decoder.embedding[77] = float("nan")
+    core.executor.runner.decoder.embedding[77] = float("nan")
     asks = [Ask([1, 2, 3], 4), Ask([4, 77, 5], 4), Ask([6, 7], 4)]
     done = serve(core, asks, may_fail=True)
     assert [each[-1].finish_reason for each in done.outputs] == ["length", "error", "length"]

@@ -58,7 +58,8 @@ CASES = [
 ]  # fmt: skip
 MOST_STEPS = 200
 # What keeps account of requests, blocks and slots. Where it breaks off, nothing is sure any more.
-BOOKS = ("engine/core.py", "engine/scheduler.py", "engine/states.py", "engine/request.py", "cache/",
+BOOKS = ("engine/core.py", "engine/scheduler.py", "engine/states.py", "engine/request.py",
+         "engine/live_request.py", "cache/",
          "engine/failures.py", "device.py")  # fmt: skip
 # They hand on what is there already.
 TRIVIAL = {
@@ -91,8 +92,8 @@ class Watch:
         self._renew(core, None)
 
     def _renew(self, core: EngineCore, trace: Any) -> None:
-        core.worker.shutdown()
-        core.worker = ThreadPoolExecutor(1)
+        core.executor.worker.shutdown()
+        core.executor.worker = ThreadPoolExecutor(1)
         threading.settrace(trace)
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
@@ -187,9 +188,10 @@ def check_free(core: EngineCore) -> None:
         if pool is not None:
             pool.check()
             assert pool.num_free == pool.num_usable
-    assert not core.sequences
-    assert not core.keys
-    assert set(core.runner.stories) <= set(core.ended), "nobody will tell the runner"
+    assert not core.requests
+    assert set(core.executor.runner.sampling_states) <= set(core.ended), (
+        "nobody will tell the runner"
+    )
 
 
 def check_stage(engine: LLMEngine, watch: Watch, right: dict[str, Any]) -> bool:
@@ -312,7 +314,7 @@ def test_generate_gives_each_prompt_its_answer_or_the_error(
     core = llm.llm_engine.core
     right = tokens(llm.generate(SMALL, GREEDY))
     core.pool.reset_prefix_cache()
-    fail(core.runner.decoder, "hidden", error, 5)
+    fail(core.executor.runner.decoder, "hidden", error, 5)
     if isinstance(error, SystemExit) and not overlap:  # it is the caller's thread
         with pytest.raises(SystemExit):
             llm.generate(SMALL, GREEDY)
@@ -333,7 +335,9 @@ def test_generate_gives_each_prompt_its_answer_or_the_error(
     assert tokens(llm.generate(SMALL, GREEDY)) == right
 
 
-@pytest.mark.parametrize("where", ["runner.decoder.hidden", "runner.sampling.sample", "_batch"])
+@pytest.mark.parametrize(
+    "where", ["executor.runner.decoder.hidden", "executor.runner.sampling.sample", "_message"]
+)
 def test_ctrl_c_leaves_an_engine_that_serves(where: str, tiny: Tiny, fail: Fail) -> None:
     llm = LLM(tiny("deepseek_v3"), **OPTIONS)
     right = tokens(llm.generate(SMALL, GREEDY))
@@ -379,11 +383,11 @@ def test_too_many_failures_in_a_row_are_no_accident(
     prompts = [{"prompt_token_ids": [i]} for i in range(1, many + 2)]
     for _ in range(2):  # the second time shows that the first was forgotten
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(core.runner.decoder, "hidden", no_kernel)
+            patch.setattr(core.executor.runner.decoder, "hidden", no_kernel)
             ends = [each.outputs[0].finish_reason for each in llm.generate(prompts[1:], GREEDY)]
             assert ends == ["error"] * many
         assert llm.generate(prompts[0], GREEDY)[0].outputs[0].finish_reason == "length"
-    monkeypatch.setattr(core.runner.decoder, "hidden", no_kernel)
+    monkeypatch.setattr(core.executor.runner.decoder, "hidden", no_kernel)
     said = f"{many + 1} steps in a row have failed, the last with RuntimeError: no kernel"
     for _ in range(2):
         with pytest.raises(EngineBroken, match=said):
@@ -396,7 +400,9 @@ def test_a_gpu_that_is_lost_breaks_the_engine(
 ) -> None:
     """After an error in a kernel CUDA repeats that error for ever."""
     llm = LLM(tiny("deepseek_v3"), **OPTIONS)
-    fail(llm.llm_engine.core.runner.decoder, "hidden", RuntimeError("an illegal access"), 4)
+    fail(
+        llm.llm_engine.core.executor.runner.decoder, "hidden", RuntimeError("an illegal access"), 4
+    )
     fail(failures, "recover", RuntimeError("an illegal access"))
     with pytest.raises(EngineBroken, match="the GPU is lost: RuntimeError: an illegal access"):
         llm.generate(SMALL, GREEDY)
@@ -415,7 +421,7 @@ def test_a_scheduler_that_schedules_nothing_is_no_reason_to_spin(
 def test_an_error_on_admission_is_as_if_nobody_had_come(tiny: Tiny, fail: Fail) -> None:
     llm = LLM(tiny("deepseek_v3"), **OPTIONS)
     right = tokens(llm.generate(SMALL, GREEDY))
-    fail(llm.llm_engine.core.runner, "admit", KeyError("story"), 2)
+    fail(llm.llm_engine.core.executor.runner, "admit", KeyError("story"), 2)
     hot = SamplingParams(n=3, seed=1, max_tokens=2)
     with pytest.raises(KeyError, match="story"):
         llm.generate(SMALL, hot)
@@ -473,7 +479,9 @@ def asked(first: int = 0) -> Add:
     )
 
 
-@pytest.mark.parametrize("stage", ["_batch", "runner.launch", "runner.sampling.sample", "_read"])
+@pytest.mark.parametrize(
+    "stage", ["_message", "executor.runner.launch", "executor.runner.sampling.sample", "_read"]
+)
 @pytest.mark.parametrize("overlap", [False, True])
 def test_a_client_hears_of_a_failed_step_and_others_go_on(
     stage: str, overlap: bool, tiny: Tiny, fail: Fail
@@ -505,7 +513,7 @@ def test_a_client_hears_of_a_failed_step_and_others_go_on(
 
 def test_an_error_on_admission_is_told_to_the_client(tiny: Tiny, fail: Fail) -> None:
     core = load_engine(tiny("deepseek_v3"), EngineConfig(**OPTIONS)).core
-    fail(core.runner, "admit", KeyError("story"), 3)
+    fail(core.executor.runner, "admit", KeyError("story"), 3)
     script = Script(asked(), asked(5), Stop())
     Serving(core, script).run()
     heard = script.told()

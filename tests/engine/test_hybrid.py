@@ -245,8 +245,8 @@ def test_the_state_is_kept_in_the_dtype_asked_for(model: Path, whole: Run) -> No
     assert default.plan.state.dtype == torch.float32
     assert any("float32, a snapshot every 48" in line for line in default.plan.lines())
     rounded = run(model, MIXED, BASE, mamba_cache_dtype="bfloat16")
-    assert rounded.core.runner.caches.states is not None
-    assert rounded.core.runner.caches.states.state.dtype == torch.bfloat16
+    assert rounded.core.executor.runner.caches.states is not None
+    assert rounded.core.executor.runner.caches.states.state.dtype == torch.bfloat16
     with pytest.raises(CheckFailed):  # and the gate sees it
         same("bfloat16 state", rounded, whole)
     auto = load_engine(model, replace(BASE, mamba_cache_dtype="auto", dtype="bfloat16"))

@@ -326,7 +326,7 @@ def test_hub_ids_are_found_in_the_cache_and_never_fetched(
 
 def test_nan_never_becomes_a_token(tiny: Tiny) -> None:
     llm = LLM(tiny("deepseek_v3"), max_model_len=64)
-    llm.llm_engine.core.runner.decoder.embedding[9] = math.nan
+    llm.llm_engine.core.executor.runner.decoder.embedding[9] = math.nan
     (output,) = llm.generate({"prompt_token_ids": [1, 9]}, GREEDY)
     only = output.outputs[0]
     assert only.finish_reason == "error"

@@ -62,12 +62,12 @@ def watched(
     logits: dict[int, Tensor] = {}
 
     def watch(batch: Batch, values: Tensor) -> None:
-        for _, at, start in batch.rows:
-            logits.update(enumerate(values[at].clone(), start))
+        for row in batch.rows:
+            logits.update(enumerate(values[row.tokens].clone(), row.start))
 
-    llm.llm_engine.core.runner.probe = watch
+    llm.llm_engine.core.executor.runner.probe = watch
     (output,) = llm.generate({"prompt_token_ids": ids}, params)
-    llm.llm_engine.core.runner.probe = None
+    llm.llm_engine.core.executor.runner.probe = None
     return output, logits
 
 
@@ -137,7 +137,7 @@ CUTS: dict[str, int] = {
 }
 """How much is held or looked at at a time, and a value that cuts a small request too."""
 NO_CUTS = {
-    "engine.batch.UNKNOWN": "a token that is not known",
+    "engine.messages.UNKNOWN": "a token that is not known",
     "engine.failures.MOST_IN_A_ROW": "test_failures.py",
     "engine.graphs.FEW": "which way rows are copied; test_graphs.py",
     "engine.graphs.NOWHERE": "a place that is none",
@@ -234,7 +234,7 @@ def narrow(core: EngineCore, blocks: int, budget: int, caching: bool, lag: int) 
     core.scheduler = Scheduler(limits, core.pool, core.slots)
     core.lag = lag
     core.ended.clear()
-    core.runner.stories.clear()  # names begin anew
+    core.executor.runner.sampling_states.clear()  # names begin anew
 
 
 def run(engine: LLMEngine, asked: list[tuple[int, list[int], SamplingParams]]) -> dict[str, Any]:

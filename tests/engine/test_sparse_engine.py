@@ -202,10 +202,10 @@ def test_scores_held_at_a_time(
 def test_choices_can_be_recorded_and_forced(model: Path) -> None:
     asks = [Ask(prompt(60), 4)]
     core = load_engine(model, BASE).core
-    core.runner.recorded = []
+    core.executor.runner.recorded = []
     first = serve(core, asks)
-    recorded = core.runner.recorded
-    own = len(own_indexers(core.runner.spec))
+    recorded = core.executor.runner.recorded
+    own = len(own_indexers(core.executor.runner.spec))
     assert [len(step.positions) for step in recorded] == [own] * 4
     chosen = recorded[0].positions[0]
     assert chosen.shape == (60 - 24, 24)
@@ -227,9 +227,9 @@ def test_fp8_keys_choose_nearly_the_same(model: Path) -> None:
 
     def chosen(storage: str) -> list[torch.Tensor]:
         core = load_engine(model, replace(BASE, index_cache_dtype=storage)).core
-        core.runner.recorded = []
+        core.executor.runner.recorded = []
         serve(core, asks)
-        return core.runner.recorded[0].positions
+        return core.executor.runner.recorded[0].positions
 
     exact, rounded = chosen("float32"), chosen("e4m3fn")
     # of the first layer: later ones see what earlier ones changed

@@ -8,7 +8,7 @@ from simulation import Simulation, show_row, shown
 from trueline.cache.pool import PoolError
 from trueline.cache.slots import SlotPool
 from trueline.engine.request import RequestState
-from trueline.engine.step import Row, RowState
+from trueline.engine.step import Row, StateSlots
 from trueline.errors import UsageError
 
 
@@ -24,7 +24,7 @@ class Stateful(Simulation):
         """Of a request in the newest step."""
         return next(r for r in self.pending[-1].step.rows if r.request.request_id == name)
 
-    def state(self, name: str) -> RowState:
+    def state(self, name: str) -> StateSlots:
         state = self.row(name).state
         assert state
         return state
@@ -36,7 +36,7 @@ class Stateful(Simulation):
         return [(index + 1) * size for index, there in enumerate(found) if there]
 
 
-def positions(state: RowState) -> list[int]:
+def positions(state: StateSlots) -> list[int]:
     return [position for position, _ in state.snapshots]
 
 
@@ -48,9 +48,9 @@ def test_a_prompt_of_one_token_starts_from_zeros_and_goes_on_from_its_slot() -> 
     sim.add("a", 1, new=2)
     sim.dispatch()
     first = sim.state("a")
-    assert first == RowState(first.slot, None, ())
+    assert first == StateSlots(first.slot, None, ())
     sim.dispatch()
-    assert sim.state("a") == RowState(first.slot, first.slot, ())
+    assert sim.state("a") == StateSlots(first.slot, first.slot, ())
     sim.drain()
 
 
@@ -59,7 +59,7 @@ def test_chunks_go_on_from_the_slot() -> None:
     sim.add("a", 12)
     for source in (None, 1, 1):
         sim.dispatch()
-        assert sim.state("a") == RowState(1, source, ())
+        assert sim.state("a") == StateSlots(1, source, ())
     sim.drain()
 
 
@@ -73,7 +73,7 @@ def test_a_slot_just_freed_by_another_starts_from_zeros() -> None:
     sim.collect()
     assert sim.step() == ["a[5:6] decode*"]
     sim.dispatch()
-    assert sim.state("b") == RowState(slot, None, ())
+    assert sim.state("b") == StateSlots(slot, None, ())
     sim.drain()
 
 
@@ -307,9 +307,9 @@ def test_a_hit_starts_from_the_snapshot_and_then_works_in_its_slot() -> None:
     assert shown(sim.dispatch()) == ["b[8:10] prefill*"]
     slot = sim.state("b").slot
     assert slot != snapshot
-    assert sim.state("b") == RowState(slot, snapshot, ())
+    assert sim.state("b") == StateSlots(slot, snapshot, ())
     sim.dispatch()  # the row that reads the snapshot is not collected yet
-    assert sim.state("b") == RowState(slot, slot, ())
+    assert sim.state("b") == StateSlots(slot, slot, ())
     assert sim.slots.references(snapshot) == 1
     sim.collect()
     assert sim.slots.references(snapshot) == 0

@@ -97,7 +97,7 @@ def test_a_list_is_of_one_model_plan_and_gpu(
 
     def file(model: Path, ops: dict[str, str] | None = None, **options: Any) -> Path:
         loaded = load_engine(model, EngineConfig(max_model_len=64, ops=ops or {}, **options))
-        listed = KernelList.of(loaded.spec, loaded.plan, loaded.core.runner.decoder)
+        listed = KernelList.of(loaded.spec, loaded.plan, loaded.core.executor.runner.decoder)
         assert listed is not None
         return listed.file
 
@@ -125,4 +125,4 @@ def test_no_list_where_another_package_takes_part(
         replace(loaded.plan, choices=loaded.plan.choices | {"linear": theirs}),
         replace(loaded.plan, layers=loaded.plan.layers | {"mla": theirs}),
     ):
-        assert KernelList.of(loaded.spec, plan, loaded.core.runner.decoder) is None
+        assert KernelList.of(loaded.spec, plan, loaded.core.executor.runner.decoder) is None

@@ -122,6 +122,7 @@ class Zeros:
 def run(model: Path) -> None:
     """Imported here: kernels are made when their modules are."""
     from trueline.engine.core import EngineCore
+    from trueline.engine.executor import LocalExecutor
     from trueline.engine.runner import Runner, build_decoder
     from trueline.models.parameters import parameters
     from trueline.plan.plan import make_plan
@@ -136,7 +137,7 @@ def run(model: Path) -> None:
     assert runner.graphs is not None
     with torch.inference_mode():
         runner.graphs.capture_all()
-    core = EngineCore(runner, plan, options)
+    core = EngineCore(LocalExecutor(runner, threaded=False), plan, options)
     drawn = {"temperature": 0.7, "top_k": 5, "top_p": 0.9, "logprobs": 2, "seed": 1}
     asks = [Ask([1] * length, 4, arrives=2 * i) for i, length in enumerate(PROMPTS)]
     serve(core, [*asks, Ask([2] * 40, 4, arrives=3, params=drawn)])

@@ -205,16 +205,18 @@ def main(model: Path, cold: bool) -> None:
     changed = changed_by_listing(asked)
     from trueline.engine import results
     from trueline.engine.core import EngineCore
+    from trueline.engine.executor import LocalExecutor
 
     answer(True)  # what is sorted for top-p suffices
     results.to_host = lambda x: torch.zeros(x.shape, dtype=x.dtype)
     rng = random.Random(0)
     for load in islice(loads(rng), 3 if cold else None):
-        serve(EngineCore(dry.runner, dry.plan, config), load)
+        serve(EngineCore(LocalExecutor(dry.runner, threaded=False), dry.plan, config), load)
     if not cold:
         # blocks for hardly more than the longest prompt: requests are preempted
         few = replace(dry.plan, num_blocks=LONGEST // dry.plan.layout.block_size + 3)
-        serve(EngineCore(dry.runner, few, config), [(i // 4, 40 * i + 1, {}) for i in range(48)])
+        core = EngineCore(LocalExecutor(dry.runner, threaded=False), few, config)
+        serve(core, [(i // 4, 40 * i + 1, {}) for i in range(48)])
         shapes(dry, rng)
     late = {name: text for name, text in asked.kernels.items() if name not in ready}
     found = {"ready": len(ready), "late": sorted(late.values()), "changed_by_listing": changed}

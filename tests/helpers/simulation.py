@@ -20,7 +20,7 @@ from trueline.cache.prefix import hash_blocks, prefix_salt
 from trueline.cache.slots import NULL_SLOT, SlotPool
 from trueline.engine.request import Request, RequestState
 from trueline.engine.scheduler import Scheduler, SchedulerConfig
-from trueline.engine.step import Row, RowState, Step
+from trueline.engine.step import Row, StateSlots, Step
 
 LIVE = (RequestState.WAITING, RequestState.RUNNING, RequestState.PREEMPTED)
 
@@ -219,7 +219,7 @@ class Simulation:
         if row.state:
             self._execute_state(row, row.state, client.written)
 
-    def _execute_state(self, row: Row, state: RowState, written: list[int]) -> None:
+    def _execute_state(self, row: Row, state: StateSlots, written: list[int]) -> None:
         before = 0 if state.source is None else self.states.get(state.source)
         assert before == (written[row.start - 1] if row.start else 0), (
             f"{row.request.request_id} goes on from a state that is not its own"
@@ -270,7 +270,7 @@ class Simulation:
             assert self.pool.references(block_id) == 1, "a shared block would be written"
             assert self.pool.hash_of(block_id) is None, "a registered block would be written"
 
-    def _check_state(self, row: Row, state: RowState) -> None:
+    def _check_state(self, row: Row, state: StateSlots) -> None:
         assert self.slots
         assert (state.source is None) == (row.start == 0), "from zeros, and only then"
         positions = [position for position, _ in state.snapshots]
@@ -375,7 +375,7 @@ class Simulation:
         assert self.pool.num_hit_tokens == sum(r.num_cached_tokens for r in self.by_request)
 
 
-def slots_written(state: RowState) -> list[int]:
+def slots_written(state: StateSlots) -> list[int]:
     return [state.slot, *(slot for _, slot in state.snapshots)]
 
 

@@ -20,14 +20,14 @@ from spread import diagonal
 from trueline.device import interpreting
 from trueline.engine.params import SamplingParams
 from trueline.errors import UsageError
-from trueline.ops.sampling import RowState, Sampled, build_rows, cpu, reference, triton
+from trueline.ops.sampling import Sampled, SamplingState, build_rows, cpu, reference, triton
 from trueline.verify.ops.sampling import EOS, GATE, alone_or_together, hard_logits, row, same
 from trueline.verify.ops.sampling import draw as checked_draw
 
 IMPLEMENTATIONS = [cpu, reference, *([triton] if interpreting() else [])]
 
 
-def draw(logits: Tensor, states: Sequence[RowState], op: ModuleType = cpu) -> Sampled:
+def draw(logits: Tensor, states: Sequence[SamplingState], op: ModuleType = cpu) -> Sampled:
     return checked_draw(op, logits, states)
 
 
@@ -35,7 +35,7 @@ def draw(logits: Tensor, states: Sequence[RowState], op: ModuleType = cpu) -> Sa
 
 
 @st.composite
-def states(draw: Any, vocab_size: int) -> RowState:
+def states(draw: Any, vocab_size: int) -> SamplingState:
     tokens = st.lists(st.integers(0, vocab_size - 1), max_size=12)
     token = st.integers(0, vocab_size - 1)
     fields: dict[str, Any] = {
@@ -179,7 +179,7 @@ def test_min_tokens_counts_exactly(op: ModuleType) -> None:
     ignoring = row(temperature=0, min_tokens=3, stop_token_ids=[4], ignore_eos=True)
     assert int(draw(logits, [ignoring], op).tokens[0]) == 2
     # counted by position: the tokens themselves may not be known yet
-    late = RowState(SamplingParams(temperature=0, min_tokens=3), [1], [], 4, EOS, 0)
+    late = SamplingState(SamplingParams(temperature=0, min_tokens=3), [1], [], 4, EOS, 0)
     assert int(draw(logits, [late], op).tokens[0]) == 2
 
 
@@ -375,7 +375,7 @@ def frequencies(logits: Tensor, n: int, by: str, **params: Any) -> Tensor:
     """Draws of one row, over many seeds or over many positions."""
     state = SamplingParams(**params)
     rows = [
-        RowState(state, [0], [], 1 if by == "seed" else i, (), i if by == "seed" else 99)
+        SamplingState(state, [0], [], 1 if by == "seed" else i, (), i if by == "seed" else 99)
         for i in range(n)
     ]
     sampled = cpu.sample(logits.expand(n, -1), build_rows(rows))
@@ -442,7 +442,7 @@ def test_frequencies_of_a_large_vocabulary() -> None:
 def test_neighbouring_positions_draw_independently() -> None:
     """One sequence's successive draws: every pair as often as its parts say."""
     n = 40_000
-    rows = [RowState(SamplingParams(), [0], [], i, (), 5) for i in range(n)]
+    rows = [SamplingState(SamplingParams(), [0], [], i, (), 5) for i in range(n)]
     tokens = cpu.sample(LOGITS[:4].expand(n, -1), build_rows(rows)).tokens
     pairs = torch.bincount(tokens[:-1] * 4 + tokens[1:], minlength=16).double()
     p = LOGITS[:4].double().softmax(-1)

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from trueline.device import interpreting
-from trueline.ops.sampling import RowState, build_rows, cpu, reference, triton
+from trueline.ops.sampling import SamplingState, build_rows, cpu, reference, triton
 from trueline.verify.ops.sampling import row
 
 IMPLEMENTATIONS = [cpu, reference, *([triton] if interpreting() else [])]
@@ -57,7 +57,7 @@ CASES = list(
 
 @pytest.mark.parametrize("op", IMPLEMENTATIONS, ids=lambda op: op.__name__.rpartition(".")[2])
 def test_filters_end_where_they_say(op: ModuleType) -> None:
-    states: list[RowState] = []
+    states: list[SamplingState] = []
     wanted: list[int] = []
     cases = CASES[:: 5 if op is triton else 1]  # the interpreter is slow
     for i, (top_k, top_p, min_p) in enumerate(cases):

@@ -133,7 +133,7 @@ def test_the_layer_counts(
     monkeypatch.syspath_prepend(installed_example)
     plugins.installed.cache_clear()
     done = run(tiny(LING), ASKS, BASE, layers={"lightning": "counting"})
-    layers = [layer.mixer for layer in done.core.runner.decoder.layers]
+    layers = [layer.mixer for layer in done.core.executor.runner.decoder.layers]
     counts = [layer.tokens for layer in layers if type(layer).__name__ == "CountingLightning"]
     # a request's last token is sampled and not computed
     assert counts == [70 + 3 + 1 + 5] * len(counts)
@@ -216,7 +216,9 @@ def test_feed_forward_layers_can_be_replaced(kind: str, package: Package, tiny: 
     )
     package("doubling", source, layers={f"{kind}.mine": "doubling:Mine"})
     done = run(tiny("deepseek_v3"), ASKS, BASE, layers={kind: "mine"})
-    classes = [type(layer.feed_forward).__name__ for layer in done.core.runner.decoder.layers]
+    classes = [
+        type(layer.feed_forward).__name__ for layer in done.core.executor.runner.decoder.layers
+    ]
     assert set(classes) == {"Mine", "MoE" if kind == "dense" else "Dense"}
     own = run(tiny("deepseek_v3"), ASKS, BASE)
     assert not any(

@@ -469,7 +469,7 @@ def test_last_words_wait_for_the_reader(tmp_path: Path) -> None:
 
 def test_nan_is_counted(model: Path) -> None:
     engine, script = serving(model, Add([ask("bad", prompt=[77, 5]), ask("good")]))
-    engine.core.runner.decoder.embedding[77] = math.nan
+    engine.core.executor.runner.decoder.embedding[77] = math.nan
     while engine.core.has_unfinished() or script.inbox:
         assert engine.take()
         engine.step()

@@ -19,7 +19,7 @@ from tokenizers import models, normalizers, pre_tokenizers
 from paths import DOCS
 from trueline.answers import Shared
 from trueline.engine.params import SamplingParams
-from trueline.ops.sampling import RowState, build_rows
+from trueline.ops.sampling import SamplingState, build_rows
 from trueline.server.aside import Aside
 from trueline.server.protocol import ApiError, Limits, read_completion, shape
 from trueline.server.protocol.limits import (
@@ -221,7 +221,7 @@ def test_a_row_says_what_never_changes_once() -> None:
     params = SamplingParams(logit_bias={1: 2.0}, allowed_token_ids=[1, 2, 3], min_tokens=9,
                             stop_token_ids=[4])  # fmt: skip
     words = [[7], [8, 9], [5, 8, 6], [8, 7]]
-    row = RowState(params, [1], [5, 8], 3, [2], 0, words)
+    row = SamplingState(params, [1], [5, 8], 3, [2], 0, words)
     for columns in (row.allowed, row.bias):
         (first,), (second,) = columns(), columns()
         assert first is second

@@ -18,6 +18,7 @@ import torch
 
 from trueline.bench.workload import Workload, bench_engine, measure, stepped
 from trueline.cache.prefix import hash_blocks, prefix_salt
+from trueline.engine.executor import local_runner
 from trueline.engine.params import SamplingParams
 from trueline.errors import UsageError
 from trueline.llm import LLMEngine
@@ -83,7 +84,7 @@ class Clock:
 
     def __init__(self, engine: LLMEngine) -> None:
         self.seconds = 0.0
-        ops = engine.core.runner.decoder.ops
+        ops = local_runner(engine.core.executor).decoder.ops
         for name in ATTENTION:
             if getattr(ops, name) is None:
                 continue
@@ -130,22 +131,23 @@ def pretend_computed(engine: LLMEngine, prompt: list[int]) -> None:
     """Put a prompt's blocks (and its state) into the prefix cache with random contents: requests
     that ask for it find them, and no time is spent on computing them."""
     core = engine.core
+    caches = local_runner(core.executor).caches
     size = core.plan.layout.block_size
     whole = (len(prompt) - 1) // size * size
     hashes = hash_blocks(prompt[:whole], size, prefix_salt(core.fingerprint), [])
     blocks = core.pool.allocate(len(hashes))
     for block, value in zip(blocks, hashes, strict=True):
         core.pool.register(block, value)
-        core.runner.caches.latent.rows[:, block * size : (block + 1) * size].normal_()
+        caches.latent.rows[:, block * size : (block + 1) * size].normal_()
     core.pool.release(blocks)
-    if core.runner.caches.index is not None:
+    if caches.index is not None:
         cells = torch.tensor(core.plan.layout.cells(blocks, 0, whole))
-        for view in core.runner.caches.index.views:
+        for view in caches.index.views:
             view.write(cells, torch.randn(whole, view.layout.dim))
-    if core.slots is not None and core.runner.caches.states is not None:
+    if core.slots is not None and caches.states is not None:
         slots = core.slots.allocate(1)
         core.slots.register(slots[0], hashes[-1])
-        core.runner.caches.states.state[:, slots[0]].normal_()
+        caches.states.state[:, slots[0]].normal_()
         core.slots.release(slots)
 
 

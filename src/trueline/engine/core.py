@@ -16,62 +16,50 @@ import hashlib
 import time
 from collections import deque
 from collections.abc import Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 from trueline.cache.blocks import BlockPool
 from trueline.cache.pool import NULL, Pool
-from trueline.cache.prefix import hash_blocks, prefix_salt
+from trueline.cache.prefix import prefix_salt
 from trueline.cache.slots import SlotPool
 from trueline.config import EngineConfig
-from trueline.engine.batch import Batch, build_batch
+from trueline.engine.executor import Executor, StepFailed
 from trueline.engine.failures import Failures
 from trueline.engine.late_kernels import LateKernels
-from trueline.engine.messages import CoreOutput, CoreRequest, TokenScore
-from trueline.engine.request import Request
-from trueline.engine.results import Pending, Result
-from trueline.engine.runner import Runner
+from trueline.engine.live_request import LiveRequest
+from trueline.engine.messages import (
+    Admission,
+    CoreOutput,
+    CoreRequest,
+    StepMessage,
+    StepResult,
+    Unowned,
+)
+from trueline.engine.request import RequestState
 from trueline.engine.scheduler import Scheduler, SchedulerConfig
 from trueline.engine.step import Row, Step
 from trueline.errors import EngineBroken, RequestRejected, described
 from trueline.plan.plan import Plan
 
 
-@dataclass(slots=True)
-class Sequence:
-    """A request's tokens whose values are known, and the names of its full blocks. `key` names it
-    inside: a request_id may come again while steps of its first life are still in flight."""
-
-    key: str
-    request: CoreRequest
-    scheduled: Request
-    tokens: list[int]
-    salt: bytes
-    hashes: list[bytes] = field(default_factory=list)
-    num_scored: int = 0
-    """Prompt positions whose logprobs have been told."""
-    first_scheduled: float | None = None
-
-    @property
-    def num_generated(self) -> int:
-        return len(self.tokens) - len(self.request.prompt_token_ids)
-
-
 @dataclass(frozen=True, slots=True)
-class Unowned:
-    """What no request owns: free blocks, unused tails of others, free slots."""
+class InFlight:
+    """A step that is not collected yet."""
 
-    blocks: list[int]
-    cells: list[int]
-    slots: list[int]
+    step: Step
+    message: StepMessage | None
+    """None where the step failed before there was one."""
+    launched: Any
+    """The executor's handle, or StepFailed."""
 
 
 class EngineCore:
     def __init__(
-        self, runner: Runner, plan: Plan, config: EngineConfig, fingerprint: str = ""
+        self, executor: Executor[Any], plan: Plan, config: EngineConfig, fingerprint: str = ""
     ) -> None:
-        self.runner, self.plan, self.config = runner, plan, config
+        self.executor, self.plan, self.config = executor, plan, config
         self.fingerprint = fingerprint
         size = plan.layout.block_size
         self.pool = BlockPool(plan.num_blocks, size, config.enable_prefix_caching)
@@ -83,76 +71,83 @@ class EngineCore:
             snapshot_spacing=plan.state.spacing if plan.state else None,
         )
         self.scheduler = Scheduler(limits, self.pool, self.slots)
-        self.sequences: dict[str, Sequence] = {}  # by key
-        self.keys: dict[str, str] = {}  # request_id -> key, of those alive
-        self.ended: list[str] = []  # keys, since the last dispatch
-        self.outbox: list[CoreOutput] = []
+        self.requests: dict[str, LiveRequest] = {}
+        """By request_id, those alive."""
+        self.ended: dict[int, None] = {}
+        """Ids of ended requests, until a step that told the executor of them is collected."""
+        self.outputs: list[CoreOutput] = []
+        """To be returned by the next step."""
         self.lag = 1 if plan.limits.overlap else 0
         self.late_kernels = LateKernels()
-        self.in_flight: deque[tuple[Step, Future[Result] | Pending]] = deque()
-        self.worker = ThreadPoolExecutor(1, thread_name_prefix="trueline-runner")
+        self.in_flight: deque[InFlight] = deque()
         self.failures = Failures()
         self.broken: str | None = None
         """Why it cannot go on."""
 
     # -- requests ----------------------------------------------------------------------
 
-    def add(self, request: CoreRequest) -> None:
+    def add(self, request: CoreRequest) -> int:
         """Queue a request; RequestRejected if it can never run. After any error it is as if it had
-        never come."""
+        never come. Returns the id by which the executor knows it."""
         self._check_whole()
-        name = request.request_id
-        if name in self.keys:
-            raise RequestRejected(f"request '{name}': this request_id is in use; choose another")
+        if request.request_id in self.requests:
+            raise RequestRejected(
+                f"request '{request.request_id}': this request_id is in use; choose another"
+            )
         params = request.params
         limit = self.plan.max_model_len - len(request.prompt_token_ids)
-        key = f"{name}#{self.scheduler.counters.num_added}"
-        scheduled = Request(
-            key,
-            len(request.prompt_token_ids),
-            params.max_tokens if params.max_tokens is not None else max(limit, 1),
-            request.priority,
+        live = LiveRequest(
+            request_id=request.request_id,
+            num_prompt_tokens=len(request.prompt_token_ids),
+            max_new_tokens=params.max_tokens if params.max_tokens is not None else max(limit, 1),
+            priority=request.priority,
             # every position must be computed where its logprobs are wanted
             read_prefix_cache=params.prompt_logprobs is None,
+            message=request,
+            tokens=list(request.prompt_token_ids),
+            salt=prefix_salt(self.fingerprint, request.cache_salt),
         )
-        salt = prefix_salt(self.fingerprint, request.cache_salt)
-        sequence = Sequence(key, request, scheduled, list(request.prompt_token_ids), salt)
-        self._name_blocks(sequence)
+        self._hash_blocks(live)
+        self.scheduler.add(live)
+        self.requests[live.request_id] = live
+        admission = Admission(
+            id=live.id,
+            prompt_token_ids=request.prompt_token_ids,
+            params=params,
+            seed=self._seed(live),
+            eos_token_ids=request.eos_token_ids,
+            bad_word_ids=request.bad_word_ids,
+        )
         try:
-            self.scheduler.add(scheduled)
-        except RequestRejected as error:
-            raise RequestRejected(str(error).replace(key, name)) from None
-        self.sequences[key] = sequence
-        self.keys[name] = key
-        try:
-            self.runner.admit(key, request, self._seed(request, scheduled.arrival))
+            self.executor.admit(admission)
         except BaseException:
-            self.abort(name, tell=False)
+            self.abort(live.request_id, report=False)
             raise
+        return live.id
 
-    def abort(self, request_id: str, *, tell: bool = True) -> bool:
-        """End a request at once; whatever is in flight for it is dropped. `tell` puts the end
-        into the next step's news."""
-        key = self.keys.get(request_id)
-        if key is None or self.broken:
+    def abort(self, request_id: str, *, report: bool = True) -> bool:
+        """End a request at once; whatever is in flight for it is dropped. `report` puts the end
+        into the next step's outputs."""
+        request = self.requests.get(request_id)
+        if request is None or self.broken:
             return False
-        self.scheduler.abort(key)
-        self._forget(key)
-        if tell:
-            self.outbox.append(CoreOutput(request_id=request_id, finish_reason="abort"))
+        self.scheduler.abort(request_id)
+        self._forget(request)
+        if report:
+            self.outputs.append(CoreOutput(request_id=request_id, finish_reason="abort"))
         return True
 
     def has_unfinished(self) -> bool:
-        return not self.broken and bool(self.scheduler.has_unfinished() or self.outbox)
+        return not self.broken and bool(self.scheduler.has_unfinished() or self.outputs)
 
     def close(self) -> None:
-        self.worker.shutdown(wait=True)
+        self.executor.close()
 
-    def _seed(self, request: CoreRequest, arrival: int) -> int:
-        """A request's own seed, or one drawn from the engine's and its arrival."""
-        if request.params.seed is not None:
-            return request.params.seed
-        name = f"{self.config.seed}/{arrival}".encode()
+    def _seed(self, request: LiveRequest) -> int:
+        """A request's own seed, or one drawn from the engine's and its place in the order."""
+        if request.message.params.seed is not None:
+            return request.message.params.seed
+        name = f"{self.config.seed}/{request.id}".encode()
         return int.from_bytes(hashlib.blake2b(name, digest_size=7).digest(), "little")
 
     # -- the loop ----------------------------------------------------------------------
@@ -165,8 +160,8 @@ class EngineCore:
             self._step()
         except Exception as error:
             raise self._breaks(error) from error
-        news, self.outbox = self.outbox, []
-        return news
+        outputs, self.outputs = self.outputs, []
+        return outputs
 
     def _step(self) -> None:
         idle = not self.in_flight
@@ -183,151 +178,113 @@ class EngineCore:
             step = self.scheduler.schedule()
         if step is None:
             return False
+        message = None
         try:
-            self.in_flight.append((step, self._start(step)))
+            message = self._message(step)
+            if self.config.poison:
+                self.executor.poison(self._unowned())
+            self.in_flight.append(InFlight(step, message, self.executor.launch(message)))
         except BaseException as error:
-            failed: Future[Result] = Future()
-            failed.set_exception(error)
-            self.in_flight.append((step, failed))
+            self.in_flight.append(InFlight(step, message, StepFailed(error)))
             if not isinstance(error, Exception):  # as Ctrl-C
                 raise
             return False
         return True
 
-    def _start(self, step: Step) -> Future[Result] | Pending:
-        batch = self._batch(step)
-        unowned = self._unowned() if self.config.poison else None
-        if self.lag and not self.plan.device.is_gpu:
-            # a GPU computes by itself what it was given; a CPU needs a thread for that
-            return self.worker.submit(self._execute, batch, unowned)
-        return self._launch(batch, unowned)
-
-    def _execute(self, batch: Batch, unowned: Unowned | None) -> Result:
-        return self._launch(batch, unowned).result()
-
-    def _launch(self, batch: Batch, unowned: Unowned | None) -> Pending:
-        """In the order of dispatch, so that a step before is done with what is poisoned now."""
-        try:
-            if unowned is not None:
-                self.runner.caches.poison(unowned.blocks, unowned.cells, unowned.slots)
-            return self.runner.launch(batch)
-        except BaseException:
-            self.runner.failed()
-            raise
-
-    def _batch(self, step: Step) -> Batch:
-        rows = [self.sequences[row.request.request_id] for row in step.rows]
+    def _message(self, step: Step) -> StepMessage:
         now = time.monotonic()
-        for sequence in rows:
-            if sequence.first_scheduled is None:
-                sequence.first_scheduled = now
-        forget, self.ended = tuple(self.ended), []
-        return build_batch(
-            step,
-            {s.key: s.tokens for s in rows},
-            {
-                s.key: len(s.request.prompt_token_ids)
-                for s in rows
-                if s.request.params.prompt_logprobs is not None
-            },
-            self.plan.layout,
-            one_form=self.plan.batch_invariant,
-            topk=self.plan.index.topk if self.plan.index else None,
-            forget=forget,
-        )
+        rows = []
+        for row in step.rows:
+            request = row.request
+            assert isinstance(request, LiveRequest)
+            if request.first_scheduled is None:
+                request.first_scheduled = now
+            rows.append(request.step_row(row))
+        return StepMessage(rows=rows, ended=list(self.ended))
 
     def _collect(self) -> None:
-        step, launched = self.in_flight[0]
-        # what breaks off our waiting, as Ctrl-C, is not the step's: it stays in flight
-        error = launched.exception() if isinstance(launched, Future) else None
+        flight = self.in_flight[0]
+        # what interrupts our waiting, as Ctrl-C, is not the step's: it stays in flight
         try:
-            outputs = {} if error else self._read(step, launched.result())
-        except Exception as found:
-            error = found
+            outcome = self._outcome(flight)
+            outputs = {} if isinstance(outcome, StepFailed) else self._read(flight.step, outcome)
+        except Exception as error:
+            outcome = StepFailed(error)
         self.in_flight.popleft()
-        if error is not None:
-            self._fail(step, error)
+        if isinstance(outcome, StepFailed):
+            self._fail(flight.step, outcome.error)
             return
         self.failures.none()
         with self._in_one_piece():
-            finished = [key for key, output in outputs.items() if output.finish_reason]
-            for key in self.scheduler.collected(step, finished):
-                outputs[key].finish_reason = "length"
-                finished.append(key)
-            for key in finished:
-                self._forget(key)
-        self.outbox += outputs.values()
+            for ended in flight.message.ended if flight.message else ():
+                self.ended.pop(ended, None)
+            finished = [name for name, output in outputs.items() if output.finish_reason]
+            for name in self.scheduler.collected(flight.step, finished):
+                outputs[name].finish_reason = "length"
+                finished.append(name)
+            for name in finished:
+                self._forget(self.requests[name])
+        self.outputs += outputs.values()
 
-    def _read(self, step: Step, result: Result) -> dict[str, CoreOutput]:
-        """By key."""
-        outputs: dict[str, CoreOutput] = {}
-        for row in step.rows:
-            sequence = self.sequences.get(row.request.request_id)
-            if sequence is not None:  # else ended while this step ran: its results are dropped
-                outputs[sequence.key] = self._news(row, sequence, result)
-        return outputs
+    def _outcome(self, flight: InFlight) -> StepResult | StepFailed:
+        if isinstance(flight.launched, StepFailed):
+            return flight.launched
+        return self.executor.collect(flight.launched)
+
+    def _read(self, step: Step, result: StepResult) -> dict[str, CoreOutput]:
+        """By request_id. Requests that ended while the step ran get nothing of it."""
+        return {
+            request.request_id: self._output(i, row, request, result)
+            for i, row in enumerate(step.rows)
+            if (request := self._alive(row)) is not None
+        }
+
+    def _alive(self, row: Row) -> LiveRequest | None:
+        request = row.request
+        assert isinstance(request, LiveRequest)
+        return None if request.state is RequestState.ENDED else request
 
     def _fail(self, step: Step, error: BaseException) -> None:
         """Its requests end. Steps after it that are in flight have rows of theirs, which are
         dropped; what other rows there compute does not depend on this step."""
-        alive = [key for row in step.rows if (key := row.request.request_id) in self.sequences]
+        alive = [request for row in step.rows if (request := self._alive(row)) is not None]
         with self._in_one_piece():
             self.failures.add(error, len(alive))
             for row in step.rows:
                 # also of requests that have ended: their blocks may be given a name until they go
                 row.request.block_hashes = []
-            for key in alive:
-                name = self.sequences[key].request.request_id
-                told = f"request '{name}': the step that computed it failed: {described(error)}"
-                self.scheduler.abort(key)
-                self._forget(key)
-                self.outbox.append(CoreOutput(request_id=name, finish_reason="error", error=told))
+            for request in alive:
+                name = request.request_id
+                words = f"request '{name}': the step that computed it failed: {described(error)}"
+                self.scheduler.abort(name)
+                self._forget(request)
+                self.outputs.append(CoreOutput(request_id=name, finish_reason="error", error=words))
             self.scheduler.collected(step)
-            # the step may have been the one that was to tell the runner who has ended
-            self.ended = [key for key in tuple(self.runner.stories) if key not in self.sequences]
 
-    def _news(self, row: Row, sequence: Sequence, result: Result) -> CoreOutput:
-        key, name = sequence.key, sequence.request.request_id
+    def _output(self, i: int, row: Row, request: LiveRequest, result: StepResult) -> CoreOutput:
         output = CoreOutput(
-            request_id=name,
-            num_cached_tokens=sequence.scheduled.num_cached_tokens,
-            first_scheduled=sequence.first_scheduled,
-            prompt_scores=self._new_scores(sequence, result),
+            request_id=request.request_id,
+            num_cached_tokens=request.num_cached_tokens,
+            first_scheduled=request.first_scheduled,
+            prompt_scores=request.new_scores(row.start, result.prompt_scores.get(i, [])),
         )
         if not row.samples:
             return output
-        if key in result.broken:
+        if i in result.bad:
             output.finish_reason = "error"
             output.error = (
-                f"request '{name}': at position {row.start + row.count - 1} the model's logits are "
-                "NaN or infinite, or no token is left that may be taken; none was drawn"
+                f"request '{request.request_id}': at position {row.start + row.count - 1} the "
+                "model's logits are NaN or infinite, or no token is left that may be taken; none "
+                "was drawn"
             )
-            self._unshare(sequence)
+            self._unshare(request)
             return output
-        score = result.samples[key]
-        sequence.tokens.append(score.token_id)
-        self._name_blocks(sequence)
+        score = result.sampled[i]
+        request.tokens.append(score.token_id)
+        self._hash_blocks(request)
         output.token_ids, output.scores = [score.token_id], [score]
-        self._check_stop(sequence, score, output)
+        request.check_stop(score.token_id, output)
         return output
-
-    @staticmethod
-    def _new_scores(sequence: Sequence, result: Result) -> list[TokenScore]:
-        """Each prompt position once, though a preempted prompt is computed again."""
-        start, scores = result.prompt_scores.get(sequence.key, (0, []))
-        fresh = scores[max(sequence.num_scored - start, 0) :]
-        sequence.num_scored = max(sequence.num_scored, start + len(scores))
-        return fresh
-
-    @staticmethod
-    def _check_stop(sequence: Sequence, score: TokenScore, output: CoreOutput) -> None:
-        params, token = sequence.request.params, score.token_id
-        if sequence.num_generated < params.min_tokens:
-            return
-        if token in (params.stop_token_ids or ()):
-            output.finish_reason, output.stop_reason = "stop", token
-        elif not params.ignore_eos and token in sequence.request.eos_token_ids:
-            output.finish_reason = "stop"
 
     # -- the end of all ----------------------------------------------------------------
 
@@ -351,24 +308,21 @@ class EngineCore:
 
     # -- housekeeping ------------------------------------------------------------------
 
-    def _name_blocks(self, sequence: Sequence) -> None:
+    def _hash_blocks(self, request: LiveRequest) -> None:
         if self.config.enable_prefix_caching:
-            size = self.plan.layout.block_size
-            sequence.hashes = hash_blocks(sequence.tokens, size, sequence.salt, sequence.hashes)
-            sequence.scheduled.block_hashes = sequence.hashes
+            request.hash_blocks(self.plan.layout.block_size)
 
-    def _unshare(self, sequence: Sequence) -> None:
+    def _unshare(self, request: LiveRequest) -> None:
         """What a broken request has computed is not to be found by others: neither what it would
         register now, nor what earlier chunks of its prompt have registered."""
-        own = sequence.scheduled.num_cached_tokens // self.plan.layout.block_size
-        for value in sequence.hashes[own:]:
+        own = request.num_cached_tokens // self.plan.layout.block_size
+        for value in request.block_hashes[own:]:
             self.pool.forget(value)
-        sequence.scheduled.block_hashes = []
+        request.block_hashes = []
 
-    def _forget(self, key: str) -> None:
-        sequence = self.sequences.pop(key)
-        del self.keys[sequence.request.request_id]
-        self.ended.append(key)
+    def _forget(self, request: LiveRequest) -> None:
+        del self.requests[request.request_id]
+        self.ended[request.id] = None
 
     def _unowned(self) -> Unowned:
         slots = _nobodys(self.slots) if self.slots else []
@@ -376,8 +330,7 @@ class EngineCore:
 
     def _unwritten_cells(self) -> Iterator[int]:
         layout = self.plan.layout
-        for sequence in self.sequences.values():
-            request = sequence.scheduled
+        for request in self.requests.values():
             held = len(request.block_ids) * layout.block_size
             yield from layout.cells(request.block_ids, request.num_computed, held)
 

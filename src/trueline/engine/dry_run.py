@@ -22,7 +22,7 @@ from trueline.engine.params import SamplingParams
 from trueline.engine.runner import Runner
 from trueline.layers.decoder import Decoder
 from trueline.ops.launch import KNOWN_MULTIPLE
-from trueline.ops.sampling import RowState, build_rows
+from trueline.ops.sampling import SamplingState, build_rows
 from trueline.plan.plan import Plan
 from trueline.spec.model import ModelSpec
 
@@ -47,7 +47,7 @@ class DryRun:
 
     @torch.inference_mode()
     def sample(self, count: int, params: SamplingParams) -> None:
-        states = [RowState(params, [0], [], 1, [], seed) for seed in range(count)]
+        states = [SamplingState(params, [0], [], 1, [], seed) for seed in range(count)]
         runner = self.runner
         logits = runner.decoder.logits(runner.decoder.embedding[:count].to(runner.decoder.compute))
         runner.sampling.sample(logits, build_rows(states, self.plan.device.torch))

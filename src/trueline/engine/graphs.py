@@ -17,13 +17,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueline.engine.batch import UNKNOWN, Batch
+from trueline.engine.batch import Batch
 from trueline.engine.inputs import Inputs
+from trueline.engine.messages import UNKNOWN
 from trueline.layers.context import Selected, SparseStep, StateStep, StepInput
 from trueline.layers.decoder import Decoder
 from trueline.ops.lightning import StateTable
 from trueline.ops.mla_decode import DecodeRows, DecodeTable
-from trueline.ops.sampling import RowState
+from trueline.ops.sampling import SamplingState
 from trueline.ops.sparse_rows import Table
 from trueline.plan.plan import Plan
 
@@ -184,7 +185,7 @@ class DecodeGraphs:
             if progress:
                 progress(done, len(kinds))
 
-    def run(self, batch: Batch, rows: Sequence[RowState], places: Mapping[str, int]) -> Made:
+    def run(self, batch: Batch, rows: Sequence[SamplingState], places: Mapping[int, int]) -> Made:
         """`places`: where each request's token is among those drawn last."""
         count = len(batch.rows)
         self.fixed.fill(self._values(batch, rows, places), batch.blocks)
@@ -226,9 +227,9 @@ class DecodeGraphs:
         return replay
 
     def _values(
-        self, batch: Batch, rows: Sequence[RowState], places: Mapping[str, int]
+        self, batch: Batch, rows: Sequence[SamplingState], places: Mapping[int, int]
     ) -> dict[str, Sequence[float]]:
-        carried = {index: places[name] for index, name in batch.carried}
+        carried = {point.token: places[point.id] for point in batch.carried}
         values: dict[str, Sequence[float]] = {
             "tokens": [0 if token == UNKNOWN else token for token in batch.tokens],
             "source": [carried.get(i, NOWHERE) for i in range(len(batch.rows))],

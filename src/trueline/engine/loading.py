@@ -14,6 +14,7 @@ import torch
 from trueline.config import EngineConfig
 from trueline.device import find_device
 from trueline.engine.core import EngineCore
+from trueline.engine.executor import LocalExecutor
 from trueline.engine.memory import measure
 from trueline.engine.runner import Runner, build_decoder
 from trueline.layers.context import Parameters
@@ -68,7 +69,8 @@ def load_engine(model: Path, config: EngineConfig, progress: Progress | None = N
     if runner.graphs is not None:
         runner.graphs.capture_all()
         clock.lap("graphs")
-    core = EngineCore(runner, plan, config, _fingerprint(model, plan))
+    executor = LocalExecutor(runner, threaded=plan.limits.overlap and not device.is_gpu)
+    core = EngineCore(executor, plan, config, _fingerprint(model, plan))
     if device.is_gpu:
         core.late_kernels.watch()
     return Loaded(spec, expected, plan, core, clock.laps)

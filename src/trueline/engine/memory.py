@@ -10,13 +10,12 @@ import torch
 
 from trueline.engine.batch import Batch, build_batch
 from trueline.engine.inputs import Caches, Inputs
+from trueline.engine.messages import StepMessage, StepRow
 from trueline.engine.params import SamplingParams
-from trueline.engine.request import Request
-from trueline.engine.step import Row, RowState, Step
+from trueline.engine.step import StateSlots
 from trueline.layers.decoder import Decoder
 from trueline.ops.mla_prefill import masked_context
-from trueline.ops.sampling import RowState as Sampling
-from trueline.ops.sampling import build_rows
+from trueline.ops.sampling import SamplingState, build_rows
 from trueline.plan.memory import Measured, latent_mixers
 from trueline.plan.plan import Plan
 from trueline.spec.model import ModelSpec
@@ -61,10 +60,10 @@ def _peak(spec: ModelSpec, plan: Plan, decoder: Decoder, batch: Batch) -> int:
     return torch.cuda.max_memory_allocated() - before
 
 
-def _rows(count: int) -> list[Sampling]:
+def _rows(count: int) -> list[SamplingState]:
     """As much to do as sampling may have: all tokens sorted, edited and told of."""
     params = SamplingParams(top_p=0.9, repetition_penalty=1.1, logprobs=20)
-    return [Sampling(params, [0, 1], [], 2, [], seed) for seed in range(count)]
+    return [SamplingState(params, [0, 1], [], 2, [], seed) for seed in range(count)]
 
 
 def _contexts(spec: ModelSpec, plan: Plan) -> list[int]:
@@ -93,16 +92,20 @@ def _decode(plan: Plan) -> Batch:
 def made_up_batch(plan: Plan, rows: Sequence[tuple[int, int]]) -> Batch:
     """Rows that share the blocks of a made-up request."""
     size = plan.layout.block_size
-    made = []
-    for number, (start, count) in enumerate(rows, 1):
-        request = Request("measure", start + count, 1, 0, read_prefix_cache=False)
-        # The same few blocks again and again: what is in them does not matter.
-        few = -(-plan.limits.max_num_batched_tokens // size)
-        request.block_ids = [1 + i % few for i in range(-(-(start + count) // size))]
-        state = RowState(number, number if start else None) if plan.state else None
-        made.append(Row(request, start, count, count == 1 and start > 0, False, state))
-    decode = sum(row.is_decode for row in made)
-    step = Step(tuple(made), decode, sum(count for _, count in rows), ())
-    known = {"measure": [0] * max(start + count for start, count in rows)}
+    # The same few blocks again and again: what is in them does not matter.
+    few = -(-plan.limits.max_num_batched_tokens // size)
+    made = [
+        StepRow(
+            id=0,
+            start=start,
+            token_ids=[0] * count,
+            block_ids=[1 + i % few for i in range(-(-(start + count) // size))],
+            is_decode=count == 1 and start > 0,
+            samples=False,
+            state=StateSlots(number, number if start else None) if plan.state else None,
+        )
+        for number, (start, count) in enumerate(rows, 1)
+    ]
     topk = plan.index.topk if plan.index else None
-    return build_batch(step, known, {}, plan.layout, one_form=plan.batch_invariant, topk=topk)
+    step = StepMessage(rows=made)
+    return build_batch(step, plan.layout, one_form=plan.batch_invariant, topk=topk)

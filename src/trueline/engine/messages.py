@@ -1,11 +1,18 @@
-"""What goes into the core and comes out of it: token ids, never text. Plain structs, so that they
-can cross a process boundary as they are."""
+"""What goes into the core and comes out of it, and what the core and its executor tell each other:
+token ids and numbers, never text, never tensors. Plain structs, so that they can cross a process
+boundary as they are."""
 
 from __future__ import annotations
+
+from typing import Final
 
 import msgspec
 
 from trueline.engine.params import SamplingParams
+from trueline.engine.step import StateSlots
+
+UNKNOWN: Final = -1
+"""Stands for a token that the step before samples; the runner puts it in."""
 
 
 class CoreRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -28,7 +35,7 @@ class TokenScore(msgspec.Struct, frozen=True):
 
 
 class CoreOutput(msgspec.Struct, kw_only=True):
-    """News of one request since the last time."""
+    """What one request has got since the last output."""
 
     request_id: str
     token_ids: list[int] = []
@@ -41,3 +48,60 @@ class CoreOutput(msgspec.Struct, kw_only=True):
     """stop, length, abort or error."""
     stop_reason: int | str | None = None
     error: str | None = None
+
+
+# -- core and executor -----------------------------------------------------------------
+
+
+class Admission(msgspec.Struct, frozen=True, kw_only=True):
+    """What sampling must know of a request, told once, before its first row."""
+
+    id: int
+    prompt_token_ids: list[int]
+    params: SamplingParams
+    seed: int
+    eos_token_ids: list[int]
+    bad_word_ids: list[list[int]]
+
+
+class StepRow(msgspec.Struct, frozen=True, kw_only=True):
+    """Positions [start, start + len(token_ids)) of a request."""
+
+    id: int
+    start: int
+    token_ids: list[int]
+    """The last may be UNKNOWN."""
+    block_ids: list[int]
+    is_decode: bool
+    samples: bool
+    """Its last position's logits give the next token."""
+    num_scored: int = 0
+    """Of its leading positions, those whose next prompt token's logprob was asked for."""
+    state: StateSlots | None = None
+
+
+class StepMessage(msgspec.Struct, frozen=True, kw_only=True):
+    """A step for every rank. Decode rows come first."""
+
+    rows: list[StepRow]
+    ended: list[int] = []
+    """Requests that send no more rows: what is kept for them can go."""
+
+
+class StepResult(msgspec.Struct, kw_only=True):
+    """By row of the step."""
+
+    sampled: dict[int, TokenScore] = {}
+    bad: list[int] = []
+    """Rows that should have sampled but have NaN or infinite logits, or no token that they may
+    take: never a random token."""
+    prompt_scores: dict[int, list[TokenScore]] = {}
+    """Of the tokens after each of the row's scored positions."""
+
+
+class Unowned(msgspec.Struct, frozen=True):
+    """What no request owns: free blocks, unwritten cells of owned ones, free slots."""
+
+    blocks: list[int]
+    cells: list[int]
+    slots: list[int]

@@ -22,7 +22,8 @@ class RequestState(Enum):
 
 @dataclass(slots=True, eq=False)
 class Request:
-    """The first fields are the caller's; the rest is written by the scheduler alone."""
+    """The first fields are the caller's; the rest is written by the scheduler alone. The core adds
+    token values in a class of its own (core.py), which the scheduler never looks at."""
 
     request_id: str
     num_prompt_tokens: int
@@ -35,7 +36,9 @@ class Request:
     """The chain of cache/prefix.py; the core extends it as token values become known."""
 
     state: RequestState = field(default=RequestState.NEW, init=False)
-    arrival: int = field(default=-1, init=False)
+    id: int = field(default=-1, init=False)
+    """Its place in the order of arrival. The executor knows it by this number: a `request_id` may
+    come again while steps of its first life are still in flight."""
     order: tuple[int, int] = field(default=(0, 0), init=False)
     """Smaller goes first, everywhere; given once in `Scheduler.add` and never changed."""
     token_limit: int = field(default=0, init=False)

@@ -3,39 +3,19 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from torch import Tensor
 
 from trueline.device import mark, to_host
-from trueline.engine.messages import CoreRequest, TokenScore
-from trueline.ops.sampling import RowState, Scored
-
-
-@dataclass(slots=True)
-class Result:
-    """Per request: the sampled token with its scores, or why there is none."""
-
-    samples: dict[str, TokenScore] = field(default_factory=dict)
-    broken: set[str] = field(default_factory=set)
-    """NaN or infinite logits: never a random token."""
-    prompt_scores: dict[str, tuple[int, list[TokenScore]]] = field(default_factory=dict)
-    """Position of the first, and the scores of the tokens after each."""
-
-
-@dataclass(slots=True)
-class Story:
-    """What sampling needs to know of a request; its outputs grow as results are fetched, ahead of
-    what the core has collected."""
-
-    request: CoreRequest
-    output_ids: list[int]
-    row: RowState
+from trueline.engine.batch import SamplingPoint
+from trueline.engine.messages import StepResult, TokenScore
+from trueline.ops.sampling import SamplingState, Scored
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
-    """On the device, a row per sample."""
+class SampledTokens:
+    """On the device, one for each row that samples."""
 
     tokens: Tensor
     bad: Tensor
@@ -44,10 +24,10 @@ class Drawn:
 
 
 class PromptScores:
-    """Of one request's prompt tokens in this step."""
+    """Of one row's prompt tokens in this step."""
 
-    def __init__(self, name: str, start: int, top: int) -> None:
-        self.name, self.start, self.top = name, start, top
+    def __init__(self, row: int, top: int) -> None:
+        self.row, self.top = row, top
         self._parts: list[tuple[list[int], Scored]] = []
 
     def add(self, targets: list[int], scored: Scored) -> None:
@@ -61,50 +41,48 @@ class PromptScores:
         ]
 
 
-class Pending:
+class StepHandle:
     """A step in flight. Copies to the host are under way from the start, so that waiting for them
     waits for this step and for none after it."""
 
     def __init__(
         self,
-        names: list[str],
-        stories: list[Story],
-        drawn: Drawn | None,
+        points: tuple[SamplingPoint, ...],
+        states: list[SamplingState],
+        sampled: SampledTokens | None,
         prompts: list[PromptScores],
     ) -> None:
-        self._names, self._stories, self._prompts = names, stories, prompts
-        self._result: Result | None = None
-        self._drawn = drawn
-        if drawn is not None:
-            scored = None if drawn.scored is None else _fetched(drawn.scored)
-            self._drawn = Drawn(to_host(drawn.tokens), to_host(drawn.bad), scored)
+        self._points, self._states, self._prompts = points, states, prompts
+        self._result: StepResult | None = None
+        self._sampled = sampled
+        if sampled is not None:
+            scored = None if sampled.scored is None else _fetched(sampled.scored)
+            self._sampled = SampledTokens(to_host(sampled.tokens), to_host(sampled.bad), scored)
         self._wait = mark()
 
-    def result(self) -> Result:
+    def result(self) -> StepResult:
         """Waits if need be; the same object however often it is asked for."""
         if self._result is None:
             self._wait()
             self._result = self._fetch()
         return self._result
 
-    def _fetch(self) -> Result:
-        result = Result()
-        for prompt in self._prompts:
-            result.prompt_scores[prompt.name] = (prompt.start, prompt.scores())
-        if self._drawn is None:
+    def _fetch(self) -> StepResult:
+        result = StepResult(prompt_scores={each.row: each.scores() for each in self._prompts})
+        if self._sampled is None:
             return result
-        tokens, bad = self._drawn.tokens.tolist(), self._drawn.bad.tolist()
-        if self._drawn.scored is None:
+        tokens, bad = self._sampled.tokens.tolist(), self._sampled.bad.tolist()
+        if self._sampled.scored is None:
             scores = [TokenScore(token, math.nan, 0) for token in tokens]
         else:
-            wanted = [story.request.params.logprobs for story in self._stories]
-            scores = token_scores(tokens, self._drawn.scored, wanted)
-        for i, (name, story) in enumerate(zip(self._names, self._stories, strict=True)):
-            story.output_ids.append(tokens[i])
+            wanted = [state.params.logprobs for state in self._states]
+            scores = token_scores(tokens, self._sampled.scored, wanted)
+        for i, (point, state) in enumerate(zip(self._points, self._states, strict=True)):
+            state.output_ids.append(tokens[i])
             if bad[i]:
-                result.broken.add(name)
+                result.bad.append(point.row)
             else:
-                result.samples[name] = scores[i]
+                result.sampled[point.row] = scores[i]
         return result
 
 

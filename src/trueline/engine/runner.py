@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from trueline.engine.batch import Batch, ScoredPrompt
+from trueline.engine.batch import Batch, BatchRow, build_batch
 from trueline.engine.graphs import Capture, DecodeGraphs, capture_for
 from trueline.engine.inputs import Caches, Inputs
-from trueline.engine.messages import CoreRequest
-from trueline.engine.results import Drawn, Pending, PromptScores, Story
+from trueline.engine.messages import Admission, StepMessage
+from trueline.engine.results import PromptScores, SampledTokens, StepHandle
 from trueline.layers.context import Build, Ops, Parameters, StepInput, Weights
 from trueline.layers.decoder import Decoder, Replay
-from trueline.ops.sampling import RowState, build_rows
+from trueline.ops.sampling import SamplingState, build_rows
 from trueline.parallel.collective import Collective, Solo, Sums
 from trueline.plan.plan import Plan
 from trueline.spec.model import ModelSpec
@@ -48,9 +48,9 @@ def build_decoder(
 class Last:
     """The step launched before this one."""
 
-    pending: Pending | None = None
-    places: dict[str, int] = field(default_factory=dict)
-    """Where each request's token is among those drawn."""
+    handle: StepHandle | None = None
+    places: dict[int, int] = field(default_factory=dict)
+    """Where each request's token is among those sampled."""
 
 
 class Runner:
@@ -62,7 +62,7 @@ class Runner:
         self.sampling = plan.op("sampling")
         self.caches = Caches(spec, plan)
         self.inputs = Inputs(spec, plan, decoder.ops, self.caches)
-        self.stories: dict[str, Story] = {}
+        self.sampling_states: dict[int, SamplingState] = {}
         device = plan.device.torch
         self.drawn = torch.zeros(plan.limits.max_num_seqs, dtype=torch.long, device=device)
         """The tokens of the last step, in the order of its samples."""
@@ -76,18 +76,16 @@ class Runner:
         capture = capture or capture_for(plan)
         self.graphs = DecodeGraphs(self.inputs, decoder, self.drawn, capture) if capture else None
 
-    def admit(self, key: str, request: CoreRequest, seed: int) -> None:
-        outputs: list[int] = []
-        row = RowState(
-            params=request.params,
-            prompt_ids=request.prompt_token_ids,
-            output_ids=outputs,
-            position=len(request.prompt_token_ids),
-            eos_ids=request.eos_token_ids,
-            seed=seed,
-            bad_words=request.bad_word_ids,
+    def admit(self, admission: Admission) -> None:
+        self.sampling_states[admission.id] = SamplingState(
+            params=admission.params,
+            prompt_ids=admission.prompt_token_ids,
+            output_ids=[],
+            position=len(admission.prompt_token_ids),
+            eos_ids=admission.eos_token_ids,
+            seed=admission.seed,
+            bad_words=admission.bad_word_ids,
         )
-        self.stories[key] = Story(request, outputs, row)
 
     def failed(self) -> None:
         """The step that was to be launched now. One after it may be on its way already and want a
@@ -96,41 +94,49 @@ class Runner:
         if self.graphs is not None:
             self.graphs.fixed.forget()
 
+    def batch(self, step: StepMessage) -> Batch:
+        index = self.plan.index
+        return build_batch(
+            step,
+            self.plan.layout,
+            one_form=self.plan.batch_invariant,
+            topk=index.topk if index else None,
+        )
+
     @torch.inference_mode()
-    def launch(self, batch: Batch) -> Pending:
-        for name in batch.forget:
-            self.stories.pop(name, None)
-        self._wait_for_outputs(batch)
-        names = [name for _, name in batch.samples]
-        stories = [self.stories[name] for name in names]
-        drawn: Drawn | None = None
+    def launch(self, step: StepMessage) -> StepHandle:
+        for ended in step.ended:
+            self.sampling_states.pop(ended, None)
+        batch = self.batch(step)
+        states = [self.sampling_states[point.id] for point in batch.samples]
+        self._wait_for_outputs(states)
+        sampled: SampledTokens | None = None
         logits: Tensor | None = None
         if self.graphs is not None and self._capturable(batch):
-            made = self.graphs.run(batch, [story.row for story in stories], self.last.places)
+            made = self.graphs.run(batch, states, self.last.places)
             hidden, logits = made.hidden, made.logits
-            if all(story.row.is_plain for story in stories):
-                drawn = Drawn(made.tokens, made.bad, None)
+            if all(state.is_plain for state in states):
+                sampled = SampledTokens(made.tokens, made.bad, None)
         else:
             hidden = self._forward(batch)
-            if names:
+            if states:
                 logits = self.decoder.logits(hidden[self._sampled_at(batch)])
         if self.probe is not None:
             self.probe(batch, self.decoder.logits(hidden).cpu())
-        if drawn is None and logits is not None:
-            drawn = self._draw(logits, [story.row for story in stories])
-            self.drawn[: len(names)] = drawn.tokens
-        for story in stories:
-            story.row.position += 1
-        prompts = [self._score_prompt(hidden, wanted) for wanted in batch.scored]
-        pending = Pending(names, stories, drawn, prompts)
-        self.last = Last(pending, {name: i for i, name in enumerate(names)})
-        return pending
+        if sampled is None and logits is not None:
+            sampled = self._sample(logits, states)
+            self.drawn[: len(states)] = sampled.tokens
+        for state in states:
+            state.position += 1
+        prompts = [self._score_prompt(hidden, row, scored) for row, scored in batch.scored]
+        handle = StepHandle(batch.samples, states, sampled, prompts)
+        self.last = Last(handle, {point.id: i for i, point in enumerate(batch.samples)})
+        return handle
 
-    def _wait_for_outputs(self, batch: Batch) -> None:
+    def _wait_for_outputs(self, states: list[SamplingState]) -> None:
         """Some rows must know which tokens came before, not only how many."""
-        rows = (self.stories[name].row for _, name in batch.samples)
-        if self.last.pending is not None and any(row.needs_output_ids for row in rows):
-            self.last.pending.result()
+        if self.last.handle is not None and any(state.needs_output_ids for state in states):
+            self.last.handle.result()
 
     def _capturable(self, batch: Batch) -> bool:
         """One token for every row, and nothing to see but what is drawn. Choices that are recorded
@@ -142,8 +148,8 @@ class Runner:
         """With those that the step before has drawn."""
         tokens = self.inputs.tensor(batch.tokens)
         if batch.carried:
-            at = self.inputs.tensor([index for index, _ in batch.carried])
-            places = self.inputs.tensor([self.last.places[name] for _, name in batch.carried])
+            at = self.inputs.tensor([point.token for point in batch.carried])
+            places = self.inputs.tensor([self.last.places[point.id] for point in batch.carried])
             tokens[at] = self.drawn[places]
         return tokens
 
@@ -160,22 +166,22 @@ class Runner:
         return hidden
 
     def _sampled_at(self, batch: Batch) -> Tensor:
-        return self.inputs.tensor([index for index, _ in batch.samples])
+        return self.inputs.tensor([point.token for point in batch.samples])
 
-    def _draw(self, logits: Tensor, rows: list[RowState]) -> Drawn:
-        sampled = self.sampling.sample(logits, build_rows(rows, self.plan.device.torch))
-        asked = any(row.params.logprobs is not None for row in rows)
-        return Drawn(sampled.tokens, sampled.bad, sampled if asked else None)
+    def _sample(self, logits: Tensor, states: list[SamplingState]) -> SampledTokens:
+        sampled = self.sampling.sample(logits, build_rows(states, self.plan.device.torch))
+        asked = any(state.params.logprobs is not None for state in states)
+        return SampledTokens(sampled.tokens, sampled.bad, sampled if asked else None)
 
-    def _score_prompt(self, hidden: Tensor, wanted: ScoredPrompt) -> PromptScores:
-        request = self.stories[wanted.request_id].request
-        asked = request.params.prompt_logprobs or 0
+    def _score_prompt(self, hidden: Tensor, row: int, scored: BatchRow) -> PromptScores:
+        state = self.sampling_states[scored.id]
+        asked = state.params.prompt_logprobs or 0
         top = sys.maxsize if asked == -1 else asked
-        rows = hidden[wanted.tokens]
-        found = PromptScores(wanted.request_id, wanted.start, top)
+        rows = hidden[scored.tokens]
+        found = PromptScores(row, top)
         for start in range(0, len(rows), SCORED_ROWS):
             logits = self.decoder.logits(rows[start : start + SCORED_ROWS])
-            at = wanted.start + start + 1
-            targets = request.prompt_token_ids[at : at + len(logits)]
+            at = scored.start + start + 1
+            targets = list(state.prompt_ids[at : at + len(logits)])
             found.add(targets, self.sampling.score(logits, self.inputs.tensor(targets), top))
         return found

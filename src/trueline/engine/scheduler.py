@@ -124,9 +124,9 @@ class Scheduler:
         if problem:
             self.counters.num_rejected += 1
             raise RequestRejected(f"request '{request.request_id}': {problem}")
-        request.arrival = self.counters.num_added
+        request.id = self.counters.num_added
         aged = request.priority * self.config.priority_aging_steps + self.counters.num_steps
-        request.order = (aged, request.arrival)
+        request.order = (aged, request.id)
         self.counters.num_added += 1
         self._live[request.request_id] = request
         self._waiting.push(request)

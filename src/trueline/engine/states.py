@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 from trueline.cache.blocks import BlockPool
 from trueline.cache.slots import SlotPool
 from trueline.engine.request import Request
-from trueline.engine.step import Row, RowState
+from trueline.engine.step import Row, StateSlots
 from trueline.errors import UsageError
 
 
@@ -104,11 +104,11 @@ class States:
 
     # A row goes out
 
-    def row_state(self, request: Request, start: int, end: int) -> RowState:
+    def row_state(self, request: Request, start: int, end: int) -> StateSlots:
         held = self._held[request]
         snapshots = self._take_snapshots(request, start, end)
         held.snapshots += [slot for _, slot in snapshots]
-        return RowState(held.slot, self._source(held, start), snapshots)
+        return StateSlots(held.slot, self._source(held, start), snapshots)
 
     def _source(self, held: Held, start: int) -> int | None:
         if start == 0:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import msgspec
+
 from trueline.engine.request import Request
 
 
-@dataclass(frozen=True, slots=True)
-class RowState:
+class StateSlots(msgspec.Struct, frozen=True):
     """Slots of the state cache, for models whose mixers keep a state per sequence. Within a step
     nobody else reads or writes what a row writes."""
 
@@ -35,7 +36,7 @@ class Row:
     prompt. All else is prefill, whatever its length."""
     samples: bool
     """It reaches the request's last token, so its logits give the next one."""
-    state: RowState | None = None
+    state: StateSlots | None = None
     """None where the model keeps no state per sequence."""
 
 

@@ -15,6 +15,7 @@ from trueline import reference
 from trueline.config import EngineConfig
 from trueline.engine.batch import Batch
 from trueline.engine.core import EngineCore
+from trueline.engine.executor import local_runner
 from trueline.engine.loading import load_engine
 from trueline.engine.messages import CoreOutput, CoreRequest
 from trueline.engine.params import SamplingParams
@@ -81,20 +82,21 @@ def serve(
     `may_fail`."""
     logits: list[dict[int, Tensor]] = [{} for _ in asks]
 
-    def watch(batch: Batch, values: Tensor) -> None:
-        for name, at, start in batch.rows:
-            found = logits[int(name.removeprefix("check-").partition("#")[0])]
-            for offset, row in enumerate(values[at]):
-                found[start + offset] = row.clone()
+    ids: dict[int, int] = {}
 
-    core.runner.probe = watch
+    def watch(batch: Batch, values: Tensor) -> None:
+        for row in batch.rows:
+            for offset, value in enumerate(values[row.tokens]):
+                logits[ids[row.id]][row.start + offset] = value.clone()
+
+    local_runner(core.executor).probe = watch
     outputs: list[list[CoreOutput]] = [[] for _ in asks]
     waiting = sorted(range(len(asks)), key=lambda i: asks[i].arrives)
     step = 0
     while waiting or core.has_unfinished():
         while waiting and asks[waiting[0]].arrives <= step:
-            core.add(_request(waiting[0], asks[waiting[0]]))
-            waiting.pop(0)
+            i = waiting.pop(0)
+            ids[core.add(_request(i, asks[i]))] = i
         if on_step:
             on_step(core, step)
         for news in _step(core, may_fail):
@@ -102,7 +104,7 @@ def serve(
         step += 1
         if step > 100_000:
             raise CheckFailed("the engine made no progress")
-    core.runner.probe = None
+    local_runner(core.executor).probe = None
     tokens = [[token for news in each for token in news.token_ids] for each in outputs]
     cached = [max((news.num_cached_tokens for news in each), default=0) for each in outputs]
     return Run(tokens, logits, cached, outputs, core)

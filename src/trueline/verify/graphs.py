@@ -10,6 +10,7 @@ from typing import Any
 from trueline.config import EngineConfig
 from trueline.device import find_device
 from trueline.engine.core import EngineCore
+from trueline.engine.executor import LocalExecutor, local_runner
 from trueline.engine.graphs import DecodeGraphs, Made
 from trueline.engine.loading import load_engine
 from trueline.engine.runner import Runner, build_decoder
@@ -85,7 +86,7 @@ def captured(subject: Subject, config: EngineConfig) -> tuple[Run, Run, list[Ask
     """Two turns on one engine, and what the second asked."""
     on_gpu = find_device(config.device).is_gpu
     core = load_engine(subject.model, config).core if on_gpu else emulated(subject, config)
-    graphs = core.runner.graphs
+    graphs = local_runner(core.executor).graphs
     assert graphs is not None
     sizes: set[tuple[int, int]] = set()
     graphs.run = _watched(graphs, sizes)  # type: ignore[method-assign]
@@ -114,7 +115,7 @@ def emulated(subject: Subject, config: EngineConfig) -> EngineCore:
     runner = Runner(spec, plan, build_decoder(spec, plan, values), capture=again)
     assert runner.graphs is not None
     runner.graphs.capture_all()
-    return EngineCore(runner, plan, config)
+    return EngineCore(LocalExecutor(runner, threaded=plan.limits.overlap), plan, config)
 
 
 def again(step: Callable[[], Any]) -> Callable[[], Any]:

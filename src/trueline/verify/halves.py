@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Literal
 
+from trueline.engine.executor import local_runner
 from trueline.engine.loading import load_engine
 from trueline.layers.decoder import Replay
 from trueline.verify.cases import Subject
@@ -48,14 +49,14 @@ def _served(
 ) -> tuple[Run, list[Replay]]:
     core = load_engine(subject.model, replace(base(subject), dtype=dtype)).core
     if choices is None:
-        core.runner.recorded = []
+        local_runner(core.executor).recorded = []
     else:
-        core.runner.forced = [_copied(step) for step in choices]
+        local_runner(core.executor).forced = [_copied(step) for step in choices]
     try:
         done = serve(core, ASKS)
     finally:
         core.close()
-    return done, core.runner.recorded or []
+    return done, local_runner(core.executor).recorded or []
 
 
 def _copied(step: Replay) -> Replay:

@@ -10,6 +10,7 @@ from typing import Any
 from trueline.config import EngineConfig
 from trueline.device import find_device
 from trueline.engine.core import EngineCore
+from trueline.engine.executor import LocalExecutor, local_runner
 from trueline.engine.loading import load_engine
 from trueline.engine.runner import Runner, build_decoder
 from trueline.layers.context import SparseStep, StepInput
@@ -46,7 +47,7 @@ def masked_prefill(subject: Subject) -> None:
     core = load_engine(subject.model, config).core if on_gpu else interpreted(subject, config)
     assert core.plan.index is not None
     topk, missing = core.plan.index.topk, dict(SITUATIONS)
-    inputs = core.runner.inputs
+    inputs = local_runner(core.executor).inputs
     inputs.build = _watched(inputs.build, missing, topk)  # type: ignore[method-assign]
     try:
         done = serve(core, ASKS)
@@ -77,4 +78,5 @@ def interpreted(subject: Subject, config: EngineConfig) -> EngineCore:
     spec = read_model(subject.model, config.facts)
     plan = make_plan(spec, replace(config, ops={"mla_prefill": "triton"}), find_device("cpu"))
     values = load_weights(subject.model, spec, dtype=plan.weight_dtype)
-    return EngineCore(Runner(spec, plan, build_decoder(spec, plan, values)), plan, config)
+    runner = Runner(spec, plan, build_decoder(spec, plan, values))
+    return EngineCore(LocalExecutor(runner, threaded=plan.limits.overlap), plan, config)

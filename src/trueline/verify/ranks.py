@@ -10,6 +10,7 @@ from pathlib import Path
 from trueline.config import EngineConfig
 from trueline.device import find_device
 from trueline.engine.core import EngineCore
+from trueline.engine.executor import LocalExecutor
 from trueline.engine.runner import Runner, build_decoder
 from trueline.models import read_model
 from trueline.parallel.collective import Threads
@@ -45,7 +46,8 @@ def serve_on_ranks(model: Path, asks: Sequence[Ask], config: EngineConfig, size:
             values = load_weights(model, local, dtype=plan.weight_dtype)
             decoder = build_decoder(local, plan, values, group.rank(number))
             runner = Runner(local, plan, decoder)
-            results[number] = serve(EngineCore(runner, plan, config), asks)
+            executor = LocalExecutor(runner, threaded=plan.limits.overlap)
+            results[number] = serve(EngineCore(executor, plan, config), asks)
         except Exception as error:
             failures.append(error)
             group.stop()

@@ -135,7 +135,7 @@ def _take(
         tally.finished += 1
         del flights[name]
     elif flight.abort_after is not None and len(flight.got) > flight.abort_after:
-        core.abort(name, tell=False)
+        core.abort(name, report=False)
         tally.aborted += 1
         del flights[name]
 

@@ -83,7 +83,7 @@ def longest(inputs: Inputs, count: int) -> int:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="made for a CPU")
 @pytest.mark.parametrize("count", [FEW + 1, 40, 100])
 def test_contexts_around_the_longest(core: EngineCore, count: int) -> None:
-    inputs = core.runner.inputs
+    inputs = core.executor.runner.inputs
     start = longest(inputs, count) - count
     selected, (part,) = split(inputs, [(start, count)])
     assert selected is None
@@ -97,7 +97,7 @@ def test_contexts_around_the_longest(core: EngineCore, count: int) -> None:
 def test_runs_of_a_step(core: EngineCore) -> None:
     """A row that decodes, one that does not choose, a prompt whose beginning does not, few tokens,
     many after much: rows and tokens are counted apart."""
-    inputs = core.runner.inputs
+    inputs = core.executor.runner.inputs
     topk = core.plan.index.topk if core.plan.index else 0
     rows = [(60, 1), (5, 9), (0, 70), (30, FEW), (300, 40), (topk, FEW + 1)]
     selected, masked = split(inputs, rows)
@@ -115,7 +115,7 @@ def test_runs_of_a_step(core: EngineCore) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="made for a CPU")
 def test_where_there_is_no_such_op(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = core.runner.inputs
+    inputs = core.executor.runner.inputs
     monkeypatch.setattr(inputs.ops, "mla_prefill", SimpleNamespace(run=None))
     assert split(inputs, [(0, 70)])[1] == ()
 
@@ -123,10 +123,10 @@ def test_where_there_is_no_such_op(core: EngineCore, monkeypatch: pytest.MonkeyP
 @pytest.mark.skipif(torch.cuda.is_available(), reason="made for a CPU")
 def test_memory_is_measured_for_both(core: EngineCore) -> None:
     """Steps of tokens that all choose: those with most cached before attend over lists."""
-    inputs, plan = core.runner.inputs, core.plan
+    inputs, plan = core.executor.runner.inputs, core.plan
     plan = replace(plan, limits=replace(plan.limits, max_num_batched_tokens=60))
     kinds = []
-    for most in memory._contexts(core.runner.spec, plan):
+    for most in memory._contexts(core.executor.runner.spec, plan):
         batch = memory._prefill(plan, most)
         assert plan.index is not None
         selected, masked = inputs._split(batch, plan.index.topk)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch.profiler import ProfilerActivity, profile
 
+from trueline.engine.executor import local_runner
 from trueline.llm import LLMEngine
 
 REPLAYS = 4
@@ -18,7 +19,7 @@ NAMED = 12
 def decode_profile(engine: LLMEngine, batch: int, context: int) -> dict[str, Any]:
     """The graph replayed on contexts of one length, over whatever is in the cache. Nothing is
     drawn for anybody."""
-    graphs = engine.core.runner.graphs
+    graphs = local_runner(engine.core.executor).graphs
     if graphs is None:
         return {}
     replay = graphs.rehearse(batch, context)

@@ -37,9 +37,9 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from trueline.ops.sampling.rows import Entries, RowState, SamplingRows, build_rows
+from trueline.ops.sampling.rows import Entries, SamplingRows, SamplingState, build_rows
 
-__all__ = ["Entries", "RowState", "Sampled", "SamplingRows", "Scored", "build_rows"]
+__all__ = ["Entries", "Sampled", "SamplingRows", "SamplingState", "Scored", "build_rows"]
 
 GOLDEN = 0x9E3779B97F4A7C15
 MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)

@@ -80,16 +80,18 @@ class Params(Protocol):
     def min_tokens(self) -> int: ...
     @property
     def logprobs(self) -> int | None: ...
+    @property
+    def prompt_logprobs(self) -> int | None: ...
 
 
 @dataclass(slots=True)
-class RowState:
+class SamplingState:
     """A sequence about to draw a token. Keep it from step to step and let `output_ids` grow:
     tokens are counted once."""
 
     params: Params
     prompt_ids: Sequence[int]
-    output_ids: Sequence[int]
+    output_ids: list[int]
     position: int
     """Of the token to be drawn: prompt and output tokens before it."""
     eos_ids: Sequence[int]
@@ -194,7 +196,7 @@ class _Words:
         return set().union(*found)
 
 
-def build_rows(states: Sequence[RowState], device: torch.device | str = "cpu") -> SamplingRows:
+def build_rows(states: Sequence[SamplingState], device: torch.device | str = "cpu") -> SamplingRows:
     params = [state.params for state in states]
     allowed, banned, bias, seen = builders = [_Builder() for _ in range(4)]
     for row, state in enumerate(states):

@@ -225,7 +225,7 @@ class Serving:
             raise
         except Exception as error:
             for name in taken:
-                self.core.abort(name, tell=False)
+                self.core.abort(name, report=False)
             self.channel.send(self._refused(names, error))
         else:
             self.meter.added(message.requests)

@@ -12,8 +12,9 @@ from torch import Tensor
 from trueline.cache.layout import LatentLayout
 from trueline.cache.pool import Pool
 from trueline.cache.store import LatentView
-from trueline.engine import core as core_module
+from trueline.engine import live_request
 from trueline.engine import runner as runner_module
+from trueline.engine.live_request import LiveRequest
 from trueline.engine.scheduler import Scheduler
 from trueline.layers.decoder import Decoder
 from trueline.layers.feedforward import MoE
@@ -110,27 +111,28 @@ def _decode_rows_last(forward: Make) -> Make:
     return broken
 
 
-def _tail_fed_with_a_guess(build: Make) -> Make:
+def _tail_fed_with_a_guess(step_row: Make) -> Make:
     """A one-token tail of a prompt is taken for generation and fed the token sampled last."""
 
-    def broken(step: Any, known: Any, *rest: Any, **options: Any) -> Any:
-        made = build(step, known, *rest, **options)
-        for row, (_, at, start) in zip(step.rows, made.rows, strict=True):
-            if row.count == 1 and start > 0 and start < row.request.num_prompt_tokens:
-                made.tokens[at.start] = known[row.request.request_id][start - 1]
+    def broken(self: LiveRequest, row: Any) -> Any:
+        made = step_row(self, row)
+        if row.count == 1 and 0 < row.start < self.num_prompt_tokens:
+            made.token_ids[0] = self.tokens[row.start - 1]
         return made
 
     return broken
 
 
-def _positions_from_zero(build: Make) -> Make:
+def _positions_from_zero(batch: Make) -> Make:
     """After a prefix hit positions start again at zero."""
 
-    def broken(step: Any, *rest: Any, **options: Any) -> Any:
-        made = build(step, *rest, **options)
-        for row, (_, at, start) in zip(step.rows, made.rows, strict=True):
-            if start and start == row.request.num_cached_tokens:
-                made.positions[at] = range(row.count)
+    def broken(self: Any, step: Any) -> Any:
+        made = batch(self, step)
+        seen = vars(self).setdefault("seen_before", set())
+        for row in made.rows:
+            if row.start and row.id not in seen:
+                made.positions[row.tokens] = range(row.tokens.stop - row.tokens.start)
+            seen.add(row.id)
         return made
 
     return broken
@@ -141,9 +143,9 @@ def _stale_token(tokens: Make) -> Make:
 
     def broken(self: Any, batch: Any) -> Any:
         made = tokens(self, batch)
-        for index, name in batch.carried:
-            outputs = self.stories[name].output_ids
-            made[index] = outputs[-2] if len(outputs) > 1 else outputs[-1]
+        for point in batch.carried:
+            outputs = self.sampling_states[point.id].output_ids
+            made[point.token] = outputs[-2] if len(outputs) > 1 else outputs[-1]
         return made
 
     return broken
@@ -320,9 +322,9 @@ ENGINE_FAULTS = [
     Fault("decode-rows-shifted", "decode rows indexed as prefill rows (story 2)", "solo = batch",
           _M, MLA, "_decode", _decode_rows_last),
     Fault("one-token-tail", "the tail of a prompt is fed a guess", "split = whole", _M,
-          core_module, "build_batch", _tail_fed_with_a_guess),
+          LiveRequest, "step_row", _tail_fed_with_a_guess),
     Fault("hit-positions", "positions restart after a prefix hit", "prefix = cold", _M,
-          core_module, "build_batch", _positions_from_zero),
+          runner_module.Runner, "batch", _positions_from_zero),
     Fault("stale-token", "one step ahead, the token before is fed", "overlapped = plain", _M,
           runner_module.Runner, "_tokens", _stale_token),
     Fault("key-permuted", "the cached key has other channels than the query", "engine oracle", _M,
@@ -340,7 +342,7 @@ ENGINE_FAULTS = [
     Fault("shared-expert-in-large-steps", "the shared expert is left out of large steps",
           "split = whole", _M, MoE, "forward", _shared_dropped),
     Fault("prefix-not-chained", "a block is named by its own tokens alone", "prefix = cold", _M,
-          core_module, "hash_blocks", _no_chain),
+          live_request, "hash_blocks", _no_chain),
     Fault("freed-while-shared", "a shared block is freed by the first who leaves",
           "prefix = cold", _M, Pool, "release", _release_at_once),
     Fault("resumes-too-far", "a preempted request skips what it lost", "preempt = resume", _M,
@@ -356,5 +358,5 @@ ENGINE_FAULTS = [
     Fault("unsteady-heads", "a head's product depends on the number of rows", "batch-invariant",
           _M, Running("head_product"), "run", _product_of_the_count),
     Fault("two-forms", "prefill and decode attend in different forms", "batch-invariant", _M,
-          core_module, "build_batch", _one_form_forgotten),
+          runner_module, "build_batch", _one_form_forgotten),
 ]  # fmt: skip

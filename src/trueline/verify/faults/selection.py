@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueline.engine import core as core_module
+from trueline.engine import runner as runner_module
 from trueline.layers.indexer import Indexer
 from trueline.layers.mla import MLA
 from trueline.spec.rope import Pairing
@@ -110,7 +110,7 @@ SELECTION_FAULTS = [
     Fault("engine-selection-ignored", "the choice is not looked at", "engine oracle", _V,
           Indexer, "choose", _first_positions),
     Fault("engine-sees-everything", "rows attend to all they have", "engine oracle", _V,
-          core_module, "build_batch", _everything_is_seen),
+          runner_module, "build_batch", _everything_is_seen),
     Fault("engine-keys-of-long-rows", "short steps write no index keys", "split = whole", _V,
           MLA, "_select", _keys_of_long_rows_only),
     Fault("engine-index-last-dims", "the indexer turns the last dims", "engine oracle", _V,

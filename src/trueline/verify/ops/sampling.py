@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trueline.engine.params import SamplingParams
-from trueline.ops.sampling import RowState, Sampled, Scored, build_rows, reference
+from trueline.ops.sampling import Sampled, SamplingState, Scored, build_rows, reference
 from trueline.verify.bounds import rounding
 from trueline.verify.ops.data import require
 
@@ -21,16 +21,17 @@ GATE = rounding(2)
 
 def row(
     prompt: Sequence[int] = (1, 4, 4),
-    output: Sequence[int] = (),
+    output: list[int] | None = None,
     seed: int = 7,
     bad_words: Sequence[Sequence[int]] = (),
     **params: Any,
-) -> RowState:
+) -> SamplingState:
+    output = [] if output is None else output
     position = len(prompt) + len(output)
-    return RowState(SamplingParams(**params), prompt, output, position, EOS, seed, bad_words)
+    return SamplingState(SamplingParams(**params), prompt, output, position, EOS, seed, bad_words)
 
 
-def draw(op: Any, logits: Tensor, states: Sequence[RowState]) -> Sampled:
+def draw(op: Any, logits: Tensor, states: Sequence[SamplingState]) -> Sampled:
     before = logits.clone()
     sampled: Sampled = op.sample(logits, build_rows(states, logits.device))
     kept = torch.equal(torch.nan_to_num(logits), torch.nan_to_num(before))
@@ -54,7 +55,7 @@ def hard_logits(
     return x.to(torch.get_default_device(), dtype)
 
 
-def company(dtype: torch.dtype = torch.float32) -> tuple[Tensor, list[RowState]]:
+def company(dtype: torch.dtype = torch.float32) -> tuple[Tensor, list[SamplingState]]:
     """Every kind of row. Some need a whole vocabulary sorted, some ask for all logprobs."""
     logits = hard_logits(14, 2500, 21, dtype)
     logits[9] = torch.linspace(0, 1, 2500)

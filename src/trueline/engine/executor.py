@@ -1,0 +1,97 @@
+"""What runs the core's steps. The core knows requests, blocks and slots; an executor has the model,
+its caches and its devices, and nothing but plain messages passes between the two."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
+
+from trueline.engine.messages import Admission, StepMessage, StepResult, Unowned
+from trueline.engine.results import StepHandle
+from trueline.engine.runner import Runner
+
+Handle = TypeVar("Handle")
+"""What a launched step is known by until it is collected."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepFailed:
+    """In place of a result."""
+
+    error: BaseException
+
+
+class Executor(Protocol[Handle]):
+    """Steps execute in the order in which they are launched."""
+
+    def admit(self, admission: Admission) -> None:
+        """A request whose rows come from now on."""
+
+    def poison(self, unowned: Unowned) -> None:
+        """Before the next launch, and after those before it: NaN in what nobody owns."""
+
+    def launch(self, step: StepMessage) -> Handle:
+        """Does not wait for the step. What it raises is the step's end: it is not collected."""
+
+    def collect(self, launched: Handle) -> StepResult | StepFailed:
+        """Waits. Raises only what interrupts the waiting, as Ctrl-C: the step is then still in
+        flight."""
+
+    def close(self) -> None: ...
+
+
+Launched = Future[StepResult] | StepHandle
+
+
+class LocalExecutor:
+    """One rank in this process. A GPU computes by itself what it was given; a CPU that is to
+    compute while the core schedules ahead needs a thread (`threaded`)."""
+
+    def __init__(self, runner: Runner, *, threaded: bool) -> None:
+        self.runner = runner
+        self.threaded = threaded
+        self.worker = ThreadPoolExecutor(1, thread_name_prefix="trueline-runner")
+        self._unowned: Unowned | None = None
+
+    def admit(self, admission: Admission) -> None:
+        self.runner.admit(admission)
+
+    def poison(self, unowned: Unowned) -> None:
+        self._unowned = unowned
+
+    def launch(self, step: StepMessage) -> Launched:
+        unowned, self._unowned = self._unowned, None
+        if self.threaded:
+            return self.worker.submit(self._execute, step, unowned)
+        return self._launch(step, unowned)
+
+    def collect(self, launched: Launched) -> StepResult | StepFailed:
+        if isinstance(launched, Future):
+            error = launched.exception()
+            return launched.result() if error is None else StepFailed(error)
+        try:
+            return launched.result()
+        except Exception as failed:
+            return StepFailed(failed)
+
+    def close(self) -> None:
+        self.worker.shutdown(wait=True)
+
+    def _execute(self, step: StepMessage, unowned: Unowned | None) -> StepResult:
+        return self._launch(step, unowned).result()
+
+    def _launch(self, step: StepMessage, unowned: Unowned | None) -> StepHandle:
+        try:
+            if unowned is not None:
+                self.runner.caches.poison(unowned.blocks, unowned.cells, unowned.slots)
+            return self.runner.launch(step)
+        except BaseException:
+            self.runner.failed()
+            raise
+
+
+def local_runner(executor: Executor[Any]) -> Runner:
+    """For checks and benchmarks that look inside the model."""
+    assert isinstance(executor, LocalExecutor), "the model is in other processes"
+    return executor.runner

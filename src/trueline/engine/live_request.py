@@ -1,0 +1,66 @@
+"""A request in the core: the scheduler's books, and its token values, which the scheduler never
+sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from trueline.cache.prefix import hash_blocks
+from trueline.engine.messages import UNKNOWN, CoreOutput, CoreRequest, StepRow, TokenScore
+from trueline.engine.request import Request
+from trueline.engine.step import Row
+
+
+@dataclass(slots=True, eq=False, kw_only=True)
+class LiveRequest(Request):
+    message: CoreRequest
+    tokens: list[int]
+    """Those whose values are known."""
+    salt: bytes
+    num_scored: int = field(default=0, init=False)
+    """Prompt positions whose logprobs have been reported."""
+    first_scheduled: float | None = field(default=None, init=False)
+
+    @property
+    def num_outputs(self) -> int:
+        return len(self.tokens) - self.num_prompt_tokens
+
+    def hash_blocks(self, block_size: int) -> None:
+        """Of all blocks whose tokens are known by now."""
+        self.block_hashes = hash_blocks(self.tokens, block_size, self.salt, self.block_hashes)
+
+    def step_row(self, row: Row) -> StepRow:
+        """With copies of what the scheduler may change afterwards."""
+        tokens = self.tokens[row.start : row.start + row.count]
+        return StepRow(
+            id=self.id,
+            start=row.start,
+            token_ids=tokens if len(tokens) == row.count else [*tokens, UNKNOWN],
+            block_ids=list(self.block_ids),
+            is_decode=row.is_decode,
+            samples=row.samples,
+            num_scored=self._num_scored(row),
+            state=row.state,
+        )
+
+    def _num_scored(self, row: Row) -> int:
+        """All positions of the row that have a next prompt token, if their logprobs were asked
+        for."""
+        if self.message.params.prompt_logprobs is None:
+            return 0
+        return max(min(row.count, self.num_prompt_tokens - 1 - row.start), 0)
+
+    def new_scores(self, start: int, scores: list[TokenScore]) -> list[TokenScore]:
+        """Each prompt position once, though a preempted prompt is computed again."""
+        fresh = scores[max(self.num_scored - start, 0) :]
+        self.num_scored = max(self.num_scored, start + len(scores))
+        return fresh
+
+    def check_stop(self, token: int, output: CoreOutput) -> None:
+        params = self.message.params
+        if self.num_outputs < params.min_tokens:
+            return
+        if token in (params.stop_token_ids or ()):
+            output.finish_reason, output.stop_reason = "stop", token
+        elif not params.ignore_eos and token in self.message.eos_token_ids:
+            output.finish_reason = "stop"
