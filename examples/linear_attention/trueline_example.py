@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trueline.cache.kinds import LayerViews
 from trueline.cache.state import StateView
 from trueline.layers.context import Rope, StepInput
 from trueline.layers.lightning import Lightning
@@ -111,6 +112,6 @@ class CountingLightning(Lightning):
         super().__init__(*arguments)
         self.tokens = 0
 
-    def forward(self, x: Tensor, step: StepInput, view: StateView, rope: Rope) -> Tensor:
+    def forward(self, x: Tensor, step: StepInput, views: LayerViews, rope: Rope) -> Tensor:
         self.tokens += len(x)
-        return super().forward(x, step, view, rope)
+        return super().forward(x, step, views, rope)

@@ -10,14 +10,15 @@ from typing import Any
 import pytest
 import torch
 
+from trueline.cache.kinds.latent import Latent
 from trueline.cache.layout import KINDS, STORAGES
 from trueline.config import EngineConfig
 from trueline.device import find_device
-from trueline.engine.inputs import Caches
+from trueline.engine.caches import Caches
 from trueline.errors import UsageError
 from trueline.models import read_model
-from trueline.plan.memory import latent_mixers, linear_mixers, own_indexers
 from trueline.plan.plan import make_plan
+from trueline.spec.mixer import LightningSpec, MLASpec
 from trueline.tiny.configs import FAMILIES, family_config
 
 Write = Callable[[Mapping[str, Any]], Path]
@@ -35,8 +36,8 @@ INDEX: dict[str, list[Any]] = {
 
 def allocated(caches: Caches) -> int:
     """Every tensor of every store."""
-    stores = (caches.latent, caches.states, caches.index)
-    values = [value for store in stores if store is not None for value in vars(store).values()]
+    stores = (*caches.paged.values(), *caches.slotted.values())
+    values = [value for store in stores for value in vars(store).values()]
     return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
 
 
@@ -46,8 +47,10 @@ def test_the_caches_take_what_was_planned(family: str, write_config: Write) -> N
     spec = read_model(write_config(family_config(family)))
     if spec.not_runnable:
         pytest.skip(spec.not_runnable)
-    options = COMMON | (STATES if linear_mixers(spec) else {})
-    options |= INDEX if own_indexers(spec) else {}
+    mixers = [layer.mixer for layer in spec.layers]
+    latent = [mixer for mixer in mixers if isinstance(mixer, MLASpec)]
+    options = COMMON | (STATES if any(isinstance(m, LightningSpec) for m in mixers) else {})
+    options |= INDEX if any(mixer.indexer for mixer in latent) else {}
     tried = 0
     for values in product(*options.values()):
         chosen = dict(zip(options, values, strict=True))
@@ -57,10 +60,10 @@ def test_the_caches_take_what_was_planned(family: str, write_config: Write) -> N
         except UsageError as error:
             assert any(name in str(error) for name in ("index", "block_size")), error
             continue
-        caches = Caches(spec, plan)
-        rows = caches.latent.rows
-        spare = len(latent_mixers(spec)) * rows.shape[2] * rows.element_size()
-        states = plan.state.num_slots * plan.state.slot_bytes if plan.state else 0
+        caches = Caches(plan, len(spec.layers))
+        rows = caches.first(Latent).rows
+        spare = len(latent) * rows.shape[1] * rows.element_size()
+        states = plan.slots.num_slots * plan.slots.slot_bytes if plan.slots else 0
         block = plan.cache_bytes // plan.num_blocks
         # besides blocks and slots a row of zeros in each layer, for what is masked
         assert allocated(caches) == plan.cache_bytes + states + spare, chosen

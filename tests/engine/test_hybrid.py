@@ -12,6 +12,7 @@ import torch
 
 from spread import diagonal
 from trueline import LLM, SamplingParams
+from trueline.cache.kinds.lightning import LightningState
 from trueline.config import EngineConfig
 from trueline.engine.loading import load_engine
 from trueline.errors import UsageError
@@ -241,17 +242,17 @@ def test_ops_can_be_their_references(op: str, model: Path) -> None:
 
 def test_the_state_is_kept_in_the_dtype_asked_for(model: Path, whole: Run) -> None:
     default = load_engine(model, BASE)
-    assert default.plan.state is not None
-    assert default.plan.state.dtype == torch.float32
-    assert any("float32, a snapshot every 48" in line for line in default.plan.lines())
+    assert default.plan.kind(LightningState).dtype == torch.float32
+    lines = "\n".join(default.plan.lines())
+    assert "MB a slot in float32" in lines
+    assert "a snapshot every 48 tokens" in lines
     rounded = run(model, MIXED, BASE, mamba_cache_dtype="bfloat16")
-    assert rounded.core.executor.runner.caches.states is not None
-    assert rounded.core.executor.runner.caches.states.state.dtype == torch.bfloat16
+    view = rounded.core.executor.runner.caches.first(LightningState)
+    assert view.state.dtype == torch.bfloat16
     with pytest.raises(CheckFailed):  # and the gate sees it
         same("bfloat16 state", rounded, whole)
     auto = load_engine(model, replace(BASE, mamba_cache_dtype="auto", dtype="bfloat16"))
-    assert auto.plan.state is not None
-    assert auto.plan.state.dtype == torch.bfloat16
+    assert auto.plan.kind(LightningState).dtype == torch.bfloat16
 
 
 @pytest.mark.parametrize(
@@ -273,7 +274,7 @@ def test_slots_are_part_of_the_memory_plan(model: Path) -> None:
     plan = load_engine(
         model, replace(BASE, num_gpu_blocks_override=None, kv_cache_memory_bytes=2_000_000)
     ).plan
-    assert plan.state is not None
-    states = plan.state.num_slots * plan.state.slot_bytes
+    assert plan.slots is not None
+    states = plan.slots.num_slots * plan.slots.slot_bytes
     assert states <= 1_000_000
     assert states + plan.cache_bytes <= 2_000_000

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from trueline.cache.kinds.index_keys import IndexKeys
 from trueline.config import EngineConfig
 from trueline.engine import inputs
 from trueline.engine.loading import load_engine
 from trueline.errors import UsageError
 from trueline.ops.registry import NEEDS, OPS
-from trueline.plan.memory import own_indexers
 from trueline.verify.cases import CASES, make_subject
 from trueline.verify.engine import (
     Ask,
@@ -205,16 +205,16 @@ def test_choices_can_be_recorded_and_forced(model: Path) -> None:
     core.executor.runner.recorded = []
     first = serve(core, asks)
     recorded = core.executor.runner.recorded
-    own = len(own_indexers(core.executor.runner.spec))
+    own = len(core.plan.kind(IndexKeys).layers)
     assert [len(step.positions) for step in recorded] == [own] * 4
     chosen = recorded[0].positions[0]
     assert chosen.shape == (60 - 24, 24)
     assert bool((chosen[:, 1:] > chosen[:, :-1]).all())
     again = load_engine(model, BASE).core
-    again.runner.forced = list(recorded)
+    again.executor.runner.forced = list(recorded)
     same("forced", serve(again, asks), first)
     other = load_engine(model, BASE).core
-    other.runner.forced = [
+    other.executor.runner.forced = [
         replace(step, positions=[torch.arange(24).expand_as(p) for p in step.positions])
         for step in recorded
     ]

@@ -214,7 +214,7 @@ def main(model: Path, cold: bool) -> None:
         serve(EngineCore(LocalExecutor(dry.runner, threaded=False), dry.plan, config), load)
     if not cold:
         # blocks for hardly more than the longest prompt: requests are preempted
-        few = replace(dry.plan, num_blocks=LONGEST // dry.plan.layout.block_size + 3)
+        few = replace(dry.plan, num_blocks=LONGEST // dry.plan.block_size + 3)
         core = EngineCore(LocalExecutor(dry.runner, threaded=False), few, config)
         serve(core, [(i // 4, 40 * i + 1, {}) for i in range(48)])
         shapes(dry, rng)

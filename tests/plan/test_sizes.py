@@ -11,8 +11,9 @@ import pytest
 from trueline.config import EngineConfig
 from trueline.device import Device
 from trueline.models import read_model
-from trueline.plan.memory import Limits, Measured, cache_budget, latent_mixers, own_indexers
+from trueline.plan.memory import Limits, Measured, cache_budget
 from trueline.plan.plan import make_plan
+from trueline.spec.mixer import MLASpec
 from trueline.spec.model import ModelSpec
 from trueline.tiny.configs import family_config
 
@@ -37,45 +38,45 @@ def test_what_is_asked_for_is_usable(spec: ModelSpec) -> None:
     config = replace(BASE, num_gpu_blocks_override=37, num_state_slots=9)
     plan = make_plan(spec, config, CPU)
     assert plan.num_blocks == 38
-    assert plan.state is None or plan.state.num_slots == 10
+    assert plan.slots is None or plan.slots.num_slots == 10
 
 
 @pytest.mark.parametrize("spec", [LATENT, SPARSE, HYBRID], indirect=True)
 def test_every_sequence_at_full_length_and_no_more(spec: ModelSpec) -> None:
     plan = make_plan(spec, BASE, CPU)
     assert plan.num_blocks == 5 * 400 // 16 + 1
-    if plan.state is not None:  # a seat each, and four snapshots for every seat
-        assert plan.state.num_slots == 5 * 5 + 1
+    if plan.slots is not None:  # a seat each, and four snapshots for every seat
+        assert plan.slots.num_slots == 5 * 5 + 1
         without = make_plan(spec, replace(BASE, enable_prefix_caching=False), CPU)
-        assert without.state is not None
-        assert without.state.num_slots == 5 + 1
+        assert without.slots is not None
+        assert without.slots.num_slots == 5 + 1
 
 
 @pytest.mark.parametrize("spec", [LATENT, SPARSE, HYBRID], indirect=True)
 def test_bytes_are_those_of_every_layer(spec: ModelSpec) -> None:
     plan = make_plan(spec, BASE, CPU)
-    row = plan.layout.width * 4
-    keys = [indexer.head_dim * 4 for indexer in own_indexers(spec)]
-    each = len(latent_mixers(spec)) * row + sum(keys)
+    mixers = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, MLASpec)]
+    each = sum(4 * (mixer.kv_lora_rank + mixer.qk_rope_head_dim) for mixer in mixers)
+    each += sum(4 * m.indexer.head_dim for m in mixers if m.indexer and not m.indexer.shared)
     assert plan.cache_bytes == plan.num_blocks * 16 * each
     # memory for so many blocks and a bit is memory for so many blocks
-    state = plan.state.num_slots * plan.state.slot_bytes if plan.state else 0
+    state = plan.slots.num_slots * plan.slots.slot_bytes if plan.slots else 0
     tight = replace(BASE, kv_cache_memory_bytes=state + 11 * 16 * each + 5)
-    if plan.state is None:
+    if plan.slots is None:
         assert make_plan(spec, tight, CPU).num_blocks == 11
 
 
 @pytest.mark.parametrize("spec", [HYBRID], indirect=True)
 def test_states_take_at_most_half(spec: ModelSpec) -> None:
-    whole = make_plan(spec, BASE, CPU).state
+    whole = make_plan(spec, BASE, CPU).slots
     assert whole is not None
-    few = make_plan(spec, replace(BASE, kv_cache_memory_bytes=2 * 7 * whole.slot_bytes), CPU).state
+    few = make_plan(spec, replace(BASE, kv_cache_memory_bytes=2 * 7 * whole.slot_bytes), CPU).slots
     assert few is not None
     assert few.num_slots == 7
-    widest = make_plan(spec, replace(BASE, mamba_cache_dtype="auto", dtype="bfloat16"), GPU).state
-    assert widest is not None
-    assert widest.dtype.itemsize == 2
-    assert 2 * widest.slot_bytes == whole.slot_bytes
+    widest = make_plan(spec, replace(BASE, mamba_cache_dtype="auto", dtype="bfloat16"), GPU)
+    (kind,) = widest.slotted
+    assert kind.dtype.itemsize == 2
+    assert 2 * kind.slot_bytes == whole.slot_bytes
 
 
 def test_budget() -> None:
@@ -100,6 +101,6 @@ def test_limits_of_devices() -> None:
 @pytest.mark.parametrize("spec", [HYBRID], indirect=True)
 def test_spacing_is_a_multiple_of_the_block(spec: ModelSpec) -> None:
     for size, spacing in ((16, 512), (48, 528), (600, 600)):
-        state = make_plan(spec, replace(BASE, block_size=size), CPU).state
+        state = make_plan(spec, replace(BASE, block_size=size), CPU).slots
         assert state is not None
         assert state.spacing == spacing

@@ -14,8 +14,6 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import torch
-
 from trueline.bench.workload import Workload, bench_engine, measure, stepped
 from trueline.cache.prefix import hash_blocks, prefix_salt
 from trueline.engine.executor import local_runner
@@ -132,22 +130,20 @@ def pretend_computed(engine: LLMEngine, prompt: list[int]) -> None:
     that ask for it find them, and no time is spent on computing them."""
     core = engine.core
     caches = local_runner(core.executor).caches
-    size = core.plan.layout.block_size
+    size = core.plan.block_size
     whole = (len(prompt) - 1) // size * size
     hashes = hash_blocks(prompt[:whole], size, prefix_salt(core.fingerprint), [])
     blocks = core.pool.allocate(len(hashes))
     for block, value in zip(blocks, hashes, strict=True):
         core.pool.register(block, value)
-        caches.latent.rows[:, block * size : (block + 1) * size].normal_()
+    for paged in caches.paged.values():
+        paged.randomise(blocks)
     core.pool.release(blocks)
-    if caches.index is not None:
-        cells = torch.tensor(core.plan.layout.cells(blocks, 0, whole))
-        for view in caches.index.views:
-            view.write(cells, torch.randn(whole, view.layout.dim))
-    if core.slots is not None and caches.states is not None:
+    if core.slots is not None:
         slots = core.slots.allocate(1)
         core.slots.register(slots[0], hashes[-1])
-        caches.states.state[:, slots[0]].normal_()
+        for slotted in caches.slotted.values():
+            slotted.randomise(slots)
         core.slots.release(slots)
 
 

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from trueline.cache.layout import AMAX_FLOOR, SCALE_BYTES, Fp8, IndexLayout
-from trueline.cache.store import LatentView
 
 DTYPES = {
     "float32": torch.float32,
@@ -77,14 +76,6 @@ class IndexView:
         self.bytes[self._scales_at(cells)] = scales[:, None].contiguous().view(torch.uint8)
 
 
-@dataclass(frozen=True, slots=True)
-class SparseView:
-    """One layer's rows and, where it has an indexer of its own, its keys."""
-
-    latent: LatentView
-    index: IndexView | None
-
-
 class IndexStore:
     """The keys of all layers with an indexer of their own, allocated once."""
 
@@ -100,10 +91,19 @@ class IndexStore:
     def block_bytes(layout: IndexLayout, num_layers: int) -> int:
         return num_layers * layout.block_bytes
 
+    def randomise(self, blocks: Sequence[int]) -> None:
+        device = self.bytes.device
+        cells = torch.tensor(self._cells(blocks), dtype=torch.long, device=device)
+        for view in self.views:
+            view.write(cells, torch.randn(len(cells), self.layout.dim, device=device))
+
     def poison(self, blocks: Iterable[int]) -> None:
         """Fill blocks that nobody owns with NaN: whoever reads them shows it."""
+        self.poison_cells(self._cells(blocks))
+
+    def _cells(self, blocks: Iterable[int]) -> list[int]:
         size = self.layout.block_size
-        self.poison_cells([cell for b in blocks for cell in range(b * size, (b + 1) * size)])
+        return [cell for b in blocks for cell in range(b * size, (b + 1) * size)]
 
     def poison_cells(self, cells: list[int]) -> None:
         """The same for single keys: the unused tail of a block."""

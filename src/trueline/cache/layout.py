@@ -8,6 +8,11 @@ from typing import Any
 from trueline.errors import UsageError
 
 
+def cells(block_size: int, block_ids: list[int], start: int, stop: int) -> list[int]:
+    """Addresses of positions start..stop of a sequence with these blocks."""
+    return [block_ids[p // block_size] * block_size + p % block_size for p in range(start, stop)]
+
+
 @dataclass(frozen=True, slots=True)
 class LatentLayout:
     """One row per position: [latent after its norm | rotated key]. A block is `block_size` rows
@@ -26,9 +31,7 @@ class LatentLayout:
         return block_id * self.block_size + position % self.block_size
 
     def cells(self, block_ids: list[int], start: int, stop: int) -> list[int]:
-        """Addresses of positions start..stop of a sequence with these blocks."""
-        size = self.block_size
-        return [block_ids[p // size] * size + p % size for p in range(start, stop)]
+        return cells(self.block_size, block_ids, start, stop)
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@ to go on after its last token."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -77,6 +77,11 @@ class StateStore:
         state = dk * dv * dtype.itemsize
         open_tile = tail * (dk + dv) * tail_dtype(dtype).itemsize
         return num_layers * heads * (state + open_tile)
+
+    def randomise(self, slots: Sequence[int]) -> None:
+        for slot in slots:
+            for part in (self.state, self.keys, self.values):
+                part[:, slot].normal_()
 
     def poison(self, slots: Iterable[int]) -> None:
         """Fill slots that nobody owns with NaN: whoever reads them shows it."""

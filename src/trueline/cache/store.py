@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -48,6 +48,11 @@ class LatentStore:
     @staticmethod
     def block_bytes(layout: LatentLayout, num_layers: int, dtype: torch.dtype) -> int:
         return num_layers * layout.block_size * layout.width * dtype.itemsize
+
+    def randomise(self, blocks: Sequence[int]) -> None:
+        size = self.layout.block_size
+        for block in blocks:
+            self.rows[:, block * size : (block + 1) * size].normal_()
 
     def poison(self, blocks: Iterable[int]) -> None:
         """Fill blocks that nobody owns with NaN: whoever reads them shows it."""

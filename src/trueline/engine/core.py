@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trueline.cache.blocks import BlockPool
+from trueline.cache.layout import cells
 from trueline.cache.pool import NULL, Pool
 from trueline.cache.prefix import prefix_salt
 from trueline.cache.slots import SlotPool
@@ -61,14 +62,13 @@ class EngineCore:
     ) -> None:
         self.executor, self.plan, self.config = executor, plan, config
         self.fingerprint = fingerprint
-        size = plan.layout.block_size
-        self.pool = BlockPool(plan.num_blocks, size, config.enable_prefix_caching)
-        self.slots = SlotPool(plan.state.num_slots) if plan.state else None
+        self.pool = BlockPool(plan.num_blocks, plan.block_size, config.enable_prefix_caching)
+        self.slots = SlotPool(plan.slots.num_slots) if plan.slots else None
         limits = SchedulerConfig(
             plan.limits.max_num_batched_tokens,
             plan.limits.max_num_seqs,
             plan.max_model_len,
-            snapshot_spacing=plan.state.spacing if plan.state else None,
+            snapshot_spacing=plan.slots.spacing if plan.slots else None,
         )
         self.scheduler = Scheduler(limits, self.pool, self.slots)
         self.requests: dict[str, LiveRequest] = {}
@@ -310,12 +310,12 @@ class EngineCore:
 
     def _hash_blocks(self, request: LiveRequest) -> None:
         if self.config.enable_prefix_caching:
-            request.hash_blocks(self.plan.layout.block_size)
+            request.hash_blocks(self.plan.block_size)
 
     def _unshare(self, request: LiveRequest) -> None:
         """What a broken request has computed is not to be found by others: neither what it would
         register now, nor what earlier chunks of its prompt have registered."""
-        own = request.num_cached_tokens // self.plan.layout.block_size
+        own = request.num_cached_tokens // self.plan.block_size
         for value in request.block_hashes[own:]:
             self.pool.forget(value)
         request.block_hashes = []
@@ -329,10 +329,10 @@ class EngineCore:
         return Unowned(_nobodys(self.pool), list(self._unwritten_cells()), slots)
 
     def _unwritten_cells(self) -> Iterator[int]:
-        layout = self.plan.layout
+        size = self.plan.block_size
         for request in self.requests.values():
-            held = len(request.block_ids) * layout.block_size
-            yield from layout.cells(request.block_ids, request.num_computed, held)
+            held = len(request.block_ids) * size
+            yield from cells(size, request.block_ids, request.num_computed, held)
 
 
 def _nobodys(pool: Pool) -> list[int]:

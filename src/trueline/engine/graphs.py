@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trueline.cache.kinds.index_keys import IndexKeys
+from trueline.cache.kinds.latent import Latent
 from trueline.engine.batch import Batch
 from trueline.engine.inputs import Inputs
 from trueline.engine.messages import UNKNOWN
@@ -164,12 +166,11 @@ class DecodeGraphs:
         plan = inputs.plan
         self.plan, self.draw = plan, plan.op("sampling").draw
         rows = plan.limits.max_num_seqs
-        most = -(-plan.max_model_len // plan.layout.block_size)
+        most = -(-plan.max_model_len // plan.block_size)
         self.fixed = FixedInputs(rows, most, drawn.device)
         self.bad = torch.zeros(rows, dtype=torch.bool, device=drawn.device)
         self.sizes = ladder(rows)
-        index = plan.index
-        self.topk = plan.max_model_len if index is None else index.topk
+        self.topk = plan.max_model_len if inputs.topk is None else inputs.topk
         """Rows that see more than this choose."""
         self._captured: dict[Kind, tuple[Step, dict[str, Tensor]]] = {}
 
@@ -206,7 +207,7 @@ class DecodeGraphs:
 
     def rehearse(self, count: int, context: int) -> Step:
         """A step of made-up rows at positions after `context`, to be timed."""
-        size = self.plan.layout.block_size
+        size = self.plan.block_size
         each = -(-(context + 1) // size)
         usable = self.plan.num_blocks - 1
         blocks = [[1 + (i * each + b) % usable for b in range(each)] for i in range(count)]
@@ -219,8 +220,8 @@ class DecodeGraphs:
             "cells": [ids[-1] * size + context % size for ids in blocks],
             "lengths": [context + 1] * count,
         }
-        if self.plan.state is not None:
-            slots = [1 + i % (self.plan.state.num_slots - 1) for i in rows]
+        if self.plan.slots is not None:
+            slots = [1 + i % (self.plan.slots.num_slots - 1) for i in rows]
             values |= {"starts": [context] * count, "sources": slots, "slots": slots}
         self.fixed.fill(values, blocks)
         replay, _ = self._captured[self.kind_for(count, context + 1)]
@@ -269,14 +270,14 @@ class DecodeGraphs:
     def _input(self, fields: dict[str, Tensor], tokens: Tensor, chooses: bool) -> StepInput:
         size = len(tokens)
         seen = self.plan.max_model_len if chooses else min(self.plan.max_model_len, self.topk)
-        blocks = -(-seen // self.plan.layout.block_size)
+        blocks = -(-seen // self.plan.block_size)
         table = DecodeTable(fields["lengths"], self.fixed.table[:size, :blocks])
         prepared = sparse = states = None
         decode: DecodeRows | DecodeTable = table
         if chooses:  # one way for all rows: those that see less take all of it
             decode, sparse = DecodeRows([], []), self._sparse(table)
         else:
-            view, tiling = self.inputs.caches.latent.views[0], self.plan.tiling
+            view, tiling = self.inputs.caches.first(Latent), self.plan.tiling
             ops, heads = self.inputs.ops, self.inputs.heads
             prepared = ops.mla_decode.prepare(table, view, tiling, heads)
         if self.inputs.ops.lightning is not None:
@@ -295,15 +296,12 @@ class DecodeGraphs:
         )
 
     def _sparse(self, table: DecodeTable) -> SparseStep:
-        index, plan = self.inputs.caches.index, self.plan
-        assert index is not None
-        assert plan.index is not None
-        size, ops = len(table.lengths), self.inputs.ops
+        plan, caches, ops = self.plan, self.inputs.caches, self.inputs.ops
+        size = len(table.lengths)
         rows = Table(table.blocks, torch.arange(size, device=table.lengths.device), table.lengths)
-        keys, topk = index.views[0], plan.index.topk
-        scores = ops.index_scores.prepare(rows, keys, plan.tiling, topk=topk)
-        latent = self.inputs.caches.latent.views[0]
-        prepared = ops.sparse_mla.prepare(rows, latent, plan.tiling)
+        keys = caches.first(IndexKeys)
+        scores = ops.index_scores.prepare(rows, keys, plan.tiling, topk=self.topk)
+        prepared = ops.sparse_mla.prepare(rows, caches.first(Latent), plan.tiling)
         return SparseStep(
             slice(0, size),
             table.lengths,

@@ -7,84 +7,29 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from trueline.cache.index import IndexStore, SparseView
-from trueline.cache.state import StateStore
-from trueline.cache.store import LatentStore
+from trueline.cache.kinds.index_keys import IndexKeys
+from trueline.cache.kinds.latent import Latent
 from trueline.device import send
 from trueline.engine.batch import Batch
+from trueline.engine.caches import Caches
 from trueline.layers.context import Ops, PrefillSlice, Selected, SparseStep, StateStep, StepInput
-from trueline.layers.decoder import View
 from trueline.ops.lightning import StateTable
 from trueline.ops.mla_prefill import FEW, PrefillRow, masked_context
 from trueline.ops.sparse_rows import Run, SparseRows
-from trueline.plan.memory import latent_mixers, linear_mixers, own_indexers
 from trueline.plan.plan import Plan
-from trueline.spec.mixer import LightningSpec, MLASpec
-from trueline.spec.model import ModelSpec
 
 # Scores of index keys that are held at a time.
 SCORES_AT_A_TIME = 1 << 25
 
 
-class Caches:
-    """The memory of one rank between steps."""
-
-    def __init__(self, spec: ModelSpec, plan: Plan) -> None:
-        with plan.device.torch:
-            self.latent = LatentStore(
-                plan.layout, len(latent_mixers(spec)), plan.num_blocks, plan.compute_dtype
-            )
-            self.states = _state_store(spec, plan)
-            self.index = _index_store(spec, plan)
-        self.views = self._views(spec)
-
-    def _views(self, spec: ModelSpec) -> list[View]:
-        """Each layer's part of the cache it keeps."""
-        latent = iter(self.latent.views)
-        states = iter(self.states.views if self.states else [])
-        keys = iter(self.index.views if self.index else [])
-        views: list[View] = []
-        for layer in spec.layers:
-            mixer = layer.mixer
-            if isinstance(mixer, LightningSpec):
-                views.append(next(states))
-            elif isinstance(mixer, MLASpec) and mixer.indexer is not None:
-                own = None if mixer.indexer.shared else next(keys)
-                views.append(SparseView(next(latent), own))
-            else:
-                views.append(next(latent))
-        return views
-
-    def poison(self, blocks: list[int], cells: list[int], slots: list[int]) -> None:
-        """NaN in what nobody owns: whoever reads it shows it."""
-        for store in (self.latent, self.index):
-            if store is not None:
-                store.poison(blocks)
-                store.poison_cells(cells)
-        if self.states is not None:
-            self.states.poison(slots)
-
-
-def _index_store(spec: ModelSpec, plan: Plan) -> IndexStore | None:
-    if plan.index is None:
-        return None
-    return IndexStore(plan.index.layout, len(own_indexers(spec)), plan.num_blocks)
-
-
-def _state_store(spec: ModelSpec, plan: Plan) -> StateStore | None:
-    """For this rank's heads."""
-    mixers = linear_mixers(spec)
-    if not mixers or plan.state is None:
-        return None
-    heads, width, state = mixers[0].heads.count, mixers[0].head_dim, plan.state
-    return StateStore(len(mixers), state.num_slots, heads, width, width, state.dtype, state.tail)
-
-
 class Inputs:
-    def __init__(self, spec: ModelSpec, plan: Plan, ops: Ops, caches: Caches) -> None:
+    def __init__(self, plan: Plan, ops: Ops, caches: Caches) -> None:
         self.plan, self.ops, self.caches = plan, ops, caches
-        self.mixer = latent_mixers(spec)[0]
+        latent, index = plan.kind(Latent), plan.kind(IndexKeys)
+        assert latent is not None, "the plan refuses other models"
+        self.latent, self.mixer = latent, latent.mixer
         self.heads = self.mixer.heads.count
+        self.topk = index.topk if index else None
 
     def build(self, batch: Batch, tokens: Tensor, forced: Sequence[Tensor] = ()) -> StepInput:
         """`tokens` are the batch's, with those in it that steps in flight have drawn. `forced`:
@@ -92,7 +37,7 @@ class Inputs:
         prepared = None
         if batch.decode.lengths:
             prepared = self.ops.mla_decode.prepare(
-                batch.decode, self.caches.latent.views[0], self.plan.tiling, self.heads
+                batch.decode, self.caches.first(Latent), self.plan.tiling, self.heads
             )
         return StepInput(
             tokens,
@@ -117,16 +62,16 @@ class Inputs:
         return self.tensor(tokens)
 
     def _sparse_step(self, batch: Batch, forced: Sequence[Tensor]) -> SparseStep | None:
-        index = self.caches.index
-        if not batch.sparse_tokens or index is None or self.plan.index is None:
+        if not batch.sparse_tokens or self.topk is None:
             return None
-        rows, tiling, topk = batch.sparse, self.plan.tiling, self.plan.index.topk
+        rows, tiling, topk = batch.sparse, self.plan.tiling, self.topk
+        keys = self.caches.first(IndexKeys)
         selected, masked = self._split(batch, topk)
         return SparseStep(
             self._places(batch.sparse_tokens),
             self.tensor(rows.lengths),
             tuple(
-                (at, self.ops.index_scores.prepare(part, index.views[0], tiling, topk=topk))
+                (at, self.ops.index_scores.prepare(part, keys, tiling, topk=topk))
                 for at, part in rows.parts(SCORES_AT_A_TIME)
             ),
             selected,
@@ -152,7 +97,7 @@ class Inputs:
             row += run.count
         if not runs:
             return None, tuple(masked)
-        view, tiling = self.caches.latent.views[0], self.plan.tiling
+        view, tiling = self.caches.first(Latent), self.plan.tiling
         prepared = self.ops.sparse_mla.prepare(SparseRows(tuple(runs)), view, tiling)
         at = self._places([batch.sparse_tokens[row] for row in rows])
         return Selected(at, self._places(rows), len(rows), prepared), tuple(masked)
@@ -161,7 +106,7 @@ class Inputs:
         if run.count <= FEW or not hasattr(self.ops.mla_prefill, "run_chosen"):
             return False
         nope, value = self.mixer.qk_nope_head_dim, self.mixer.v_head_dim
-        longest = masked_context(self.plan.layout, nope, value, topk, run.count)
+        longest = masked_context(self.latent.layout, nope, value, topk, run.count)
         return not self.plan.batch_invariant and run.first + run.count - 1 <= longest
 
     def _state_step(self, batch: Batch) -> StateStep | None:

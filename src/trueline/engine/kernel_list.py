@@ -47,7 +47,7 @@ class KernelList:
         kept = (
             *(torch.__version__, triton.__version__, torch.cuda.get_device_properties().name),
             *(spec, plan.limits, plan.choices, plan.weight_dtype, plan.compute_dtype),
-            *(plan.layout, plan.max_model_len, plan.tiling, plan.batch_invariant, plan.graphs),
+            *(plan.kinds, plan.max_model_len, plan.tiling, plan.batch_invariant, plan.graphs),
         )
         digest.update(repr(kept).encode())
         digest.update(Outline(decoder).digest())

@@ -8,15 +8,18 @@ from dataclasses import replace
 
 import torch
 
+from trueline.cache.kinds.index_keys import IndexKeys
+from trueline.cache.kinds.latent import Latent
 from trueline.engine.batch import Batch, build_batch
-from trueline.engine.inputs import Caches, Inputs
+from trueline.engine.caches import Caches
+from trueline.engine.inputs import Inputs
 from trueline.engine.messages import StepMessage, StepRow
 from trueline.engine.params import SamplingParams
 from trueline.engine.step import StateSlots
 from trueline.layers.decoder import Decoder
 from trueline.ops.mla_prefill import masked_context
 from trueline.ops.sampling import SamplingState, build_rows
-from trueline.plan.memory import Measured, latent_mixers
+from trueline.plan.memory import Measured
 from trueline.plan.plan import Plan
 from trueline.spec.model import ModelSpec
 
@@ -31,9 +34,7 @@ def measure(spec: ModelSpec, plan: Plan, decoder: Decoder) -> Measured:
     torch.cuda.synchronize()
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info()
-    prefill = max(
-        _peak(spec, plan, decoder, _prefill(plan, most)) for most in _contexts(spec, plan)
-    )
+    prefill = max(_peak(spec, plan, decoder, _prefill(plan, most)) for most in _contexts(plan))
     decode = _peak(spec, plan, decoder, _decode(plan)) if plan.graphs else 0
     torch.cuda.empty_cache()
     return Measured(total - free, prefill + decode + SLACK)
@@ -42,13 +43,11 @@ def measure(spec: ModelSpec, plan: Plan, decoder: Decoder) -> Measured:
 @torch.inference_mode()
 def _peak(spec: ModelSpec, plan: Plan, decoder: Decoder, batch: Batch) -> int:
     blocks = 2 + max(map(max, batch.blocks))
-    state = replace(plan.state, num_slots=len(batch.rows) + 1) if plan.state else None
-    caches = Caches(spec, replace(plan, num_blocks=blocks, state=state))
-    for view in caches.latent.views:
-        view.rows.zero_()
-    if caches.index is not None:
-        caches.index.bytes.zero_()
-    inputs = Inputs(spec, plan, decoder.ops, caches)
+    slots = replace(plan.slots, num_slots=len(batch.rows) + 1) if plan.slots else None
+    caches = Caches(replace(plan, num_blocks=blocks, slots=slots), len(spec.layers))
+    for store in caches.paged.values():
+        store.randomise(range(blocks))
+    inputs = Inputs(plan, decoder.ops, caches)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -66,14 +65,15 @@ def _rows(count: int) -> list[SamplingState]:
     return [SamplingState(params, [0, 1], [], 2, [], seed) for seed in range(count)]
 
 
-def _contexts(spec: ModelSpec, plan: Plan) -> list[int]:
+def _contexts(plan: Plan) -> list[int]:
     """How much may be cached before a step's tokens; with an indexer, prefill has another way of
     attending over contexts that are not so long."""
-    if plan.index is None:
+    latent, index = plan.kind(Latent), plan.kind(IndexKeys)
+    if latent is None or index is None:
         return [LONG]
-    mixer, count = latent_mixers(spec)[0], plan.limits.max_num_batched_tokens
-    nope, value = mixer.qk_nope_head_dim, mixer.v_head_dim
-    longest = masked_context(plan.layout, nope, value, plan.index.topk, count)
+    nope, value = latent.mixer.qk_nope_head_dim, latent.mixer.v_head_dim
+    count = plan.limits.max_num_batched_tokens
+    longest = masked_context(latent.layout, nope, value, index.topk, count)
     return [LONG, min(max(longest - count, 0), LONG)]
 
 
@@ -91,7 +91,7 @@ def _decode(plan: Plan) -> Batch:
 
 def made_up_batch(plan: Plan, rows: Sequence[tuple[int, int]]) -> Batch:
     """Rows that share the blocks of a made-up request."""
-    size = plan.layout.block_size
+    size = plan.block_size
     # The same few blocks again and again: what is in them does not matter.
     few = -(-plan.limits.max_num_batched_tokens // size)
     made = [
@@ -102,10 +102,12 @@ def made_up_batch(plan: Plan, rows: Sequence[tuple[int, int]]) -> Batch:
             block_ids=[1 + i % few for i in range(-(-(start + count) // size))],
             is_decode=count == 1 and start > 0,
             samples=False,
-            state=StateSlots(number, number if start else None) if plan.state else None,
+            state=StateSlots(number, number if start else None) if plan.slots else None,
         )
         for number, (start, count) in enumerate(rows, 1)
     ]
-    topk = plan.index.topk if plan.index else None
+    latent, index = plan.kind(Latent), plan.kind(IndexKeys)
+    assert latent is not None, "the plan refuses other models"
+    topk = index.topk if index else None
     step = StepMessage(rows=made)
-    return build_batch(step, plan.layout, one_form=plan.batch_invariant, topk=topk)
+    return build_batch(step, latent.layout, one_form=plan.batch_invariant, topk=topk)

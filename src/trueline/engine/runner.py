@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from trueline.engine.batch import Batch, BatchRow, build_batch
+from trueline.engine.caches import Caches
 from trueline.engine.graphs import Capture, DecodeGraphs, capture_for
-from trueline.engine.inputs import Caches, Inputs
+from trueline.engine.inputs import Inputs
 from trueline.engine.messages import Admission, StepMessage
 from trueline.engine.results import PromptScores, SampledTokens, StepHandle
 from trueline.layers.context import Build, Ops, Parameters, StepInput, Weights
@@ -60,8 +61,8 @@ class Runner:
         """`capture`: how decode steps are captured, instead of the plan's way."""
         self.spec, self.plan, self.decoder = spec, plan, decoder
         self.sampling = plan.op("sampling")
-        self.caches = Caches(spec, plan)
-        self.inputs = Inputs(spec, plan, decoder.ops, self.caches)
+        self.caches = Caches(plan, len(spec.layers))
+        self.inputs = Inputs(plan, decoder.ops, self.caches)
         self.sampling_states: dict[int, SamplingState] = {}
         device = plan.device.torch
         self.drawn = torch.zeros(plan.limits.max_num_seqs, dtype=torch.long, device=device)
@@ -95,13 +96,8 @@ class Runner:
             self.graphs.fixed.forget()
 
     def batch(self, step: StepMessage) -> Batch:
-        index = self.plan.index
-        return build_batch(
-            step,
-            self.plan.layout,
-            one_form=self.plan.batch_invariant,
-            topk=index.topk if index else None,
-        )
+        layout, topk = self.inputs.latent.layout, self.inputs.topk
+        return build_batch(step, layout, one_form=self.plan.batch_invariant, topk=topk)
 
     @torch.inference_mode()
     def launch(self, step: StepMessage) -> StepHandle:

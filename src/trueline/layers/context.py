@@ -9,6 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from trueline.cache.kinds import LayerViews
+from trueline.cache.kinds.index_keys import IndexKeys
 from trueline.ops.latent_write import Parts
 from trueline.ops.lightning import StateRow
 from trueline.ops.mla_decode import DecodeRows, DecodeTable
@@ -30,10 +32,10 @@ class Ops:
         self.parts = Parts(self.rms_norm, self.rope)
         self.mla_decode: Any = plan.op("mla_decode")
         self.mla_prefill: Any = plan.op("mla_prefill")
-        self.lightning: Any = plan.op("lightning") if plan.state else None
-        self.linear_inputs: Any = plan.op("linear_inputs") if plan.state else None
-        self.gated_norm: Any = plan.op("gated_norm") if plan.state else None
-        sparse = plan.index is not None
+        self.lightning: Any = plan.op("lightning") if plan.slots else None
+        self.linear_inputs: Any = plan.op("linear_inputs") if plan.slots else None
+        self.gated_norm: Any = plan.op("gated_norm") if plan.slots else None
+        sparse = plan.kind(IndexKeys) is not None
         self.index_write: Any = plan.op("index_write") if sparse else None
         self.index_scores: Any = plan.op("index_scores") if sparse else None
         self.top_positions: Any = plan.op("top_positions") if sparse else None
@@ -97,10 +99,9 @@ Rope = tuple[Tensor, Tensor] | None
 
 
 class Mixer(Protocol):
-    """A layer's token mixing. `view` is its part of the cache: a LatentView, a SparseView or a
-    StateView."""
+    """A layer's token mixing. `views` is what it keeps, by state kind."""
 
-    def forward(self, x: Tensor, step: StepInput, view: Any, rope: Rope) -> Tensor: ...
+    def forward(self, x: Tensor, step: StepInput, views: LayerViews, rope: Rope) -> Tensor: ...
 
 
 class FeedForward(Protocol):

@@ -10,9 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueline.cache.index import SparseView
-from trueline.cache.state import StateView
-from trueline.cache.store import LatentView
+from trueline.cache.kinds import LayerViews
 from trueline.layers.context import Build, FeedForward, Mixer, Rope, StepInput, Weights
 from trueline.ops.rope import table
 from trueline.plan.select import KINDS
@@ -20,8 +18,6 @@ from trueline.spec.feedforward import FeedForwardSpec
 from trueline.spec.mixer import MixerSpec
 from trueline.spec.model import LayerSpec, ModelSpec
 from trueline.spec.rope import RopeSpec
-
-View = LatentView | SparseView | StateView
 
 
 @dataclass(slots=True)
@@ -92,7 +88,7 @@ class Decoder:
     def hidden(
         self,
         step: StepInput,
-        views: Sequence[View],
+        views: Sequence[LayerViews],
         recorded: Replay | None = None,
         forced: Replay | None = None,
     ) -> Tensor:

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trueline.cache.kinds import LayerViews
+from trueline.cache.kinds.lightning import LightningState
 from trueline.cache.state import StateView
 from trueline.layers.context import Build, Rope, StepInput, Weights
 from trueline.ops.lightning import StateRow
@@ -30,8 +32,8 @@ class Lightning:
         self.o = pack(weights.stored(f"{name}.o_proj.weight"))
         self.slopes = torch.tensor(spec.slopes, device=build.plan.device.torch)
 
-    def forward(self, x: Tensor, step: StepInput, view: StateView, rope: Rope) -> Tensor:
-        spec, ops = self.spec, self.ops
+    def forward(self, x: Tensor, step: StepInput, views: LayerViews, rope: Rope) -> Tensor:
+        spec, ops, view = self.spec, self.ops, views[LightningState]
         whole = ops.linear.run(x, self.qkv_gate)
         channels = spec.heads.count * spec.head_dim
         q, k, v = ops.linear_inputs.run(

@@ -8,7 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trueline.cache.index import SparseView
+from trueline.cache.index import IndexView
+from trueline.cache.kinds import LayerViews
+from trueline.cache.kinds.index_keys import IndexKeys
+from trueline.cache.kinds.latent import Latent
 from trueline.cache.store import LatentView
 from trueline.layers.context import Build, Rope, SparseStep, StepInput, Weights
 from trueline.layers.indexer import Indexer
@@ -50,13 +53,11 @@ class MLA:
         self.heads = HeadWeights(heads.key.to(compute), heads.value.to(compute))
         self.o = pack(weights.stored(f"{name}.o_proj.weight"))
 
-    def forward(
-        self, x: Tensor, step: StepInput, view: LatentView | SparseView, rope: Rope
-    ) -> Tensor:
+    def forward(self, x: Tensor, step: StepInput, views: LayerViews, rope: Rope) -> Tensor:
         spec = self.spec
         assert rope is not None
         made = self._project(x)
-        latent = view.latent if isinstance(view, SparseView) else view
+        latent = views[Latent]
         q_nope = made.q[..., : spec.qk_nope_head_dim]
         wide = self.ops.latent_write.run(
             made.latent,
@@ -71,7 +72,8 @@ class MLA:
             pairing=spec.rope.pairing,
             parts=self.ops.parts,
         )
-        self._select(x, made, step, view, rope)
+        if self.indexer is not None:
+            self._select(self.indexer, x, made, step, views[IndexKeys], rope)
         out = self._attend(q_nope, wide, step, latent)
         return self.sums.over(out.flatten(1), lambda x: self.ops.linear.run(x, self.o))
 
@@ -108,19 +110,21 @@ class MLA:
         return Projected(q.reshape(len(x), spec.heads.count, -1), latent, key, q_latent, index_key)
 
     def _select(
-        self, x: Tensor, made: Projected, step: StepInput, view: LatentView | SparseView, rope: Rope
+        self,
+        indexer: Indexer,
+        x: Tensor,
+        made: Projected,
+        step: StepInput,
+        view: IndexView,
+        rope: Rope,
     ) -> None:
         """Keys are written for every token; only rows that see too much choose. A layer without
         an indexer of its own leaves the choice of the layer before."""
-        if self.indexer is None:
-            return
-        assert isinstance(view, SparseView)
-        assert view.index is not None
-        self.indexer.write(made.index_key, rope, view.index, step.cells)
+        indexer.write(made.index_key, rope, view, step.cells)
         if step.sparse is not None:
             chosen = step.sparse.forced.pop(0) if step.sparse.forced else None
             if chosen is None:
-                chosen = self.indexer.choose(x, made.q_latent, rope, step.sparse, view.index)
+                chosen = indexer.choose(x, made.q_latent, rope, step.sparse, view)
             step.sparse.chosen = chosen
             step.sparse.recorded.append(chosen)
 

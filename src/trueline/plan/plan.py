@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
-from trueline.cache.layout import LatentLayout
-from trueline.cache.store import LatentStore
+from trueline.cache.kinds import KindContext, PagedKind, SlottedKind, StateKind, find_kinds
+from trueline.cache.kinds.index_keys import IndexKeys
 from trueline.config import EngineConfig
 from trueline.device import Device, onednn_features
 from trueline.errors import UsageError
@@ -21,18 +21,13 @@ from trueline.plan.memory import (
     AUTO_BLOCK_SIZE,
     DTYPES,
     FIXED_TILING,
-    IndexPlan,
     Limits,
     Measured,
-    StatePlan,
+    SlotPlan,
     cache_budget,
-    index_plan,
-    latent_mixers,
-    linear_mixers,
     max_model_len,
     num_blocks,
-    own_indexers,
-    state_plan,
+    slot_plan,
 )
 from trueline.plan.select import LAYERS, OWN, Choice, choose_layers, choose_op
 from trueline.spec.model import ModelSpec
@@ -44,7 +39,10 @@ PACKING = ("linear", "head_product", "mlp", "experts")
 """Ops that keep weights."""
 
 
-@dataclass(frozen=True)
+K = TypeVar("K", bound=StateKind[Any])
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     device: Device
     limits: Limits
@@ -54,10 +52,12 @@ class Plan:
     weight_dtype: torch.dtype
     compute_dtype: torch.dtype
     dtype_reason: str
-    layout: LatentLayout
+    kinds: tuple[StateKind[Any], ...]
+    """What the layers keep between steps."""
+    block_size: int
     num_blocks: int
-    state: StatePlan | None
-    index: IndexPlan | None
+    slots: SlotPlan | None
+    """None where nothing is kept per sequence."""
     max_model_len: int
     tiling: Tiling
     batch_invariant: bool
@@ -67,6 +67,17 @@ class Plan:
     cache_bytes: int
     workspace_bytes: int | None
     """What the largest steps need, where it has been measured."""
+
+    @property
+    def paged(self) -> list[PagedKind[Any]]:
+        return [kind for kind in self.kinds if isinstance(kind, PagedKind)]
+
+    @property
+    def slotted(self) -> list[SlottedKind[Any]]:
+        return [kind for kind in self.kinds if isinstance(kind, SlottedKind)]
+
+    def kind(self, cls: type[K]) -> K | None:
+        return next((kind for kind in self.kinds if isinstance(kind, cls)), None)
 
     def op(self, name: str) -> Any:
         return implementation(name, self.choices[name].name)
@@ -80,18 +91,19 @@ class Plan:
         yield f"weights      {self.weight_bytes / 1e6:,.1f} MB in {self.weight_dtype}".replace(
             "torch.", ""
         )
-        tokens = (self.num_blocks - 1) * self.layout.block_size
+        tokens = (self.num_blocks - 1) * self.block_size
         yield (
             f"cache        {self.cache_bytes / 1e6:,.1f} MB: {self.num_blocks} blocks of "
-            f"{self.layout.block_size} positions ({tokens:,} tokens), "
+            f"{self.block_size} positions ({tokens:,} tokens), "
             f"sequences up to {self.max_model_len:,}"
         )
         if self.workspace_bytes is not None:
             yield f"workspace    {self.workspace_bytes / 1e6:,.1f} MB, as measured"
-        if self.state:
-            yield f"states       {self.state}"
-        if self.index:
-            yield f"selection    {self.index}"
+        if self.slots:
+            yield f"slots        {self.slots}"
+        for kept in self.kinds:
+            if kept.label:
+                yield f"{kept.label:<12} {kept}"
         yield f"invariance   {'bitwise, whatever the batch' if self.batch_invariant else 'off'}"
         for op, choice in self.choices.items():
             yield f"{op:<12} {choice.name} ({choice.reason})"
@@ -130,48 +142,58 @@ def make_plan(
     limits = Limits.of(config, device)
     storage = DTYPES[spec.dtype if config.dtype == "auto" else config.dtype]
     compute, reason = choose_compute_dtype(storage, device)
-    latent, linear = latent_mixers(spec), linear_mixers(spec)
     size = AUTO_BLOCK_SIZE[device.kind] if config.block_size == "auto" else config.block_size
-    index = index_plan(own_indexers(spec), config, compute, size)
-    has: dict[Need, Any] = {"states": linear, "indexer": index}
+    kinds = find_kinds(
+        spec,
+        KindContext(
+            config=config,
+            compute=compute,
+            weights=storage,
+            block_size=size,
+            tile=FIXED_TILING.size if config.batch_invariant else 0,
+        ),
+    )
+    paged = sum(kind.block_bytes for kind in kinds if isinstance(kind, PagedKind))
+    slotted = sum(kind.slot_bytes for kind in kinds if isinstance(kind, SlottedKind))
+    if not paged:
+        raise UsageError(
+            f"{spec.family}: accepted so far: models with latent attention in one layer or more"
+        )
+    keys = next((kind.layout for kind in kinds if isinstance(kind, IndexKeys)), None)
+    has: dict[Need, Any] = {"states": slotted, "indexer": keys}
     used = [op for op in OPS if op not in NEEDS or has[NEEDS[op]]]
-    keys = index.layout if index else None
     choices = {op: choose_op(op, config, compute, keys, device.kind) for op in used}
-    layout = LatentLayout(latent[0].kv_lora_rank, latent[0].qk_rope_head_dim, size)
     max_len = max_model_len(spec, config)
     # Kernels of ours multiply by bfloat16 as it is; others want weights as they compute.
     ours = all(choices[op].name == "native" for op in PACKING)
     kept = storage if ours and storage == torch.bfloat16 else compute
     weights = sum(p.count for p in parameters(spec)) * kept.itemsize
     budget = cache_budget(config, device, limits, weights, measured)
-    state = state_plan(linear, config, storage, size, budget, limits) if linear else None
-    if state:
-        budget -= state.num_slots * state.slot_bytes
-    block_bytes = LatentStore.block_bytes(layout, len(latent), compute)
-    block_bytes += index.block_bytes if index else 0
-    blocks = num_blocks(config, limits, budget, block_bytes, -(-max_len // size))
-    # Where a step takes microseconds, threads only wait for each other.
-    threads = device.threads if weights >= SMALL_MODEL else 1
+    slots = slot_plan(slotted, config, size, budget, limits) if slotted else None
+    if slots:
+        budget -= slots.num_slots * slots.slot_bytes
+    blocks = num_blocks(config, limits, budget, paged, -(-max_len // size))
     return Plan(
-        device,
-        limits,
-        threads,
-        choices,
-        choose_layers(spec, config, compute),
-        kept,
-        compute,
-        reason,
-        layout,
-        blocks,
-        state,
-        index,
-        max_len,
-        FIXED_TILING if config.batch_invariant else FREE_TILING,
-        config.batch_invariant,
-        device.is_gpu and not config.enforce_eager,
-        weights,
-        blocks * block_bytes,
-        measured.workspace if measured else None,
+        device=device,
+        limits=limits,
+        # Where a step takes microseconds, threads only wait for each other.
+        threads=device.threads if weights >= SMALL_MODEL else 1,
+        choices=choices,
+        layers=choose_layers(spec, config, compute),
+        weight_dtype=kept,
+        compute_dtype=compute,
+        dtype_reason=reason,
+        kinds=kinds,
+        block_size=size,
+        num_blocks=blocks,
+        slots=slots,
+        max_model_len=max_len,
+        tiling=FIXED_TILING if config.batch_invariant else FREE_TILING,
+        batch_invariant=config.batch_invariant,
+        graphs=device.is_gpu and not config.enforce_eager,
+        weight_bytes=weights,
+        cache_bytes=blocks * paged,
+        workspace_bytes=measured.workspace if measured else None,
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from trueline.cache.kinds.index_keys import IndexKeys
 from trueline.config import EngineConfig
 from trueline.device import find_device
 from trueline.engine.core import EngineCore
@@ -45,10 +46,10 @@ def masked_prefill(subject: Subject) -> None:
     config = replace(config, enforce_eager=True)
     on_gpu = find_device(config.device).is_gpu
     core = load_engine(subject.model, config).core if on_gpu else interpreted(subject, config)
-    assert core.plan.index is not None
-    topk, missing = core.plan.index.topk, dict(SITUATIONS)
+    index, missing = core.plan.kind(IndexKeys), dict(SITUATIONS)
+    assert index is not None
     inputs = local_runner(core.executor).inputs
-    inputs.build = _watched(inputs.build, missing, topk)  # type: ignore[method-assign]
+    inputs.build = _watched(inputs.build, missing, index.topk)  # type: ignore[method-assign]
     try:
         done = serve(core, ASKS)
     finally:

@@ -35,14 +35,14 @@ def ranks_are_as_one(model: Path, asks: Sequence[Ask], config: EngineConfig, *si
 def serve_on_ranks(model: Path, asks: Sequence[Ask], config: EngineConfig, size: int) -> list[Run]:
     """What each of `size` ranks saw."""
     spec = read_model(model, config.facts)
-    plan = make_plan(spec, config, find_device("cpu"))
     group = Threads(size)
     results: dict[int, Run] = {}
     failures: list[Exception] = []
 
     def rank(number: int) -> None:
         try:
-            local = local_spec(spec, number, size, whole_sums=plan.batch_invariant)
+            local = local_spec(spec, number, size, whole_sums=config.batch_invariant)
+            plan = make_plan(local, config, find_device("cpu"))
             values = load_weights(model, local, dtype=plan.weight_dtype)
             decoder = build_decoder(local, plan, values, group.rank(number))
             runner = Runner(local, plan, decoder)

@@ -69,15 +69,15 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineCore]:
 
 def split(inputs: Inputs, rows: list[tuple[int, int]]) -> tuple[Any, Any]:
     """Rows as (cached positions, new ones)."""
-    assert inputs.plan.index is not None
-    return inputs._split(memory.made_up_batch(inputs.plan, rows), inputs.plan.index.topk)
+    assert inputs.topk is not None
+    return inputs._split(memory.made_up_batch(inputs.plan, rows), inputs.topk)
 
 
 def longest(inputs: Inputs, count: int) -> int:
-    assert inputs.plan.index is not None
-    mixer, topk = inputs.mixer, inputs.plan.index.topk
+    assert inputs.topk is not None
+    mixer, topk = inputs.mixer, inputs.topk
     nope, value = mixer.qk_nope_head_dim, mixer.v_head_dim
-    return masked_context(inputs.plan.layout, nope, value, topk, count)
+    return masked_context(inputs.latent.layout, nope, value, topk, count)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="made for a CPU")
@@ -98,7 +98,7 @@ def test_runs_of_a_step(core: EngineCore) -> None:
     """A row that decodes, one that does not choose, a prompt whose beginning does not, few tokens,
     many after much: rows and tokens are counted apart."""
     inputs = core.executor.runner.inputs
-    topk = core.plan.index.topk if core.plan.index else 0
+    topk = core.executor.runner.inputs.topk
     rows = [(60, 1), (5, 9), (0, 70), (30, FEW), (300, 40), (topk, FEW + 1)]
     selected, masked = split(inputs, rows)
     lists = [0, *range(80, 80 + FEW + 40)]
@@ -128,8 +128,7 @@ def test_memory_is_measured_for_both(core: EngineCore) -> None:
     kinds = []
     for most in memory._contexts(core.executor.runner.spec, plan):
         batch = memory._prefill(plan, most)
-        assert plan.index is not None
-        selected, masked = inputs._split(batch, plan.index.topk)
+        selected, masked = inputs._split(batch, inputs.topk)
         kinds.append((selected is not None, [part.row.count for part in masked]))
     assert kinds == [(True, []), (False, [60])]
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
+from trueline.cache.kinds.lightning import LightningState
 from trueline.cache.pool import Pool
 from trueline.cache.slots import SlotPool
 from trueline.engine import inputs as inputs_module
@@ -100,15 +102,9 @@ def _undecayed_carry(attend: Make) -> Make:
     return broken
 
 
-def _rounded(store: Make) -> Make:
+def _rounded(allocate: Make) -> Make:
     """States in bfloat16 where float32 was asked for."""
-
-    def broken(spec: Any, plan: Any) -> Any:
-        if plan.state is None:
-            return store(spec, plan)
-        return store(spec, replace(plan, state=replace(plan.state, dtype=torch.bfloat16)))
-
-    return broken
+    return lambda self, num_slots: allocate(replace(self, dtype=torch.bfloat16), num_slots)
 
 
 def _any_snapshot(find: Make) -> Make:
@@ -127,7 +123,7 @@ def _late_snapshot(row_state: Make) -> Make:
     def broken(self: States, request: Any, start: int, end: int) -> Any:
         made = row_state(self, request, start, end)
         moved = tuple((max(start + 1, p - 1), slot) for p, slot in made.snapshots)
-        return replace(made, snapshots=moved)
+        return msgspec.structs.replace(made, snapshots=moved)
 
     return broken
 
@@ -160,7 +156,7 @@ STATE_FAULTS = [
     Fault("tile-boundary-decay", "decay off by one at a tile boundary", "engine oracle", _L,
           lightning, "_attend", _undecayed_carry),
     Fault("state-rounded", "bfloat16 states where float32 was asked", "engine oracle", _L,
-          inputs_module, "_state_store", _rounded),
+          LightningState, "allocate", _rounded),
     Fault("state-of-longer-prefix", "the last state serves a shorter prefix", "prefix = cold", _L,
           Pool, "find", _any_snapshot),
     Fault("snapshot-one-early", "a snapshot lacks its last token", "prefix = cold", _L,
