@@ -22,6 +22,7 @@ import trueline.layers
 import trueline.ops.sampling
 from trueline import LLM, SamplingParams
 from trueline.cache.blocks import BlockPool
+from trueline.cache.groups import BlockGroups
 from trueline.cache.slots import SlotPool
 from trueline.engine.batch import Batch
 from trueline.engine.core import EngineCore
@@ -228,10 +229,11 @@ def engines(tiny: Tiny) -> dict[bool, LLMEngine]:
 
 def narrow(core: EngineCore, blocks: int, budget: int, caching: bool, lag: int) -> None:
     """A new scheduler over a part of the cache."""
-    core.pool = BlockPool(blocks, core.pool.block_size, caching)
+    core.blocks = BlockGroups([BlockPool(blocks, core.pool.block_size, caching)])
+    core.pool = core.blocks.main
     core.slots = SlotPool(core.slots.num_slots) if core.slots else None
     limits = replace(core.scheduler.config, max_num_batched_tokens=budget)
-    core.scheduler = Scheduler(limits, core.pool, core.slots)
+    core.scheduler = Scheduler(limits, core.blocks, core.slots)
     core.lag = lag
     core.ended.clear()
     core.executor.runner.sampling_states.clear()  # names begin anew

@@ -145,13 +145,13 @@ def test_an_end_token_found_one_step_late_costs_a_row_and_nothing_else() -> None
     sim.collect()
     assert (request.state, request.num_in_flight) == (RequestState.ENDED, 1)
     # its last step may still write them
-    assert len(request.block_ids) == 2
+    assert len(request.tables[0]) == 2
     assert sim.pool.num_free == sim.pool.num_usable - 2
     sim.check()
     assert sim.scheduler.has_unfinished()
     sim.collect()
     assert request.num_generated == 1
-    assert request.block_ids == []
+    assert request.tables == []
     sim.drain()
 
 
@@ -180,7 +180,7 @@ def test_a_second_request_shares_the_blocks_of_the_first() -> None:
     sim.step()
     second = sim.add("b", 10)
     assert sim.step() == ["a[10:11] decode*", "b[8:10] prefill*"]
-    assert second.block_ids[:2] == first.block_ids[:2]
+    assert second.tables[0][:2] == first.tables[0][:2]
     assert second.num_cached_tokens == 8
     assert (sim.pool.num_query_tokens, sim.pool.num_hit_tokens) == (20, 8)
     sim.drain()
@@ -240,7 +240,7 @@ def test_a_hash_that_comes_late_is_registered_late() -> None:
     step = sim.scheduler.schedule()
     assert step is not None
     sim.scheduler.collected(step)
-    assert sim.pool.lookup(hashes) == request.block_ids[:2]
+    assert sim.pool.lookup(hashes) == request.tables[0][:2]
 
 
 def test_who_does_not_read_the_cache_still_feeds_it() -> None:

@@ -52,7 +52,7 @@ def test_whoever_is_last_waits_and_keeps_its_blocks() -> None:
         assert len(sim.step()) == 2
     # a has its last block, b needs a third
     assert sim.step() == ["a[10:11] decode*"]
-    assert (request.state, len(request.block_ids)) == (RequestState.RUNNING, 2)
+    assert (request.state, len(request.tables[0])) == (RequestState.RUNNING, 2)
     assert sim.step() == ["a[11:12] decode*"]
     assert sim.step() == ["b[8:9] decode*"]
     sim.drain()
@@ -184,11 +184,11 @@ def test_abort_in_every_state() -> None:
         sim.check()
     assert not sim.abort("unknown")
     # no block moves before its last step is collected
-    held = len(sim.clients[0].request.block_ids)
+    held = len(sim.clients[0].request.tables[0])
     assert held == 4
     for _ in range(5):
         sim.collect()
-        assert len(sim.clients[0].request.block_ids) == held
+        assert len(sim.clients[0].request.tables[0]) == held
         assert sim.dispatch() is None
     sim.collect()
     sim.drain()

@@ -214,7 +214,9 @@ def main(model: Path, cold: bool) -> None:
         serve(EngineCore(LocalExecutor(dry.runner, threaded=False), dry.plan, config), load)
     if not cold:
         # blocks for hardly more than the longest prompt: requests are preempted
-        few = replace(dry.plan, num_blocks=LONGEST // dry.plan.block_size + 3)
+        count = LONGEST // dry.plan.block_size + 3
+        groups = tuple(replace(group, num_blocks=count) for group in dry.plan.groups)
+        few = replace(dry.plan, groups=groups)
         core = EngineCore(LocalExecutor(dry.runner, threaded=False), few, config)
         serve(core, [(i // 4, 40 * i + 1, {}) for i in range(48)])
         shapes(dry, rng)

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trueline.cache.blocks import NULL_BLOCK, BlockPool
+from trueline.cache.groups import BlockGroups
 from trueline.cache.prefix import hash_blocks, prefix_salt
 from trueline.cache.slots import NULL_SLOT, SlotPool
 from trueline.engine.request import Request, RequestState
@@ -89,7 +90,7 @@ class Simulation:
         self.pool = BlockPool(num_blocks, block_size, caching)
         self.config = SchedulerConfig(budget, seats, max_len, aging, spacing)
         self.slots = SlotPool(num_slots) if num_slots else None
-        self.scheduler = Scheduler(self.config, self.pool, self.slots)
+        self.scheduler = Scheduler(self.config, BlockGroups([self.pool]), self.slots)
         self.clients: list[Client] = []
         self.by_request: dict[Request, Client] = {}
         self.memory: dict[tuple[int, int], int] = {}
@@ -141,7 +142,7 @@ class Simulation:
             alive = [c for c in self.clients if c.request.state in LIVE]
             assert self.pending or not alive, "nothing in flight, nothing scheduled: deadlock"
             return None
-        tables = [list(row.request.block_ids) for row in step.rows]
+        tables = [list(row.request.tables[0]) for row in step.rows]
         self.pending.append(Dispatched(step, tables, self.pool.generation))
         self._check_step(step)
         for row in step.rows:
@@ -262,10 +263,10 @@ class Simulation:
             assert row.start == num_computed
         else:
             self._check_hit(row, client, num_tokens)
-        assert len(request.block_ids) == -(-end // size), "no block too few, none too many"
+        assert len(request.tables[0]) == -(-end // size), "no block too few, none too many"
         if row.state:
             self._check_state(row, row.state)
-        for block_id in request.block_ids[row.start // size :]:
+        for block_id in request.tables[0][row.start // size :]:
             assert block_id != NULL_BLOCK
             assert self.pool.references(block_id) == 1, "a shared block would be written"
             assert self.pool.hash_of(block_id) is None, "a registered block would be written"
@@ -288,7 +289,7 @@ class Simulation:
         assert row.start % size == 0
         assert row.start < num_tokens
         assert row.start == 0 or (request.read_prefix_cache and self.pool.enable_prefix_caching)
-        cells = [(request.block_ids[p // size], p % size) for p in range(row.start)]
+        cells = [(request.tables[0][p // size], p % size) for p in range(row.start)]
         client.written = client.from_scratch(row.start, self.pool.generation)
         assert [self.memory.get(cell) for cell in cells] == client.written, "hit on other contents"
         if row.state and row.state.source is not None:
@@ -308,7 +309,7 @@ class Simulation:
 
     def check(self) -> None:
         self.pool.check()
-        owned = Counter(block_id for r in self.by_request for block_id in r.block_ids)
+        owned = Counter(block_id for r in self.by_request for block_id in blocks_of(r))
         for block_id in range(self.pool.num_blocks):
             assert self.pool.references(block_id) == owned[block_id], f"block {block_id}"
         in_flight = Counter(row.request for done in self.pending for row in done.step.rows)
@@ -317,7 +318,7 @@ class Simulation:
         for done in self.pending:
             for row, table in zip(done.step.rows, done.tables, strict=True):
                 if row.request not in self.lost:
-                    kept = row.request.block_ids[: len(table)]
+                    kept = blocks_of(row.request)[: len(table)]
                     assert kept == table, "blocks left while a step may write them"
         self._check_counters()
         if self.slots:
@@ -335,7 +336,7 @@ class Simulation:
                 right = from_scratch(self.prefixes[value], self.pool.generation)[-1]
                 assert self.states.get(slot) == right, "a snapshot is not what its hash says"
         for request in self.by_request:
-            assert bool(held[request]) == bool(request.block_ids)
+            assert bool(held[request]) == bool(request.tables)
         for done in self.pending:
             for row in done.step.rows:
                 if row.request not in self.lost and row.state:
@@ -345,10 +346,11 @@ class Simulation:
     def _check_request(self, client: Client, num_in_flight: int) -> None:
         request = client.request
         assert request.num_in_flight == num_in_flight
-        assert len(set(request.block_ids)) == len(request.block_ids)
+        table = blocks_of(request)
+        assert len(set(table)) == len(table)
         assert request.num_generated == len(client.tokens) - len(client.prompt)
         assert (request.state is RequestState.ENDED) == bool(client.outcome)
-        held = bool(request.block_ids)
+        held = bool(request.tables)
         if request.state in (RequestState.WAITING, RequestState.PREEMPTED):
             assert request.num_computed == request.num_written == request.num_registered == 0
         match request.state:
@@ -375,6 +377,10 @@ class Simulation:
         assert self.pool.num_hit_tokens == sum(r.num_cached_tokens for r in self.by_request)
 
 
+def blocks_of(request: Request) -> list[int]:
+    return request.tables[0] if request.tables else []
+
+
 def slots_written(state: StateSlots) -> list[int]:
     return [state.slot, *(slot for _, slot in state.snapshots)]
 
@@ -385,7 +391,7 @@ def check_outcome(client: Client) -> None:
     assert client.outcome
     if client.outcome != "aborted":
         assert client.request.num_generated == min(room, client.ends_after)
-    assert not client.request.block_ids
+    assert not client.request.tables
 
 
 def shown(step: Step | None) -> list[str]:

@@ -18,13 +18,21 @@ class BlockPool(Pool):
 
     noun = "block"
 
-    def __init__(self, num_blocks: int, block_size: int, enable_prefix_caching: bool) -> None:
+    def __init__(
+        self,
+        num_blocks: int,
+        block_size: int,
+        enable_prefix_caching: bool,
+        window: int | None = None,
+    ) -> None:
         super().__init__(num_blocks)
         if block_size < 1:
             raise PoolError(f"block_size={block_size}: a block has at least 1 position")
         self.num_blocks = num_blocks
         self.block_size = block_size
         self.enable_prefix_caching = enable_prefix_caching
+        self.window = window
+        """Positions that a query sees, itself included; None: all before it."""
         self.generation = 0
         """Grows with every reset; what was computed under an older one must not be registered."""
         self.num_query_tokens = 0

@@ -76,7 +76,7 @@ def build_batch(
     prefill: list[tuple[slice, PrefillRow]] = []
     states: list[tuple[slice, StateRow]] = []
     for row in step.rows:
-        count, blocks = len(row.token_ids), row.block_ids
+        count, blocks = len(row.token_ids), row.tables[0]
         stop = row.start + count
         at = slice(len(tokens), len(tokens) + count)
         rows.append(BatchRow(row.id, at, row.start))
@@ -99,7 +99,7 @@ def build_batch(
             states.append((at, StateRow(row.start, state.source, state.slot, state.snapshots)))
     return Batch(
         rows=tuple(rows),
-        blocks=tuple(row.block_ids for row in step.rows),
+        blocks=tuple(row.tables[0] for row in step.rows),
         tokens=tokens,
         positions=positions,
         cells=cells,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from trueline.cache.kinds import LayerViews, PagedStore, SlottedStore, StateKind
+from trueline.engine.messages import Unowned
 from trueline.plan.plan import Plan
 
 View = TypeVar("View")
@@ -14,9 +15,12 @@ class Caches:
     def __init__(self, plan: Plan, num_layers: int) -> None:
         self.paged: dict[str, PagedStore[Any]] = {}
         self.slotted: dict[str, SlottedStore[Any]] = {}
+        self._group: dict[str, int] = {}
         with plan.device.torch:
-            for paged in plan.paged:
-                self.paged[paged.name] = paged.allocate(plan.num_blocks)
+            for number, group in enumerate(plan.groups):
+                for paged in group.kinds:
+                    self.paged[paged.name] = paged.allocate(group.num_blocks)
+                    self._group[paged.name] = number
             for slotted in plan.slotted:
                 assert plan.slots is not None
                 self.slotted[slotted.name] = slotted.allocate(plan.slots.num_slots)
@@ -35,10 +39,11 @@ class Caches:
         view: View = stores[kind.name].views[0]
         return view
 
-    def poison(self, blocks: list[int], cells: list[int], slots: list[int]) -> None:
+    def poison(self, unowned: Unowned) -> None:
         """NaN in what nobody owns: whoever reads it shows it."""
-        for paged in self.paged.values():
-            paged.poison(blocks)
-            paged.poison_cells(cells)
+        for name, store in self.paged.items():
+            group = self._group[name]
+            store.poison(unowned.blocks[group])
+            store.poison_cells(unowned.cells[group])
         for slotted in self.slotted.values():
-            slotted.poison(slots)
+            slotted.poison(unowned.slots)

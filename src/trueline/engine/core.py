@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from trueline.cache.blocks import BlockPool
+from trueline.cache.groups import BlockGroups
 from trueline.cache.layout import cells
 from trueline.cache.pool import NULL, Pool
 from trueline.cache.prefix import prefix_salt
@@ -62,7 +63,11 @@ class EngineCore:
     ) -> None:
         self.executor, self.plan, self.config = executor, plan, config
         self.fingerprint = fingerprint
-        self.pool = BlockPool(plan.num_blocks, plan.block_size, config.enable_prefix_caching)
+        caching = config.enable_prefix_caching
+        self.blocks = BlockGroups(
+            [BlockPool(g.num_blocks, g.block_size, caching, g.window) for g in plan.groups]
+        )
+        self.pool = self.blocks.main
         self.slots = SlotPool(plan.slots.num_slots) if plan.slots else None
         limits = SchedulerConfig(
             plan.limits.max_num_batched_tokens,
@@ -70,7 +75,7 @@ class EngineCore:
             plan.max_model_len,
             snapshot_spacing=plan.slots.spacing if plan.slots else None,
         )
-        self.scheduler = Scheduler(limits, self.pool, self.slots)
+        self.scheduler = Scheduler(limits, self.blocks, self.slots)
         self.requests: dict[str, LiveRequest] = {}
         """By request_id, those alive."""
         self.ended: dict[int, None] = {}
@@ -310,14 +315,15 @@ class EngineCore:
 
     def _hash_blocks(self, request: LiveRequest) -> None:
         if self.config.enable_prefix_caching:
-            request.hash_blocks(self.plan.block_size)
+            request.hash_blocks(self.blocks.hash_size)
 
     def _unshare(self, request: LiveRequest) -> None:
         """What a broken request has computed is not to be found by others: neither what it would
         register now, nor what earlier chunks of its prompt have registered."""
-        own = request.num_cached_tokens // self.plan.block_size
+        own = request.num_cached_tokens // self.blocks.hash_size
         for value in request.block_hashes[own:]:
-            self.pool.forget(value)
+            for pool in self.blocks.pools:
+                pool.forget(value)
         request.block_hashes = []
 
     def _forget(self, request: LiveRequest) -> None:
@@ -325,14 +331,18 @@ class EngineCore:
         self.ended[request.id] = None
 
     def _unowned(self) -> Unowned:
-        slots = _nobodys(self.slots) if self.slots else []
-        return Unowned(_nobodys(self.pool), list(self._unwritten_cells()), slots)
+        return Unowned(
+            blocks=[_nobodys(pool) for pool in self.blocks.pools],
+            cells=[list(self._unwritten_cells(group)) for group in range(len(self.blocks.pools))],
+            slots=_nobodys(self.slots) if self.slots else [],
+        )
 
-    def _unwritten_cells(self) -> Iterator[int]:
-        size = self.plan.block_size
+    def _unwritten_cells(self, group: int) -> Iterator[int]:
+        size = self.blocks.pools[group].block_size
         for request in self.requests.values():
-            held = len(request.block_ids) * size
-            yield from cells(size, request.block_ids, request.num_computed, held)
+            if request.tables:
+                table = request.tables[group]
+                yield from cells(size, table, request.num_computed, len(table) * size)
 
 
 def _nobodys(pool: Pool) -> list[int]:

@@ -35,7 +35,7 @@ class DryRun:
         kept = _different(spec, decoder)
         self.plan = plan = replace(plan, device=replace(plan.device, kind=META))
         spec = replace(spec, layers=tuple(spec.layers[i] for i in kept))
-        plan = replace(plan, kinds=tuple(kind.of_layers(kept) for kind in plan.kinds))
+        plan = plan.of_layers(kept)
         self.runner = Runner(spec, plan, _without_data(decoder, kept), _once)
 
     @torch.inference_mode()

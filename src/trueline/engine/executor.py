@@ -84,7 +84,7 @@ class LocalExecutor:
     def _launch(self, step: StepMessage, unowned: Unowned | None) -> StepHandle:
         try:
             if unowned is not None:
-                self.runner.caches.poison(unowned.blocks, unowned.cells, unowned.slots)
+                self.runner.caches.poison(unowned)
             return self.runner.launch(step)
         except BaseException:
             self.runner.failed()

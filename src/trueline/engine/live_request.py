@@ -25,9 +25,9 @@ class LiveRequest(Request):
     def num_outputs(self) -> int:
         return len(self.tokens) - self.num_prompt_tokens
 
-    def hash_blocks(self, block_size: int) -> None:
+    def hash_blocks(self, hash_size: int) -> None:
         """Of all blocks whose tokens are known by now."""
-        self.block_hashes = hash_blocks(self.tokens, block_size, self.salt, self.block_hashes)
+        self.block_hashes = hash_blocks(self.tokens, hash_size, self.salt, self.block_hashes)
 
     def step_row(self, row: Row) -> StepRow:
         """With copies of what the scheduler may change afterwards."""
@@ -36,7 +36,7 @@ class LiveRequest(Request):
             id=self.id,
             start=row.start,
             token_ids=tokens if len(tokens) == row.count else [*tokens, UNKNOWN],
-            block_ids=list(self.block_ids),
+            tables=[list(table) for table in self.tables],
             is_decode=row.is_decode,
             samples=row.samples,
             num_scored=self._num_scored(row),

@@ -44,7 +44,8 @@ def measure(spec: ModelSpec, plan: Plan, decoder: Decoder) -> Measured:
 def _peak(spec: ModelSpec, plan: Plan, decoder: Decoder, batch: Batch) -> int:
     blocks = 2 + max(map(max, batch.blocks))
     slots = replace(plan.slots, num_slots=len(batch.rows) + 1) if plan.slots else None
-    caches = Caches(replace(plan, num_blocks=blocks, slots=slots), len(spec.layers))
+    groups = tuple(replace(group, num_blocks=blocks) for group in plan.groups)
+    caches = Caches(replace(plan, groups=groups, slots=slots), len(spec.layers))
     for store in caches.paged.values():
         store.randomise(range(blocks))
     inputs = Inputs(plan, decoder.ops, caches)
@@ -99,7 +100,7 @@ def made_up_batch(plan: Plan, rows: Sequence[tuple[int, int]]) -> Batch:
             id=0,
             start=start,
             token_ids=[0] * count,
-            block_ids=[1 + i % few for i in range(-(-(start + count) // size))],
+            tables=[[1 + i % few for i in range(-(-(start + count) // size))]],
             is_decode=count == 1 and start > 0,
             samples=False,
             state=StateSlots(number, number if start else None) if plan.slots else None,

@@ -71,7 +71,8 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     start: int
     token_ids: list[int]
     """The last may be UNKNOWN."""
-    block_ids: list[int]
+    tables: list[list[int]]
+    """Its block tables, by group."""
     is_decode: bool
     samples: bool
     """Its last position's logits give the next token."""
@@ -100,8 +101,9 @@ class StepResult(msgspec.Struct, kw_only=True):
 
 
 class Unowned(msgspec.Struct, frozen=True):
-    """What no request owns: free blocks, unwritten cells of owned ones, free slots."""
+    """What no request owns: free blocks and unwritten cells of owned ones, by group, and free
+    slots."""
 
-    blocks: list[int]
-    cells: list[int]
+    blocks: list[list[int]]
+    cells: list[list[int]]
     slots: list[int]

@@ -7,6 +7,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from heapq import heapify, heappop, heappush
 
+from trueline.cache.groups import Tables
+
 
 class RequestState(Enum):
     NEW = "new"
@@ -52,7 +54,7 @@ class Request:
     num_written: int = field(default=0, init=False)
     """Tokens whose cache rows are written by collected steps."""
     num_registered: int = field(default=0, init=False)
-    """Leading blocks that the prefix cache has been told about."""
+    """Leading tokens whose blocks the prefix cache has been told about."""
     num_cached_tokens: int = field(default=0, init=False)
     """The prefix hit of the first admission, for reporting."""
     num_admissions: int = field(default=0, init=False)
@@ -60,7 +62,8 @@ class Request:
     """Steps dispatched and not collected that have a row of this request."""
     cache_generation: int = field(default=0, init=False)
     """The pool's generation at the last admission."""
-    block_ids: list[int] = field(default_factory=list, init=False)
+    tables: Tables = field(default_factory=list, init=False)
+    """Its blocks, by group; none where it holds none."""
 
     def __post_init__(self) -> None:
         self.num_tokens = self.num_prompt_tokens

@@ -16,9 +16,10 @@ order, then to new ones. The queue is strict: what does not fit blocks those beh
 be scheduled before step n is collected. Steps execute in the order they were scheduled and must
 be collected in that order.
 
-**Blocks** are allocated chunk by chunk. A newcomer is admitted when the free blocks would let it
-and all running requests compute their known tokens and `block_size` more each (up to their limits):
-with less, somebody would soon be thrown out again. When nobody runs, its first chunk suffices.
+**Blocks** are allocated chunk by chunk, in every group of state kinds (cache/groups.py). A newcomer
+is admitted when the free blocks would let it and all running requests compute their known tokens
+and a block more each (up to their limits): with less, somebody would soon be thrown out again. When
+nobody runs, its first chunk suffices.
 A running request that finds no blocks preempts the last in order; it waits if it is the last
 itself, or if a step in flight is about to give blocks back. A request in the queue preempts nobody.
 A preempted request starts again from what the prefix cache still has. Its blocks are free at
@@ -35,7 +36,7 @@ from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from trueline.cache.blocks import BlockPool
+from trueline.cache.groups import BlockGroups, Prefix
 from trueline.cache.slots import SlotPool
 from trueline.engine.request import Request, RequestState, WaitingQueue
 from trueline.engine.states import States
@@ -86,12 +87,12 @@ class Counters:
 
 class Scheduler:
     def __init__(
-        self, config: SchedulerConfig, pool: BlockPool, slots: SlotPool | None = None
+        self, config: SchedulerConfig, blocks: BlockGroups, slots: SlotPool | None = None
     ) -> None:
         """`slots` for models whose mixers keep a state per sequence."""
         self.config = config
-        self.pool = pool
-        self.states = States(pool, slots, config.snapshot_spacing) if slots else None
+        self.blocks = blocks
+        self.states = States(blocks, slots, config.snapshot_spacing) if slots else None
         self.counters = Counters()
         self._live: dict[str, Request] = {}
         self._waiting = WaitingQueue()
@@ -145,14 +146,15 @@ class Scheduler:
                 f"the prompt has {prompt} tokens, max_model_len={limit} leaves room for "
                 f"{limit - 1} and one new token; shorten the prompt or raise max_model_len"
             )
-        needed = self._blocks_for(request.token_limit - 1)
-        if needed > self.pool.num_usable:
-            return (
-                f"{prompt} prompt tokens and up to {request.token_limit - prompt} new ones need "
-                f"{needed} cache blocks of {self.pool.block_size}, the pool has "
-                f"{self.pool.num_usable}; lower max_new_tokens, shorten the prompt, or give the "
-                "cache more memory"
-            )
+        most = self.blocks.most_held(request.token_limit - 1, self.config.max_num_batched_tokens)
+        for pool, needed in zip(self.blocks.pools, most, strict=True):
+            if needed > pool.num_usable:
+                return (
+                    f"{prompt} prompt tokens and up to {request.token_limit - prompt} new ones "
+                    f"need {needed} cache blocks of {pool.block_size}, the pool has "
+                    f"{pool.num_usable}; lower max_new_tokens, shorten the prompt, or give the "
+                    "cache more memory"
+                )
         return None
 
     def abort(self, request_id: str) -> bool:
@@ -174,13 +176,14 @@ class Scheduler:
             self._waiting.forget()
         if request.num_in_flight == 0:
             self._give_back(request)
-        elif request.block_ids:
+        elif request.tables:
             self._draining.add(request)
 
     def _give_back(self, request: Request) -> None:
         self._draining.discard(request)
-        self.pool.release(request.block_ids)
-        request.block_ids = []
+        if request.tables:
+            self.blocks.release(request.tables)
+            request.tables = []
         if self.states:
             self.states.give_back(request)
 
@@ -224,20 +227,20 @@ class Scheduler:
         for request in list(self._running):
             if request not in counts:
                 continue
-            missing = self._blocks_for(request.num_computed + counts[request])
-            missing -= len(request.block_ids)
-            if missing <= 0:
+            end = request.num_computed + counts[request]
+            missing = self.blocks.missing(request.tables, end)
+            if not any(missing):
                 continue
             # once one waits for blocks, nobody after it takes any
             if short or not self._make_room(request, missing, counts):
                 short = True
                 del counts[request]
             else:
-                request.block_ids += self.pool.allocate(missing)
+                self.blocks.allocate(request.tables, missing)
         return not short and self.counters.num_preemptions == before
 
-    def _make_room(self, request: Request, missing: int, counts: dict[Request, int]) -> bool:
-        while self.pool.num_free < missing:
+    def _make_room(self, request: Request, missing: list[int], counts: dict[Request, int]) -> bool:
+        while not self.blocks.have(missing):
             last = self._running[-1]
             if last is request or self._blocks_are_coming():
                 return False
@@ -267,39 +270,48 @@ class Scheduler:
         seats = self.config.max_num_seqs - len(self._running)
         if not budget or not seats or not len(self._waiting):
             return
-        reserve = sum(self._blocks_ahead(request) for request in self._running)
+        reserve = self._sums(self._blocks_ahead(request) for request in self._running)
         while budget and seats and (request := self._waiting.first()):
             if self.states and not self.states.has_room():
                 return
-            hits = self._cached_prefix(request)
-            computed = len(hits) * self.pool.block_size
-            count = min(request.num_tokens - computed, budget)
-            fresh = self._blocks_for(computed + count) - len(hits)
-            soon = self._blocks_for(self._horizon(request)) - len(hits) + reserve
-            needed = soon if self._running else fresh
-            if needed > self.pool.num_free - self.pool.num_idle(hits):
+            prefix = self._cached_prefix(request)
+            count = min(request.num_tokens - prefix.num_tokens, budget)
+            needed = fresh = self.blocks.missing(prefix.tables, prefix.num_tokens + count)
+            if self._running:
+                soon = self.blocks.missing(prefix.tables, self._horizon(request))
+                needed = self._sums([soon, reserve])
+            if not self.blocks.have(needed, sharing=prefix.tables):
                 return
-            self._seat(self._waiting.pop(), hits, fresh)
+            self._seat(self._waiting.pop(), prefix, fresh)
             counts[request] = count
             budget -= count
             seats -= 1
-            reserve += self._blocks_ahead(request)
+            reserve = self._sums([reserve, self._blocks_ahead(request)])
 
-    def _cached_prefix(self, request: Request) -> list[int]:
+    def _sums(self, counts: Iterable[list[int]]) -> list[int]:
+        """By group."""
+        return [sum(each) for each in zip([0] * len(self.blocks.pools), *counts, strict=True)]
+
+    def _cached_prefix(self, request: Request) -> Prefix:
         """Whole blocks, and never all tokens: without one to compute there are no logits. So the
         first token computed starts a fresh block, and shared blocks are never written."""
         if not request.read_prefix_cache:
-            return []
-        num_blocks = (request.num_tokens - 1) // self.pool.block_size
-        hits = self.pool.lookup(request.block_hashes[:num_blocks])
-        return self.states.usable(request, hits) if self.states else hits
+            return Prefix(0, self.blocks.empty())
+        most = request.num_tokens - 1
+        prefix = self.blocks.lookup(request.block_hashes, most)
+        while self.states and prefix.num_tokens:
+            usable = self.states.usable(request, prefix.num_tokens)
+            if usable == prefix.num_tokens:
+                break
+            prefix = self.blocks.lookup(request.block_hashes, usable)
+        return prefix
 
-    def _seat(self, request: Request, hits: list[int], num_fresh: int) -> None:
-        self.pool.share(hits)  # first, or allocating could evict them
-        request.block_ids = hits + self.pool.allocate(num_fresh)
-        request.num_registered = len(hits)
-        request.num_computed = request.num_written = len(hits) * self.pool.block_size
-        request.cache_generation = self.pool.generation
+    def _seat(self, request: Request, prefix: Prefix, fresh: list[int]) -> None:
+        self.blocks.share(prefix.tables)  # first, or allocating could evict them
+        request.tables = prefix.tables
+        self.blocks.allocate(request.tables, fresh)
+        request.num_registered = request.num_computed = request.num_written = prefix.num_tokens
+        request.cache_generation = self.blocks.main.generation
         if self.states:
             self.states.seat(request)
         request.num_admissions += 1
@@ -307,7 +319,7 @@ class Scheduler:
         if request.num_admissions == 1:
             request.num_cached_tokens = request.num_computed
             if request.read_prefix_cache:
-                self.pool.count_query(request.num_tokens, request.num_computed)
+                self.blocks.main.count_query(request.num_tokens, request.num_computed)
         request.state = RequestState.RUNNING
         insort(self._running, request, key=_order)
 
@@ -323,15 +335,12 @@ class Scheduler:
             request.num_promised += 1
         return Row(request, start, count, is_decode, samples, state)
 
-    def _blocks_for(self, num_positions: int) -> int:
-        return -(-num_positions // self.pool.block_size)
-
     def _horizon(self, request: Request) -> int:
         """Positions it will write before long. The last token of all is never written."""
-        return min(request.num_tokens + self.pool.block_size, request.token_limit - 1)
+        return min(request.num_tokens + self.blocks.stride, request.token_limit - 1)
 
-    def _blocks_ahead(self, request: Request) -> int:
-        return self._blocks_for(self._horizon(request)) - len(request.block_ids)
+    def _blocks_ahead(self, request: Request) -> list[int]:
+        return self.blocks.missing(request.tables, self._horizon(request))
 
     # Its results come back
 
@@ -371,21 +380,20 @@ class Scheduler:
                 request.num_tokens -= 1  # a token after the end is dropped
             else:
                 self.counters.num_generated_tokens += 1
-        if request.block_ids:  # else it was preempted, and this row's blocks are gone
+        if request.tables:  # else it was preempted, and this row's blocks are gone
             request.num_written = row.start + row.count
             self._register(request)
             if self.states:
                 self.states.settle(row)
+            self.blocks.trim(request.tables, request.num_written)
         if ended and request.num_in_flight == 0:
             self._give_back(request)
 
     def _register(self, request: Request) -> None:
-        if request.cache_generation != self.pool.generation:
-            return
-        full = min(request.num_written // self.pool.block_size, len(request.block_hashes))
-        for index in range(request.num_registered, full):
-            self.pool.register(request.block_ids[index], request.block_hashes[index])
-        request.num_registered = max(request.num_registered, full)
+        if request.cache_generation == self.blocks.main.generation:
+            request.num_registered = self.blocks.register(
+                request.tables, request.block_hashes, request.num_registered, request.num_written
+            )
 
 
 def _order(request: Request) -> tuple[int, int]:

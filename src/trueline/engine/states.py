@@ -29,7 +29,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from trueline.cache.blocks import BlockPool
+from trueline.cache.groups import BlockGroups
 from trueline.cache.slots import SlotPool
 from trueline.engine.request import Request
 from trueline.engine.step import Row, StateSlots
@@ -55,17 +55,18 @@ class Held:
 class States:
     """The verbs of the scheduler for requests that need a slot."""
 
-    def __init__(self, blocks: BlockPool, slots: SlotPool, spacing: int | None) -> None:
-        if spacing is not None and (spacing < 1 or spacing % blocks.block_size):
+    def __init__(self, groups: BlockGroups, slots: SlotPool, spacing: int | None) -> None:
+        if spacing is not None and (spacing < 1 or spacing % groups.stride):
             raise UsageError(
                 f"snapshot_spacing={spacing}: it must be a multiple of "
-                f"block_size={blocks.block_size}, because a prefix is found by its blocks"
+                f"block_size={groups.stride}, because a prefix is found by its blocks"
             )
-        self.blocks = blocks
+        self.groups = groups
+        self.blocks = groups.main
         self.slots = slots
         self.spacing = spacing
         self._held: dict[Request, Held] = {}
-        blocks.dependent = slots
+        self.blocks.dependent = slots
 
     def held(self, request: Request) -> list[int]:
         """All slots it holds, its own first."""
@@ -75,12 +76,13 @@ class States:
         """One more request can be seated."""
         return self.slots.num_free > 0
 
-    def usable(self, request: Request, hits: list[int]) -> list[int]:
-        """Of leading blocks that were found, those up to the last that has a snapshot."""
-        for count in range(len(hits), 0, -1):
-            if self.slots.find(request.block_hashes[count - 1]) is not None:
-                return hits[:count]
-        return []
+    def usable(self, request: Request, num_tokens: int) -> int:
+        """Of a prefix that was found, the tokens up to the last snapshot."""
+        stride = self.groups.stride
+        for end in range(num_tokens // stride * stride, 0, -stride):
+            if self.slots.find(self._hash(request, end)) is not None:
+                return end
+        return 0
 
     def seat(self, request: Request) -> None:
         """A slot of its own, and a hold on the snapshot it starts from, if any."""
@@ -133,7 +135,7 @@ class States:
 
     def _boundaries(self, request: Request, start: int, end: int) -> list[int]:
         """Numbers of tokens in (start, end] after which the state is worth keeping."""
-        last = end // self.blocks.block_size * self.blocks.block_size
+        last = end // self.groups.stride * self.groups.stride
         if last <= start:
             return []
         tail = self._tail(request)
@@ -146,7 +148,7 @@ class States:
 
     def _tail(self, request: Request) -> int:
         """What a repetition of the prompt could skip: whole blocks, and never all of it."""
-        return (request.num_prompt_tokens - 1) // self.blocks.block_size * self.blocks.block_size
+        return (request.num_prompt_tokens - 1) // self.groups.stride * self.groups.stride
 
     # Its step is collected, and its blocks are registered
 
@@ -164,7 +166,7 @@ class States:
     def _register(self, request: Request, held: Held, position: int, slot: int) -> None:
         """Its tokens were known before the step was collected, so the hash is there by now, or will
         never be."""
-        known = len(request.block_hashes) * self.blocks.block_size
+        known = len(request.block_hashes) * self.groups.hash_size
         if not self._takes_part(request) or position > known:
             return
         value = self._hash(request, position)
@@ -180,4 +182,4 @@ class States:
         return spaced or position <= self._tail(request)
 
     def _hash(self, request: Request, position: int) -> bytes:
-        return request.block_hashes[position // self.blocks.block_size - 1]
+        return request.block_hashes[position // self.groups.hash_size - 1]

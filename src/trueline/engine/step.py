@@ -25,7 +25,7 @@ class StateSlots(msgspec.Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """Positions [start, start + count) of a request. Its `block_ids` belong to this row only
+    """Positions [start, start + count) of a request. Its `tables` belong to this row only
     until the scheduler is called again: build the batch before that."""
 
     request: Request

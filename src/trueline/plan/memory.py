@@ -3,10 +3,14 @@ step, from the memory there is."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from math import lcm
+from typing import Any
 
 import torch
 
+from trueline.cache.kinds import PagedKind
 from trueline.config import EngineConfig
 from trueline.device import Device
 from trueline.errors import UsageError
@@ -118,16 +122,68 @@ def max_model_len(spec: ModelSpec, config: EngineConfig) -> int:
     return config.max_model_len
 
 
-def num_blocks(
-    config: EngineConfig, limits: Limits, budget: int, block_bytes: int, blocks_per_seq: int
-) -> int:
-    """Enough for every sequence at full length, or what memory allows; one more as null block."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupPlan:
+    """Paged kinds that share a block table, and how many blocks they have."""
+
+    kinds: tuple[PagedKind[Any], ...]
+    num_blocks: int
+
+    @property
+    def block_size(self) -> int:
+        return self.kinds[0].block_size
+
+    @property
+    def window(self) -> int | None:
+        return self.kinds[0].window
+
+    @property
+    def block_bytes(self) -> int:
+        return sum(kind.block_bytes for kind in self.kinds)
+
+
+def plan_groups(
+    kinds: Sequence[PagedKind[Any]],
+    config: EngineConfig,
+    limits: Limits,
+    budget: int,
+    max_len: int,
+) -> tuple[GroupPlan, ...]:
+    """As many tokens in every group as all sequences have at full length, or as memory allows;
+    where a window bounds what a sequence holds, enough for all. One more as null block."""
+    together: dict[tuple[int, int | None], list[PagedKind[Any]]] = {}
+    for kind in kinds:
+        together.setdefault((kind.block_size, kind.window), []).append(kind)
+    groups = [GroupPlan(kinds=tuple(members), num_blocks=0) for members in together.values()]
     if config.num_gpu_blocks_override is not None:
-        return config.num_gpu_blocks_override + 1
-    fits = budget // block_bytes
+        return tuple(replace(g, num_blocks=config.num_gpu_blocks_override + 1) for g in groups)
+    fixed = [_in_window(group, limits) for group in groups]
+    budget -= sum(count * g.block_bytes for g, count in zip(groups, fixed, strict=True))
+    return tuple(
+        replace(group, num_blocks=count or _by_memory(group, groups, budget, limits, max_len))
+        for group, count in zip(groups, fixed, strict=True)
+    )
+
+
+def _in_window(group: GroupPlan, limits: Limits) -> int:
+    """Blocks that all sequences may hold, and those of a step's tokens; 0 without a window."""
+    if group.window is None:
+        return 0
+    each = -(-group.window // group.block_size) + 2
+    return limits.max_num_seqs * each - (-limits.max_num_batched_tokens // group.block_size) + 1
+
+
+def _by_memory(
+    group: GroupPlan, groups: Sequence[GroupPlan], budget: int, limits: Limits, max_len: int
+) -> int:
+    """Of the groups without a window each holds as many tokens as the others."""
+    full = [each for each in groups if each.window is None]
+    stride = lcm(*(each.block_size for each in full))
+    step = sum(each.block_bytes * stride // each.block_size for each in full)
+    fits = budget * stride // step // group.block_size
     if fits < 2:
         raise UsageError(
-            f"the cache has {budget:,} bytes, one block takes {block_bytes:,}: raise "
+            f"the cache has {budget:,} bytes, one block takes {group.block_bytes:,}: raise "
             "kv_cache_memory_bytes or gpu_memory_utilization, or lower block_size"
         )
-    return min(fits, limits.max_num_seqs * blocks_per_seq + 1)
+    return min(fits, limits.max_num_seqs * -(-max_len // group.block_size) + 1)

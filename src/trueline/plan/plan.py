@@ -3,8 +3,8 @@ much cache. Printed at start; nobody decides again later."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import torch
@@ -21,12 +21,13 @@ from trueline.plan.memory import (
     AUTO_BLOCK_SIZE,
     DTYPES,
     FIXED_TILING,
+    GroupPlan,
     Limits,
     Measured,
     SlotPlan,
     cache_budget,
     max_model_len,
-    num_blocks,
+    plan_groups,
     slot_plan,
 )
 from trueline.plan.select import LAYERS, OWN, Choice, choose_layers, choose_op
@@ -54,8 +55,8 @@ class Plan:
     dtype_reason: str
     kinds: tuple[StateKind[Any], ...]
     """What the layers keep between steps."""
-    block_size: int
-    num_blocks: int
+    groups: tuple[GroupPlan, ...]
+    """Of paged kinds with the same block length and lifetime, each with blocks of its own."""
     slots: SlotPlan | None
     """None where nothing is kept per sequence."""
     max_model_len: int
@@ -69,8 +70,14 @@ class Plan:
     """What the largest steps need, where it has been measured."""
 
     @property
-    def paged(self) -> list[PagedKind[Any]]:
-        return [kind for kind in self.kinds if isinstance(kind, PagedKind)]
+    def block_size(self) -> int:
+        """Of the first group."""
+        return self.groups[0].block_size
+
+    @property
+    def num_blocks(self) -> int:
+        """Of the first group."""
+        return self.groups[0].num_blocks
 
     @property
     def slotted(self) -> list[SlottedKind[Any]]:
@@ -78,6 +85,15 @@ class Plan:
 
     def kind(self, cls: type[K]) -> K | None:
         return next((kind for kind in self.kinds if isinstance(kind, cls)), None)
+
+    def of_layers(self, kept: Sequence[int]) -> Plan:
+        """The same for a model that has these layers only."""
+        groups = tuple(
+            replace(group, kinds=tuple(kind.of_layers(kept) for kind in group.kinds))
+            for group in self.groups
+        )
+        kinds = tuple(kind.of_layers(kept) for kind in self.kinds)
+        return replace(self, kinds=kinds, groups=groups)
 
     def op(self, name: str) -> Any:
         return implementation(name, self.choices[name].name)
@@ -91,12 +107,13 @@ class Plan:
         yield f"weights      {self.weight_bytes / 1e6:,.1f} MB in {self.weight_dtype}".replace(
             "torch.", ""
         )
-        tokens = (self.num_blocks - 1) * self.block_size
-        yield (
-            f"cache        {self.cache_bytes / 1e6:,.1f} MB: {self.num_blocks} blocks of "
-            f"{self.block_size} positions ({tokens:,} tokens), "
-            f"sequences up to {self.max_model_len:,}"
-        )
+        for group in self.groups:
+            tokens = (group.num_blocks - 1) * group.block_size
+            yield (
+                f"cache        {group.num_blocks * group.block_bytes / 1e6:,.1f} MB: "
+                f"{group.num_blocks} blocks of {group.block_size} positions ({tokens:,} tokens), "
+                f"sequences up to {self.max_model_len:,}"
+            )
         if self.workspace_bytes is not None:
             yield f"workspace    {self.workspace_bytes / 1e6:,.1f} MB, as measured"
         if self.slots:
@@ -153,7 +170,7 @@ def make_plan(
             tile=FIXED_TILING.size if config.batch_invariant else 0,
         ),
     )
-    paged = sum(kind.block_bytes for kind in kinds if isinstance(kind, PagedKind))
+    paged = [kind for kind in kinds if isinstance(kind, PagedKind)]
     slotted = sum(kind.slot_bytes for kind in kinds if isinstance(kind, SlottedKind))
     if not paged:
         raise UsageError(
@@ -172,7 +189,7 @@ def make_plan(
     slots = slot_plan(slotted, config, size, budget, limits) if slotted else None
     if slots:
         budget -= slots.num_slots * slots.slot_bytes
-    blocks = num_blocks(config, limits, budget, paged, -(-max_len // size))
+    groups = plan_groups(paged, config, limits, budget, max_len)
     return Plan(
         device=device,
         limits=limits,
@@ -184,15 +201,14 @@ def make_plan(
         compute_dtype=compute,
         dtype_reason=reason,
         kinds=kinds,
-        block_size=size,
-        num_blocks=blocks,
+        groups=groups,
         slots=slots,
         max_model_len=max_len,
         tiling=FIXED_TILING if config.batch_invariant else FREE_TILING,
         batch_invariant=config.batch_invariant,
         graphs=device.is_gpu and not config.enforce_eager,
         weight_bytes=weights,
-        cache_bytes=blocks * paged,
+        cache_bytes=sum(group.num_blocks * group.block_bytes for group in groups),
         workspace_bytes=measured.workspace if measured else None,
     )
 

@@ -1,8 +1,9 @@
 """State kinds: what the layers of a model keep between steps, one file a kind.
 
 A kind says which layers keep it, how it is laid out and stored, what it takes, and allocates it. A
-*paged* kind keeps something per token, in blocks of `block_size` positions; all paged kinds of a
-model share one block table per sequence. A *slotted* kind keeps something per sequence, in a slot.
+*paged* kind keeps something per token, in blocks of `block_size` positions; kinds with the same
+block length and window share a block table (cache/groups.py). A *slotted* kind keeps something per
+sequence, in a slot.
 Plan, memory, caches, poison and reports go over the kinds of the model and name none of them.
 
 Packages add kinds through the entry points `trueline.kinds` (docs/plugins.md).
@@ -76,6 +77,14 @@ class StateKind(ABC, Generic[View]):
 
 
 class PagedKind(StateKind[View]):
+    window: ClassVar[int | None] = None
+    """Positions that a query sees, itself included; None: all before it."""
+
+    @property
+    @abstractmethod
+    def block_size(self) -> int:
+        """Positions of a block. Kinds with the same length and window share a block table."""
+
     @property
     @abstractmethod
     def block_bytes(self) -> int:

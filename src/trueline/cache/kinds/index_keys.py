@@ -50,6 +50,10 @@ class IndexKeys(PagedKind[IndexView]):
         )
 
     @property
+    def block_size(self) -> int:
+        return self.layout.block_size
+
+    @property
     def block_bytes(self) -> int:
         return IndexStore.block_bytes(self.layout, len(self.layers))
 

@@ -43,6 +43,10 @@ class Latent(PagedKind[LatentView]):
         return cls(layers=tuple(layers), mixer=mixer, layout=layout, dtype=context.compute)
 
     @property
+    def block_size(self) -> int:
+        return self.layout.block_size
+
+    @property
     def block_bytes(self) -> int:
         return LatentStore.block_bytes(self.layout, len(self.layers), self.dtype)
 

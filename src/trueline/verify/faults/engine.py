@@ -228,10 +228,10 @@ def _release_at_once(release: Make) -> Make:
 def _resumes_too_far(seat: Make) -> Make:
     """A preempted request comes back with one block more than it has."""
 
-    def broken(self: Scheduler, request: Any, hits: Any, fresh: int) -> None:
-        seat(self, request, hits, fresh)
+    def broken(self: Scheduler, request: Any, prefix: Any, fresh: Any) -> None:
+        seat(self, request, prefix, fresh)
         if request.num_admissions > 1:
-            request.num_computed += self.pool.block_size
+            request.num_computed += self.blocks.stride
 
     return broken
 

@@ -1,0 +1,149 @@
+"""The block tables of a sequence: one per group of state kinds with the same block length and
+lifetime. Each group has a pool of its own; a request holds as many tables as there are groups.
+
+A prefix of n tokens can be reused where every group has what a request that starts after n tokens
+reads of it: all blocks, or, where a kind's lifetime is a window, those that reach into the last
+`window` positions. Blocks behind the window are given back as the request goes on; their places in
+the table hold the null block. Prefixes are hashed every `hash_size` tokens, which divides every
+group's block length, and a block is named by the hash at its end. No torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd, lcm
+
+from trueline.cache.blocks import NULL_BLOCK, BlockPool
+
+Tables = list[list[int]]
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """What the caches have of a sequence's beginning."""
+
+    num_tokens: int
+    tables: Tables
+    """Whose blocks are found by hash, or null."""
+
+
+class BlockGroups:
+    def __init__(self, pools: Sequence[BlockPool]) -> None:
+        self.pools = tuple(pools)
+        self.hash_size = gcd(*(pool.block_size for pool in pools))
+        self.stride = lcm(*(pool.block_size for pool in pools))
+        """Prefixes are reused in multiples of so many tokens: whole blocks of every group."""
+
+    @property
+    def main(self) -> BlockPool:
+        """The first: it counts queries and hits, and has the generation of all."""
+        return self.pools[0]
+
+    def empty(self) -> Tables:
+        return [[] for _ in self.pools]
+
+    def missing(self, tables: Tables, num_positions: int) -> list[int]:
+        """Blocks to add, by group, so that so many positions can be written."""
+        return [
+            max(-(-num_positions // pool.block_size) - len(table), 0)
+            for pool, table in zip(self.pools, tables, strict=True)
+        ]
+
+    def most_held(self, num_positions: int, chunk: int) -> list[int]:
+        """Blocks that a sequence of so many positions, computed by chunks, holds at a time."""
+        return [
+            -(-num_positions // pool.block_size)
+            if pool.window is None
+            else min(
+                -(-num_positions // pool.block_size),
+                -(-(pool.window + chunk) // pool.block_size) + 1,
+            )
+            for pool in self.pools
+        ]
+
+    def have(self, counts: Sequence[int], sharing: Tables | None = None) -> bool:
+        """Whether so many are free, by group, after the blocks of `sharing` have been shared."""
+        found = sharing or self.empty()
+        return all(
+            count <= pool.num_free - pool.num_idle([b for b in table if b != NULL_BLOCK])
+            for pool, count, table in zip(self.pools, counts, found, strict=True)
+        )
+
+    def allocate(self, tables: Tables, counts: Sequence[int]) -> None:
+        for pool, table, count in zip(self.pools, tables, counts, strict=True):
+            table += pool.allocate(count)
+
+    def release(self, tables: Tables) -> None:
+        for pool, table in zip(self.pools, tables, strict=True):
+            pool.release([block for block in table if block != NULL_BLOCK])
+            table.clear()
+
+    def trim(self, tables: Tables, num_written: int) -> None:
+        """Give back what lies wholly behind the window of the position after `num_written`. Steps
+        that execute later write later, so they may have it at once."""
+        for pool, table in zip(self.pools, tables, strict=True):
+            if pool.window is None:
+                continue
+            behind = min(max(num_written - pool.window + 1, 0) // pool.block_size, len(table))
+            held = [block for block in table[:behind] if block != NULL_BLOCK]
+            pool.release(held)
+            table[:behind] = [NULL_BLOCK] * behind
+
+    def lookup(self, hashes: Sequence[bytes], most_tokens: int) -> Prefix:
+        """The longest prefix of at most so many tokens. Takes no reference."""
+        names = [self._names(pool, hashes) for pool in self.pools]
+        found = [
+            pool.lookup(each) if pool.window is None else None
+            for pool, each in zip(self.pools, names, strict=True)
+        ]
+        ends = [
+            len(blocks) * pool.block_size
+            for pool, blocks in zip(self.pools, found, strict=True)
+            if blocks is not None
+        ]
+        most = min([most_tokens, len(hashes) * self.hash_size, *ends])
+        for num_tokens in range(most // self.stride * self.stride, 0, -self.stride):
+            tables = [
+                _in_window(pool, each, num_tokens)
+                if blocks is None
+                else blocks[: num_tokens // pool.block_size]
+                for pool, each, blocks in zip(self.pools, names, found, strict=True)
+            ]
+            if None not in tables:
+                return Prefix(num_tokens, [table for table in tables if table is not None])
+        return Prefix(0, self.empty())
+
+    def share(self, tables: Tables) -> None:
+        for pool, table in zip(self.pools, tables, strict=True):
+            pool.share([block for block in table if block != NULL_BLOCK])
+
+    def register(
+        self, tables: Tables, hashes: Sequence[bytes], start: int, num_written: int
+    ) -> int:
+        """Name the full blocks between so many tokens; returns up to where this has been done."""
+        end = min(num_written, len(hashes) * self.hash_size)
+        for pool, table in zip(self.pools, tables, strict=True):
+            names = self._names(pool, hashes)
+            for i in range(start // pool.block_size, end // pool.block_size):
+                if table[i] != NULL_BLOCK:
+                    pool.register(table[i], names[i])
+        return max(start, end)
+
+    def reset_prefix_cache(self) -> None:
+        for pool in self.pools:
+            pool.reset_prefix_cache()
+
+    def _names(self, pool: BlockPool, hashes: Sequence[bytes]) -> Sequence[bytes]:
+        """Of the group's blocks: the hash at the end of each."""
+        each = pool.block_size // self.hash_size
+        return hashes if each == 1 else hashes[each - 1 :: each]
+
+
+def _in_window(pool: BlockPool, names: Sequence[bytes], num_tokens: int) -> list[int] | None:
+    """What a sequence of so many tokens still reads; None where some of it is not there."""
+    assert pool.window is not None
+    first = max(num_tokens - pool.window + 1, 0) // pool.block_size
+    wanted = names[first : num_tokens // pool.block_size]
+    found = pool.lookup(wanted)
+    return [NULL_BLOCK] * first + found if len(found) == len(wanted) else None

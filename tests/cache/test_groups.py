@@ -1,0 +1,218 @@
+"""Several block tables per sequence: groups with other block lengths, and lifetimes of a window."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from dataclasses import dataclass, field
+from random import Random
+
+import pytest
+
+from trueline.cache.blocks import NULL_BLOCK, BlockPool
+from trueline.cache.groups import BlockGroups
+from trueline.cache.prefix import hash_blocks
+from trueline.engine.request import Request, RequestState
+from trueline.engine.scheduler import Scheduler, SchedulerConfig
+from trueline.engine.step import Row, Step
+
+SALT = b"salt"
+# (block length, window): one group, two lengths, a window beside full attention, all of these.
+GROUPS = {
+    "one": [(2, None)],
+    "lengths": [(2, None), (6, None)],
+    "window": [(2, None), (2, 5)],
+    "window first": [(3, 7), (2, None)],
+    "all": [(4, None), (2, 5), (6, 9), (2, None)],
+}
+
+
+@dataclass(eq=False)
+class Client:
+    request: Request
+    tokens: list[int]
+    goal: int
+
+
+@dataclass
+class Flight:
+    step: Step
+    tables: list[list[list[int]]]
+    """Of each row, by group, as they were when the step went out."""
+
+
+@dataclass
+class World:
+    """A cache whose cells remember which tokens came up to them, and steps that execute late."""
+
+    shapes: list[tuple[int, int | None]]
+    num_blocks: int
+    lag: int
+    caching: bool = True
+    clients: list[Client] = field(default_factory=list)
+    seen: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        pools = [BlockPool(self.num_blocks, size, self.caching, w) for size, w in self.shapes]
+        self.groups = BlockGroups(pools)
+        self.scheduler = Scheduler(SchedulerConfig(7, 3, 60), self.groups)
+        self.cells: list[dict[tuple[int, int], tuple[int, ...]]] = [{} for _ in self.shapes]
+        self.flights: deque[Flight] = deque()
+
+    def add(self, tokens: list[int], new: int) -> None:
+        request = Request(f"r{len(self.clients)}", len(tokens), new)
+        client = Client(request, list(tokens), len(tokens) + new)
+        self.clients.append(client)
+        self.hash(client)
+        self.scheduler.add(request)
+
+    def hash(self, client: Client) -> None:
+        client.request.block_hashes = hash_blocks(
+            client.tokens, self.groups.hash_size, SALT, client.request.block_hashes
+        )
+
+    def client(self, row: Row) -> Client:
+        return next(each for each in self.clients if each.request is row.request)
+
+    def turn(self) -> None:
+        step = self.scheduler.schedule()
+        if step is not None:
+            tables = [[list(table) for table in row.request.tables] for row in step.rows]
+            self.flights.append(Flight(step, tables))
+            self.seen["preempted"] += len(step.preempted)
+        while len(self.flights) > (self.lag if step else 0):
+            self.collect()
+        self.check()
+
+    def collect(self) -> None:
+        flight = self.flights.popleft()
+        # also of requests that were preempted since: steps after this one write later
+        for row, tables in zip(flight.step.rows, flight.tables, strict=True):
+            self.execute(row, tables)
+        for row in flight.step.rows:
+            self.sample(row)
+        self.scheduler.collected(flight.step)
+
+    def execute(self, row: Row, tables: list[list[int]]) -> None:
+        client = self.client(row)
+        for group, (size, window) in enumerate(self.shapes):
+            table = tables[group]
+            for p in range(row.start, row.start + row.count):
+                block = table[p // size]
+                assert block != NULL_BLOCK, "a position without a cell"
+                self.cells[group][block, p % size] = tuple(client.tokens[: p + 1])
+                first = 0 if window is None else max(p - window + 1, 0)
+                for q in range(first, p):
+                    assert table[q // size] != NULL_BLOCK, f"group {group}: {q} is gone"
+                    found = self.cells[group][table[q // size], q % size]
+                    assert found == tuple(client.tokens[: q + 1]), f"group {group}: not its own {q}"
+
+    def sample(self, row: Row) -> None:
+        client = self.client(row)
+        if row.samples and row.request.state is not RequestState.ENDED:
+            client.tokens.append((sum(client.tokens) * 7 + len(client.tokens)) % 3)
+            self.hash(client)
+
+    def check(self) -> None:
+        for group, pool in enumerate(self.groups.pools):
+            pool.check()
+            held = Counter(
+                block
+                for client in self.clients
+                if client.request.tables
+                for block in client.request.tables[group]
+                if block != NULL_BLOCK
+            )
+            assert {b: pool.references(b) for b in pool.ids if pool.references(b)} == dict(held)
+            size, window = self.shapes[group]
+            if window is not None:
+                most = -(-(window + 7 * (1 + self.lag)) // size) + 1
+                for client in self.clients:
+                    table = client.request.tables[group] if client.request.tables else []
+                    assert sum(b != NULL_BLOCK for b in table) <= most, "nothing was given back"
+
+
+@pytest.mark.parametrize("lag", [0, 1])
+@pytest.mark.parametrize("name", GROUPS)
+def test_every_row_finds_what_it_reads(name: str, lag: int) -> None:
+    """Prompts that begin alike, under pressure: shared prefixes, preemption, windows that move."""
+    seen: Counter[str] = Counter()
+    for seed in range(12):
+        dice = Random(seed)
+        world = World(GROUPS[name], num_blocks=dice.randint(26, 36), lag=lag)
+        common = [dice.randrange(3) for _ in range(24)]
+        for _ in range(120):
+            if dice.random() < 0.4 and len(world.clients) < 30:
+                head = common[: dice.choice([0, 5, 13, 24, 24])]
+                world.add([*head, *(dice.randrange(3) for _ in range(dice.randint(1, 9)))],
+                          dice.randint(1, 14))  # fmt: skip
+            world.turn()
+        while world.scheduler.has_unfinished():
+            world.turn()
+        for client in world.clients:
+            assert len(client.tokens) == client.goal
+        for pool in world.groups.pools:
+            assert pool.num_free == pool.num_usable
+        seen += world.seen
+        seen["hits"] += world.groups.main.num_hit_tokens // world.groups.stride
+    assert seen["hits"] > 3
+    if world.groups.stride == 2:  # longer strides reserve so much that nobody is
+        assert seen["preempted"] > 3
+
+
+def test_a_prefix_ends_where_every_group_has_its_blocks() -> None:
+    groups = BlockGroups(
+        [BlockPool(20, 2, True), BlockPool(20, 6, True), BlockPool(20, 2, True, 3)]
+    )
+    assert (groups.hash_size, groups.stride) == (2, 6)
+    hashes = hash_blocks(list(range(24)), 2, SALT, [])
+    tables = groups.empty()
+    groups.allocate(tables, groups.missing(tables, 24))
+    assert [len(table) for table in tables] == [12, 4, 12]
+    assert groups.register(tables, hashes, 0, 20) == 20
+    # 20 tokens are written: ten blocks of 2, three of 6, so 18 can be reused
+    found = groups.lookup(hashes, 23)
+    assert found.num_tokens == 18
+    assert found.tables[:2] == [tables[0][:9], tables[1][:3]]
+    # of a window of 3 the next token reads positions 16 and 17: one block
+    assert found.tables[2] == [NULL_BLOCK] * 8 + tables[2][8:9]
+    assert groups.lookup(hashes, 17).num_tokens == 12
+    # what lies outside of the window may be lost, what lies in it may not
+    groups.pools[2].forget(hashes[3])
+    assert groups.lookup(hashes, 23).num_tokens == 18
+    groups.pools[2].forget(hashes[8])
+    assert groups.lookup(hashes, 23).num_tokens == 12
+    groups.pools[1].forget(hashes[5])
+    assert groups.lookup(hashes, 23).num_tokens == 6
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 4, 5, 8])
+def test_what_is_behind_the_window_is_given_back(window: int) -> None:
+    """At every residue of the window and the block."""
+    for size in (1, 2, 3, 4):
+        pool = BlockPool(40, size, True, window)
+        groups = BlockGroups([pool])
+        tables = groups.empty()
+        for written in range(1, 30):
+            groups.allocate(tables, groups.missing(tables, written))
+            groups.trim(tables, written)
+            needed = {p // size for p in range(max(written - window + 1, 0), written)}
+            kept = {i for i, block in enumerate(tables[0]) if block != NULL_BLOCK}
+            assert needed <= kept
+            # nothing more than the blocks that the next token's window touches
+            assert kept <= needed | {written // size, max(written - window + 1, 0) // size}
+        groups.release(tables)
+        assert pool.num_free == pool.num_usable
+
+
+@pytest.mark.parametrize("window", [1, 2, 3, 4, 5, 8])
+def test_a_prefix_has_all_that_the_next_token_reads(window: int) -> None:
+    for size in (1, 2, 3, 4):
+        groups = BlockGroups([BlockPool(40, size, True, window)])
+        hashes = hash_blocks(list(range(24)), size, SALT, [])
+        tables = groups.empty()
+        groups.allocate(tables, groups.missing(tables, 24))
+        groups.register(tables, hashes, 0, 24)
+        for num_tokens in range(size, 25, size):
+            (table,) = groups.lookup(hashes, num_tokens).tables
+            first = max(num_tokens - window + 1, 0) // size
+            assert table == [NULL_BLOCK] * first + tables[0][first : num_tokens // size]
