@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 BUDGETS = {
-    "bench": 5,
+    "bench": 15,
     "cache": 15,
     "cli": 10,
     "client": 20,

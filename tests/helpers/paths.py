@@ -9,3 +9,4 @@ TESTS = HELPERS.parent
 ROOT = TESTS.parent
 DOCS = ROOT / "docs"
 CONFIGS = ROOT / "src" / "trueline" / "bench" / "configs"
+RESULTS = DOCS / "results"

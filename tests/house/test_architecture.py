@@ -182,7 +182,7 @@ def test_no_model_dimension_is_written_down(file: Path) -> None:
     assert not {576, 656, 192, 7168}.intersection(numbers)
 
 
-@for_each(ENGINE_FILES)
+@for_each(FILES)
 def test_files_stay_readable(file: Path) -> None:
     lines = file.read_text().splitlines()
     assert len(lines) <= 400
@@ -236,4 +236,4 @@ def test_every_test_has_a_budget() -> None:
         budget.BUDGETS
     )
     # seven minutes of two cores, ten of slower ones
-    assert sum(budget.BUDGETS.values()) <= 850
+    assert sum(budget.BUDGETS.values()) <= 880

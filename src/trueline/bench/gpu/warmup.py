@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import os
 import random
 import re
@@ -55,12 +56,11 @@ def measure(model: Path) -> dict[str, Any]:
         cache.mkdir()
         tokenizer.mkdir()
         write_word_tokenizer(tokenizer, vocabulary)
-        os.environ["TRITON_CACHE_DIR"] = str(cache)
         return {kind: started(model, tokenizer, cache, vocabulary) for kind in ("cold", "warm")}
 
 
 def started(model: Path, tokenizer: Path, cache: Path, vocabulary: int) -> dict[str, Any]:
-    with served(model, tokenizer) as (ready, server):
+    with served(model, tokenizer, cache) as (ready, server):
         before = kernels(cache)
         start = time.monotonic()
         loads = [load(server.url, streams, vocabulary) for streams in ROUNDS]
@@ -78,9 +78,12 @@ def started(model: Path, tokenizer: Path, cache: Path, vocabulary: int) -> dict[
 
 
 @contextmanager
-def served(model: Path, tokenizer: Path) -> Iterator[tuple[dict[str, Any], Served]]:
+def served(model: Path, tokenizer: Path, cache: Path) -> Iterator[tuple[dict[str, Any], Served]]:
     start = time.monotonic()
-    server = Served(str(model), {}, "--load-format", "dummy", "--tokenizer", str(tokenizer))
+    more = ("--load-format", "dummy", "--tokenizer", str(tokenizer))
+    server = Served(
+        str(model), {}, *more, environment={**os.environ, "TRITON_CACHE_DIR": str(cache)}
+    )
     try:
         server.wait()
         ready = {"ready_s": round(time.monotonic() - start, 1), "said": server.said("ready in")}
@@ -130,7 +133,7 @@ def lengthened(place: float, number: int, rng: random.Random) -> int:
     and what lies between in turn."""
     at = (place + number / 5) % 1.0001 if number else place
     at = min(max(at + rng.uniform(-0.02, 0.02), 0.0), 1.0)
-    return round(SHORTEST * (LONGEST / SHORTEST) ** at)
+    return round(SHORTEST * math.pow(LONGEST / SHORTEST, at))
 
 
 async def together(url: str, prompts: list[list[int]]) -> list[Any]:

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import threading
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -53,10 +53,20 @@ class Offline:
 class Served:
     """`trueline serve` on a free port. What it writes is kept, for the case that it fails."""
 
-    def __init__(self, model: str, options: dict[str, Any], *more: str) -> None:
+    def __init__(
+        self,
+        model: str,
+        options: dict[str, Any],
+        *more: str,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
+        """`environment`: of the process, if not this one's."""
         command = [sys.executable, "-m", "trueline", "serve", model, "--port", "0", *more]
         self.process = subprocess.Popen(
-            [*command, *flags(options)], stderr=subprocess.PIPE, text=True
+            [*command, *flags(options)],
+            stderr=subprocess.PIPE,
+            text=True,
+            env=environment,
         )
         self.url = ""
         self._words: deque[str] = deque(maxlen=100)

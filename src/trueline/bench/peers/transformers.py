@@ -10,15 +10,16 @@ import json
 import random
 import sys
 import time
+from typing import Any
 
 
 def main(model_dir: str, workloads: list[list[int]], started: float) -> None:
     import torch
     import transformers
 
-    transformers.logging.set_verbosity_error()
-    transformers.logging.disable_progress_bar()
-    model = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype="auto")
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    model: Any = transformers.AutoModelForCausalLM.from_pretrained(model_dir, dtype="auto")
     vocab = model.config.vocab_size
 
     def timed(batch: int, prompt_len: int, output_len: int) -> dict[str, float]:

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueline.bench.gpu.kernels.timing import asked, graph_time
+from trueline.bench.gpu.kernels.timing import (
+    Calls,
+    Cell,
+    Ways,
+    asked,
+    graph_time,
+    last_line,
+    recorded,
+)
 from trueline.ops.experts import triton as experts
 from trueline.ops.experts.triton import Launch, Tiles
 from trueline.ops.head_product import cublas as head_cublas
@@ -32,7 +41,6 @@ from trueline.ops.mlp import triton as mlp
 from trueline.ops.route import triton as route
 from trueline.spec.feedforward import RouterSpec
 
-HERE = Path(__file__).parent
 READ, MULTIPLY = 4.39e12, 770e12
 CALLS = 20
 BF16 = torch.bfloat16
@@ -77,15 +85,6 @@ SHAPES = (
 HEADS = ((16, 512, 128), (16, 128, 512), (128, 512, 128), (128, 128, 512))
 
 
-@dataclass(frozen=True)
-class Cell:
-    kind: str
-    key: tuple[Any, ...]
-
-    def __str__(self) -> str:
-        return f"{self.kind:<13}" + " ".join(str(part) for part in self.key)
-
-
 # -- data --------------------------------------------------------------------------------
 
 
@@ -93,32 +92,36 @@ class Data:
     """Made once per model or shape, and dropped before the next."""
 
     def __init__(self) -> None:
-        self.kept: dict[str, Any] = {}
+        self.held: tuple[int, ...] | tuple[str, bool] = ()
+        self.packed: experts.Packed | None = None
+        self.drawn: list[Tensor] = []
 
     def experts(self, model: Model, shared: bool) -> experts.Packed:
-        def make() -> experts.Packed:
+        if self._turns_to((model.name, shared)) or self.packed is None:
             e = model.experts + (model.shared if shared else 0)
             gate_up = _draw(e, 2 * model.width, model.hidden)
             down = _draw(e, model.hidden, model.width)
-            return experts.Packed(gate_up, down, model.shared if shared else 0)
-
-        return self._one(f"experts {model.name} {shared}", make)
+            self.packed = experts.Packed(gate_up, down, model.shared if shared else 0)
+        return self.packed
 
     def weights(self, *shape: int) -> list[Tensor]:
         """Enough of them that no cache holds them all."""
-        copies = min(max(math.ceil(4e8 / (2 * math.prod(shape))), 2), CALLS)
-        return self._one(f"weights {shape}", lambda: [_draw(*shape) for _ in range(copies)])
+        if self._turns_to(shape):
+            copies = min(max(math.ceil(4e8 / (2 * math.prod(shape))), 2), CALLS)
+            self.drawn = [_draw(*shape) for _ in range(copies)]
+        return self.drawn
 
-    def _one(self, name: str, make: Callable[[], Any]) -> Any:
-        if name not in self.kept:
-            self.kept.clear()
-            torch.cuda.empty_cache()
-            self.kept[name] = make()
-        return self.kept[name]
+    def _turns_to(self, what: tuple[int, ...] | tuple[str, bool]) -> bool:
+        """Whether it has to be made; what was held before is dropped."""
+        if what == self.held:
+            return False
+        self.held, self.packed, self.drawn = what, None, []
+        torch.cuda.empty_cache()
+        return True
 
 
 def _draw(*shape: int) -> Tensor:
-    return torch.randn(*shape, dtype=BF16, device="cuda") / shape[-1] ** 0.5
+    return torch.randn(*shape, dtype=BF16, device="cuda") / math.sqrt(shape[-1])
 
 
 def _routes(model: Model, tokens: int, calls: int) -> list[Tensor]:
@@ -173,9 +176,9 @@ def cells(quick: bool) -> Iterator[Cell]:
     for name in MODELS:
         for tokens in (1, 64) if quick else (1, 16, 64, 256, 8192):
             yield Cell("route", (name, tokens))
-    for shape in HEADS:
+    for heads in HEADS:
         for rows in (1, 16, 64, 256):
-            yield Cell("head_product", (shape, rows))
+            yield Cell("head_product", (heads, rows))
     for shape in SHAPES[: 2 if quick else None]:
         for rows in (1, 16) if quick else (1, 16, 64, 256):
             yield Cell("linear", (shape, rows))
@@ -188,7 +191,7 @@ def cells(quick: bool) -> Iterator[Cell]:
 
 @dataclass
 class Work:
-    ways: list[tuple[str, list[Callable[[], Any]]]]
+    ways: Ways
     floor: float
     """Seconds that the bytes, or the operations, take at least."""
     flops: float = 0.0
@@ -196,7 +199,7 @@ class Work:
 
 
 def work(cell: Cell, data: Data) -> Work:
-    return globals()[f"_{cell.kind}"](data, *cell.key)
+    return MAKERS[cell.kind](data, *cell.key)
 
 
 def _experts(data: Data, name: str, tokens: int, shared: bool) -> Work:
@@ -206,13 +209,13 @@ def _experts(data: Data, name: str, tokens: int, shared: bool) -> Work:
     routes = _routes(model, tokens, calls)
     x = [torch.randn(tokens, model.hidden, device="cuda", dtype=BF16) for _ in routes]
     weights = torch.rand(tokens, model.top, device="cuda")
-    active = sum(len(ids.unique()) + packed.shared for ids in routes) / calls
+    active = sum(len(set(ids.flatten().tolist())) + packed.shared for ids in routes) / calls
     each = 3 * model.width * model.hidden
     flops = 2 * each * tokens * (model.top + packed.shared)
 
-    def ways(cut: Launch) -> list[Callable[[], Any]]:
+    def ways(cut: Launch) -> Calls:
         return [
-            lambda a=a, ids=ids: experts.run_with(cut, a, ids, weights, packed)
+            partial(experts.run_with, cut, a, ids, weights, packed)
             for a, ids in zip(x, routes, strict=True)
         ]
 
@@ -244,15 +247,19 @@ def _route(data: Data, name: str, tokens: int) -> Work:
     bias = torch.randn(model.experts, device="cuda") if model.router.correction_bias else None
     x = [torch.randn(tokens, model.hidden, device="cuda", dtype=BF16) for _ in range(CALLS)]
     packed = route.pack(weight, BF16)
-    apart = [lambda a=a: route.run(linear.run(a.float(), weight), bias, model.router) for a in x]
+
+    def apart(a: Tensor) -> tuple[Tensor, Tensor]:
+        return route.run(linear.run(a.float(), weight), bias, model.router)
+
     usual = route.launch(tokens, model.experts, model.hidden, BF16, 132)
     cuts = [("usual", usual)]
     if tokens <= 64:
         cuts.append(("half the splits", replace(usual, depth=2 * usual.depth)))
-    ways: list[tuple[str, list[Callable[[], Any]]]] = [
-        (label, [lambda a=a, c=c: route.choose_with(c, a, packed, bias, model.router) for a in x])
-        for label, c in cuts
+    ways: Ways = [
+        (label, [partial(route.choose_with, how, a, packed, bias, model.router) for a in x])
+        for label, how in cuts
     ]
+    ways.append(("product apart", [partial(apart, a) for a in x]))
 
     def exact() -> list[tuple[Tensor, Tensor]]:
         ids, ours = route.choose(x[0], packed, bias, model.router)
@@ -260,7 +267,7 @@ def _route(data: Data, name: str, tokens: int) -> Work:
         _, theirs = route.run(logits, bias, model.router, ids)
         return [(ours, theirs)]
 
-    return Work([*ways, ("product apart", apart)], weight.numel() * 2 / READ, 0, exact)
+    return Work(ways, weight.numel() * 2 / READ, 0, exact)
 
 
 def _head_product(data: Data, shape: tuple[int, int, int], rows: int) -> Work:
@@ -268,9 +275,9 @@ def _head_product(data: Data, shape: tuple[int, int, int], rows: int) -> Work:
     weights = data.weights(heads, columns, depth)
     x = torch.randn(rows, heads, depth, device="cuda", dtype=BF16)
     to = torch.empty(rows, heads, columns + 64, device="cuda", dtype=BF16)[..., :columns]
-    ways = [
-        ("usual", [lambda w=w: head_product.run(x, w, to) for w in weights]),
-        ("cublas", [lambda w=w: head_cublas.run(x, w, to) for w in weights]),
+    ways: Ways = [
+        ("usual", [partial(head_product.run, x, w, to) for w in weights]),
+        ("cublas", [partial(head_cublas.run, x, w, to) for w in weights]),
     ]
 
     def exact() -> list[tuple[Tensor, Tensor]]:
@@ -283,10 +290,10 @@ def _head_product(data: Data, shape: tuple[int, int, int], rows: int) -> Work:
 def _linear(data: Data, shape: tuple[int, int], rows: int) -> Work:
     weights = data.weights(*shape)
     x = torch.randn(rows, shape[1], device="cuda", dtype=BF16)
-    ways = [
-        ("usual", [lambda w=w: linear.run(x, w) for w in weights]),
-        ("cublas", [lambda w=w: cublas.run(x, w) for w in weights]),
-        ("to float32", [lambda w=w: linear.run_wide(x, w) for w in weights]),
+    ways: Ways = [
+        ("usual", [partial(linear.run, x, w) for w in weights]),
+        ("cublas", [partial(cublas.run, x, w) for w in weights]),
+        ("to float32", [partial(linear.run_wide, x, w) for w in weights]),
     ]
 
     def exact() -> list[tuple[Tensor, Tensor]]:
@@ -302,11 +309,20 @@ def _mlp(data: Data, shape: tuple[int, int], rows: int) -> Work:
     x = torch.randn(rows, hidden, device="cuda", dtype=BF16)
     packed = [mlp.pack(*pair, linear) for pair in pairs]
     plain = [replace(p, stream=None) for p in packed]
-    ways = [
-        ("stream", [lambda p=p: mlp.run(x, p, linear) for p in packed]),
-        ("cublas", [lambda p=p: mlp.run(x, p, linear) for p in plain]),
+    ways: Ways = [
+        ("stream", [partial(mlp.run, x, p, linear) for p in packed]),
+        ("cublas", [partial(mlp.run, x, p, linear) for p in plain]),
     ]
     return Work(ways, 6 * width * hidden / READ)
+
+
+MAKERS: dict[str, Callable[..., Work]] = {
+    "experts": _experts,
+    "route": _route,
+    "head_product": _head_product,
+    "linear": _linear,
+    "mlp": _mlp,
+}
 
 
 # -- running -------------------------------------------------------------------------------
@@ -320,20 +336,12 @@ def compile_all(cells: list[Cell]) -> list[str]:
             for _, calls in asked(work(cell, data).ways):
                 calls[0]()
         except Exception as error:
-            failed.append(f"{cell}: {str(error).splitlines()[-1] if str(error) else error!r}")
+            failed.append(f"{cell}: {last_line(error)}")
     torch.cuda.synchronize()
     return failed
 
 
-def peers() -> dict[int, dict[str, float]]:
-    file = HERE / "peers-h200.json"
-    found: dict[int, dict[str, float]] = {}
-    for row in json.loads(file.read_text())["moe"] if file.exists() else ():
-        found.setdefault(row["M"], {})[row["peer"]] = row["us"]
-    return found
-
-
-def measure(cell: Cell, data: Data, known: dict[int, dict[str, float]]) -> dict[str, Any]:
+def measure(cell: Cell, data: Data) -> dict[str, Any]:
     made = work(cell, data)
     times: dict[str, float] = {}
     for label, calls in asked(made.ways):
@@ -347,18 +355,19 @@ def measure(cell: Cell, data: Data, known: dict[int, dict[str, float]]) -> dict[
     line += f"  floor {floor:7.1f} ({floor / times[best]:4.0%})"
     if made.flops:
         line += f" {made.flops / times[best] / 1e6:5.0f} TFLOP/s"
-    if cell.kind == "experts" and not cell.key[2] and cell.key[1] in known:
-        theirs = known[cell.key[1]]
+    # peers were timed without the shared experts
+    alike = cell.kind == "experts" and not cell.key[2]
+    theirs = recorded("moe", M=cell.key[1]) if alike else {}
+    if theirs:
         vllm = theirs["vLLM fused_experts"]
         line += f"  vLLM {vllm:.1f} ({times[best] / vllm:.2f}), best {min(theirs.values()):.1f}"
     print(line, " ".join(f"[{label} {us:.1f}]" for label, us in times.items()), flush=True)
     if made.exact is not None:
         for ours, exact in made.exact():
-            error = (ours.float() - exact.float()).norm(dim=-1) / exact.float().norm(dim=-1)
-            worst = float(error.max())
+            off = (ours.float() - exact.float()).norm(dim=-1) / exact.float().norm(dim=-1)
+            worst = float(off.max())
             if not worst <= 8e-3:
                 print(f"FAIL {cell}: off by {worst:.2g}")
-    theirs = known.get(cell.key[1], {}) if cell.kind == "experts" and not cell.key[2] else {}
     return {"cell": str(cell), "floor_us": floor, "us": times, "peers": theirs}
 
 
@@ -377,12 +386,12 @@ def main() -> None:
         for future in compiled:
             for told in future.result():
                 print(told, flush=True)
-    known, data, rows = peers(), Data(), []
+    data, rows = Data(), []
     for cell in todo:
         try:
-            rows.append(measure(cell, data, known))
+            rows.append(measure(cell, data))
         except Exception:
-            print(f"FAIL {cell}\n     " + "\n     ".join(traceback.format_exc().splitlines()[-5:]))
+            print(f"FAIL {cell}", *traceback.format_exc().splitlines()[-5:], sep="\n     ")
     if options.out:
         options.out.write_text(json.dumps(rows, indent=1))
 

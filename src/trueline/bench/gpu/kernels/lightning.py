@@ -13,6 +13,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import astuple, dataclass
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueline.bench.gpu.kernels.timing import ENGINE, asked, graph_time
+from trueline.bench.gpu.kernels.timing import ENGINE, Calls, Ways, asked, graph_time, recorded
 from trueline.cache.layout import LatentLayout
 from trueline.cache.state import StateStore, StateView
 from trueline.cache.store import LatentStore
@@ -33,13 +34,13 @@ from trueline.ops.lightning.triton import DecodeLaunch, PrefillLaunch
 from trueline.ops.linear_inputs import triton as linear_inputs
 from trueline.ops.rms_norm import triton as rms_norm
 from trueline.ops.rope import triton as rope
-from trueline.verify.ops.lightning import GATES, STATE_GATES
 
-HERE = Path(__file__).parent
 READ = 4.39e12
 DEVICE = torch.device("cuda")
 DTYPE = torch.bfloat16
 D, SCALE, SMS = 128, 0.09, 132
+GATE, STATE_GATE = 3.2e-3, 1e-5
+"""Relative to the sum of a row's magnitudes: inputs have 8 bits, states are float32."""
 WORKERS = 8
 # What the calls of one graph touch together, several times what the cache holds.
 TOUCHED = 4e8
@@ -81,7 +82,7 @@ class Work:
     """A cell: ways to do it, and the least that it must move."""
 
     name: str
-    ways: list[tuple[str, list[Callable[[], Any]]]]
+    ways: Ways
     bytes: float
     flops: float = 0.0
     peer: tuple[str, int, int, int] | None = None
@@ -89,6 +90,9 @@ class Work:
 
 
 # -- data --------------------------------------------------------------------------------
+
+
+QKV = tuple[Tensor, Tensor, Tensor]
 
 
 def draw(*shape: int) -> Tensor:
@@ -106,7 +110,7 @@ def slopes(heads: int) -> Tensor:
     return torch.logspace(-5, 0, heads, device=DEVICE)
 
 
-def qkv(tokens: int, heads: int) -> tuple[Tensor, Tensor, Tensor]:
+def qkv(tokens: int, heads: int) -> QKV:
     """Parts of one product that has the gate too."""
     whole = draw(tokens, 4, heads, D)
     return whole[:, 0], whole[:, 1], whole[:, 2]
@@ -123,20 +127,19 @@ def turns(each: float) -> int:
 def decode(rows: int, heads: int = 16) -> Work:
     each = 2.0 * rows * heads * D * D * 4
     count = turns(each / 2)
-    view, given = slots(1 + count * rows, heads), {"slopes": slopes(heads), "scale": SCALE}
+    view, rates = slots(1 + count * rows, heads), slopes(heads)
     inputs = [qkv(rows, heads) for _ in range(count)]
     tables = []
-    for call in range(count):
-        own = range(1 + call * rows, 1 + (call + 1) * rows)
+    for number in range(count):
+        own = range(1 + number * rows, 1 + (number + 1) * rows)
         tables.append(StateTable.of([StateRow(5, slot, slot) for slot in own], DEVICE))
 
-    def calls(launch: DecodeLaunch) -> list[Callable[[], Any]]:
-        return [
-            lambda x=x, t=t: lightning.decode(
-                *x, view, lightning.prepare(t), **given, launch=launch
-            )
-            for x, t in zip(inputs, tables, strict=True)
-        ]
+    def call(q: Tensor, k: Tensor, v: Tensor, table: StateTable, launch: DecodeLaunch) -> Tensor:
+        rows = lightning.prepare(table)
+        return lightning.decode(q, k, v, view, rows, slopes=rates, scale=SCALE, launch=launch)
+
+    def calls(launch: DecodeLaunch) -> Calls:
+        return [partial(call, *x, t, launch) for x, t in zip(inputs, tables, strict=True)]
 
     usual = lightning.decode_launch(rows, heads, D, SMS)
     launches = sorted(DECODE, key=lambda launch: launch != usual)  # the engine's first
@@ -146,15 +149,17 @@ def decode(rows: int, heads: int = 16) -> Work:
 
 def prefill(heads: int, rows: int, tokens: int, launches: list[PrefillLaunch]) -> Work:
     each = 8.0 * rows * tokens * heads * D
-    view, given = slots(1 + rows, heads), {"slopes": slopes(heads), "scale": SCALE}
+    view, rates = slots(1 + rows, heads), slopes(heads)
     inputs = [qkv(rows * tokens, heads) for _ in range(turns(each))]
     parts = [(slice(i * tokens, (i + 1) * tokens), StateRow(0, None, 1 + i)) for i in range(rows)]
 
-    def calls(launch: PrefillLaunch) -> list[Callable[[], Any]]:
-        return [
-            lambda x=x: lightning.prefill_rows(*x, view, parts, **given, launch=launch)
-            for x in inputs
-        ]
+    def call(q: Tensor, k: Tensor, v: Tensor, launch: PrefillLaunch) -> Tensor:
+        return lightning.prefill_rows(
+            q, k, v, view, parts, slopes=rates, scale=SCALE, launch=launch
+        )
+
+    def calls(launch: PrefillLaunch) -> Calls:
+        return [partial(call, *x, launch) for x in inputs]
 
     usual = lightning.prefill_launch(DTYPE, (heads, D, D), [tokens] * rows, SMS, True)
     launches = [usual, *(launch for launch in launches if launch != usual)]  # the engine's first
@@ -165,7 +170,7 @@ def prefill(heads: int, rows: int, tokens: int, launches: list[PrefillLaunch]) -
     return Work(name, ways, each, flops, ("prefill", heads, rows, tokens))
 
 
-def label(launch: Any, usual: Any) -> str:
+def label(launch: DecodeLaunch | PrefillLaunch, usual: DecodeLaunch | PrefillLaunch) -> str:
     name = "x".join(map(str, astuple(launch)))
     return f"{name} (usual)" if launch == usual else name
 
@@ -175,8 +180,8 @@ def norms(n: int, width: int) -> Iterator[Work]:
     count = turns(4.0 * n * width)
     h = [draw(n, width) for _ in range(count)]
     pairs = list(zip(h, h[::-1], strict=True))
-    plain = [lambda x=x: rms_norm.run(x, weight, 1e-6) for x in h]
-    both = [lambda x=x, y=y: rms_norm.run_sum(x, y, weight, 1e-6) for x, y in pairs]
+    plain: Calls = [partial(rms_norm.run, x, weight, 1e-6) for x in h]
+    both: Calls = [partial(rms_norm.run_sum, x, y, weight, 1e-6) for x, y in pairs]
     yield Work(f"rms_norm {n} x {width}", [("", plain)], 4.0 * n * width)
     yield Work(f"rms_norm of a sum {n} x {width}", [("", both)], 8.0 * n * width)
 
@@ -189,10 +194,9 @@ def layer_parts(n: int, heads: int = 16) -> Iterator[Work]:
         view = LatentStore(LatentLayout(512, 64, 64), 1, 2 + n // 64, DTYPE).views[0]
     cells, latent, norm = torch.arange(n, device=DEVICE), draw(n, 512 + 64), draw(512)
     queries, whole, weight = draw(n, heads, D + 64), draw(n, 4 * heads * D), draw(heads * D)
-    turned = {"cos": cos, "sin": sin, "pairing": "pairs", "parts": parts}
     yield Work(f"latent_write {n}", [("", [lambda: latent_write.run(
         latent[:, :512], latent[:, 512:], queries[..., D:], view, cells,
-        norm=norm, eps=1e-6, **turned,
+        norm=norm, eps=1e-6, cos=cos, sin=sin, pairing="pairs", parts=parts,
     )] * 20)], 2.0 * n * 64 * (18 + 2 * heads))  # fmt: skip
     yield Work(f"rope {n}", [("", [lambda: rope.run(
         queries[..., D:], cos, sin, "pairs")] * 20)], 4.0 * n * heads * 64)  # fmt: skip
@@ -208,14 +212,18 @@ def layer_parts(n: int, heads: int = 16) -> Iterator[Work]:
 
 def cells(quick: bool) -> Iterator[Callable[[], Iterator[Work]]]:
     for rows in (1, 16, 64, 256):
-        yield lambda rows=rows: iter([decode(rows)])
+        yield partial(_one, partial(decode, rows))
     launches = PREFILL[:5] if quick else PREFILL
     for shape in ((16, 1, 1024), (16, 1, 8192), (16, 8, 4096), (64, 1, 1024)):
-        yield lambda shape=shape: iter([prefill(*shape, launches)])
+        yield partial(_one, partial(prefill, *shape, launches))
     for n in (1, 16, 256):
-        yield lambda n=n: layer_parts(n)
+        yield partial(layer_parts, n)
         for width in (2048, 7168):
-            yield lambda n=n, width=width: norms(n, width)
+            yield partial(norms, n, width)
+
+
+def _one(make: Callable[[], Work]) -> Iterator[Work]:
+    yield make()
 
 
 # -- exact numbers -------------------------------------------------------------------------
@@ -257,11 +265,11 @@ def real_shapes() -> Iterator[str]:
             first += count
         out = lightning.prefill_rows(*x, view, parts, slopes=rates, scale=SCALE)
         for (at, row), start in zip(parts, held, strict=False):
-            part = [each[at] for each in x]
+            part = _some(x, at)
             yield from _compared(f"prefill {heads} heads, {row}", part, start, rates, out[at],
                                  view.state[row.slot])  # fmt: skip
             for place, slot in row.snapshots:
-                short = [each[: place - row.start] for each in part]
+                short = _some(part, slice(place - row.start))
                 yield from _compared(f"snapshot at {place}", short, start, rates, None,
                                      view.state[slot])  # fmt: skip
     view, rates, x = slots(40, 16), slopes(16), qkv(16, 16)
@@ -270,20 +278,26 @@ def real_shapes() -> Iterator[str]:
     table = lightning.prepare(StateTable.of(rows, DEVICE))
     out = lightning.decode(*x, view, table, slopes=rates, scale=SCALE)
     for i in (0, 15):
-        part = [each[i : i + 1] for each in x]
+        part = _some(x, slice(i, i + 1))
         yield from _compared(f"decode row {i}", part, before[2 * i + 1], rates, out[i : i + 1],
                              view.state[2 * i + 2])  # fmt: skip
 
 
+def _some(x: QKV, tokens: slice) -> QKV:
+    q, k, v = x
+    return q[tokens], k[tokens], v[tokens]
+
+
 def _compared(
-    what: str, x: list[Tensor], start: Tensor, rates: Tensor, out: Tensor | None, state: Tensor
+    what: str, x: QKV, start: Tensor, rates: Tensor, out: Tensor | None, state: Tensor
 ) -> Iterator[str]:
-    wanted, after = exact(*x, start, rates)
-    size, _ = exact(*(each.abs() for each in x), start.abs(), rates)
+    q, k, v = x
+    wanted, after = exact(q, k, v, start, rates)
+    size, _ = exact(q.abs(), k.abs(), v.abs(), start.abs(), rates)
     if out is not None:
-        yield compare(f"{what}: outputs", out, wanted, size, GATES[DTYPE])
+        yield compare(f"{what}: outputs", out, wanted, size, GATE)
     flat = after.flatten(1)
-    yield compare(f"{what}: state", state.flatten(1), flat, flat, STATE_GATES[DTYPE])
+    yield compare(f"{what}: state", state.flatten(1), flat, flat, STATE_GATE)
 
 
 # -- running -------------------------------------------------------------------------------
@@ -293,20 +307,21 @@ def compile_some(part: int, quick: bool) -> list[str]:
     """In a process of its own: what it compiles is in Triton's cache for the others."""
     failed = []
     view, rates, x = slots(2, 16), slopes(16), qkv(64 * 16, 16)
-    given = {"slopes": rates, "scale": SCALE}
     table = lightning.prepare(StateTable.of([StateRow(1, 1, 1)], DEVICE))
-    for launch in DECODE[part::WORKERS]:
+    for how in DECODE[part::WORKERS]:
         try:
-            one = [each[:1] for each in x]
-            lightning.decode(*one, view, table, **given, launch=launch)
+            q, k, v = _some(x, slice(1))
+            lightning.decode(q, k, v, view, table, slopes=rates, scale=SCALE, launch=how)
         except Exception as error:
-            failed.append(f"FAIL decode {launch}: {str(error).splitlines()[:1]}")
+            failed.append(f"FAIL decode {how}: {str(error).splitlines()[:1]}")
     for launch in (PREFILL[:5] if quick else PREFILL)[part::WORKERS]:
         try:
             for tokens in (64, 64 * 16):  # one walk, and several
-                some = [each[:tokens] for each in x]
-                lightning.prefill_rows(*some, view, [(slice(0, tokens), StateRow(0, None, 1))],
-                                       **given, launch=launch)  # fmt: skip
+                q, k, v = _some(x, slice(tokens))
+                parts = [(slice(0, tokens), StateRow(0, None, 1))]
+                lightning.prefill_rows(
+                    q, k, v, view, parts, slopes=rates, scale=SCALE, launch=launch
+                )
         except Exception as error:
             failed.append(f"FAIL prefill {launch}: {str(error).splitlines()[:1]}")
     torch.cuda.synchronize()
@@ -314,9 +329,8 @@ def compile_some(part: int, quick: bool) -> list[str]:
 
 
 def peers(peer: tuple[str, int, int, int]) -> dict[str, float]:
-    rows = json.loads((HERE / "peers-h200.json").read_text())["linear"]
-    wanted = dict(zip(("kind", "H", "B", "T"), peer, strict=True))
-    return {row["peer"]: row["us"] for row in rows if wanted.items() <= row.items()}
+    kind, heads, rows, tokens = peer
+    return recorded("linear", kind=kind, H=heads, B=rows, T=tokens)
 
 
 def measure(work: Work) -> dict[str, Any]:

@@ -14,6 +14,7 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueline.bench.gpu.kernels.timing import graph_time
+from trueline.bench.gpu.kernels.timing import Calls, Cell, Ways, graph_time, last_line
 from trueline.cache.index import IndexStore, IndexView
 from trueline.cache.layout import IndexLayout
 from trueline.ops.index_scores import triton as scores
@@ -40,21 +41,10 @@ TILING = Tiling(64, full=False)
 # Where one reads what it does not hold, and what it must not forget between calls.
 CACHED = 4e8
 
-Calls = list[Callable[[], Any]]
-
-
-@dataclass(frozen=True)
-class Cell:
-    kind: str
-    key: tuple[Any, ...]
-
-    def __str__(self) -> str:
-        return f"{self.kind:<9}" + " ".join(str(part) for part in self.key)
-
 
 @dataclass
 class Work:
-    ways: list[tuple[str, Calls]]
+    ways: Ways
     floor: float
     """Seconds that the bytes, or the operations, take at least."""
     exact: Callable[[], float]
@@ -128,8 +118,8 @@ def _decode_scores(tables: list[Table], view: IndexView, n: int, context: int) -
     prepared = [scores.prepare(table, view, TILING, topk=TOPK) for table in tables]
     usual = scores.launch(n, 1, HEADS, prepared[0].width, BF16, layout.fp8 is not None, 132)
     cuts = _cuts(usual, n, 7 if layout.storage == "bfloat16" and size == 64 else 4)
-    ways: list[tuple[str, Calls]] = [
-        (name, [lambda p=p, how=how: scores.run(q, weights, view, p, how) for p in prepared])
+    ways: Ways = [
+        (name, [partial(scores.run, q, weights, view, p, how) for p in prepared])
         for name, how in cuts
     ]
 
@@ -170,13 +160,13 @@ def _prefill(n: int, context: int) -> Work:
     view, blocks = _caches(1, context, layout, 2)
     q, weights = _queries(n)
     first = context - n + 1
-    ways: list[tuple[str, Calls]] = []
+    ways: Ways = []
     cuts = ((4, 64, 4, 3), (4, 128, 8, 3), (2, 128, 4, 3), (2, 128, 8, 3), (8, 64, 8, 2))
     for share, tile, warps, stages in (*cuts, (4, 64, 4, 5)):
         rows = [SparseRows((Run(ids[0].tolist(), first, n),)) for ids in blocks]
         made = [scores.prepare(each, view, TILING, topk=TOPK, share=share) for each in rows]
         how = scores.Launch(tile, 1, warps, stages)
-        calls: Calls = [lambda p=p, how=how: scores.run(q, weights, view, p, how) for p in made]
+        calls: Calls = [partial(scores.run, q, weights, view, p, how) for p in made]
         ways.append((f"{share} rows {tile} {warps}w {stages}s", calls))
 
     def exact() -> float:
@@ -207,12 +197,11 @@ def _top(n: int, width: int) -> Work:
                                (8192, 4096, 8)):  # fmt: skip
         if chunk <= max(width, 8192):
             cuts.append((f"{chunk} {part} {warps}w", top.Launch(chunk, part, warps)))
-    ways: list[tuple[str, Calls]] = [
-        (name, [lambda s=s, how=how: top.run(s, lengths, TOPK, how) for s in given])
-        for name, how in cuts
+    ways: Ways = [
+        (name, [partial(top.run, s, lengths, TOPK, how) for s in given]) for name, how in cuts
     ]
     if n <= 64:
-        ways.append(("torch.topk", [lambda s=s: s.topk(TOPK) for s in given]))
+        ways.append(("torch.topk", [partial(s.topk, TOPK) for s in given]))
 
     def exact() -> float:
         wanted = given[0].topk(TOPK).indices.sort().values
@@ -271,18 +260,18 @@ def _logits(n: int) -> list[Tensor]:
     return [3 * torch.randn(n, VOCABULARY, device=DEVICE) for _ in range(4)]
 
 
-def _ways(n: int, run: Callable[[Tensor, sampling.Launch], Any], given: list[Tensor]) -> Any:
+def _ways(n: int, run: Callable[[Tensor, sampling.Launch], object], given: list[Tensor]) -> Ways:
     usual = sampling.launch(n, VOCABULARY, 132)
     cuts = [("usual", usual)]
     for chunk, warps in ((1024, 4), (2048, 4), (4096, 4), (2048, 8), (4096, 8)):
         cuts.append((f"{chunk} {warps}w", replace(usual, chunk=chunk, warps=warps)))
-    return [(name, [lambda x=x, how=how: run(x, how) for x in given]) for name, how in cuts]
+    return [(name, [partial(run, x, how) for x in given]) for name, how in cuts]
 
 
 def _greedy(n: int) -> Work:
     given = _logits(n)
     ways = _ways(n, lambda x, how: sampling.draw(x, how=how), given)
-    ways.append(("torch.argmax", [lambda x=x: x.argmax(-1) for x in given]))
+    ways.append(("torch.argmax", [partial(x.argmax, -1) for x in given]))
 
     def exact() -> float:
         tokens, bad = sampling.draw(given[0])
@@ -311,7 +300,7 @@ def _drawn(n: int) -> Work:
 
 def _logprobs(n: int) -> Work:
     given, tokens = _logits(n), torch.arange(n, device=DEVICE) * 7
-    calls: Calls = [lambda x=x: sampling.score(x, tokens, 0) for x in given]
+    calls: Calls = [partial(sampling.score, x, tokens, 0) for x in given]
 
     def exact() -> float:
         wanted = given[0].double().log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
@@ -324,11 +313,23 @@ def _logprobs(n: int) -> Work:
 # -- running ---------------------------------------------------------------------------------
 
 
+MAKERS: dict[str, Callable[..., Work]] = {
+    "scores": _scores,
+    "wide": _wide,
+    "prefill": _prefill,
+    "top": _top,
+    "write": _write,
+    "turn": _turn,
+    "greedy": _greedy,
+    "drawn": _drawn,
+    "logprobs": _logprobs,
+}
+
+
 def work(cell: Cell) -> Work:
     torch.manual_seed(0)
     with torch.device(DEVICE):
-        made: Work = globals()[f"_{cell.kind}"](*cell.key)
-    return made
+        return MAKERS[cell.kind](*cell.key)
 
 
 def compile_all(todo: list[Cell]) -> list[str]:
@@ -339,7 +340,7 @@ def compile_all(todo: list[Cell]) -> list[str]:
             for _, calls in work(cell).ways:
                 calls[0]()
         except Exception as error:
-            failed.append(f"FAIL {cell}: {str(error).splitlines()[-1] if str(error) else error!r}")
+            failed.append(f"FAIL {cell}: {last_line(error)}")
     torch.cuda.synchronize()
     return failed
 
@@ -382,7 +383,7 @@ def main() -> None:
         try:
             rows.append(measure(cell))
         except Exception:
-            print(f"FAIL {cell}\n     " + "\n     ".join(traceback.format_exc().splitlines()[-5:]))
+            print(f"FAIL {cell}", *traceback.format_exc().splitlines()[-5:], sep="\n     ")
         torch.cuda.empty_cache()
     if options.out:
         options.out.write_text(json.dumps(rows, indent=1))

@@ -4,21 +4,36 @@ from __future__ import annotations
 
 import statistics
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
+
+from trueline.bench.gpu.report import peers
 
 ENGINE = "--engine" in sys.argv
 """Time only what the engine takes, not the other ways; processes that are started see it too."""
 Calls = list[Callable[[], object]]
+Ways = list[tuple[str, Calls]]
+Way = TypeVar("Way")
 
 
-def asked(ways: Iterable[tuple[str, Calls]]) -> list[tuple[str, Calls]]:
+@dataclass(frozen=True)
+class Cell:
+    kind: str
+    key: tuple[Any, ...]
+
+    def __str__(self) -> str:
+        return f"{self.kind:<13}" + " ".join(str(part) for part in self.key)
+
+
+def asked(ways: Iterable[Way]) -> list[Way]:
     """The engine's own way comes first."""
     return list(ways)[:1] if ENGINE else list(ways)
 
 
-def graph_time(calls: Calls, repeat: int = 12) -> float:
+def graph_time(calls: Sequence[Callable[[], object]], repeat: int = 12) -> float:
     """Microseconds per call: the median over replays of a graph that has every call once. Give
     calls on different inputs, more than the cache holds together."""
     for call in calls[:2]:  # compiles
@@ -28,12 +43,24 @@ def graph_time(calls: Calls, repeat: int = 12) -> float:
     with torch.cuda.graph(graph):
         for call in calls:
             call()
-    times = []
+    times: list[float] = []
     for _ in range(repeat + 3):
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
         begin.record()
         graph.replay()
         end.record()
         end.synchronize()
         times.append(1000 * begin.elapsed_time(end) / len(calls))
     return statistics.median(times[3:])
+
+
+def recorded(op: str, **wanted: object) -> dict[str, float]:
+    """Microseconds of each peer that was timed on such a cell."""
+    rows: list[dict[str, Any]] = peers()[op]
+    return {row["peer"]: row["us"] for row in rows if wanted.items() <= row.items()}
+
+
+def last_line(error: BaseException) -> str:
+    """Of a compiler's message, the line that names the mistake."""
+    lines = str(error).strip().splitlines()
+    return lines[-1] if lines else repr(error)

@@ -1,0 +1,77 @@
+"""Benchmarks from an installed wheel: its data files are in it, and nothing looks for a checkout."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from paths import CONFIGS, RESULTS, ROOT
+
+PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
+OFFLINE = ("--quiet", "--no-deps", "--no-index")
+KERNELS = ("attention", "experts", "lightning", "selection")
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("wheel")
+    build = (*PIP, "wheel", *OFFLINE, "--no-build-isolation", "--wheel-dir", str(made), str(ROOT))
+    subprocess.run(build, check=True, capture_output=True)
+    (file,) = made.glob("trueline-*.whl")
+    return file
+
+
+@pytest.fixture(scope="module")
+def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    site = tmp_path_factory.mktemp("site")
+    subprocess.run((*PIP, "install", *OFFLINE, "--target", str(site), str(wheel)), check=True)
+    return site
+
+
+def run(site: Path, at: Path, *arguments: str) -> str:
+    """A command of the installed package, outside the repository."""
+    environment = {**os.environ, "PYTHONPATH": str(site)}
+    done = subprocess.run(
+        [sys.executable, *arguments], cwd=at, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return done.stdout
+
+
+def test_a_wheel_holds_what_benchmarks_read(wheel: Path) -> None:
+    held = set(zipfile.ZipFile(wheel).namelist())
+    assert {f"trueline/bench/gpu/{name}" for name in ("cells.json", "peers-h200.json")} <= held
+    names = {path.parent.name for path in CONFIGS.glob("*/config.json")}
+    assert len(names) == 6
+    assert {f"trueline/bench/configs/{name}/config.json" for name in names} <= held
+    assert not [name for name in held if name.startswith(("tests/", "docs/"))]
+
+
+def test_commands_without_a_model(installed: Path, tmp_path: Path) -> None:
+    where = run(installed, tmp_path, "-c", "import trueline; print(trueline.__file__)")
+    assert Path(where.strip()).is_relative_to(installed)
+    told = run(installed, tmp_path, "-m", "trueline", "bench", "compare", "--help")
+    assert "--peer" in told
+    recorded = str(RESULTS / "gpu-h200.json")
+    told = run(installed, tmp_path, "-m", "trueline", "bench", "gpu", "--recorded", recorded)
+    assert "v2lite B=1" in told
+
+
+def test_a_tiny_model_is_measured(installed: Path, tmp_path: Path) -> None:
+    run(installed, tmp_path, "-m", "trueline", "make-tiny", "deepseek_v3", "model")
+    work = ("--batch", "2", "--prompt-len", "8", "--output-len", "4")
+    told = run(installed, tmp_path, "-m", "trueline", "bench", "throughput", "model", *work)
+    assert told.startswith("trueline: 2 requests of 8 + 4 tokens")
+
+
+def test_kernel_benchmarks_can_be_imported(installed: Path, tmp_path: Path) -> None:
+    """They run on a GPU only: here, whatever they import from the engine is there."""
+    pytest.importorskip("triton")
+    modules = [*(f"gpu.kernels.{name}" for name in KERNELS), "gpu.warmup", "peers.transformers"]
+    imports = "; ".join(f"import trueline.bench.{name}" for name in modules)
+    run(installed, tmp_path, "-c", imports)
