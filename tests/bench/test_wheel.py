@@ -1,4 +1,4 @@
-"""Benchmarks from an installed wheel: its data files are in it, and nothing looks for a checkout."""
+"""Benchmarks from an installed wheel: its data is in it, and nothing looks for a checkout."""
 
 from __future__ import annotations
 

@@ -135,7 +135,7 @@ def test_keys(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "verb",
     ["serve", "generate", "inspect", "score", "make-tiny", "complete", "chat", "bench serve",
-     "bench server", "bench gpu"],
+     "bench overhead", "bench gpu"],
 )  # fmt: skip
 def test_help_has_no_option_for_an_empty_list(
     verb: str, capsys: pytest.CaptureFixture[str]

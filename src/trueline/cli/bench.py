@@ -14,8 +14,8 @@ from cyclopts import App, Parameter
 
 from trueline.cli.bench_gpu import gpu
 from trueline.cli.bench_neighbours import neighbours
+from trueline.cli.bench_overhead import overhead
 from trueline.cli.bench_serve import serve
-from trueline.cli.bench_server import server
 from trueline.cli.output import tables
 from trueline.errors import UsageError
 
@@ -30,7 +30,7 @@ bench = App(name="bench", help="Measure speed: throughput, latency, or side by s
 bench.command(gpu, name="gpu")
 bench.command(neighbours, name="neighbours")
 bench.command(serve, name="serve")
-bench.command(server, name="server")
+bench.command(overhead, name="overhead")
 
 
 @bench.command

@@ -1,4 +1,4 @@
-"""`trueline bench server`: what the server costs, beside the same engine without it."""
+"""`trueline bench overhead`: what the server costs, beside the same engine without it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trueline.client.load import Shape
 
 
-def server(
+def overhead(
     model: str,
     /,
     *,
@@ -100,8 +100,8 @@ def _measure(
         write_word_tokenizer(Path(scratch), shape.vocab_size)
         _say(f"loading {directory} twice")
         with both(directory, options, has_weights, Path(scratch)) as (offline, served):
-            overhead = Overhead(offline, served, shape)
-            return run_loop(overhead.rounds(streams, repeats, _tell))
+            bench = Overhead(offline, served, shape)
+            return run_loop(bench.rounds(streams, repeats, _tell))
 
 
 def _as_json(pair: Pair) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`trueline bench server`: its sums, its rounds, and all of it on a tiny model."""
+"""`trueline bench overhead`: its sums, its rounds, and all of it on a tiny model."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def test_on_a_tiny_model(
 ) -> None:
     monkeypatch.setattr(overhead, "TRIES", 1)  # whatever else runs here
     monkeypatch.setattr(overhead, "PATIENCE", 1)
-    command = ["bench", "server", str(tiny("deepseek_v3") / "config.json"), "--prompt-len", "8",
+    command = ["bench", "overhead", str(tiny("deepseek_v3") / "config.json"), "--prompt-len", "8",
                "--output-len", "4", "--repeats", "2", "--streams", "1", "--streams", "3",
                "--out", f"{tmp_path}/out.json", "--plot", f"{tmp_path}/out.svg"]  # fmt: skip
     with pytest.raises(SystemExit) as ended:
@@ -171,7 +171,7 @@ def test_on_a_tiny_model(
 @pytest.mark.parametrize("wrong", [["--streams", "0"], ["--repeats", "0"], ["--out", "no/such"]])
 def test_wrong_options(wrong: list[str], tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["bench", "server", str(tiny("deepseek_v3")), *wrong])
+        main(["bench", "overhead", str(tiny("deepseek_v3")), *wrong])
     assert ended.value.code == 2
     said = capsys.readouterr().err
     assert any(word in said for word in wrong)
