@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from paths import DOCS, RESULTS
+from paths import RESULTS
 from trueline.cli import main
 
 RECORDED = RESULTS / "gpu-h200.json"
@@ -20,10 +20,10 @@ def bench(*arguments: str | Path) -> int:
 
 
 def test_the_figures_of_the_docs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """What docs/performance.md tells is in the file that it names."""
+    """What docs/results/performance.md tells is in the file that it names."""
     assert bench("--recorded", RECORDED, "--plot", tmp_path / "gpu.svg") == 0
     told = capsys.readouterr().out
-    page = (DOCS / "performance.md").read_text()
+    page = (RESULTS / "performance.md").read_text()
     for row in json.loads(RECORDED.read_text())["decode"]:
         assert f"{row['ms_step']:.2f}" in told
         assert f"| {row['ms_step']:.2f} | {row['step_us'] / 1000:.2f} |" in page

@@ -1,6 +1,6 @@
 """`make test-cpus`: the numeric tests with the libraries held to other instruction sets, and the
 largest error of each check as a part of what it accepts. `--write` puts the table into
-docs/testing.md; `--only NAME …` runs some of the settings; `--list` names them and their tests."""
+docs/results/testing.md; `--only NAME …` runs some of the settings; `--list` names them and their tests."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from margins import Margins, collected
-from paths import DOCS, HELPERS, ROOT, TESTS
+from paths import HELPERS, RESULTS, ROOT, TESTS
 from trueline.device import cpu_features
 
-PAGE = DOCS / "testing.md"
+PAGE = RESULTS / "testing.md"
 BEGIN, END = "<!-- make test-cpus -->\n", "<!-- /make test-cpus -->\n"
 OF_OPS = ("trueline.verify.ops", "trueline.verify.bounds")
 LEFT_OUT = (

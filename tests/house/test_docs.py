@@ -59,7 +59,7 @@ def test_the_contracts_are_listed() -> None:
 
 
 def test_links_lead_somewhere() -> None:
-    own = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md"))
+    own = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"))
     for page in (*own, *(ROOT / "examples").rglob("*.md")):
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
             assert (page.parent / target).exists(), f"{page.name} links to {target}"

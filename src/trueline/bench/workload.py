@@ -62,7 +62,7 @@ STANDARD = {
     "decode b32": Workload(32, 128, 64),
     "prefill 2048": Workload(1, 2048, 1),
 }
-"""The CPU table of docs/performance.md."""
+"""The CPU table of docs/results/performance.md."""
 
 
 def measure(engine: LLMEngine, work: Workload, repeats: int = 1) -> Figures:
