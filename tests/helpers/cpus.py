@@ -1,6 +1,7 @@
 """`make test-cpus`: the numeric tests with the libraries held to other instruction sets, and the
 largest error of each check as a part of what it accepts. `--write` puts the table into
-docs/results/testing.md; `--only NAME …` runs some of the settings; `--list` names them and their tests."""
+docs/results/testing.md; `--only NAME …` runs some of the settings; `--list` names them and their
+tests."""
 
 from __future__ import annotations
 
