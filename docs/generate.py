@@ -7,6 +7,8 @@ import re
 import tempfile
 from pathlib import Path
 
+from api import api_page
+from picture import picture
 from trueline.verify.faults.table import FAULTS
 
 HERE = Path(__file__).parent
@@ -50,6 +52,11 @@ def inspect_picture(file: Path) -> None:
     file.write_text(re.sub(r"@font-face \{.*?\}\n", "", svg, flags=re.DOTALL))
 
 
+PAGES = {"api.md": api_page, "architecture.svg": picture, "faults.md": faults_page}
+"""Each a function of the source alone."""
+
+
 if __name__ == "__main__":
-    (HERE / "faults.md").write_text(faults_page())
+    for name, made in PAGES.items():
+        (HERE / name).write_text(made())
     inspect_picture(HERE / "inspect.svg")

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import re
 
-from paths import ROOT
+import api
+import generate
+import picture
+import trueline
+from paths import DOCS, ROOT
+from trueline.engine.params import SamplingParams
 from trueline.models import FAMILIES, OVERRIDES, REGISTRY
 from trueline.models.harmless import HARMLESS
 from trueline.ops.registry import FUNCTIONS
@@ -18,13 +22,24 @@ from trueline.verify.faults.table import FAULTS
 README = (ROOT / "README.md").read_text()
 
 
-def test_faults_page_is_current() -> None:
-    spec = importlib.util.spec_from_file_location("generate", ROOT / "docs" / "generate.py")
-    assert spec is not None
-    assert spec.loader is not None
-    generate = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(generate)
-    assert (ROOT / "docs" / "faults.md").read_text() == generate.faults_page(), "run make docs"
+def test_generated_pages_are_current() -> None:
+    for name, made in generate.PAGES.items():
+        assert (DOCS / name).read_text() == made(), f"docs/{name} is not current: run make docs"
+
+
+def test_the_reference_has_what_users_import() -> None:
+    page = api.api_page()
+    for name in trueline.__all__:
+        assert f"## {name}\n" in page or name == "__version__"
+    for field in SamplingParams.__struct_fields__:
+        assert f"| `{field}` |" in page
+    for op, functions in FUNCTIONS.items():
+        assert f"## Op `{op}`\n" in page, functions
+
+
+def test_the_picture_names_files_that_exist() -> None:
+    for name in picture.named_files():
+        assert (ROOT / "src" / "trueline" / name).exists(), name
 
 
 def test_readme_names_every_family_and_figure() -> None:
