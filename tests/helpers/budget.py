@@ -17,7 +17,7 @@ BUDGETS = {
     "client": 20,
     "engine": 180,
     "gpu": 5,
-    "house": 5,
+    "house": 30,
     "layers": 5,
     "models": 15,
     "ops": 105,

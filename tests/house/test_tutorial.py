@@ -1,0 +1,70 @@
+"""docs/tutorial.md, run from top to bottom as a reader would, in an empty folder."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import trueline
+from paths import DOCS
+
+BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PORT = "8000"
+
+
+def script(page: str, port: int) -> str:
+    """All blocks of commands, in one shell. The server ends with it, whatever happens."""
+    parts = ["set -eu -o pipefail", "trap 'kill $(jobs -p) 2> ended.txt || true' EXIT"]
+    for language, text in BLOCK.findall(page):
+        if language == "bash":
+            parts.append(text)
+        else:
+            assert language == "python", f"a block of {language} is run by nobody"
+            parts.append(f"python - <<'PYTHON'\n{text}PYTHON\n")
+    return "\n".join(parts).replace(PORT, str(port))
+
+
+@pytest.fixture
+def commands(tmp_path: Path) -> Path:
+    """`trueline` and `python` of this environment."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name, more in (("python", ""), ("trueline", " -m trueline")):
+        file = folder / name
+        file.write_text(f'#!/bin/sh\nexec "{sys.executable}"{more} "$@"\n')
+        file.chmod(0o755)
+    return folder
+
+
+def test_every_command_runs(commands: Path, tmp_path: Path) -> None:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    page = (DOCS / "tutorial.md").read_text()
+    at = tmp_path / "work"
+    at.mkdir()
+    environment = {
+        **os.environ,
+        "PATH": f"{commands}{os.pathsep}{os.environ['PATH']}",
+        "PYTHONPATH": str(Path(trueline.__file__).parents[1]),
+    }
+    done = subprocess.run(
+        ["bash", "-c", script(page, port)], cwd=at, env=environment, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert "10 logprobs agree" in done.stdout
+    assert "vocab_sise" in done.stdout + done.stderr
+    assert "softmax_scale" in done.stdout
+    assert "trueline" in done.stdout.split("first token")[-1]
+
+
+def test_a_command_that_fails_is_seen(commands: Path, tmp_path: Path) -> None:
+    page = "```bash\nfalse\n```\n```bash\ntrue\n```\n"
+    done = subprocess.run(["bash", "-c", script(page, 1)], cwd=tmp_path, capture_output=True)
+    assert done.returncode != 0
