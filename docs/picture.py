@@ -148,7 +148,7 @@ ARROWS = (
     Arrow(((840, 501), (812, 501), (812, 340), (780, 340))),
 )
 NOTES = (
-    (130, 110, "at load"), (950, 246, "the second opinion"),
+    (130, 110, "at load"), (950, 257, "the second opinion"),
 )  # fmt: skip
 NUMBERS = ((332, 336, 3), (320, 592, 5), (574, 592, 6))
 """Steps that happen inside a box."""

@@ -118,8 +118,9 @@ class Carriers(Recorder):
 
     def report(self) -> dict[str, Any]:
         kinds = {type(each).__qualname__ for each in self.found.values()}
-        values = [value for each in self.found.values() for value in fields(each)]
-        ids = {value for value in values if isinstance(value, str) and REQUEST_ID in value}
+        named = [field for each in self.found.values() for field in named_fields(each)]
+        ids = {value for _, value in named if isinstance(value, str) and REQUEST_ID in value}
+        ids |= {f"{name} {value}" for name, value in named if name == "id"}
         last = [each for each in self.found.values() if type(each).__qualname__ in self.lasting]
         lists = {id(value) for each in last for value in fields(each) if is_prompt(value)}
         return {
@@ -141,11 +142,14 @@ def is_prompt(value: object) -> bool:
 
 def fields(each: object) -> Iterator[object]:
     """Of a class with slots (msgspec's structs have them too) or without."""
-    yield from getattr(each, "__dict__", {}).values()
-    for base in type(each).__mro__:
-        for name in vars(base).get("__slots__", ()):
-            yield getattr(each, name, None)
-    yield from (getattr(each, name, None) for name in getattr(each, "__struct_fields__", ()))
+    yield from (value for _, value in named_fields(each))
+
+
+def named_fields(each: object) -> Iterator[tuple[str, object]]:
+    yield from getattr(each, "__dict__", {}).items()
+    slots = [name for base in type(each).__mro__ for name in vars(base).get("__slots__", ())]
+    for name in (*slots, *getattr(each, "__struct_fields__", ())):
+        yield name, getattr(each, name, None)
 
 
 def measured(codes: set[CodeType]) -> dict[str, list[int]]:

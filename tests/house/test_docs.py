@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import api
 import generate
@@ -73,8 +74,16 @@ def test_the_contracts_are_listed() -> None:
         assert f'"{kind}.' in page
 
 
+def anchors(page: Path) -> set[str]:
+    """Of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", each.lower()).replace(" ", "-") for each in headings}
+
+
 def test_links_lead_somewhere() -> None:
-    own = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md"))
+    own = (ROOT / "README.md", ROOT / "CONTRIBUTING.md", *DOCS.rglob("*.md"))
     for page in (*own, *(ROOT / "examples").rglob("*.md")):
-        for target in re.findall(r"\]\(([^)#]+)\)", page.read_text()):
-            assert (page.parent / target).exists(), f"{page.name} links to {target}"
+        for name, _, anchor in re.findall(r"\]\(([^)#]*)(#([^)]+))?\)", page.read_text()):
+            target = page.parent / name if name else page
+            assert target.exists(), f"{page.name} links to {name}"
+            assert not anchor or anchor in anchors(target), f"{page.name}: {name}#{anchor}"
