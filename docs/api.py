@@ -17,7 +17,14 @@ CLASSES = (
     ("Logprob", "outputs.py"),
     ("EngineConfig", "config.py"),
 )
-CONTRACTS = (("Executor", "engine/executor.py"),)
+CONTRACTS = (
+    ("Executor", "engine/executor.py"),
+    ("StateKind", "cache/kinds/__init__.py"),
+    ("PagedKind", "cache/kinds/__init__.py"),
+    ("PagedStore", "cache/kinds/__init__.py"),
+    ("SlottedKind", "cache/kinds/__init__.py"),
+    ("SlottedStore", "cache/kinds/__init__.py"),
+)
 PUBLIC_CALLS = ("__init__",)
 COLUMNS = 88
 HEAD = """# API reference

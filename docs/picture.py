@@ -108,7 +108,7 @@ BOXES = (
         ("layers call ops by contract,", "each with a float64 reference"),
         ("layers/decoder.py", "ops/registry.py")),
     Box(300, 708, 226, 78, "device", "KV cache, states, index keys",
-        ("paged per token,", "or a slot per sequence"), ("cache/store.py",)),
+        ("state kinds: paged per token,", "or a slot per sequence"), ("cache/kinds/__init__.py",)),
     Box(554, 708, 226, 78, "device", "Sampling",
         ("a draw is a function of", "(seed, position)"), ("ops/sampling/__init__.py",)),
     Box(20, 130, 220, 78, "load", "Model family",
