@@ -101,7 +101,7 @@ def _measure(
         _say(f"loading {directory} twice")
         with both(directory, options, has_weights, Path(scratch)) as (offline, served):
             bench = Overhead(offline, served, shape)
-            return run_loop(bench.rounds(streams, repeats, _tell))
+            return run_loop(bench.rounds(streams, repeats, _report))
 
 
 def _as_json(pair: Pair) -> dict[str, Any]:
@@ -110,7 +110,7 @@ def _as_json(pair: Pair) -> dict[str, Any]:
     return asdict(pair) | {"ratio": pair.ratio, "decode_ratio": pair.decode_ratio}
 
 
-def _tell(pair: Pair) -> None:
+def _report(pair: Pair) -> None:
     rates = (pair.rate(pair.offline), pair.rate(pair.server))
     noise = "" if pair.is_quiet else " (others used the machine)"
     _say(f"{pair.streams} at once: {rates[0]:.1f} tokens/s offline, {rates[1]:.1f} through the "

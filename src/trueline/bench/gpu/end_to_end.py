@@ -40,8 +40,8 @@ def run_cells(name: str, started: float) -> dict[str, Any]:
     for cell in prefill:
         _try(found["prefill"], cell, lambda cell: _prefill(engine, cell))
     # last: once a profiler has run, every launch takes longer
-    for told in found["decode"]:
-        told |= decode_profile(engine, told["B"], told["inp"])
+    for cell in found["decode"]:
+        cell |= decode_profile(engine, cell["B"], cell["inp"])
     return found
 
 

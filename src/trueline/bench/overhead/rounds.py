@@ -77,7 +77,7 @@ class Overhead:
         self.processes |= zip(["engine"], child_processes(served.process.pid), strict=False)
 
     async def rounds(
-        self, streams: Sequence[int], repeats: int, told: Callable[[Pair], None]
+        self, streams: Sequence[int], repeats: int, report: Callable[[Pair], None]
     ) -> list[Pair]:
         """Until each number of streams has `repeats` quiet ones, or TRIES times that. The two
         change places from round to round: a machine that gets slower or faster meanwhile favours
@@ -90,7 +90,7 @@ class Overhead:
                     if sum(each.is_quiet for each in pairs if each.streams == count) < repeats:
                         await self._calm()
                         pairs.append(await self._pair(count, server_first=number % 2 == 1))
-                        told(pairs[-1])
+                        report(pairs[-1])
         finally:
             self.bench.close()
         return pairs

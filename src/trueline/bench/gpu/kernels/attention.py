@@ -144,8 +144,8 @@ def main() -> None:
     with ProcessPoolExecutor(len(kinds), get_context("spawn")) as pool:
         futures = [pool.submit(compile_cell, i, options.quick) for i in kinds]
         for future in futures:
-            for told in future.result():
-                print(told, flush=True)
+            for failure in future.result():
+                print(failure, flush=True)
     rows, results = Pool(), []
     for _, name, make in todo:
         try:

@@ -33,7 +33,7 @@ NOPE, VALUE = 128, 128
 TILING = Tiling(64, full=False)
 SCALE = 0.1
 BUSY = 400 << 20
-"""Bytes that no cache holds: calls go over at least as many in turn."""
+"""Bytes that no cache holds: calls alternate between inputs of at least as many."""
 TOPK, SEQUENCES, CONTEXT = 2048, 64, 32768
 CHOOSING = 2048
 """Tokens of a run that chooses positions."""
@@ -99,15 +99,15 @@ def prefill_plans(weights: HeadWeights) -> dict[str, prefill_cut.LaunchPlan]:
 # -- data ----------------------------------------------------------------------------------
 
 
-Made = Tensor | tuple[Tensor, Tensor]
+Outputs = Tensor | tuple[Tensor, Tensor]
 """What a call returns: outputs, with their LSE where the op gives it."""
 Pairs = list[tuple[Tensor, Tensor]]
-Calls = list[Callable[[], Made]]
+OutputCalls = list[Callable[[], Outputs]]
 
 
 @dataclass
 class Work:
-    ways: dict[str, Calls]
+    ways: dict[str, OutputCalls]
     bytes: float = 0.0
     flops: float = 0.0
     exact: Callable[[Tensor], Pairs] | None = None
@@ -122,7 +122,7 @@ class Pool:
         self.rows = torch.empty(0, WIDTH, dtype=BF16, device="cuda")
 
     def views(self, cells: int, most: int) -> list[LatentView]:
-        """As many as take turns, of so many cells each."""
+        """As many as calls alternate between, of so many cells each."""
         cells = -(-cells // LAYOUT.block_size) * LAYOUT.block_size
         count = min(max(-(-BUSY // (2 * cells * WIDTH)), 1), most)
         if len(self.rows) < count * (cells + 1):
@@ -171,10 +171,12 @@ def decode_work(heads: int, rows: int, context: int, pool: Pool) -> Work:
     views = pool.views(rows * context, 20)
     table = shuffled_table(rows, context)
     q = torch.randn(rows, heads, WIDTH, dtype=BF16, device="cuda")
-    ways: dict[str, Calls] = {}
+    ways: dict[str, OutputCalls] = {}
     for label, made in decode_plans(heads, rows, context).items():
         prepared = decode.prepare(table, views[0], TILING, heads, plan=made)
-        calls: Calls = [partial(decode.run, q, v, prepared, softmax_scale=SCALE) for v in views]
+        calls: OutputCalls = [
+            partial(decode.run, q, v, prepared, softmax_scale=SCALE) for v in views
+        ]
         ways[label] = calls * (-(-4 // len(calls)))
 
     def exact(out: Tensor) -> Pairs:
@@ -190,29 +192,29 @@ def decode_work(heads: int, rows: int, context: int, pool: Pool) -> Work:
 
 
 def sparse_work(heads: int, rows: int, pool: Pool) -> Work:
-    """Rows of sequences that take turns."""
+    """Rows of other sequences in every call."""
     view = pool.views(SEQUENCES * CONTEXT, 1)[0]
     table = shuffled_table(SEQUENCES, CONTEXT)
     q = torch.randn(rows, heads, WIDTH, dtype=BF16, device="cuda")
     lengths = torch.full((rows,), CONTEXT, device="cuda")
-    turns = []
-    for turn in range(max(SEQUENCES // rows, 4)):
-        owner = torch.arange(turn * rows, (turn + 1) * rows, device="cuda") % SEQUENCES
+    inputs = []
+    for call in range(max(SEQUENCES // rows, 4)):
+        owner = torch.arange(call * rows, (call + 1) * rows, device="cuda") % SEQUENCES
         drawn = torch.rand(rows, CONTEXT, device="cuda").topk(TOPK).indices.sort().values
-        turns.append(
+        inputs.append(
             (Table(table.blocks[owner], torch.arange(rows, device="cuda"), lengths), drawn)
         )
-    ways: dict[str, Calls] = {}
+    ways: dict[str, OutputCalls] = {}
     for label, made in decode_plans(heads, rows, TOPK).items():
-        calls: Calls = []
-        for of, drawn in turns:
+        calls: OutputCalls = []
+        for of, drawn in inputs:
             work = work_list(lengths.clamp(max=TOPK).to(torch.int32), made)
             prepared = sparse.Prepared(of, {(heads, TOPK): work})
             calls.append(partial(sparse.run, q, view, prepared, drawn, softmax_scale=SCALE))
         ways[label] = calls
 
     def exact(out: Tensor) -> Pairs:
-        of, drawn = turns[0]
+        of, drawn = inputs[0]
         return [
             (out[row], exact_row(q[row], view.rows[cells_of(of.blocks[row], drawn[row])]))
             for row in {0, rows - 1}
@@ -256,7 +258,9 @@ def prefill_work(heads: int, rows: int, start: int, count: int, pool: Pool, form
         return pairs
 
     pairs = rows * sum(range(start + 1, end + 1))
-    ways: dict[str, Calls] = {label: [partial(call, each)] * 2 for label, each in given.items()}
+    ways: dict[str, OutputCalls] = {
+        label: [partial(call, each)] * 2 for label, each in given.items()
+    }
     return Work(ways, 0, 2 * pairs * heads * (NOPE + LAYOUT.rope + VALUE), exact)
 
 
@@ -298,7 +302,7 @@ def chosen_work(heads: int, runs: int, start: int, pool: Pool) -> Work:
         u, _ = sparse.run(wide, view, listed, positions, softmax_scale=SCALE)
         return head_product.run(u, weights.value)
 
-    ways: dict[str, Calls] = {}
+    ways: dict[str, OutputCalls] = {}
     for label, made in prefill_plans(weights).items():
         ways[f"masked, {label}"] = [partial(masked, prefill_cut.lists(parts, made, q.device))]
     ways["selected"] = [selected]

@@ -384,8 +384,8 @@ def main() -> None:
         size = math.ceil(len(todo) / WORKERS)
         compiled = [pool.submit(compile_all, todo[i : i + size]) for i in range(0, len(todo), size)]
         for future in compiled:
-            for told in future.result():
-                print(told, flush=True)
+            for failure in future.result():
+                print(failure, flush=True)
     data, rows = Data(), []
     for cell in todo:
         try:

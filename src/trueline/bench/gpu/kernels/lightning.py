@@ -116,7 +116,7 @@ def qkv(tokens: int, heads: int) -> QKV:
     return whole[:, 0], whole[:, 1], whole[:, 2]
 
 
-def turns(each: float) -> int:
+def num_calls(each: float) -> int:
     """Calls of a graph, given the bytes of one."""
     return int(min(max(TOUCHED / each, 2), 200))
 
@@ -126,7 +126,7 @@ def turns(each: float) -> int:
 
 def decode(rows: int, heads: int = 16) -> Work:
     each = 2.0 * rows * heads * D * D * 4
-    count = turns(each / 2)
+    count = num_calls(each / 2)
     view, rates = slots(1 + count * rows, heads), slopes(heads)
     inputs = [qkv(rows, heads) for _ in range(count)]
     tables = []
@@ -150,7 +150,7 @@ def decode(rows: int, heads: int = 16) -> Work:
 def prefill(heads: int, rows: int, tokens: int, launches: list[PrefillLaunch]) -> Work:
     each = 8.0 * rows * tokens * heads * D
     view, rates = slots(1 + rows, heads), slopes(heads)
-    inputs = [qkv(rows * tokens, heads) for _ in range(turns(each))]
+    inputs = [qkv(rows * tokens, heads) for _ in range(num_calls(each))]
     parts = [(slice(i * tokens, (i + 1) * tokens), StateRow(0, None, 1 + i)) for i in range(rows)]
 
     def call(q: Tensor, k: Tensor, v: Tensor, launch: PrefillLaunch) -> Tensor:
@@ -177,7 +177,7 @@ def label(launch: DecodeLaunch | PrefillLaunch, usual: DecodeLaunch | PrefillLau
 
 def norms(n: int, width: int) -> Iterator[Work]:
     weight = draw(width)
-    count = turns(4.0 * n * width)
+    count = num_calls(4.0 * n * width)
     h = [draw(n, width) for _ in range(count)]
     pairs = list(zip(h, h[::-1], strict=True))
     plain: Calls = [partial(rms_norm.run, x, weight, 1e-6) for x in h]
@@ -370,10 +370,10 @@ def main() -> None:
         parts = () if ENGINE else range(WORKERS)
         jobs = [pool.submit(compile_some, part, options.quick) for part in parts]
         for job in jobs:
-            for told in job.result():
-                print(told, flush=True)
-    for told in real_shapes():
-        print(told, flush=True)
+            for failure in job.result():
+                print(failure, flush=True)
+    for line in real_shapes():
+        print(line, flush=True)
     results = []
     for cell in cells(options.quick):
         try:

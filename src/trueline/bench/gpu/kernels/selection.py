@@ -376,8 +376,8 @@ def main() -> None:
     with ProcessPoolExecutor(WORKERS, get_context("spawn")) as pool:
         compiled = [pool.submit(compile_all, todo[i::WORKERS]) for i in range(WORKERS)]
         for future in compiled:
-            for told in future.result():
-                print(told, flush=True)
+            for failure in future.result():
+                print(failure, flush=True)
     rows = []
     for cell in todo:
         try:
