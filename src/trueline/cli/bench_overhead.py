@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
+from trueline.cli.bench_serve import check_writable
 from trueline.cli.output import tables
 from trueline.errors import UsageError
 
@@ -62,24 +63,20 @@ def overhead(
 
     if repeats < 1 or min(streams) < 1:
         raise UsageError("--repeats and --streams take numbers from 1 up")
-    for file in (out, plot):
-        if file is not None and not file.parent.is_dir():
-            raise UsageError(f"{file}: no such directory")
+    check_writable(out, plot)
     directory, has_weights = find_bench_model(model)
     shape = Shape(prompt_len, output_len, read_model(directory).vocab.total, seed=0)
     options = {"dtype": dtype, "max_num_seqs": max(streams)}
     pairs = _measure(directory, has_weights, options, shape, streams, repeats)
+    rows = summarise(pairs)
     figures = {
         "model": model, "prompt_len": prompt_len, "output_len": output_len, "dtype": dtype,
-        "rows": summarise(pairs), "rounds": [_as_json(pair) for pair in pairs],
+        "rows": rows, "rounds": [_as_json(pair) for pair in pairs],
     }  # fmt: skip
     if out is not None:
         out.write_text(json.dumps(figures, indent=1) + "\n")
-    if plot is not None:
-        from trueline.bench.overhead.plot import plot_rows
-
-        plot_rows(plot, summarise(pairs), f"{directory.name}: {prompt_len} + {output_len} tokens")
-    print(json.dumps(figures, indent=1)) if as_json else _print(summarise(pairs))
+    _plot(plot, rows, f"{directory.name}: {prompt_len} + {output_len} tokens")
+    print(json.dumps(figures, indent=1)) if as_json else _print(rows)
 
 
 def _measure(
@@ -102,6 +99,14 @@ def _measure(
         with both(directory, options, has_weights, Path(scratch)) as (offline, served):
             bench = Overhead(offline, served, shape)
             return run_loop(bench.rounds(streams, repeats, _report))
+
+
+def _plot(file: Path | None, rows: list[dict[str, Any]], title: str) -> None:
+    if file is None:
+        return
+    from trueline.bench.overhead.plot import plot_rows
+
+    plot_rows(file, rows, title)
 
 
 def _as_json(pair: Pair) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from trueline.errors import UsageError
 from trueline.utils.progress import progress_bar
 
 if TYPE_CHECKING:
-    from trueline.client.load import Load
+    from trueline.client.load import Load, Shape
     from trueline.client.measure import Bench
 
 TIMES = {
@@ -77,31 +77,60 @@ def serve(
     as_json
         Print the figures as JSON.
     """
-    from trueline.client.load import Load, Shape
-    from trueline.client.measure import Bench, run_loop
+    from trueline.client.load import Shape
 
     shape = Shape(prompt_len, output_len, vocab_size, seed, ignore_eos)
+    loads = _loads(concurrency, rate, num_requests, duration)
+    check_writable(out, plot)
+    figures = _measure(connection, url, shape, loads, warmup, out)
+    print(json.dumps(figures, indent=1)) if as_json else _print(figures["points"])
+    _plot(plot, figures)
+    return int(any(point["errors"] for point in figures["points"]))
+
+
+def _loads(
+    concurrency: tuple[int, ...],
+    rate: tuple[float, ...],
+    num_requests: int | None,
+    duration: float | None,
+) -> list[Load]:
+    from trueline.client.load import Load
+
     closed = concurrency or (() if rate else (8,))
     loads = [Load(each, None, num_requests, duration) for each in dict.fromkeys(closed)]
-    loads += [Load(None, each, num_requests, duration) for each in dict.fromkeys(rate)]
+    return loads + [Load(None, each, num_requests, duration) for each in dict.fromkeys(rate)]
+
+
+def _measure(
+    connection: Connection,
+    url: str,
+    shape: Shape,
+    loads: list[Load],
+    warmup: int,
+    out: Path | None,
+) -> dict[str, Any]:
+    from trueline.client.measure import Bench, run_loop
+
     if warmup < 1:
         raise UsageError(f"--warmup {warmup}: accepted: numbers from 1 up")
-    _check_writable(out, plot)
     server = connection.open(url)
     bench = Bench(server, server.pick_model(connection.model), shape)
     figures: dict[str, Any] = {
-        "url": server.base, "model": bench.model, "prompt_len": prompt_len,
-        "output_len": output_len, "vocab_size": vocab_size, "seed": seed, "points": [],
+        "url": server.base, "model": bench.model, "prompt_len": shape.prompt_len,
+        "output_len": shape.output_len, "vocab_size": shape.vocab_size, "seed": shape.seed,
+        "points": [],
     }  # fmt: skip
     run_loop(_sweep(bench, loads, warmup, figures, out))
-    points = figures["points"]
-    print(json.dumps(figures, indent=1)) if as_json else _print(points)
-    if plot is not None:
-        from trueline.client.plot import plot_points
+    return figures
 
-        title = f"{bench.model}: {prompt_len} + {output_len} tokens a request"
-        plot_points(plot, points, title, output_len)
-    return int(any(point["errors"] for point in points))
+
+def _plot(file: Path | None, figures: dict[str, Any]) -> None:
+    if file is None:
+        return
+    from trueline.client.plot import plot_points
+
+    lengths = f"{figures['prompt_len']} + {figures['output_len']} tokens a request"
+    plot_points(file, figures["points"], f"{figures['model']}: {lengths}", figures["output_len"])
 
 
 async def _sweep(
@@ -125,7 +154,7 @@ async def _sweep(
         bench.close()
 
 
-def _check_writable(*files: Path | None) -> None:
+def check_writable(*files: Path | None) -> None:
     """Before minutes of work, not after."""
     for file in files:
         if file is not None and not file.parent.is_dir():
