@@ -17,20 +17,12 @@ from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
-from trueline.bench.gpu.kernels.timing import (
-    Calls,
-    Cell,
-    Ways,
-    asked,
-    graph_time,
-    last_line,
-    recorded,
-)
+from trueline.bench.gpu.kernels.timing import Cell, Ways, asked, graph_time, last_line, recorded
 from trueline.ops.experts import triton as experts
 from trueline.ops.experts.triton import Launch, Tiles
 from trueline.ops.head_product import cublas as head_cublas
@@ -58,7 +50,7 @@ class Model:
     router: RouterSpec
 
 
-def _router(experts: int, top: int, scoring: Any, groups: int) -> RouterSpec:
+def _router(top: int, scoring: Literal["softmax", "sigmoid"], groups: int) -> RouterSpec:
     v3 = scoring == "sigmoid"
     return RouterSpec(
         scoring=scoring,
@@ -73,10 +65,13 @@ def _router(experts: int, top: int, scoring: Any, groups: int) -> RouterSpec:
 
 
 MODELS = {
-    "v2lite": Model("v2lite", 2048, 1408, 64, 6, 2, _router(64, 6, "softmax", 1)),
-    "ling25s": Model("ling25s", 2048, 512, 256, 8, 1, _router(256, 8, "sigmoid", 8)),
-    "v32s": Model("v32s", 7168, 2048, 64, 8, 1, _router(64, 8, "sigmoid", 8)),
-}
+    "v2lite": Model(name="v2lite", hidden=2048, width=1408, experts=64, top=6, shared=2,
+                    router=_router(6, "softmax", 1)),
+    "ling25s": Model(name="ling25s", hidden=2048, width=512, experts=256, top=8, shared=1,
+                     router=_router(8, "sigmoid", 8)),
+    "v32s": Model(name="v32s", hidden=7168, width=2048, experts=64, top=8, shared=1,
+                  router=_router(8, "sigmoid", 8)),
+}  # fmt: skip
 # out × in of the products that decode has.
 SHAPES = (
     *((3648, 2048), (2048, 2048), (21888, 2048), (102400, 2048)),
@@ -213,11 +208,7 @@ def _experts(data: Data, name: str, tokens: int, shared: bool) -> Work:
     each = 3 * model.width * model.hidden
     flops = 2 * each * tokens * (model.top + packed.shared)
 
-    def ways(cut: Launch) -> Calls:
-        return [
-            partial(experts.run_with, cut, a, ids, weights, packed)
-            for a, ids in zip(x, routes, strict=True)
-        ]
+    inputs = list(zip(x, routes, strict=True))
 
     def exact() -> list[tuple[Tensor, Tensor]]:
         ours = experts.run(x[0], routes[0], weights, packed, None)
@@ -225,7 +216,11 @@ def _experts(data: Data, name: str, tokens: int, shared: bool) -> Work:
 
     cuts = expert_cuts(model, tokens, packed.shared, 3 if shared else 10)
     floor = max(active * each * 2 / READ, flops / MULTIPLY)
-    return Work([(label, ways(cut)) for label, cut in cuts], floor, flops, exact)
+    ways: Ways = [
+        (label, [partial(experts.run_with, cut, a, ids, weights, packed) for a, ids in inputs])
+        for label, cut in cuts
+    ]
+    return Work(ways, floor, flops, exact)
 
 
 def _exact_experts(x: Tensor, ids: Tensor, weights: Tensor, packed: experts.Packed) -> Tensor:

@@ -101,7 +101,10 @@ def draw(*shape: int) -> Tensor:
 
 def slots(count: int, heads: int) -> StateView:
     with DEVICE:
-        view = StateStore(1, count, heads, D, D, torch.float32, 0).views[0]
+        store = StateStore(
+            num_layers=1, num_slots=count, heads=heads, dk=D, dv=D, dtype=torch.float32, tail=0
+        )
+    view = store.views[0]
     view.state.normal_()
     return view
 
