@@ -20,6 +20,7 @@ from trueline.engine.loading import load_engine
 from trueline.errors import RequestRejected, UsageError
 from trueline.layers.decoder import Replay
 from trueline.models import read_model
+from trueline.ops.capabilities import Context
 from trueline.ops.registry import NEEDS, OPS, refusals
 from trueline.plan import plan
 from trueline.plan.plan import make_plan
@@ -142,7 +143,7 @@ def test_16_bit_computation_is_decided_by_features(
 
 
 def test_16_bit_computation(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    if refusals("linear", "onednn", torch.bfloat16):
+    if refusals("linear", "onednn", Context(dtype=torch.bfloat16)):
         pytest.skip("oneDNN has no bfloat16 products here")
     monkeypatch.setattr(plan, "choose_compute_dtype", lambda storage, _: (storage, "as told"))
     made = load_engine(tiny("deepseek_v3", dtype="bfloat16"), BASE).plan
@@ -420,7 +421,7 @@ def test_ranks_have_the_bits_of_one_however_weights_are_stored(
     stored: dict[str, Any], narrow: bool, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Computed in 16 bits or in 32, whatever this CPU has."""
-    if narrow and refusals("linear", "onednn", torch.bfloat16):
+    if narrow and refusals("linear", "onednn", Context(dtype=torch.bfloat16)):
         pytest.skip("oneDNN has no bfloat16 products here")
 
     def choose(storage: torch.dtype, _: Any) -> tuple[torch.dtype, str]:

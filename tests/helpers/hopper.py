@@ -32,6 +32,7 @@ from trueline.ops.linear import cublas as linear
 
 SMS = 132
 MEMORY = 150 << 30
+H200 = Device("cuda", "NVIDIA H200", 1, MEMORY, MEMORY, device.HOPPER)
 SHARED_BYTES = 227 << 10
 """That a program can have at most."""
 PROMPTS = (1, 3, 70, 700, 2500)
@@ -131,7 +132,7 @@ def run(model: Path) -> None:
 
     spec = read_model(model, {})
     options = EngineConfig(max_model_len=4096, num_gpu_blocks_override=160, device="cuda")
-    plan = make_plan(spec, options, Device("cuda", "NVIDIA H200", 1, MEMORY, MEMORY))
+    plan = make_plan(spec, options, H200)
     decoder = build_decoder(spec, plan, Zeros(parameters(spec), plan.weight_dtype))
     runner = Runner(spec, plan, decoder, capture=again)
     assert runner.graphs is not None

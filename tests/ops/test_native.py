@@ -15,6 +15,7 @@ from implementations import with_threads
 from trueline import native
 from trueline.device import compiler, cpu_features
 from trueline.errors import UsageError
+from trueline.ops.capabilities import NATIVE, Context
 from trueline.ops.registry import implementation
 from trueline.utils.environment import calm_openmp
 from trueline.verify.ops import randn
@@ -58,7 +59,7 @@ def test_without_a_compiler_it_says_so(
     monkeypatch.setenv("TRUELINE_NATIVE_TARGET", "native")  # also where kernels are off
     monkeypatch.setenv("CXX", program)
     assert part in (native.unavailable() or "")
-    assert native.refusals(torch.float32, False) == [native.unavailable()]
+    assert NATIVE.refusals(Context(dtype=torch.float32)) == [native.unavailable()]
 
 
 @pytest.mark.parametrize("target", ["x86-64-v3", "x86-64-v4"])
@@ -95,7 +96,7 @@ def test_a_cache_that_cannot_be_written_is_a_reason(
 
 
 def test_other_dtypes_are_refused() -> None:
-    assert native.refusals(torch.bfloat16, False) == ["float32 only"]
+    assert NATIVE.refusals(Context(dtype=torch.bfloat16)) == ["float32 only"]
 
 
 @pytest.mark.parametrize("rows", [1, 7, 200])

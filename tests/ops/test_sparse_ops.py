@@ -20,9 +20,10 @@ from trueline.config import EngineConfig
 from trueline.device import find_device
 from trueline.errors import UsageError
 from trueline.models import read_model
+from trueline.ops.capabilities import Context
 from trueline.ops.index_scores import reference as scores_reference
 from trueline.ops.mla_decode import DecodeRows
-from trueline.ops.registry import NEEDS, OPS, implementation, reasons
+from trueline.ops.registry import NEEDS, OPS, capabilities, implementation
 from trueline.ops.registry import runnable as names
 from trueline.ops.sparse_rows import Run, SparseRows, Table
 from trueline.ops.top_positions import reference as top_reference
@@ -241,10 +242,11 @@ def test_a_step_without_rows(op: str) -> None:
 def test_layouts_are_refused_with_the_reason() -> None:
     for storage in STORAGES:
         layout = IndexLayout(DIM, 16, storage, "rows")
-        why = reasons(implementation("index_scores", "native"), torch.float32, False, layout)
+        context = Context(dtype=torch.float32, index=layout)
+        why = capabilities("index_scores", "native").refusals(context)
         narrow = storage in ("bfloat16", "float16")
         assert (f"reads float32 and fp8 keys, not {storage}" in why) == narrow
-        assert not reasons(implementation("index_scores", "cpu"), torch.float32, False, layout)
+        assert not capabilities("index_scores", "cpu").refusals(context)
     if "native" in fast("index_scores"):
         step = mixed_step(IndexLayout(DIM, 16, "bfloat16", "rows"))
         native = implementation("index_scores", "native")
@@ -514,5 +516,5 @@ def test_an_op_asked_for_that_cannot_run_is_refused_at_load(tiny: Any) -> None:
     spec = read_model(tiny("deepseek_v3"))
     config = EngineConfig(ops={"sparse_mla": "native"})
     with pytest.raises(UsageError, match="sparse_mla=native was asked for and refuses: float32"):
-        choose_op("sparse_mla", config, torch.bfloat16)
+        choose_op("sparse_mla", config, Context(dtype=torch.bfloat16))
     make_plan(spec, config, find_device("cpu"))  # nothing wrong where the op is not used

@@ -148,13 +148,6 @@ def unavailable() -> str | None:
     return None
 
 
-def refusals(dtype: torch.dtype, batch_invariant: bool) -> list[str]:
-    if dtype != torch.float32:
-        return ["float32 only"]
-    reason = unavailable()
-    return [reason] if reason else []
-
-
 def _target() -> str:
     """Checked: code for another CPU would end the process."""
     target = native_target()

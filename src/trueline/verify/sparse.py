@@ -15,9 +15,10 @@ from torch import Tensor
 from trueline.cache.index import IndexStore, IndexView
 from trueline.cache.layout import GROUP, KINDS, STORAGES, IndexLayout, LatentLayout
 from trueline.cache.store import LatentStore, LatentView
+from trueline.ops.capabilities import Context
 from trueline.ops.index_scores import reference as scores_reference
 from trueline.ops.mla_decode import Tiling
-from trueline.ops.registry import implementation, reasons, runnable
+from trueline.ops.registry import implementation, runnable
 from trueline.ops.sparse_rows import Run, SparseRows
 from trueline.ops.top_positions import reference as top_reference
 from trueline.verify import bounds
@@ -178,7 +179,7 @@ def _scores(op: Any, storage: str, dtype: torch.dtype) -> None:
     exact, accepted = exact.to(here)[seen], sizes.to(here)[seen]
     bits = None
     for layout in layouts(storage):
-        if reasons(op, dtype, False, layout):
+        if op.capabilities.refusals(Context(dtype=dtype, index=layout)):
             continue
         step = mixed_step(layout)
         q, weights = queries(step, dtype)

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from trueline.cache.layout import LatentLayout
 from trueline.layers.context import PrefillSlice
-from trueline.ops.launch import refusals
+from trueline.ops.capabilities import Context, HeadDims
 from trueline.ops.mla_decode import DecodeRows
 from trueline.ops.mla_decode import triton as decode
 from trueline.ops.mla_decode.launch_plan import LaunchPlan, launch
@@ -257,9 +257,10 @@ def test_prefill_rows_together() -> None:
         parts.append(PrefillSlice(slice(token, token + count), PrefillRow(start, count, ids)))
         token += count + 1
     q = randn(token, 3, P + R + 2, seed=7)[..., 1:-1]
+    prepared = prefill.prepare(parts, view, HeadDims(3, P, V), decode)
     for _ in range(2):
         out = torch.full((token, 3, V), torch.nan)
-        prefill.run_rows(q[..., :P], q[..., P:], view, parts, heads, out, softmax_scale=0.2)
+        prefill.run(q[..., :P], q[..., P:], view, prepared, heads, out, softmax_scale=0.2)
         free = torch.ones(token, dtype=torch.bool)
         for part in parts:
             exact = attended.prefill(q[part.tokens], view, part.row, heads, 0.2)
@@ -267,21 +268,6 @@ def test_prefill_rows_together() -> None:
             within(what, out[part.tokens], exact.out, exact.out_bound[..., None])
             free[part.tokens] = False
         assert out[free].isnan().all()
-
-
-def test_lists_of_a_step_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
-    monkeypatch.setattr(prefill, "prepare", lambda *given: made.append(given) or given)
-    view, held = paged([5], 4)
-    weights = HeadWeights(randn(2, L, P), randn(2, V, L))
-    latest = prefill.Latest()
-    parts = [PrefillSlice(slice(0, 5), PrefillRow(0, 5, held.block_ids[0]))]
-    first = latest.prepared(parts, view, weights, None)
-    assert latest.prepared(parts, view, weights, None) is first
-    assert latest.prepared(list(parts), view, weights, None) is not first
-    latest.prepared(parts, replace(view, layout=replace(view.layout, block_size=2)), weights, None)
-    latest.prepared(parts, view, HeadWeights(randn(3, L, P), randn(3, V, L)), None)
-    assert len(made) == 4
 
 
 @pytest.mark.parametrize("workspace", [64, 128, 1024])
@@ -323,12 +309,7 @@ def quadruples(numbers: list[int]) -> list[list[int]]:
 def test_prefill_plans() -> None:
     for heads, nope, value in ((16, 128, 128), (128, 128, 128), (64, 192, 256), (5, P, V)):
         for dtype in (*FLOATS, torch.bfloat16):
-            with torch.device("meta"):
-                weights = HeadWeights(
-                    torch.empty(heads, 512, nope, dtype=dtype),
-                    torch.empty(heads, value, 512, dtype=dtype),
-                )
-            plan = prefill_cut.launch(weights, 64)
+            plan = prefill_cut.launch(HeadDims(heads, nope, value), 64, dtype)
             assert heads % plan.heads == 0
             assert plan.workspace % 64 == 0
             size = plan.workspace * heads * (nope + value) * dtype.itemsize
@@ -450,7 +431,7 @@ def test_launch_plans(dtype: torch.dtype, heads: int) -> None:
 
 
 def test_refusals() -> None:
-    assert decode.refusals is refusals
-    assert not refusals(torch.bfloat16, False)
-    assert refusals(torch.float64, False)
-    assert refusals(torch.bfloat16, True)
+    refusals = decode.capabilities.refusals
+    assert not refusals(Context(dtype=torch.bfloat16))
+    assert refusals(Context(dtype=torch.float64))
+    assert refusals(Context(dtype=torch.bfloat16, batch_invariant=True))

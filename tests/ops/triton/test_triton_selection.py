@@ -9,10 +9,10 @@ from torch import Tensor
 
 from trueline.cache.index import IndexStore, IndexView
 from trueline.cache.layout import KINDS, IndexLayout
+from trueline.ops.capabilities import Context
 from trueline.ops.index_scores import reference as scores_reference
 from trueline.ops.index_scores import triton as scores_op
 from trueline.ops.index_write import triton as write_op
-from trueline.ops.registry import reasons
 from trueline.ops.sparse_rows import Run, SparseRows, Table
 from trueline.ops.top_positions import reference as top_reference
 from trueline.ops.top_positions import triton as top_op
@@ -164,12 +164,14 @@ def test_a_nan_is_seen_and_stays_where_it_is() -> None:
 
 def test_layouts_are_refused_with_the_reason() -> None:
     def why(storage: str, dim: int = 48) -> list[str]:
-        return reasons(scores_op, torch.bfloat16, False, IndexLayout(dim, 16, storage, "rows"))
+        layout = IndexLayout(dim, 16, storage, "rows")
+        return scores_op.capabilities.refusals(Context(dtype=torch.bfloat16, index=layout))
 
     assert [why(storage) for storage in ("float32", "bfloat16", "float16", "e4m3fn")] == [[]] * 4
     assert "e4m3fn is" in why("e4m3fnuz")[0]
     assert "multiple of 4 numbers, not of 37" in why("e4m3fn", 37)[0]
-    assert reasons(scores_op, torch.float32, True)
+    invariant = Context(dtype=torch.float32, batch_invariant=True)
+    assert scores_op.capabilities.refusals(invariant)
     view, blocks = sequences([4], 16, "e4m3fnuz")
     with pytest.raises(AssertionError, match="e4m3fnuz"):
         scores_op.prepare(SparseRows((Run(blocks[0], 4),)), view, FULL, topk=0)

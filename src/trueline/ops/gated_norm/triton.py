@@ -8,13 +8,14 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
+from trueline.ops.gated_norm import IMPLEMENTATIONS
 from trueline.ops.kernel import kernel, wait_turn
 from trueline.ops.latent_write import Parts
-from trueline.ops.launch import power_of_two, refusals, unit_stride
+from trueline.ops.launch import power_of_two, unit_stride
 from trueline.ops.pieces import inverse_rms, weighted
 from trueline.ops.rms_norm.triton import launch
 
-__all__ = ["refusals", "run"]
+capabilities = IMPLEMENTATIONS["triton"]
 
 
 @kernel(do_not_specialize=["rows"])

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from trueline.ops.head_product import IMPLEMENTATIONS
 
-def pack(weight: Tensor, linear: Any, steady: bool) -> Tensor:
+capabilities = IMPLEMENTATIONS["reference"]
+
+
+def pack(weight: Tensor, linear: object, steady: bool) -> Tensor:
     return weight.double()
 
 

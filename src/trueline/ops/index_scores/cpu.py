@@ -10,9 +10,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from trueline.cache.index import IndexView
+from trueline.ops.index_scores import IMPLEMENTATIONS
 from trueline.ops.mla_decode import Tiling
 from trueline.ops.mla_decode.cpu import FEWEST, STEADY_HEADS
-from trueline.ops.sparse_rows import SparseRows
+from trueline.ops.sparse_rows import SparseRows, Table
+
+capabilities = IMPLEMENTATIONS["cpu"]
 
 # Products held at a time, in numbers: they fit a cache.
 PRODUCTS = 1 << 21
@@ -34,7 +37,8 @@ class Prepared:
     tiling: Tiling
 
 
-def prepare(rows: SparseRows, view: IndexView, tiling: Tiling, *, topk: int) -> Prepared:
+def prepare(rows: SparseRows | Table, view: IndexView, tiling: Tiling, *, topk: int) -> Prepared:
+    assert not isinstance(rows, Table), "tables are for GPUs"
     parts: list[Part] = []
     row = 0
     size = view.layout.block_size

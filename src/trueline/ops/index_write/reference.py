@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from trueline.cache.index import IndexView
+from trueline.ops.index_write import IMPLEMENTATIONS
+from trueline.ops.rope import Rope
 from trueline.spec.rope import Pairing
+
+capabilities = IMPLEMENTATIONS["reference"]
 
 
 def run(
@@ -22,7 +24,7 @@ def run(
     cos: Tensor,
     sin: Tensor,
     pairing: Pairing,
-    rope: Any,
+    rope: Rope,
 ) -> None:
     for token in range(len(cells)):
         x = key[token].double()
@@ -32,7 +34,7 @@ def run(
         view.write(cells[token : token + 1], row.to(key.dtype)[None])
 
 
-def turn(q: Tensor, *, cos: Tensor, sin: Tensor, pairing: Pairing, rope: Any) -> Tensor:
+def turn(q: Tensor, *, cos: Tensor, sin: Tensor, pairing: Pairing, rope: Rope) -> Tensor:
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
     for token, heads in enumerate(q):
         for head, x in enumerate(heads):

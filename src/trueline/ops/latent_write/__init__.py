@@ -11,10 +11,41 @@ cos and sin are [n, R/2]. No argument is written, all may be strided; of the vie
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Protocol
+
+from torch import Tensor
+
+from trueline.cache.store import LatentView
+from trueline.ops.capabilities import CPU, GPU, Capabilities
+from trueline.ops.rms_norm import RMSNorm
+from trueline.ops.rope import Rope
+from trueline.spec.rope import Pairing
 
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    rms_norm: Any
-    rope: Any
+    rms_norm: RMSNorm
+    rope: Rope
+
+
+class LatentWrite(Protocol):
+    capabilities: Capabilities
+
+    def run(
+        self,
+        latent: Tensor,
+        key: Tensor,
+        queries: Tensor,
+        view: LatentView,
+        cells: Tensor,
+        *,
+        norm: Tensor,
+        eps: float,
+        cos: Tensor,
+        sin: Tensor,
+        pairing: Pairing,
+        parts: Parts,
+    ) -> Tensor: ...
+
+
+IMPLEMENTATIONS = {"parts": CPU, "reference": CPU, "triton": GPU}

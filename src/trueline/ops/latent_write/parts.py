@@ -5,8 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from trueline.cache.store import LatentView
-from trueline.ops.latent_write import Parts
+from trueline.ops.latent_write import IMPLEMENTATIONS, Parts
 from trueline.spec.rope import Pairing
+
+capabilities = IMPLEMENTATIONS["parts"]
 
 
 def run(

@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from trueline.cache.store import LatentView
-from trueline.ops.latent_write import Parts
+from trueline.ops.latent_write import IMPLEMENTATIONS, Parts
 from trueline.spec.rope import Pairing
+
+capabilities = IMPLEMENTATIONS["reference"]
 
 
 def run(

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from trueline.cache.store import LatentView
 from trueline.ops.kernel import kernel, wait_turn
-from trueline.ops.latent_write import Parts
-from trueline.ops.launch import power_of_two, refusals, unit_stride
+from trueline.ops.latent_write import IMPLEMENTATIONS, Parts
+from trueline.ops.launch import power_of_two, unit_stride
 from trueline.ops.pieces import inverse_rms, turn_into, weighted
 from trueline.ops.rope.triton import HEADS, places
 from trueline.spec.rope import Pairing
 
-__all__ = ["refusals", "run"]
+capabilities = IMPLEMENTATIONS["triton"]
 
 
 @kernel

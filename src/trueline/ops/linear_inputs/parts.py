@@ -7,7 +7,10 @@ from torch import Tensor
 
 from trueline.ops import steady
 from trueline.ops.latent_write import Parts
+from trueline.ops.linear_inputs import IMPLEMENTATIONS
 from trueline.spec.rope import Pairing
+
+capabilities = IMPLEMENTATIONS["parts"]
 
 
 def run(

@@ -6,7 +6,10 @@ import torch
 from torch import Tensor
 
 from trueline.ops.latent_write import Parts
+from trueline.ops.linear_inputs import IMPLEMENTATIONS
 from trueline.spec.rope import Pairing
+
+capabilities = IMPLEMENTATIONS["reference"]
 
 
 def run(

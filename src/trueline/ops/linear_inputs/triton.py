@@ -10,12 +10,13 @@ from torch import Tensor
 
 from trueline.ops.kernel import kernel, wait_turn
 from trueline.ops.latent_write import Parts
-from trueline.ops.launch import power_of_two, refusals, unit_stride
+from trueline.ops.launch import power_of_two, unit_stride
+from trueline.ops.linear_inputs import IMPLEMENTATIONS
 from trueline.ops.pieces import inverse_rms, turned, weighted
 from trueline.ops.rope.triton import places
 from trueline.spec.rope import Pairing
 
-__all__ = ["refusals", "run"]
+capabilities = IMPLEMENTATIONS["triton"]
 
 HEADS = 8
 """Of a program, at most."""

@@ -13,7 +13,9 @@ from torch import Tensor
 
 from trueline.cache.store import LatentView
 from trueline.ops import steady as bits
-from trueline.ops.mla_decode import DecodeRows, Tiling
+from trueline.ops.mla_decode import IMPLEMENTATIONS, DecodeRows, DecodeTable, Tiling
+
+capabilities = IMPLEMENTATIONS["cpu"]
 
 # Products over a batch of one take another code path, with other bits.
 FEWEST = 2
@@ -33,8 +35,11 @@ class Group:
     steady: bool
 
 
-def prepare(rows: DecodeRows, view: LatentView, tiling: Tiling, heads: int) -> list[Group]:
+def prepare(
+    rows: DecodeRows | DecodeTable, view: LatentView, tiling: Tiling, heads: int
+) -> list[Group]:
     """Group rows whose contexts take a similar number of tiles, so that padding stays small."""
+    assert not isinstance(rows, DecodeTable), "tables are for GPUs"
     buckets: dict[int, list[int]] = {}
     for row, length in enumerate(rows.lengths):
         buckets.setdefault((-(-length // BUCKET)).bit_length(), []).append(row)

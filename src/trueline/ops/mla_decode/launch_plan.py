@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
+from trueline import device
 from trueline.cache.layout import LatentLayout
-from trueline.device import runs_gluon
+from trueline.ops.capabilities import Context
 from trueline.ops.launch import power_of_two
 
 # Shared memory of a program that keeps one multiprocessor to itself.
@@ -48,8 +49,6 @@ class LaunchPlan:
     """Tiles and overhead that are worth a group."""
     registers: int | None = None
     """Of a thread at most, so that more programs share a multiprocessor."""
-    paired: bool = False
-    """Whether two readers share a program's rows (hopper.py)."""
     most_groups: int = 0
     """That this GPU has with any rows and contexts: one kernel merges the parts of all."""
 
@@ -104,16 +103,22 @@ def launch(
     most = max(sms * per_sm // head_tiles, 1)
     groups = min(most, max(rows * -(-context // tile), 1))
     alone = rows == 1 and head_tile == 64 and context <= BRIEF
-    paired = (
-        runs_gluon()
-        and dtype.itemsize == 2
-        and (head_tile, tile, layout.rope) == (PAIRED_TILE,) * 3
-        and layout.latent == 2 * PRODUCT
-    )
     least = 1 if alone else 2
-    return LaunchPlan(
-        heads, head_tile, tile, groups, warps, stages, least=least, paired=paired, most_groups=most
-    )
+    return LaunchPlan(heads, head_tile, tile, groups, warps, stages, least=least, most_groups=most)
+
+
+def hopper_refusals(context: Context) -> list[str]:
+    """Of hopper.py's kernel, whose tiles are those that `launch` gives with these dims."""
+    told = device.hopper_refusals(context.compute_capability)
+    if told or context.heads is None or context.latent is None:
+        return told
+    heads, layout = context.heads.count, context.latent
+    if (layout.latent, layout.rope) != (2 * PRODUCT, PAIRED_TILE):
+        widths = f"{layout.latent} + {layout.rope}"
+        return [f"needs cache rows of {2 * PRODUCT} + {PAIRED_TILE} numbers, not {widths}"]
+    if heads <= PAIRED_TILE // 2:
+        return [f"works on {PAIRED_TILE} heads at a time, and half of {heads} would be padding"]
+    return []
 
 
 def _bytes(head_tile: int, tile: int, stages: int, width: int, dtype: torch.dtype) -> int:

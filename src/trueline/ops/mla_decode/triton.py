@@ -4,23 +4,29 @@ on the device (work.py), and parts are added up in their order by a second kerne
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from trueline.cache.layout import LatentLayout
 from trueline.cache.store import LatentView
-from trueline.ops.launch import can_copy, num_sms, power_of_two, refusals, unit_stride
-from trueline.ops.mla_decode import DecodeRows, DecodeTable, Tiling
+from trueline.ops.launch import num_sms, power_of_two, unit_stride
+from trueline.ops.mla_decode import IMPLEMENTATIONS, DecodeRows, DecodeTable, Tiling
 from trueline.ops.mla_decode.kernels import attend, merge
 from trueline.ops.mla_decode.launch_plan import LEAST_DIM, LaunchPlan, launch
 from trueline.ops.mla_decode.work import WorkList, work_list
 
-__all__ = ["attend_table", "prepare", "refusals", "run"]
+capabilities = IMPLEMENTATIONS["triton"]
 
 # Of the second kernel: programs that keep the machine busy, and numbers that each loads at once.
 MANY = 1024
 AT_ONCE = 4096
+
+
+Kernel = Callable[[tuple[object, ...], LatentLayout, int, LaunchPlan], None]
+"""Launches a kernel that attends: its arguments, the cache's layout, the block size, the plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +69,7 @@ def attend_table(
     work: WorkList,
     *,
     softmax_scale: float,
+    kernel: Kernel | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`block_size`: how many cells a number of the table stands for."""
     plan, layout = work.plan, view.layout
@@ -70,9 +77,6 @@ def attend_table(
     assert q.shape[1:] == (heads, layout.width)
     assert view.rows.is_contiguous()
     q = unit_stride(q)
-    if plan.paired:
-        assert can_copy(view.rows)
-        q = q if can_copy(q) else q.contiguous()
     out = q.new_empty(rows, heads, latent)
     lse = q.new_empty(rows, heads, dtype=torch.float32)
     if not rows:
@@ -87,17 +91,7 @@ def attend_table(
         part_out, part_lse, softmax_scale * math.log2(math.e), heads, q.stride(0), q.stride(1),
         table.blocks.stride(0), capacity, work.slots,
     )  # fmt: skip
-    if plan.paired:
-        from trueline.ops.mla_decode import hopper  # what it imports is not everywhere
-
-        hopper.attend_paired[(plan.programs,)](*told, plan.head_tiles, block_size)
-    else:
-        attend[(plan.programs,)](
-            *told, LATENT=latent, ROPE=layout.rope, L=L,
-            R=max(power_of_two(layout.rope), LEAST_DIM), H=plan.head_tile,
-            HEAD_TILES=plan.head_tiles, TILE=plan.tile, BLOCK=block_size, STAGES=plan.stages,
-            num_warps=plan.warps, num_stages=plan.stages, maxnreg=plan.registers,
-        )  # fmt: skip
+    (kernel or _portable)(told, layout, block_size, plan)
     columns = L if rows * heads >= MANY else min(L, 128)
     merge[(rows, heads, -(-latent // columns))](
         part_out, part_lse, work.rows, out, lse, rows, heads, covered, capacity, work.slots,
@@ -105,3 +99,14 @@ def attend_table(
         COLUMNS=columns, num_warps=4,
     )  # fmt: skip
     return out, lse
+
+
+def _portable(
+    told: tuple[object, ...], layout: LatentLayout, block_size: int, plan: LaunchPlan
+) -> None:
+    L, R = (max(power_of_two(dim), LEAST_DIM) for dim in (layout.latent, layout.rope))
+    attend[(plan.programs,)](
+        *told, LATENT=layout.latent, ROPE=layout.rope, L=L, R=R, H=plan.head_tile,
+        HEAD_TILES=plan.head_tiles, TILE=plan.tile, BLOCK=block_size, STAGES=plan.stages,
+        num_warps=plan.warps, num_stages=plan.stages, maxnreg=plan.registers,
+    )  # fmt: skip

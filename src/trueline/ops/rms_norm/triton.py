@@ -11,10 +11,11 @@ import triton.language as tl
 from torch import Tensor
 
 from trueline.ops.kernel import kernel, wait_turn
-from trueline.ops.launch import power_of_two, refusals, unit_stride
+from trueline.ops.launch import power_of_two, unit_stride
 from trueline.ops.pieces import inverse_rms, weighted
+from trueline.ops.rms_norm import IMPLEMENTATIONS
 
-__all__ = ["refusals", "run", "run_sum"]
+capabilities = IMPLEMENTATIONS["triton"]
 
 # Numbers of a program that has narrow rows, and of a thread.
 NUMBERS = 1024

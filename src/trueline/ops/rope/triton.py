@@ -8,11 +8,12 @@ import triton.language as tl
 from torch import Tensor
 
 from trueline.ops.kernel import kernel, wait_turn
-from trueline.ops.launch import power_of_two, refusals, unit_stride
+from trueline.ops.launch import power_of_two, unit_stride
 from trueline.ops.pieces import turn_into
+from trueline.ops.rope import IMPLEMENTATIONS
 from trueline.spec.rope import Pairing
 
-__all__ = ["places", "refusals", "run"]
+capabilities = IMPLEMENTATIONS["triton"]
 
 HEADS = 16
 """Of a program, at most."""

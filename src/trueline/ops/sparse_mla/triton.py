@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 from trueline.cache.store import LatentView
-from trueline.ops.launch import num_sms, power_of_two, refusals, unit_stride
+from trueline.ops.launch import num_sms, power_of_two, unit_stride
 from trueline.ops.mla_decode import DecodeTable, Tiling
 from trueline.ops.mla_decode.launch_plan import LaunchPlan, launch
 from trueline.ops.mla_decode.triton import attend_table
 from trueline.ops.mla_decode.work import WorkList, work_list
+from trueline.ops.sparse_mla import IMPLEMENTATIONS
 from trueline.ops.sparse_mla.kernels import look_up
 from trueline.ops.sparse_rows import SparseRows, Table
 
-__all__ = ["prepare", "refusals", "run"]
+capabilities = IMPLEMENTATIONS["triton"]
 
 CHUNK = 2048
 """Entries of a list looked at together."""
@@ -51,6 +52,14 @@ def prepare(rows: SparseRows | Table, view: LatentView, tiling: Tiling) -> Prepa
 def run(
     q: Tensor, view: LatentView, prepared: Prepared, positions: Tensor, *, softmax_scale: float
 ) -> tuple[Tensor, Tensor]:
+    listed, work = lists(q.shape[1], view, prepared, positions)
+    return attend_table(q, view, listed, 1, work, softmax_scale=softmax_scale)
+
+
+def lists(
+    heads: int, view: LatentView, prepared: Prepared, positions: Tensor
+) -> tuple[DecodeTable, WorkList]:
+    """The chosen cells as blocks of one cell each, and the work over them."""
     table, (rows, width) = prepared.table, positions.shape
     positions = unit_stride(positions)
     cells = positions.new_empty(rows, width, dtype=torch.int32)
@@ -61,6 +70,4 @@ def run(
             positions.stride(0), table.blocks.stride(0), BLOCK=view.layout.block_size,
             CHUNK=min(max(power_of_two(width), 16), CHUNK), num_warps=8,
         )  # fmt: skip
-    listed = DecodeTable(counts, cells)
-    work = prepared.work(q.shape[1], width, view)
-    return attend_table(q, view, listed, 1, work, softmax_scale=softmax_scale)
+    return DecodeTable(counts, cells), prepared.work(heads, width, view)

@@ -3,9 +3,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trueline.native import library, refusals
+from trueline.native import library
+from trueline.ops.top_positions import IMPLEMENTATIONS
 
-__all__ = ["refusals", "run"]
+capabilities = IMPLEMENTATIONS["native"]
 
 
 def run(scores: Tensor, lengths: Tensor, topk: int) -> Tensor:

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from trueline.cache.index import IndexStore
 from trueline.cache.layout import GROUP, KINDS, SCALE_BYTES, STORAGES, IndexLayout
+from trueline.ops.capabilities import Context
 from trueline.ops.index_scores.reference import read_keys
 from trueline.ops.index_write import reference as exact
-from trueline.ops.registry import reasons
 from trueline.ops.rope import cpu as rope
 from trueline.spec.rope import Pairing
 from trueline.verify.bounds import norm_bound, rounding
@@ -47,7 +47,7 @@ def index_write(
     """Parts of a wider product, scattered cells; no byte of another cell is written."""
     for storage in storages:
         for layout in places(storage):
-            if not reasons(op, dtype, False, layout):
+            if not op.capabilities.refusals(Context(dtype=dtype, index=layout)):
                 for pairing in PAIRINGS:
                     _writes(op, dtype, layout, pairing)
 

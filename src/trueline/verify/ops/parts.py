@@ -37,10 +37,9 @@ def linear(op: Any, dtype: torch.dtype = torch.float32) -> None:
             for strided in (x, x.T.contiguous().T):
                 what = f"linear, {shape}, {rows} rows"
                 within(what, op.run(strided, packed), exact, sums + bounds.stored(exact, dtype))
-                if hasattr(op, "run_wide"):
-                    wide = op.run_wide(strided, packed)
-                    require(wide.dtype == torch.float32, f"{what}: {wide.dtype}")
-                    within(f"{what}, float32", wide, exact, sums)
+                wide = op.run_wide(strided, packed)
+                require(wide.dtype == torch.float32, f"{what}: {wide.dtype}")
+                within(f"{what}, float32", wide, exact, sums)
             require(torch.equal(x, before), "linear writes its input")
 
 
@@ -162,9 +161,8 @@ def route(op: Any, dtype: torch.dtype = torch.float32) -> None:
         for kind, (scores, added) in kinds.items():
             given = added if router.correction_bias else None
             routed(f"route, {name}, {kind}", op.run, scores, scores, given, router)
-        if hasattr(op, "choose"):
-            given = bias if router.correction_bias else None
-            _from_tokens(op, f"route from tokens, {name}", logits[:3], given, router, dtype)
+        given = bias if router.correction_bias else None
+        _from_tokens(op, f"route from tokens, {name}", logits[:3], given, router, dtype)
 
 
 def routed(
@@ -213,10 +211,10 @@ def _from_tokens(
     inner = randn(wanted.shape[1], 37, seed=7)
     x = (wanted @ torch.linalg.pinv(inner).T).to(dtype)
     for weight in (inner, (inner * 2**20).round() / 2**20, inner.to(dtype).float()):
-        packed = op.pack(weight, dtype)
+        packed = op.pack(weight, dtype, torch_mm)
 
         def run(x: Tensor, *rest: Any, packed: Any = packed) -> Any:
-            return op.choose(x, packed, *rest)
+            return op.choose(x, packed, torch_mm, *rest)
 
         # 16-bit parts of a weight are terms of their own
         off = _PARTS * bounds.product(x, weight, dtype).amax(-1, keepdim=True)
@@ -233,7 +231,7 @@ def experts(op: Any, dtype: torch.dtype = torch.float32) -> None:
             what = f"experts, from {first}, {tokens} tokens"
             _experts(op, what, tokens, gate_up, down, held, packed, None)
             times = {(0, 33): 2, (4, 2): 1}.get((first, tokens))
-            if times and hasattr(op, "pack_with_shared"):
+            if times and "pack_with_shared" in op.capabilities.optional:
                 shared = (
                     (randn(2 * times * W, D, seed=5) / 5).to(dtype),
                     (randn(D, times * W, seed=6) / 4).to(dtype),

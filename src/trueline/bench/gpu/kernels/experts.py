@@ -243,7 +243,7 @@ def _route(data: Data, name: str, tokens: int) -> Work:
     weight = _draw(model.experts, model.hidden).float()
     bias = torch.randn(model.experts, device="cuda") if model.router.correction_bias else None
     x = [torch.randn(tokens, model.hidden, device="cuda", dtype=BF16) for _ in range(CALLS)]
-    packed = route.pack(weight, BF16)
+    packed = route.pack(weight, BF16, linear)
     apart = [lambda a=a: route.run(linear.run(a.float(), weight), bias, model.router) for a in x]
     usual = route.launch(tokens, model.experts, model.hidden, BF16, 132)
     cuts = [("usual", usual)]
@@ -255,7 +255,7 @@ def _route(data: Data, name: str, tokens: int) -> Work:
     ]
 
     def exact() -> list[tuple[Tensor, Tensor]]:
-        ids, ours = route.choose(x[0], packed, bias, model.router)
+        ids, ours = route.choose(x[0], packed, linear, bias, model.router)
         logits = (x[0].double() @ weight.double().T).float()
         _, theirs = route.run(logits, bias, model.router, ids)
         return [(ours, theirs)]

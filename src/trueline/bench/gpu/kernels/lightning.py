@@ -149,10 +149,11 @@ def prefill(heads: int, rows: int, tokens: int, launches: list[PrefillLaunch]) -
     view, given = slots(1 + rows, heads), {"slopes": slopes(heads), "scale": SCALE}
     inputs = [qkv(rows * tokens, heads) for _ in range(turns(each))]
     parts = [(slice(i * tokens, (i + 1) * tokens), StateRow(0, None, 1 + i)) for i in range(rows)]
+    prepared = lightning.prepare_prefill(parts)
 
     def calls(launch: PrefillLaunch) -> list[Callable[[], Any]]:
         return [
-            lambda x=x: lightning.prefill_rows(*x, view, parts, **given, launch=launch)
+            lambda x=x: lightning.prefill(*x, view, prepared, **given, launch=launch)
             for x in inputs
         ]
 
@@ -255,7 +256,8 @@ def real_shapes() -> Iterator[str]:
             row = StateRow(starts[i], 1 + i if i else None, 1 + i, snapshots)
             parts.append((slice(first, first + count), row))
             first += count
-        out = lightning.prefill_rows(*x, view, parts, slopes=rates, scale=SCALE)
+        prepared = lightning.prepare_prefill(parts)
+        out = lightning.prefill(*x, view, prepared, slopes=rates, scale=SCALE)
         for (at, row), start in zip(parts, held, strict=False):
             part = [each[at] for each in x]
             yield from _compared(f"prefill {heads} heads, {row}", part, start, rates, out[at],
@@ -305,8 +307,9 @@ def compile_some(part: int, quick: bool) -> list[str]:
         try:
             for tokens in (64, 64 * 16):  # one walk, and several
                 some = [each[:tokens] for each in x]
-                lightning.prefill_rows(*some, view, [(slice(0, tokens), StateRow(0, None, 1))],
-                                       **given, launch=launch)  # fmt: skip
+                row = (slice(0, tokens), StateRow(0, None, 1))
+                prepared = lightning.prepare_prefill([row])
+                lightning.prefill(*some, view, prepared, **given, launch=launch)
         except Exception as error:
             failed.append(f"FAIL prefill {launch}: {str(error).splitlines()[:1]}")
     torch.cuda.synchronize()
