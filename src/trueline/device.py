@@ -118,8 +118,9 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def launches_early() -> bool:
-    """Whether a kernel can be set up on the GPU while the one before it runs."""
+def supports_pdl() -> bool:
+    """Whether kernels are launched with programmatic dependent launch: set up on the GPU while the
+    one before still runs."""
     if interpreting() or not torch.cuda.is_available():
         return False
     return torch.version.hip is None and torch.cuda.get_device_capability() >= (9, 0)

@@ -74,7 +74,7 @@ def test_every_op_can_be_its_reference(family: str, op: str, tiny: Tiny) -> None
     if (
         op not in NEEDS
     ):  # no layer of these models has it: see test_hybrid.py, test_sparse_engine.py
-        assert done.core.plan.choices[op].reason == "asked for"
+        assert done.core.plan.selections[op].reason == "asked for"
 
 
 # What a machine without a C++ compiler runs.
@@ -87,9 +87,9 @@ def test_a_machine_without_a_compiler_is_served_too(
     monkeypatch.setattr(native, "unavailable", lambda: "no C++ compiler")
     done = run(tiny("deepseek_v3"), MIXED, BASE)
     oracle(tiny("deepseek_v3"), MIXED, done)
-    choices = done.core.plan.choices
-    assert {choices[op].name for op in NO_COMPILER if op in choices} == {"onednn", "cpu"}
-    assert choices["mla_decode"].reason == "not native: no C++ compiler"
+    chosen = done.core.plan.selections
+    assert {chosen[op].name for op in NO_COMPILER if op in chosen} == {"onednn", "cpu"}
+    assert chosen["mla_decode"].reason == "not native: no C++ compiler"
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "bailing_moe_v2_5", "deepseek_v32"])
@@ -148,7 +148,7 @@ def test_16_bit_computation(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(plan, "choose_compute_dtype", lambda storage, _: (storage, "as told"))
     made = load_engine(tiny("deepseek_v3", dtype="bfloat16"), BASE).plan
     assert (made.weight_dtype, made.compute_dtype) == (torch.bfloat16, torch.bfloat16)
-    assert made.choices["linear"].name == "onednn"
+    assert made.selections["linear"].name == "onednn"
 
 
 def test_plain_torch_products_serve_too(tiny: Tiny) -> None:

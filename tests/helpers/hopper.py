@@ -27,7 +27,7 @@ import trueline.ops.launch as op_launch
 from trueline.config import EngineConfig
 from trueline.device import Device
 from trueline.models import read_model
-from trueline.ops.head_product import cublas as head_product
+from trueline.ops.batched_gemm import cublas as batched_gemm
 from trueline.ops.linear import cublas as linear
 
 SMS = 132
@@ -71,7 +71,7 @@ def pretend(once: bool) -> dict[str, Any]:
         return kernel
 
     JITFunction.run = compile_only  # type: ignore[method-assign]
-    device.launches_early = device.runs_gluon = lambda: True
+    device.supports_pdl = device.runs_gluon = lambda: True
     op_launch.num_sms = lambda _: SMS  # type: ignore[assignment]
     Device.torch = property(lambda _: torch.device("cpu"))  # type: ignore[assignment,method-assign]
     _only_zeros()
@@ -105,7 +105,7 @@ def _only_zeros() -> None:
     torch.empty, torch.empty_like = torch.zeros, torch.zeros_like
     linear.run = product
     linear.run_wide = lambda x, packed: product(x, packed).float()
-    head_product.run = heads
+    batched_gemm.run = heads
 
 
 class Zeros:

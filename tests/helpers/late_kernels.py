@@ -70,7 +70,7 @@ class Recorder:
 def pretend() -> Recorder:
     """From here on this machine has a Hopper GPU, whose memory is nowhere."""
     triton.runtime.driver.set_active(Hopper())
-    device.launches_early = device.runs_gluon = lambda: True
+    device.supports_pdl = device.runs_gluon = lambda: True
     op_launch.num_sms = lambda _: SMS  # type: ignore[assignment]
     Device.torch = property(lambda _: torch.device(META))  # type: ignore[assignment,method-assign]
     asked = Recorder()

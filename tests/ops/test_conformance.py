@@ -194,9 +194,9 @@ def no_ties(sample: Function) -> Function:
 
 
 ROUNDED = {
-    **dict.fromkeys(("linear", "head_product", "mlp", "rms_norm", "rope", "latent_write"), "run"),
+    **dict.fromkeys(("linear", "batched_gemm", "mlp", "rms_norm", "rope", "latent_write"), "run"),
     **dict.fromkeys(("mla_decode", "mla_prefill", "sparse_mla", "index_scores", "experts"), "run"),
-    **dict.fromkeys(("linear_inputs", "gated_norm", "index_write"), "run"),
+    **dict.fromkeys(("qkv_prepare", "gated_norm", "index_write"), "run"),
     "lightning": "prefill",
 }
 MISTAKES = [
@@ -206,10 +206,10 @@ MISTAKES = [
             lambda run: lambda x, packed: run(x.bfloat16().float(), packed)),
     Mistake("bits of the count", "linear", "bits", "run", of_the_count),
     Mistake("bits of the columns", "linear", "ranks", "run", of_the_columns),
-    Mistake("heads reversed", "head_product", "numbers", "run",
+    Mistake("heads reversed", "batched_gemm", "numbers", "run",
             lambda run: lambda x, packed: run(x, packed).flip(1)),
-    Mistake("bits of the count", "head_product", "bits", "run", of_the_count),
-    Mistake("bits of the heads", "head_product", "ranks", "run", of_the_heads),
+    Mistake("bits of the count", "batched_gemm", "bits", "run", of_the_count),
+    Mistake("bits of the heads", "batched_gemm", "ranks", "run", of_the_heads),
     Mistake("gate and up swapped", "mlp", "numbers", "pack",
             lambda pack: lambda both, *rest: pack(both.roll(len(both) // 2, 0), *rest)),
     Mistake("bits of the count", "mlp", "bits", "run", of_the_count),
@@ -246,9 +246,9 @@ MISTAKES = [
     Mistake("bits of the heads", "lightning", "ranks", "decode", of_the_heads),
     Mistake("eps left out", "index_write", "numbers", "run",
             lambda run: lambda *given, **options: run(*given, **options | {"eps": 0.0})),
-    Mistake("pairs only", "index_write", "queries", "turn",
-            lambda turn: lambda q, **options: turn(q, **options | {"pairing": "pairs"})),
-    Mistake("keys normed as queries", "linear_inputs", "numbers", "run",
+    Mistake("pairs only", "index_write", "queries", "rotate",
+            lambda rotate: lambda q, **options: rotate(q, **options | {"pairing": "pairs"})),
+    Mistake("keys normed as queries", "qkv_prepare", "numbers", "run",
             lambda run: lambda qkv, *, norms, **options:
                 run(qkv, norms=norms and (norms[0], norms[0]), **options)),
     Mistake("one group", "gated_norm", "numbers", "run",
@@ -256,7 +256,7 @@ MISTAKES = [
     Mistake("relu forgotten", "index_scores", "numbers", "run",
             lambda run: lambda q, weights, view, given:
                 run(q, weights, view, given) - run(-q, weights, view, given)),
-    Mistake("one position too few", "top_positions", "choices", "run",
+    Mistake("one position too few", "topk", "choices", "run",
             lambda run: lambda scores, lengths, topk:
                 torch.nn.functional.pad(run(scores, lengths, topk - 1), (0, 1), value=-1)),
     Mistake("lse in base 2", "sparse_mla", "numbers", "run",

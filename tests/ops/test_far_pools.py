@@ -27,11 +27,11 @@ from trueline.ops.latent_write import triton as latent_write
 from trueline.ops.lightning import StateRow
 from trueline.ops.lightning import triton as lightning
 from trueline.ops.lightning.triton import DecodeLaunch, PrefillLaunch
-from trueline.ops.linear_inputs import triton as linear_inputs
 from trueline.ops.mla_decode import DecodeRows, Tiling
 from trueline.ops.mla_decode import triton as mla_decode
 from trueline.ops.mla_prefill import HeadWeights, PrefillRow
 from trueline.ops.mla_prefill import triton as mla_prefill
+from trueline.ops.qkv_prepare import triton as qkv_prepare
 from trueline.ops.registry import implementation, refusals
 from trueline.ops.rms_norm import triton as rms_norm
 from trueline.ops.rope import triton as rope
@@ -232,13 +232,13 @@ ROUTER = route.pack(randn(12, 16, seed=7), torch.float32, None)
 PER_TOKEN: dict[str, Callable[[Tensor], Any]] = {
     "rms_norm": lambda x: rms_norm.run(x, torch.ones(48), 0.1),
     "rope": lambda x: rope.run(x.view(3, 6, 8), *ANGLES.values(), "halves"),
-    "linear_inputs": lambda x: linear_inputs.run(
+    "qkv_prepare": lambda x: qkv_prepare.run(
         x, heads=2, silu=True, norms=None, eps=0.1, rope=None, parts=PARTS
     ),
     "gated_norm": lambda x: gated_norm.run(
         x, x, weight=torch.ones(48), groups=3, eps=0.1, parts=PARTS
     ),
-    "index queries": lambda x: index_write.turn(
+    "index queries": lambda x: index_write.rotate(
         x.view(3, 6, 8), **ANGLES, pairing="pairs", rope=None
     ),
     "experts": lambda x: experts.run(

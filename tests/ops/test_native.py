@@ -106,7 +106,7 @@ def test_threads_do_not_change_bits(rows: int) -> None:
         pytest.skip(f"not built here: {native.unavailable()}")
     D, W, E, H = 300, 301, 5, 13
     several, linear = implementation("experts", "native"), implementation("linear", "native")
-    mlp, per_head = implementation("mlp", "native"), implementation("head_product", "native")
+    mlp, per_head = implementation("mlp", "native"), implementation("batched_gemm", "native")
     norm, rope = implementation("rms_norm", "native"), implementation("rope", "native")
     weight, x = linear.pack(randn(W, D)), randn(rows, D, seed=1)
     gate_up, down = randn(E, 2 * W, D, seed=2), randn(E, D, W, seed=3)
@@ -176,7 +176,7 @@ def test_bfloat16_weights_have_the_bits_of_the_same_in_float32(rows: int) -> Non
     ids, weights = torch.randint(E, (rows, 2)), randn(rows, 2, seed=3)
     heads, by_head = randn(H, 37, 19, seed=4).bfloat16(), randn(rows, H, 19, seed=5)
     one, several, per_head, mlp = (
-        implementation(op, "native") for op in ("linear", "experts", "head_product", "mlp")
+        implementation(op, "native") for op in ("linear", "experts", "batched_gemm", "mlp")
     )
 
     def outputs(convert: Callable[[Tensor], Tensor]) -> list[Tensor]:

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from trueline import device
 from trueline.cache.layout import LatentLayout
-from trueline.ops import rope, steady
+from trueline.ops import invariant_math, rope
 from trueline.ops.capabilities import CPU, GPU, Context, HeadDims
 from trueline.ops.experts import cpu as experts_cpu
 from trueline.ops.mla_decode import cpu as decode_cpu
 from trueline.ops.mla_prefill import cheaper_form
 from trueline.ops.registry import FUNCTIONS, OPS, capabilities, implementation, needed, refusals
-from trueline.plan.select import bits_are_steady
+from trueline.plan.select import is_batch_invariant
 from trueline.verify.bounds import softmax
 from trueline.verify.ops import OP_CHECKS, OpCheck, randn
 from trueline.verify.ops.data import within
@@ -137,7 +137,7 @@ def test_the_probe_of_bits_can_fail() -> None:
         pack = staticmethod(lambda weight: weight)
         run = staticmethod(lambda x, weight: torch.nn.functional.linear(x, weight) + len(x) * 1e-7)
 
-    assert not bits_are_steady(Plain, torch.float32)
+    assert not is_batch_invariant(Plain, torch.float32)
 
 
 @pytest.mark.parametrize("cut", [1, 7, 64, 129])
@@ -185,10 +185,12 @@ def test_each_expert_is_read_once() -> None:
     assert len(calls) == len(set(calls)) == 6  # three active experts, two products each
 
 
-# -- steady elementwise functions -------------------------------------------------------
+# -- batch-invariant elementwise functions -------------------------------------------------------
 
 
-@pytest.mark.parametrize("function", [steady.sigmoid, steady.silu, steady.exp])
+@pytest.mark.parametrize(
+    "function", [invariant_math.sigmoid, invariant_math.silu, invariant_math.exp]
+)
 @pytest.mark.parametrize("width", [1, 5, 12, 64, 384])
 def test_elementwise_bits_do_not_depend_on_neighbours(function: Any, width: int) -> None:
     x = randn(700, width)
@@ -197,7 +199,10 @@ def test_elementwise_bits_do_not_depend_on_neighbours(function: Any, width: int)
         assert torch.equal(function(x[part]), whole[part])
 
 
-@pytest.mark.parametrize("function", [steady.sigmoid, steady.silu, steady.exp, steady.log])
+@pytest.mark.parametrize(
+    "function",
+    [invariant_math.sigmoid, invariant_math.silu, invariant_math.exp, invariant_math.log],
+)
 @pytest.mark.parametrize("width", [12, 60, 120, 384, 1000])
 def test_elementwise_bits_do_not_depend_on_the_width(function: Any, width: int) -> None:
     """A rank has some of the channels, in a tensor of their own or beside others."""

@@ -292,7 +292,7 @@ def test_what_does_not_fit_is_named(source: str, part: str, package: Package, ti
         (
             {"ops": {"lightening.mine": "odd"}},
             "odd 1.0: entry point 'lightening.mine' of trueline.ops: accepted: KIND.NAME with a "
-            "kind of linear, head_product,",
+            "kind of linear, batched_gemm,",
         ),
         ({"ops": {"mine": "odd"}}, "entry point 'mine' of trueline.ops: accepted: KIND.NAME"),
         ({"ops": {"linear": "odd"}}, "entry point 'linear' of trueline.ops: accepted: KIND.NAME"),

@@ -25,7 +25,7 @@ from trueline.spec.fields import read_json
 from trueline.spec.model import ModelSpec
 from trueline.tiny.configs import without_indexer
 
-ATTENTION = ("mla_decode", "mla_prefill", "index_scores", "top_positions", "sparse_mla")
+ATTENTION = ("mla_decode", "mla_prefill", "index_scores", "topk", "sparse_mla")
 """Ops whose time grows with the context."""
 
 

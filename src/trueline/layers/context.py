@@ -29,9 +29,9 @@ class Ops:
     """The chosen implementation of each op; None where the model has no layer that needs it."""
 
     def __init__(self, plan: Plan) -> None:
-        name = {op: choice.name for op, choice in plan.choices.items()}
+        name = {op: choice.name for op, choice in plan.selections.items()}
         self.linear = implementation("linear", name["linear"])
-        self.head_product = implementation("head_product", name["head_product"])
+        self.batched_gemm = implementation("batched_gemm", name["batched_gemm"])
         self.mlp = implementation("mlp", name["mlp"])
         self.rms_norm = implementation("rms_norm", name["rms_norm"])
         self.rope = implementation("rope", name["rope"])
@@ -63,7 +63,7 @@ class RecurrentOps:
 
     def __init__(self, name: Mapping[str, str]) -> None:
         self.lightning = implementation("lightning", name["lightning"])
-        self.linear_inputs = implementation("linear_inputs", name["linear_inputs"])
+        self.qkv_prepare = implementation("qkv_prepare", name["qkv_prepare"])
         self.gated_norm = implementation("gated_norm", name["gated_norm"])
 
 
@@ -73,7 +73,7 @@ class SparseOps:
     def __init__(self, name: Mapping[str, str]) -> None:
         self.index_write = implementation("index_write", name["index_write"])
         self.index_scores = implementation("index_scores", name["index_scores"])
-        self.top_positions = implementation("top_positions", name["top_positions"])
+        self.topk = implementation("topk", name["topk"])
         self.sparse_mla = implementation("sparse_mla", name["sparse_mla"])
 
 

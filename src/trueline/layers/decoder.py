@@ -36,7 +36,7 @@ def make(spec: MixerSpec | FeedForwardSpec, build: Build, weights: Weights, name
 
 
 class Ropes:
-    """One table for all layers that turn alike. Every position once, exactly float32: rows are
+    """One table for all layers that rotate alike. Every position once, exactly float32: rows are
     looked up, never computed again."""
 
     def __init__(self, spec: ModelSpec, max_position: int, device: torch.device) -> None:

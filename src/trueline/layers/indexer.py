@@ -25,7 +25,7 @@ class Indexer:
         by_head = weights.take(f"{name}.weights_proj.weight").float()
         self.weights = pack(by_head * (self.spec.head_weight * self.spec.scale))
         ours, theirs = self.spec.rope, mla.rope
-        assert torch.equal(inv_freq(ours), inv_freq(theirs)), "one table turns both"
+        assert torch.equal(inv_freq(ours), inv_freq(theirs)), "one table rotates both"
         assert ours.cos_sin_scale == theirs.cos_sin_scale
 
     def write(self, projected: Tensor, rope: Rope, view: IndexView, cells: Tensor) -> None:
@@ -52,12 +52,12 @@ class Indexer:
         assert rope is not None
         spec, at, run = self.spec, step.at, self.sparse.index_scores.run
         q = self.ops.linear.run(q_latent[at], self.q).view(step.count, spec.heads, spec.head_dim)
-        q = self.sparse.index_write.turn(
+        q = self.sparse.index_write.rotate(
             q, cos=rope[0][at], sin=rope[1][at], pairing=spec.rope.pairing, rope=self.ops.rope
         )
         weights = self.ops.linear.run(x[at].float(), self.weights)
         chosen = [
-            self.sparse.top_positions.run(
+            self.sparse.topk.run(
                 run(q[rows], weights[rows], view, prepared), step.lengths[rows], spec.topk
             )
             for rows, prepared in step.scores

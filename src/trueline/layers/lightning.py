@@ -35,7 +35,7 @@ class Lightning:
         spec, ops, view = self.spec, self.ops, views[LightningState]
         whole = ops.linear.run(x, self.qkv_gate)
         channels = spec.heads.count * spec.head_dim
-        q, k, v = self.recurrent.linear_inputs.run(
+        q, k, v = self.recurrent.qkv_prepare.run(
             whole[:, : 3 * channels],
             heads=spec.heads.count,
             silu=spec.silu,

@@ -48,9 +48,9 @@ class MLA:
             self.q_b = pack(weights.stored(f"{name}.q_b_proj.weight"))
         self.kv_norm = weights.take(f"{name}.kv_a_layernorm.weight")
         heads = _split_heads(spec, weights.stored(f"{name}.kv_b_proj.weight"))
-        pack_heads, steady = build.ops.head_product.pack, build.plan.batch_invariant
-        self.absorb = pack_heads(heads.key, build.ops.linear, steady)
-        self.expand = pack_heads(heads.value, build.ops.linear, steady)
+        pack_heads, batch_invariant = build.ops.batched_gemm.pack, build.plan.batch_invariant
+        self.absorb = pack_heads(heads.key, build.ops.linear, batch_invariant)
+        self.expand = pack_heads(heads.value, build.ops.linear, batch_invariant)
         compute = build.plan.compute_dtype
         self.heads = HeadWeights(heads.key.to(compute), heads.value.to(compute))
         self.o = pack(weights.stored(f"{name}.o_proj.weight"))
@@ -145,8 +145,8 @@ class MLA:
         )
 
     def _absorbed(self, q_nope: Tensor, wide: Tensor) -> Tensor:
-        """`wide` with the query moved into the latent before its turned part."""
-        self.ops.head_product.run(q_nope, self.absorb, wide[..., : self.spec.kv_lora_rank])
+        """`wide` with the query moved into the latent before its rotated part."""
+        self.ops.batched_gemm.run(q_nope, self.absorb, wide[..., : self.spec.kv_lora_rank])
         return wide
 
     def _decode(self, q: Tensor, step: StepInput, view: LatentView) -> Tensor:
@@ -154,7 +154,7 @@ class MLA:
         out, _ = self.ops.mla_decode.run(
             q, view, step.prepared, softmax_scale=self.spec.softmax_scale
         )
-        return self.ops.head_product.run(out, self.expand)
+        return self.ops.batched_gemm.run(out, self.expand)
 
     def _attend_selected(self, q: Tensor, step: StepInput, view: LatentView) -> Tensor:
         sparse, ops = step.sparse, self.ops.sparse
@@ -169,7 +169,7 @@ class MLA:
             sparse.chosen[sparse.selected.rows],
             softmax_scale=self.spec.softmax_scale,
         )
-        return self.ops.head_product.run(out, self.expand)
+        return self.ops.batched_gemm.run(out, self.expand)
 
     def _attend_masked(
         self, q_nope: Tensor, q_rope: Tensor, sparse: SparseStep, view: LatentView, out: Tensor

@@ -75,7 +75,7 @@ SIGNATURES = {
         *(_POINTER, _POINTER, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _INT, _INT, _INT),
         *(_INT, _FLOAT, _INT, _POINTER, _INT, _POINTER, _INT, _INT, _POINTER, _INT),
     ),
-    "top_positions": (_POINTER, _INT, _POINTER, _INT, _INT, _POINTER),
+    "index_topk": (_POINTER, _INT, _POINTER, _INT, _INT, _POINTER),
     "use_threads": (_INT,),
     "sparse_mla": (
         *(_POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT, _INT, _INT, _INT, _FLOAT),

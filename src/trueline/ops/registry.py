@@ -9,31 +9,31 @@ from typing import Any, Literal, overload
 import torch
 
 from trueline.ops import (
+    batched_gemm,
     experts,
     gated_norm,
-    head_product,
     index_scores,
     index_write,
     latent_write,
     lightning,
     linear,
-    linear_inputs,
     mla_decode,
     mla_prefill,
     mlp,
+    qkv_prepare,
     rms_norm,
     rope,
     route,
     sampling,
     sparse_mla,
-    top_positions,
+    topk,
 )
 from trueline.ops.capabilities import Capabilities, Context, Opaque, undeclared
 from trueline.plugins import Registry, lacking
 
 _DECLARING: Mapping[str, tuple[ModuleType, type]] = {
     "linear": (linear, linear.Linear),
-    "head_product": (head_product, head_product.BatchedGemm),
+    "batched_gemm": (batched_gemm, batched_gemm.BatchedGemm),
     "mlp": (mlp, mlp.MLP),
     "rms_norm": (rms_norm, rms_norm.RMSNorm),
     "rope": (rope, rope.Rope),
@@ -42,10 +42,10 @@ _DECLARING: Mapping[str, tuple[ModuleType, type]] = {
     "mla_prefill": (mla_prefill, mla_prefill.MLAPrefill),
     "lightning": (lightning, lightning.Lightning),
     "index_write": (index_write, index_write.IndexWrite),
-    "linear_inputs": (linear_inputs, linear_inputs.QKVPrepare),
+    "qkv_prepare": (qkv_prepare, qkv_prepare.QKVPrepare),
     "gated_norm": (gated_norm, gated_norm.GatedNorm),
     "index_scores": (index_scores, index_scores.IndexScores),
-    "top_positions": (top_positions, top_positions.TopK),
+    "topk": (topk, topk.TopK),
     "sparse_mla": (sparse_mla, sparse_mla.SparseMLA),
     "route": (route, route.Route),
     "experts": (experts, experts.Experts),
@@ -113,10 +113,10 @@ Need = Literal["states", "indexer"]
 NEEDS: dict[str, Need] = {
     "lightning": "states",
     "index_write": "indexer",
-    "linear_inputs": "states",
+    "qkv_prepare": "states",
     "gated_norm": "states",
     "index_scores": "indexer",
-    "top_positions": "indexer",
+    "topk": "indexer",
     "sparse_mla": "indexer",
 }
 """Ops that only some models use, and what these have."""
@@ -145,7 +145,7 @@ def runnable(op: str, dtype: torch.dtype) -> list[str]:
 @overload
 def implementation(op: Literal["linear"], name: str) -> linear.Linear[Opaque]: ...
 @overload
-def implementation(op: Literal["head_product"], name: str) -> head_product.BatchedGemm[Opaque]: ...
+def implementation(op: Literal["batched_gemm"], name: str) -> batched_gemm.BatchedGemm[Opaque]: ...
 @overload
 def implementation(op: Literal["mlp"], name: str) -> mlp.MLP[Opaque]: ...
 @overload
@@ -163,13 +163,13 @@ def implementation(op: Literal["lightning"], name: str) -> lightning.Lightning[O
 @overload
 def implementation(op: Literal["index_write"], name: str) -> index_write.IndexWrite: ...
 @overload
-def implementation(op: Literal["linear_inputs"], name: str) -> linear_inputs.QKVPrepare: ...
+def implementation(op: Literal["qkv_prepare"], name: str) -> qkv_prepare.QKVPrepare: ...
 @overload
 def implementation(op: Literal["gated_norm"], name: str) -> gated_norm.GatedNorm: ...
 @overload
 def implementation(op: Literal["index_scores"], name: str) -> index_scores.IndexScores[Opaque]: ...
 @overload
-def implementation(op: Literal["top_positions"], name: str) -> top_positions.TopK: ...
+def implementation(op: Literal["topk"], name: str) -> topk.TopK: ...
 @overload
 def implementation(op: Literal["sparse_mla"], name: str) -> sparse_mla.SparseMLA[Opaque]: ...
 @overload

@@ -6,6 +6,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from trueline.ops.batched_gemm import BatchedGemm
+    from trueline.ops.batched_gemm import cpu as batched_gemm_cpu
+    from trueline.ops.batched_gemm import cublas as batched_gemm_cublas
+    from trueline.ops.batched_gemm import native as batched_gemm_native
+    from trueline.ops.batched_gemm import reference as batched_gemm_reference
+    from trueline.ops.batched_gemm import triton as batched_gemm_triton
     from trueline.ops.experts import Experts, InvariantExperts, SharedExperts
     from trueline.ops.experts import cpu as experts_cpu
     from trueline.ops.experts import native as experts_native
@@ -15,12 +21,6 @@ if TYPE_CHECKING:
     from trueline.ops.gated_norm import parts as gated_norm_parts
     from trueline.ops.gated_norm import reference as gated_norm_reference
     from trueline.ops.gated_norm import triton as gated_norm_triton
-    from trueline.ops.head_product import BatchedGemm
-    from trueline.ops.head_product import cpu as head_product_cpu
-    from trueline.ops.head_product import cublas as head_product_cublas
-    from trueline.ops.head_product import native as head_product_native
-    from trueline.ops.head_product import reference as head_product_reference
-    from trueline.ops.head_product import triton as head_product_triton
     from trueline.ops.index_scores import IndexScores
     from trueline.ops.index_scores import cpu as index_scores_cpu
     from trueline.ops.index_scores import native as index_scores_native
@@ -45,10 +45,6 @@ if TYPE_CHECKING:
     from trueline.ops.linear import reference as linear_reference
     from trueline.ops.linear import torch_mm as linear_torch_mm
     from trueline.ops.linear import triton as linear_triton
-    from trueline.ops.linear_inputs import QKVPrepare
-    from trueline.ops.linear_inputs import parts as linear_inputs_parts
-    from trueline.ops.linear_inputs import reference as linear_inputs_reference
-    from trueline.ops.linear_inputs import triton as linear_inputs_triton
     from trueline.ops.mla_decode import MLADecode
     from trueline.ops.mla_decode import cpu as mla_decode_cpu
     from trueline.ops.mla_decode import hopper as mla_decode_hopper
@@ -65,6 +61,10 @@ if TYPE_CHECKING:
     from trueline.ops.mlp import native as mlp_native
     from trueline.ops.mlp import reference as mlp_reference
     from trueline.ops.mlp import triton as mlp_triton
+    from trueline.ops.qkv_prepare import QKVPrepare
+    from trueline.ops.qkv_prepare import parts as qkv_prepare_parts
+    from trueline.ops.qkv_prepare import reference as qkv_prepare_reference
+    from trueline.ops.qkv_prepare import triton as qkv_prepare_triton
     from trueline.ops.rms_norm import RMSNorm
     from trueline.ops.rms_norm import cpu as rms_norm_cpu
     from trueline.ops.rms_norm import native as rms_norm_native
@@ -90,11 +90,11 @@ if TYPE_CHECKING:
     from trueline.ops.sparse_mla import native as sparse_mla_native
     from trueline.ops.sparse_mla import reference as sparse_mla_reference
     from trueline.ops.sparse_mla import triton as sparse_mla_triton
-    from trueline.ops.top_positions import TopK
-    from trueline.ops.top_positions import cpu as top_positions_cpu
-    from trueline.ops.top_positions import native as top_positions_native
-    from trueline.ops.top_positions import reference as top_positions_reference
-    from trueline.ops.top_positions import triton as top_positions_triton
+    from trueline.ops.topk import TopK
+    from trueline.ops.topk import cpu as topk_cpu
+    from trueline.ops.topk import native as topk_native
+    from trueline.ops.topk import reference as topk_reference
+    from trueline.ops.topk import triton as topk_triton
 
     linear: tuple[Linear[Any], ...] = (
         linear_native,
@@ -104,12 +104,12 @@ if TYPE_CHECKING:
         linear_triton,
         linear_cublas,
     )
-    head_product: tuple[BatchedGemm[Any], ...] = (
-        head_product_native,
-        head_product_cpu,
-        head_product_reference,
-        head_product_triton,
-        head_product_cublas,
+    batched_gemm: tuple[BatchedGemm[Any], ...] = (
+        batched_gemm_native,
+        batched_gemm_cpu,
+        batched_gemm_reference,
+        batched_gemm_triton,
+        batched_gemm_cublas,
     )
     mlp: tuple[MLP[Any], ...] = (
         mlp_native,
@@ -157,10 +157,10 @@ if TYPE_CHECKING:
         index_write_reference,
         index_write_triton,
     )
-    linear_inputs: tuple[QKVPrepare, ...] = (
-        linear_inputs_parts,
-        linear_inputs_reference,
-        linear_inputs_triton,
+    qkv_prepare: tuple[QKVPrepare, ...] = (
+        qkv_prepare_parts,
+        qkv_prepare_reference,
+        qkv_prepare_triton,
     )
     gated_norm: tuple[GatedNorm, ...] = (
         gated_norm_parts,
@@ -173,11 +173,11 @@ if TYPE_CHECKING:
         index_scores_reference,
         index_scores_triton,
     )
-    top_positions: tuple[TopK, ...] = (
-        top_positions_native,
-        top_positions_cpu,
-        top_positions_reference,
-        top_positions_triton,
+    topk: tuple[TopK, ...] = (
+        topk_native,
+        topk_cpu,
+        topk_reference,
+        topk_triton,
     )
     sparse_mla: tuple[SparseMLA[Any], ...] = (
         sparse_mla_native,

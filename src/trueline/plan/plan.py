@@ -1,4 +1,4 @@
-"""Choices made once, at load: which implementation runs each op and why, in which dtype, with how
+"""Decisions made once, at load: which implementation runs each op and why, in which dtype, with how
 much cache. Printed at start; nobody decides again later."""
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from trueline.plan.memory import (
     plan_groups,
     slot_plan,
 )
-from trueline.plan.select import LAYERS, OWN, Choice, choose_layers, choose_op
+from trueline.plan.select import LAYERS, OWN, Selection, choose_layers, choose_op
 from trueline.spec.model import ModelSpec
 
 # Keys per product where nothing depends on it.
 FREE_TILING = Tiling(1024, full=False)
 SMALL_MODEL = 64_000_000
-PACKING = ("linear", "head_product", "mlp", "experts")
+PACKING = ("linear", "batched_gemm", "mlp", "experts")
 """Ops that keep weights."""
 
 
@@ -51,8 +51,8 @@ class Plan:
     device: Device
     limits: Limits
     threads: int
-    choices: dict[str, Choice]
-    layers: dict[str, Choice]
+    selections: dict[str, Selection]
+    layers: dict[str, Selection]
     weight_dtype: torch.dtype
     compute_dtype: torch.dtype
     dtype_reason: str
@@ -100,11 +100,11 @@ class Plan:
 
     def declared(self, op: str) -> Capabilities:
         """What the chosen implementation can do."""
-        return capabilities(op, self.choices[op].name)
+        return capabilities(op, self.selections[op].name)
 
     @property
     def sampling(self) -> Sampling:
-        return implementation("sampling", self.choices["sampling"].name)
+        return implementation("sampling", self.selections["sampling"].name)
 
     def layer(self, kind: str) -> Any:
         return LAYERS.get(kind, self.layers[kind].name)
@@ -130,8 +130,8 @@ class Plan:
             if kept.label:
                 yield f"{kept.label:<12} {kept}"
         yield f"invariance   {'bitwise, whatever the batch' if self.batch_invariant else 'off'}"
-        for op, choice in self.choices.items():
-            yield f"{op:<12} {choice.name} ({choice.reason})"
+        for op, chosen in self.selections.items():
+            yield f"{op:<12} {chosen.name} ({chosen.reason})"
         for kind, choice in self.layers.items():
             if choice.name != OWN:
                 yield f"layer        {kind}: {choice.name} ({choice.reason})"
@@ -197,8 +197,8 @@ def make_plan(
         latent=latent.layout if latent else None,
         index=keys,
     )
-    choices = {op: choose_op(op, config, context) for op in used}
-    declared = {op: capabilities(op, choice.name) for op, choice in choices.items()}
+    selections = {op: choose_op(op, config, context) for op in used}
+    declared = {op: capabilities(op, chosen.name) for op, chosen in selections.items()}
     capture = all(each.capture for each in declared.values())
     max_len = max_model_len(spec, config)
     # Some kernels multiply by weights as they are stored; others want them as they compute.
@@ -215,7 +215,7 @@ def make_plan(
         limits=limits,
         # Where a step takes microseconds, threads only wait for each other.
         threads=device.threads if weights >= SMALL_MODEL else 1,
-        choices=choices,
+        selections=selections,
         layers=choose_layers(spec, config, context),
         weight_dtype=kept,
         compute_dtype=compute,

@@ -43,13 +43,13 @@ LAYERS = Registry(
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Selection:
     name: str
     reason: str
     """With the package it comes from, if it is not ours."""
 
 
-def choose_op(op: str, config: EngineConfig, context: Context) -> Choice:
+def choose_op(op: str, config: EngineConfig, context: Context) -> Selection:
     """The one asked for; or the first that runs here of those that packages call preferred, then
     of ours."""
     device = context.device
@@ -75,12 +75,12 @@ def choose_op(op: str, config: EngineConfig, context: Context) -> Choice:
             found = [str(error)]
         if not found:
             why = "; ".join(refused) or "preferred, and runs here"
-            return Choice(name, f"{why}; from {package}" if package else why)
+            return Selection(name, f"{why}; from {package}" if package else why)
         refused.append(f"not {name}: {', '.join(found)}")
     raise UsageError(f"no implementation of {op} can run: {'; '.join(refused)}")
 
 
-def choose_layers(spec: ModelSpec, config: EngineConfig, context: Context) -> dict[str, Choice]:
+def choose_layers(spec: ModelSpec, config: EngineConfig, context: Context) -> dict[str, Selection]:
     """Ours, unless another is asked for by name."""
     present = list(dict.fromkeys(kind for layer in spec.layers for kind in kinds(layer)))
     for kind, name in config.layers.items():
@@ -89,7 +89,7 @@ def choose_layers(spec: ModelSpec, config: EngineConfig, context: Context) -> di
             raise UsageError(
                 f"layer '{kind}': {spec.family} has none; accepted here: {', '.join(present)}"
             )
-    chosen = {kind: Choice(OWN, "ours") for kind in present}
+    chosen = {kind: Selection(OWN, "ours") for kind in present}
     for kind, name in config.layers.items():
         declared: Capabilities = LAYERS.get(kind, name).capabilities
         refused = declared.elsewhere(context.device) or declared.refusals(context)
@@ -101,23 +101,23 @@ def kinds(layer: LayerSpec) -> Iterable[str]:
     return (KINDS[type(part)] for part in (layer.mixer, layer.feed_forward))
 
 
-def _asked(registry: Registry, kind: str, name: str, found: list[str]) -> Choice:
+def _asked(registry: Registry, kind: str, name: str, found: list[str]) -> Selection:
     if found:
         reasons = "; ".join(found)
         raise UsageError(f"{registry.noun} {kind}={name} was asked for and refuses: {reasons}")
     package = registry.package(kind, name)
-    return Choice(name, f"asked for; from {package}" if package else "asked for")
+    return Selection(name, f"asked for; from {package}" if package else "asked for")
 
 
 def _op_refusals(op: str, name: str, context: Context) -> list[str]:
     told = capabilities(op, name).refusals(context)
     if told or op != "linear" or not context.batch_invariant:
         return told
-    steady = bits_are_steady(implementation("linear", name), context.dtype)
-    return [] if steady else ["a row's bits depend on the number of rows"]
+    invariant = is_batch_invariant(implementation("linear", name), context.dtype)
+    return [] if invariant else ["a row's bits depend on the number of rows"]
 
 
-def bits_are_steady(linear: LinearOp, dtype: torch.dtype) -> bool:
+def is_batch_invariant(linear: LinearOp, dtype: torch.dtype) -> bool:
     """Whether a row's product has the same bits alone, among any number of others and at any
     place among them, probed on shapes with and without remainders."""
     generator = torch.Generator().manual_seed(0)

@@ -29,7 +29,7 @@ MODELS: dict[str, tuple[dict[str, Any], set[str]]] = {
     ),
     "v32s": (
         {"num_hidden_layers": 2, "n_routed_experts": 16},
-        {"down", "write", "turn", "scores", "select", "look_up", "set_bits"},
+        {"down", "write", "rotate", "scores", "select", "look_up", "set_bits"},
     ),
 }
 

@@ -50,7 +50,7 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     diagonal(
         [
             (op, name)
-            for op in ("linear", "head_product", "mlp", "experts")
+            for op in ("linear", "batched_gemm", "mlp", "experts")
             for name in OPS[op]
             if "cuda" in capabilities(op, name).devices
         ],

@@ -13,7 +13,7 @@ from trueline.verify.bounds import norm_bound
 from trueline.verify.ops import OP_CHECKS, randn
 from trueline.verify.ops.data import close
 
-OPS = ("rms_norm", "rope", "latent_write", "linear_inputs", "gated_norm")
+OPS = ("rms_norm", "rope", "latent_write", "qkv_prepare", "gated_norm")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

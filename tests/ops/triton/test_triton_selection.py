@@ -14,8 +14,8 @@ from trueline.ops.index_scores import reference as scores_reference
 from trueline.ops.index_scores import triton as scores_op
 from trueline.ops.index_write import triton as write_op
 from trueline.ops.sparse_rows import Run, SparseRows, Table
-from trueline.ops.top_positions import reference as top_reference
-from trueline.ops.top_positions import triton as top_op
+from trueline.ops.topk import reference as top_reference
+from trueline.ops.topk import triton as top_op
 from trueline.verify.ops import OP_CHECKS, randn
 from trueline.verify.sparse import FULL, each_within, hard_scores, score_bound
 
@@ -201,14 +201,14 @@ def test_nothing_to_write() -> None:
     none = {"cos": torch.empty(0, 4), "sin": torch.empty(0, 4), "pairing": "pairs", "rope": None}
     empty, one = torch.empty(0, dtype=torch.long), torch.ones(16)
     write_op.run(torch.empty(0, 16), view, empty, norm=one, bias=one, eps=0.1, **none)
-    assert write_op.turn(torch.empty(0, 3, 16), **none).shape == (0, 3, 16)
+    assert write_op.rotate(torch.empty(0, 3, 16), **none).shape == (0, 3, 16)
 
 
 # -- selection -------------------------------------------------------------------------
 
 
-def test_top_positions() -> None:
-    OP_CHECKS["top_positions"][0].run(top_op)
+def test_topk() -> None:
+    OP_CHECKS["topk"][0].run(top_op)
 
 
 SMALL = top_op.Launch(64, 16, 4)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trueline.ops import steady
+from trueline.ops import invariant_math
 from trueline.ops.capabilities import Opaque
 from trueline.ops.experts import IMPLEMENTATIONS
 from trueline.ops.linear import LinearOp
@@ -60,7 +60,7 @@ def _one_token(x: Tensor, ids: list[int], packed: Packed, linear: LinearOp, firs
 
 def _expert(x: Tensor, packed: tuple[Opaque, Opaque], linear: LinearOp) -> Tensor:
     gate, up = linear.run(x, packed[0]).chunk(2, dim=-1)
-    y: Tensor = linear.run(steady.silu(gate) * up, packed[1])
+    y: Tensor = linear.run(invariant_math.silu(gate) * up, packed[1])
     return y
 
 

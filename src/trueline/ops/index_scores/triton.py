@@ -1,5 +1,5 @@
 """Every layout; keys as they are stored, fp8 turned into what the queries are. Nothing is written
-from a row's length on, nor in rows that are not scored: top_positions looks at neither."""
+from a row's length on, nor in rows that are not scored: topk looks at neither."""
 
 from __future__ import annotations
 

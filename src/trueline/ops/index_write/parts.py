@@ -29,15 +29,15 @@ def run(
     normed = torch.nn.functional.layer_norm(
         key.float(), key.shape[-1:], norm.float(), bias.float(), eps
     )
-    turned = turn_first(normed.to(key.dtype)[:, None], cos, sin, pairing, rope)
-    view.write(cells, turned[:, 0])
+    rotated = rotate_first(normed.to(key.dtype)[:, None], cos, sin, pairing, rope)
+    view.write(cells, rotated[:, 0])
 
 
-def turn(q: Tensor, *, cos: Tensor, sin: Tensor, pairing: Pairing, rope: Rope) -> Tensor:
-    return turn_first(q, cos, sin, pairing, rope)
+def rotate(q: Tensor, *, cos: Tensor, sin: Tensor, pairing: Pairing, rope: Rope) -> Tensor:
+    return rotate_first(q, cos, sin, pairing, rope)
 
 
-def turn_first(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, rope: Rope) -> Tensor:
+def rotate_first(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, rope: Rope) -> Tensor:
     """The other channels stay."""
     dim = 2 * cos.shape[1]
     return torch.cat((rope.run(x[..., :dim], cos, sin, pairing), x[..., dim:]), dim=-1)

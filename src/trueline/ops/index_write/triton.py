@@ -14,7 +14,7 @@ from trueline.spec.rope import Pairing
 capabilities = IMPLEMENTATIONS["triton"]
 
 HEADS = 8
-"""Of a token, that a program turns."""
+"""Of a token, that a program rotates."""
 
 
 def run(
@@ -55,12 +55,12 @@ def run(
     )
 
 
-def turn(q: Tensor, *, cos: Tensor, sin: Tensor, pairing: Pairing, rope: Rope) -> Tensor:
+def rotate(q: Tensor, *, cos: Tensor, sin: Tensor, pairing: Pairing, rope: Rope) -> Tensor:
     n, heads, dim = q.shape
     q, cos, sin = (unit_stride(x) for x in (q, cos, sin))
     out = q.new_empty(q.shape)
     if out.numel():
-        kernels.turn[(n, -(-heads // HEADS))](
+        kernels.rotate[(n, -(-heads // HEADS))](
             *(q, q.stride(0), q.stride(1), out, cos, sin, cos.stride(0), sin.stride(0), heads),
             PAIRS=pairing == "pairs",
             DIM=dim,

@@ -18,14 +18,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from trueline.cache.state import StateView
-from trueline.ops import steady as bits
+from trueline.ops import invariant_math as bits
 from trueline.ops.lightning import IMPLEMENTATIONS, PrefillParts, StateRow, StateTable
 
 capabilities = IMPLEMENTATIONS["cpu"]
 
 # Tokens in a tile where nothing depends on it.
 TILE = 64
-# Rows of a steady product: as few as decode can do with, placed where prefill has them.
+# Rows of a batch-invariant product: as few as decode can do with, placed where prefill has them.
 ROWS = 8
 # Numbers in 64 bytes: matrices that wide all begin alike.
 WIDTH = 16

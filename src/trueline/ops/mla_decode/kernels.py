@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from trueline.ops.kernel import kernel, wait_turn
+from trueline.ops.kernel import kernel, pdl_wait
 
 LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -95,7 +95,7 @@ def attend(
 ):  # fmt: skip
     """A program per group and tile of heads. Whole rows are finished here; parts wait in their
     slots. A length below zero says that the row's keys cannot be known: it becomes NaN."""
-    wait_turn(False)  # what follows is to find all multiprocessors free
+    pdl_wait(False)  # what follows is to find all multiprocessors free
     group = tl.program_id(0) // HEAD_TILES
     h = tl.program_id(0) % HEAD_TILES * H + tl.arange(0, H)
     l = tl.arange(0, L)  # noqa: E741
@@ -135,7 +135,7 @@ def merge(
 ):  # fmt: skip
     """A program per row, head and columns: the parts of a row in their order. A row without keys
     gets zeros, and what the list or the slots have no room for gets NaN: no row is forgotten."""
-    wait_turn()
+    pdl_wait()
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     first, count = tl.load(table + rows + row), tl.load(table + 2 * rows + row)

@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trueline.ops.kernel import kernel, wait_turn
+from trueline.ops.kernel import kernel, pdl_wait
 from trueline.ops.mla_decode.launch_plan import LaunchPlan
 
 CHUNK = 256
@@ -66,7 +66,7 @@ def deal(
     """A program per group writes the group's entries; one more, which has none, what is said of
     rows. A row's units are its overhead and then its tiles; rows without keys have none. Rows that
     are about as many as groups, and about as long as each other, have a group each."""
-    wait_turn()
+    pdl_wait()
     group = tl.program_id(0)
     lane = tl.arange(0, CHUNK)
     total = tl.zeros((), tl.int64)

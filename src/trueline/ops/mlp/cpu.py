@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from trueline.ops import steady
+from trueline.ops import invariant_math
 from trueline.ops.capabilities import Opaque
 from trueline.ops.linear import LinearOp
 from trueline.ops.mlp import IMPLEMENTATIONS
@@ -20,7 +20,7 @@ def run(x: Tensor, packed: tuple[Opaque, Opaque], linear: LinearOp) -> Tensor:
 
 def middle(x: Tensor, packed: tuple[Opaque, Opaque], linear: LinearOp) -> Tensor:
     gate, up = linear.run(x, packed[0]).chunk(2, dim=-1)
-    y: Tensor = steady.silu(gate) * up
+    y: Tensor = invariant_math.silu(gate) * up
     return y
 
 

@@ -14,8 +14,8 @@ def run(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing) -> Tensor:
     if pairing == "pairs":
         pairs = x.unflatten(-1, (-1, 2)).float()  # type: ignore[no-untyped-call]
         a, b = pairs[..., 0], pairs[..., 1]
-        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+        rotated = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
     else:
         a, b = x.float().chunk(2, dim=-1)
-        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
-    return turned.to(x.dtype)
+        rotated = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    return rotated.to(x.dtype)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trueline.ops import steady
+from trueline.ops import invariant_math
 from trueline.ops.capabilities import Opaque
 from trueline.ops.linear import LinearOp
 from trueline.ops.route import IMPLEMENTATIONS, pack
@@ -29,7 +29,7 @@ def choose(
 def run(
     logits: Tensor, bias: Tensor | None, router: RouterSpec, forced: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    scores = logits.softmax(-1) if router.scoring == "softmax" else steady.sigmoid(logits)
+    scores = logits.softmax(-1) if router.scoring == "softmax" else invariant_math.sigmoid(logits)
     ids = forced if forced is not None else _choose(scores, bias, router)
     weights = scores.gather(1, ids)
     if router.renormalise:

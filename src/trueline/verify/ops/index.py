@@ -96,13 +96,13 @@ def _touched(layout: IndexLayout, cells: Tensor) -> Tensor:
     return own
 
 
-def index_turn(op: Any, dtype: torch.dtype = torch.float32) -> None:
+def index_rotate(op: Any, dtype: torch.dtype = torch.float32) -> None:
     for pairing in PAIRINGS:
         for n, heads in ((1, 1), (4, HEADS), (3, 17)):
             wide = randn(n, heads + 1, DIM + 3, seed=n).to(dtype)
             q, before = wide[:, 1:, 2:-1], wide.clone()
-            ours, wanted = (each.turn(q, **turning(n, pairing)) for each in (op, exact))
-            what = f"index_write, {heads} heads turned in {pairing}"
+            ours, wanted = (each.rotate(q, **turning(n, pairing)) for each in (op, exact))
+            what = f"index_write, {heads} heads rotated in {pairing}"
             require(torch.equal(wide, before), f"{what}: writes its input")
             require(ours.dtype == dtype, f"{what}: {ours.dtype}")
             close(what, ours, wanted, rounding(ROTATION) + rounding(2, dtype))

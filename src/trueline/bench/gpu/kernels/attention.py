@@ -25,8 +25,8 @@ from trueline.cache.layout import LatentLayout
 from trueline.cache.store import LatentView
 from trueline.device import compute_capability
 from trueline.layers.context import PrefillSlice
+from trueline.ops.batched_gemm import triton as batched_gemm
 from trueline.ops.capabilities import Context, HeadDims
-from trueline.ops.head_product import triton as head_product
 from trueline.ops.mla_decode import DecodeTable, Tiling
 from trueline.ops.mla_decode import triton as decode
 from trueline.ops.mla_decode.launch_plan import LaunchPlan, launch
@@ -346,9 +346,9 @@ def chosen_work(heads: int, runs: int, start: int, pool: Pool) -> Work:
         return out
 
     def selected() -> Tensor:
-        head_product.run(q[..., :NOPE], weights.key, wide[..., : LAYOUT.latent])
+        batched_gemm.run(q[..., :NOPE], weights.key, wide[..., : LAYOUT.latent])
         u, _ = chooser.run(wide, view, listed, positions, softmax_scale=SCALE)
-        return head_product.run(u, weights.value)
+        return batched_gemm.run(u, weights.value)
 
     ways: dict[str, list[Callable[[], Any]]] = {}
     for label, (op, made) in prefill_plans(dims).items():

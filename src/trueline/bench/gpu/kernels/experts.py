@@ -22,10 +22,10 @@ import torch
 from torch import Tensor
 
 from trueline.bench.gpu.kernels.timing import asked, graph_time
+from trueline.ops.batched_gemm import cublas as head_cublas
+from trueline.ops.batched_gemm import triton as batched_gemm
 from trueline.ops.experts import triton as experts
 from trueline.ops.experts.triton import Launch, Tiles
-from trueline.ops.head_product import cublas as head_cublas
-from trueline.ops.head_product import triton as head_product
 from trueline.ops.linear import cublas
 from trueline.ops.linear import triton as linear
 from trueline.ops.mlp import triton as mlp
@@ -175,7 +175,7 @@ def cells(quick: bool) -> Iterator[Cell]:
             yield Cell("route", (name, tokens))
     for shape in HEADS:
         for rows in (1, 16, 64, 256):
-            yield Cell("head_product", (shape, rows))
+            yield Cell("batched_gemm", (shape, rows))
     for shape in SHAPES[: 2 if quick else None]:
         for rows in (1, 16) if quick else (1, 16, 64, 256):
             yield Cell("linear", (shape, rows))
@@ -263,19 +263,19 @@ def _route(data: Data, name: str, tokens: int) -> Work:
     return Work([*ways, ("product apart", apart)], weight.numel() * 2 / READ, 0, exact)
 
 
-def _head_product(data: Data, shape: tuple[int, int, int], rows: int) -> Work:
+def _batched_gemm(data: Data, shape: tuple[int, int, int], rows: int) -> Work:
     heads, columns, depth = shape
     weights = data.weights(heads, columns, depth)
     x = torch.randn(rows, heads, depth, device="cuda", dtype=BF16)
     to = torch.empty(rows, heads, columns + 64, device="cuda", dtype=BF16)[..., :columns]
     ways = [
-        ("usual", [lambda w=w: head_product.run(x, w, to) for w in weights]),
+        ("usual", [lambda w=w: batched_gemm.run(x, w, to) for w in weights]),
         ("cublas", [lambda w=w: head_cublas.run(x, w, to) for w in weights]),
     ]
 
     def exact() -> list[tuple[Tensor, Tensor]]:
         theirs = torch.einsum("nhi,hoi->nho", x.float(), weights[0].float())
-        return [(head_product.run(x, weights[0], to), theirs)]
+        return [(batched_gemm.run(x, weights[0], to), theirs)]
 
     return Work(ways, 2 * math.prod(shape) / READ, 0, exact)
 

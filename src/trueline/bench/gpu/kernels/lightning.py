@@ -30,7 +30,7 @@ from trueline.ops.latent_write import triton as latent_write
 from trueline.ops.lightning import StateRow, StateTable
 from trueline.ops.lightning import triton as lightning
 from trueline.ops.lightning.triton import DecodeLaunch, PrefillLaunch
-from trueline.ops.linear_inputs import triton as linear_inputs
+from trueline.ops.qkv_prepare import triton as qkv_prepare
 from trueline.ops.rms_norm import triton as rms_norm
 from trueline.ops.rope import triton as rope
 from trueline.verify.ops.lightning import GATES, STATE_GATES
@@ -197,7 +197,7 @@ def layer_parts(n: int, heads: int = 16) -> Iterator[Work]:
     )] * 20)], 2.0 * n * 64 * (18 + 2 * heads))  # fmt: skip
     yield Work(f"rope {n}", [("", [lambda: rope.run(
         queries[..., D:], cos, sin, "pairs")] * 20)], 4.0 * n * heads * 64)  # fmt: skip
-    yield Work(f"linear_inputs {n}", [("", [lambda: linear_inputs.run(
+    yield Work(f"qkv_prepare {n}", [("", [lambda: qkv_prepare.run(
         whole[:, : 3 * heads * D], heads=heads, silu=False, norms=(norm[:D], norm[D : 2 * D]),
         eps=1e-6, rope=(cos, sin, "halves"), parts=parts,
     )] * 20)], 8.0 * n * heads * D)  # fmt: skip

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from trueline.ops.head_product import IMPLEMENTATIONS, cublas
-from trueline.ops.head_product.cublas import pack
+from trueline.ops.batched_gemm import IMPLEMENTATIONS, cublas
+from trueline.ops.batched_gemm.cublas import pack
 from trueline.ops.linear.triton import FEW_ROWS, LONGEST, streamed
 
 __all__ = ["capabilities", "pack", "run"]

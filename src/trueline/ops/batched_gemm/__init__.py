@@ -1,6 +1,6 @@
-"""A product per head: `pack(weight [heads, out, in], linear, steady)` once; `run(x [n, heads, in],
-packed, to=None)` -> [n, heads, out], in `to` where that is given: rows of a wider tensor, say.
-`steady`: a row's bits must not depend on the others."""
+"""A GEMM per head: `pack(weight [heads, out, in], linear, batch_invariant)` once; `run(x [n, heads,
+in], packed, to=None)` -> [n, heads, out], in `to` where that is given: rows of a wider tensor, say.
+`batch_invariant`: a row's bits must not depend on the others."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Packed = TypeVar("Packed")
 class BatchedGemm(Protocol[Packed]):
     capabilities: Capabilities
 
-    def pack(self, weight: Tensor, linear: LinearOp, steady: bool) -> Packed: ...
+    def pack(self, weight: Tensor, linear: LinearOp, batch_invariant: bool) -> Packed: ...
 
     def run(self, x: Tensor, packed: Packed, to: Tensor | None = None) -> Tensor: ...
 

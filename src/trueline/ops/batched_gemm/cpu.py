@@ -5,8 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from trueline.ops.batched_gemm import IMPLEMENTATIONS
 from trueline.ops.capabilities import Opaque
-from trueline.ops.head_product import IMPLEMENTATIONS
 from trueline.ops.linear import LinearOp
 
 capabilities = IMPLEMENTATIONS["cpu"]
@@ -20,8 +20,10 @@ class Packed:
     """A batched product's bits depend on where a row stands; one product per head does not."""
 
 
-def pack(weight: Tensor, linear: LinearOp, steady: bool) -> Packed:
-    return Packed(weight, linear, [linear.pack(head) for head in weight] if steady else None)
+def pack(weight: Tensor, linear: LinearOp, batch_invariant: bool) -> Packed:
+    return Packed(
+        weight, linear, [linear.pack(head) for head in weight] if batch_invariant else None
+    )
 
 
 def run(x: Tensor, packed: Packed, to: Tensor | None = None) -> Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trueline.ops.launch import num_sms, power_of_two
-from trueline.ops.top_positions import IMPLEMENTATIONS, kernels
+from trueline.ops.topk import IMPLEMENTATIONS, kernels
 
 capabilities = IMPLEMENTATIONS["triton"]
 

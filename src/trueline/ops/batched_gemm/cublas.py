@@ -5,13 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trueline.ops.head_product import IMPLEMENTATIONS
+from trueline.ops.batched_gemm import IMPLEMENTATIONS
 from trueline.ops.linear import LinearOp
 
 capabilities = IMPLEMENTATIONS["cublas"]
 
 
-def pack(weight: Tensor, linear: LinearOp, steady: bool) -> Tensor:
+def pack(weight: Tensor, linear: LinearOp, batch_invariant: bool) -> Tensor:
     return weight.contiguous()
 
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from trueline.ops.top_positions import IMPLEMENTATIONS
+from trueline.ops.topk import IMPLEMENTATIONS
 
 capabilities = IMPLEMENTATIONS["reference"]
 

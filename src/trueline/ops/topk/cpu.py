@@ -3,7 +3,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trueline.ops.top_positions import IMPLEMENTATIONS
+from trueline.ops.topk import IMPLEMENTATIONS
 
 capabilities = IMPLEMENTATIONS["cpu"]
 

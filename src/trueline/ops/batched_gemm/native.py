@@ -7,7 +7,7 @@ from torch import Tensor
 
 from trueline.device import large_empty
 from trueline.native import packable, panel, weighted
-from trueline.ops.head_product import IMPLEMENTATIONS
+from trueline.ops.batched_gemm import IMPLEMENTATIONS
 from trueline.ops.linear import LinearOp
 
 capabilities = IMPLEMENTATIONS["native"]
@@ -20,7 +20,7 @@ class Packed:
     inner: int
 
 
-def pack(weight: Tensor, linear: LinearOp, steady: bool) -> Packed:
+def pack(weight: Tensor, linear: LinearOp, batch_invariant: bool) -> Packed:
     weight = packable(weight)
     heads, columns, inner = weight.shape
     data = large_empty(heads, -(-columns // panel()) * panel() * inner, dtype=weight.dtype)

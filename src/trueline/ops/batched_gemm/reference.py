@@ -5,12 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trueline.ops.head_product import IMPLEMENTATIONS
+from trueline.ops.batched_gemm import IMPLEMENTATIONS
 
 capabilities = IMPLEMENTATIONS["reference"]
 
 
-def pack(weight: Tensor, linear: object, steady: bool) -> Tensor:
+def pack(weight: Tensor, linear: object, batch_invariant: bool) -> Tensor:
     return weight.double()
 
 
