@@ -68,7 +68,7 @@ def any_heads(subject: Subject) -> None:
 
 
 def heads_are_padded(heads: int) -> None:
-    """A row that takes all the entries and slots there are; short ones, or empty; and as many as
+    """A row that takes all the entries and partials there are; short ones, or empty; and as many as
     there are groups, which stay whole."""
     op: Any = implementation("mla_decode", "triton")
     for lengths in ([200], [70, 0, 7], [80, 70, 75, 0, 80, 79]):

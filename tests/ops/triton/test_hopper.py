@@ -16,7 +16,16 @@ from paths import CONFIGS, HELPERS
 from trueline.verify.machine_code import disassembled, main, unset_reads
 
 ALL = {
-    *("attend_paired", "merge", "deal", "gather", "join", "write_token", "norm_rows", "stream"),
+    *(
+        "attend_paired",
+        "merge",
+        "schedule_splits",
+        "gather",
+        "join",
+        "write_token",
+        "norm_rows",
+        "stream",
+    ),
     *("product", "choose", "gated", "place", "count", "grouped", "combine", "gate"),
     *("best", "mass", "noisy", "settle"),
 }

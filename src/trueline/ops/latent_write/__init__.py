@@ -3,9 +3,9 @@ into the cache, and rotate the query's rope part.
 
 `run(latent [n, L], key [n, R], queries [n, heads, R], view, cells [n], *, norm, eps, cos, sin,
 pairing, parts)` -> a new tensor [n, heads, L + R] whose last R channels are the rotated queries;
-the first L are not written: they are where the absorbed query goes. `norm` [L] is the latent's weight,
-cos and sin are [n, R/2]. No argument is written, all may be strided; of the view only the rows at
-`cells` are. `parts` are the chosen rms_norm and rope, for implementations made of them.
+the first L are not written: they are where the absorbed query goes. `norm` [L] is the latent's
+weight, cos and sin are [n, R/2]. No argument is written, all may be strided; of the view only the
+rows at `cells` are. `parts` are the chosen rms_norm and rope, for implementations made of them.
 """
 
 from __future__ import annotations

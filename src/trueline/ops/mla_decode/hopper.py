@@ -11,9 +11,9 @@ from trueline.cache.store import LatentView
 from trueline.ops.launch import can_copy, unit_stride
 from trueline.ops.mla_decode import IMPLEMENTATIONS, DecodeTable
 from trueline.ops.mla_decode.launch_plan import PAIRED_TILE, LaunchPlan
+from trueline.ops.mla_decode.split_schedule import SplitSchedule
 from trueline.ops.mla_decode.triton import Prepared, prepare
 from trueline.ops.mla_decode.triton import attend_table as attend_with
-from trueline.ops.mla_decode.work import WorkList
 
 __all__ = ["attend_table", "capabilities", "prepare", "run"]
 
@@ -24,7 +24,7 @@ def run(
     q: Tensor, view: LatentView, prepared: Prepared, *, softmax_scale: float
 ) -> tuple[Tensor, Tensor]:
     table, block_size = prepared.table, view.layout.block_size
-    return attend_table(q, view, table, block_size, prepared.work, softmax_scale=softmax_scale)
+    return attend_table(q, view, table, block_size, prepared.schedule, softmax_scale=softmax_scale)
 
 
 def attend_table(
@@ -32,17 +32,17 @@ def attend_table(
     view: LatentView,
     table: DecodeTable,
     block_size: int,
-    work: WorkList,
+    schedule: SplitSchedule,
     *,
     softmax_scale: float,
 ) -> tuple[Tensor, Tensor]:
     """As triton.py's. Producer warps copy queries and cache rows asynchronously."""
-    assert (work.plan.head_tile, work.plan.tile) == (PAIRED_TILE, PAIRED_TILE)
+    assert (schedule.plan.head_tile, schedule.plan.tile) == (PAIRED_TILE, PAIRED_TILE)
     assert can_copy(view.rows)
     q = unit_stride(q)
     q = q if can_copy(q) else q.contiguous()
     return attend_with(
-        q, view, table, block_size, work, softmax_scale=softmax_scale, kernel=_attend
+        q, view, table, block_size, schedule, softmax_scale=softmax_scale, kernel=_attend
     )
 
 

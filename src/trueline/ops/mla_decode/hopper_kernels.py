@@ -56,7 +56,7 @@ PLAIN = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [0]))
 
 @gluon.jit
 def entry_of(entries, entry, lengths):
-    """row, first tile, how many, slot, length"""
+    """row, first tile, how many, partial, length"""
     row = gl.load(entries + 4 * entry).to(gl.int64)
     start = gl.load(entries + 4 * entry + 1)
     length = gl.load(lengths + row)
@@ -123,26 +123,26 @@ def fold(shared, barriers, scale, begin, count, left, WHO: gl.constexpr):
 
 
 @gluon.jit
-def finish(acc, total, top, row, slot, length, to, WHO: gl.constexpr):
-    """Whole rows are done; parts wait in their slots. A length below zero says that the row's
+def finish(acc, total, top, row, partial, length, to, WHO: gl.constexpr):
+    """Whole rows are done; splits leave partial results. A length below zero says that the row's
     keys cannot be known: it becomes NaN."""
-    out, lse, part_out, part_lse, _, heads, head, slots, HEAD_TILES = to
+    out, lse, partial_out, partial_lse, _, heads, head, partials, HEAD_TILES = to
     h = head + gl.arange(0, H, gl.SliceLayout(1, VALUES))
     column = WHO * HALF + gl.arange(0, HALF, gl.SliceLayout(0, VALUES))
     acc = acc * (1 / gl.where(total == 0.0, 1.0, total))[:, None]
     z = (top + gl.log2(total)) * LN_2
     acc = gl.where(length < 0, float("nan"), acc)
     z = gl.where(length < 0, float("nan"), z)
-    if slot < 0:
+    if partial < 0:
         at = out + ((row * heads + h) * LATENT)[:, None] + column[None, :]
         gl.store(at, acc.to(out.dtype.element_ty), mask=(h < heads)[:, None])
         if WHO == 0:
             gl.store(lse + row * heads + h, z, mask=h < heads)
-    elif slot < slots:
-        place = slot.to(gl.int64) * (HEAD_TILES * H) + h
-        gl.store(part_out + place[:, None] * LATENT + column[None, :], acc)
+    elif partial < partials:
+        place = partial.to(gl.int64) * (HEAD_TILES * H) + h
+        gl.store(partial_out + place[:, None] * LATENT + column[None, :], acc)
         if WHO == 0:
-            gl.store(part_lse + place, z)
+            gl.store(partial_lse + place, z)
 
 
 @gluon.jit
@@ -152,7 +152,7 @@ def read(shared, barriers, turns, work, to, WHO: gl.constexpr):
     entries, lengths, first, last = work
     begin = 0
     for entry in range(first, last):
-        row, start, count, slot, length = entry_of(entries, entry, lengths)
+        row, start, count, partial, length = entry_of(entries, entry, lengths)
         turn = (entry - first) & 1
         mbarrier.wait(q_full, turn)
         acc, total = fold(shared, barriers, to[4], begin, count, length - start * TILE, WHO)
@@ -165,7 +165,7 @@ def read(shared, barriers, turns, work, to, WHO: gl.constexpr):
         top = tops.index((begin - 1) & 1).load(gl.SliceLayout(1, VALUES))
         top = gl.where(count > 0, top, NOTHING)
         signal(q_empty)
-        finish(acc, whole, top, row, slot, length, to, WHO)
+        finish(acc, whole, top, row, partial, length, to, WHO)
 
 
 @gluon.jit
@@ -221,10 +221,10 @@ def copy(
             tile += 1
 
 
-@kernel(do_not_specialize=["table_row", "capacity", "slots"])
+@kernel(do_not_specialize=["table_row", "capacity", "partials"])
 def attend_paired(
-    q, rows, table, lengths, entries, bounds, out, lse, part_out, part_lse, scale, heads, q_row,
-    q_head, table_row, capacity, slots, HEAD_TILES: gl.constexpr, BLOCK: gl.constexpr,
+    q, rows, table, lengths, entries, bounds, out, lse, partial_out, partial_lse, scale, heads,
+    q_row, q_head, table_row, capacity, partials, HEAD_TILES: gl.constexpr, BLOCK: gl.constexpr,
 ):  # fmt: skip
     """A program per group and tile of heads, as `kernels.attend`."""
     gdc_wait()
@@ -245,7 +245,7 @@ def attend_paired(
     last = gl.minimum(gl.load(bounds + group + 1), capacity)
     shared = (q_latent, q_rope, k_latent, k_rope, tops, shrinks, sums)
     work = (entries, lengths, first, last)
-    to = (out, lse, part_out, part_lse, scale, heads, head, slots, HEAD_TILES)
+    to = (out, lse, partial_out, partial_lse, scale, heads, head, partials, HEAD_TILES)
     gl.warp_specialize(
         [
             (

@@ -1,9 +1,9 @@
-"""How the work of a step is cut on a GPU: one owner for tiles, padding and the sizes that follow.
+"""The launch plan of split-KV decode: one owner for tiles, padding and the sizes that follow.
 
-Rows are cut at multiples of `tile` keys and dealt out to `groups` in equal shares, in order: a
+Rows are cut at multiples of `tile` keys and scheduled on `groups` in equal shares, in order: a
 group takes the end of one row, some whole rows and the beginning of another; rows of like length
-that are about as many as groups get one each (work.py). Each group is worked on by `head_tiles`
-programs at the same time, so that a key read for one lies near for the others.
+that are about as many as groups get one each (split_schedule.py). Each group is worked on by
+`head_tiles` programs at the same time, so that a key read for one lies near for the others.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class LaunchPlan:
     registers: int | None = None
     """Of a thread at most, so that more programs share a multiprocessor."""
     most_groups: int = 0
-    """That this GPU has with any rows and contexts: one kernel merges the parts of all."""
+    """That this GPU has with any rows and contexts: one kernel merges the splits of all."""
 
     @property
-    def parts(self) -> int:
+    def max_splits(self) -> int:
         """Of a row, at most."""
         return max(self.groups, self.most_groups)
 
@@ -66,11 +66,11 @@ class LaunchPlan:
         return self.padded_heads // self.head_tile
 
     def entries(self, rows: int) -> int:
-        """Parts of rows: one each, and one more for every cut between two groups."""
+        """Splits of rows: one each, and one more for every cut between two groups."""
         return rows + self.groups - 1 if rows else 0
 
-    def slots(self, rows: int) -> int:
-        """Parts of rows that are not whole: a cut makes two of one, whatever the contexts."""
+    def partials(self, rows: int) -> int:
+        """Splits of rows that are not whole: a cut makes two of one, whatever the contexts."""
         return min(self.entries(rows), 2 * (self.groups - 1))
 
     @property

@@ -1,5 +1,6 @@
-"""Rows are cut into parts of equal work for all multiprocessors (launch_plan.py); the cuts are made
-on the device (work.py), and parts are added up in their order by a second kernel (kernels.py)."""
+"""Rows are cut into splits of equal work for all multiprocessors (launch_plan.py); the schedule is
+made on the device (split_schedule.py), and splits are merged in their order by a second kernel
+(kernels.py)."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from trueline.ops.launch import num_sms, power_of_two, unit_stride
 from trueline.ops.mla_decode import IMPLEMENTATIONS, DecodeRows, DecodeTable, Tiling
 from trueline.ops.mla_decode.kernels import attend, merge
 from trueline.ops.mla_decode.launch_plan import LEAST_DIM, LaunchPlan, launch
-from trueline.ops.mla_decode.work import WorkList, work_list
+from trueline.ops.mla_decode.split_schedule import SplitSchedule, split_schedule
 
 capabilities = IMPLEMENTATIONS["triton"]
 
@@ -32,7 +33,7 @@ Kernel = Callable[[tuple[object, ...], LatentLayout, int, LaunchPlan], None]
 @dataclass(frozen=True, slots=True)
 class Prepared:
     table: DecodeTable
-    work: WorkList
+    schedule: SplitSchedule
 
 
 def prepare(
@@ -51,14 +52,14 @@ def prepare(
         count, most = table.blocks.shape
         context = most * view.layout.block_size
         plan = launch(heads, view.layout, view.rows.dtype, num_sms(device), count, context)
-    return Prepared(table, work_list(table.lengths, plan))
+    return Prepared(table, split_schedule(table.lengths, plan))
 
 
 def run(
     q: Tensor, view: LatentView, prepared: Prepared, *, softmax_scale: float
 ) -> tuple[Tensor, Tensor]:
     table, block_size = prepared.table, view.layout.block_size
-    return attend_table(q, view, table, block_size, prepared.work, softmax_scale=softmax_scale)
+    return attend_table(q, view, table, block_size, prepared.schedule, softmax_scale=softmax_scale)
 
 
 def attend_table(
@@ -66,13 +67,13 @@ def attend_table(
     view: LatentView,
     table: DecodeTable,
     block_size: int,
-    work: WorkList,
+    schedule: SplitSchedule,
     *,
     softmax_scale: float,
     kernel: Kernel | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`block_size`: how many cells a number of the table stands for."""
-    plan, layout = work.plan, view.layout
+    plan, layout = schedule.plan, view.layout
     rows, heads, latent = len(q), plan.heads, layout.latent
     assert q.shape[1:] == (heads, layout.width)
     assert view.rows.is_contiguous()
@@ -82,20 +83,21 @@ def attend_table(
     if not rows:
         return out, lse
     covered = plan.head_tiles * plan.head_tile
-    part_out = q.new_empty(work.slots, covered, latent, dtype=torch.float32)
-    part_lse = q.new_empty(work.slots, covered, dtype=torch.float32)
-    capacity = len(work.entries)
+    partial_out = q.new_empty(schedule.partials, covered, latent, dtype=torch.float32)
+    partial_lse = q.new_empty(schedule.partials, covered, dtype=torch.float32)
+    capacity = len(schedule.entries)
     L = max(power_of_two(latent), LEAST_DIM)
     told = (
-        q, view.rows, table.blocks, table.lengths, work.entries, work.bounds, out, lse,
-        part_out, part_lse, softmax_scale * math.log2(math.e), heads, q.stride(0), q.stride(1),
-        table.blocks.stride(0), capacity, work.slots,
+        q, view.rows, table.blocks, table.lengths, schedule.entries, schedule.bounds, out, lse,
+        partial_out, partial_lse, softmax_scale * math.log2(math.e), heads, *q.stride()[:2],
+        table.blocks.stride(0), capacity, schedule.partials,
     )  # fmt: skip
     (kernel or _portable)(told, layout, block_size, plan)
     columns = L if rows * heads >= MANY else min(L, 128)
     merge[(rows, heads, -(-latent // columns))](
-        part_out, part_lse, work.rows, out, lse, rows, heads, covered, capacity, work.slots,
-        LATENT=latent, PARTS=power_of_two(plan.parts), AT_ONCE=max(AT_ONCE // columns, 1),
+        partial_out, partial_lse, schedule.rows, out, lse, rows, heads, covered, capacity,
+        schedule.partials,
+        LATENT=latent, SPLITS=power_of_two(plan.max_splits), AT_ONCE=max(AT_ONCE // columns, 1),
         COLUMNS=columns, num_warps=4,
     )  # fmt: skip
     return out, lse

@@ -17,5 +17,5 @@ capabilities = IMPLEMENTATIONS["hopper"]
 def run(
     q: Tensor, view: LatentView, prepared: Prepared, positions: Tensor, *, softmax_scale: float
 ) -> tuple[Tensor, Tensor]:
-    listed, work = lists(q.shape[1], view, prepared, positions)
-    return attend_table(q, view, listed, 1, work, softmax_scale=softmax_scale)
+    listed, schedule = lists(q.shape[1], view, prepared, positions)
+    return attend_table(q, view, listed, 1, schedule, softmax_scale=softmax_scale)

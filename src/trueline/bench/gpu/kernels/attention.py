@@ -252,7 +252,7 @@ def sparse_work(heads: int, rows: int, pool: Pool) -> Work:
         )
         calls: list[Callable[[], Any]] = []
         for of, drawn in turns:
-            work = decode.work_list(lengths.clamp(max=TOPK).to(torch.int32), made)
+            work = decode.split_schedule(lengths.clamp(max=TOPK).to(torch.int32), made)
             prepared = sparse.Prepared(of, {(heads, TOPK): work})
             calls.append(partial(op.run, q, view, prepared, drawn, softmax_scale=SCALE))
         ways[label] = calls
