@@ -116,7 +116,7 @@ HOPPER = Context(
         ("mla_prefill", {"compute_capability": None}, "needs compute capability 9.0"),
         ("mla_decode", {"dtype": torch.float32}, "torch.float32 is not float16 or bfloat16"),
         ("mla_decode", {"device": "cpu"}, "runs on cuda"),
-        ("mla_decode", {"heads": HeadDims(32, 128, 128)}, "half of 32 would be padding"),
+        ("mla_decode", {"heads": HeadDims(32, 128, 128)}, "with 32, half or more is padding"),
         ("mla_decode", {"latent": LatentLayout(256, 64, 64)}, "512 + 64 numbers, not 256 + 64"),
         ("sparse_mla", {"latent": LatentLayout(512, 32, 64)}, "512 + 64 numbers, not 512 + 32"),
         ("mla_prefill", {"heads": HeadDims(8, 192, 128)}, "from 64 on, not 192 + 64 and 128"),

@@ -11,8 +11,8 @@ from trueline import native
 from trueline.cache.layout import IndexLayout, LatentLayout
 from trueline.spec.mixer import MLASpec
 
-HALVES = (torch.float16, torch.bfloat16)
-FLOATS = (torch.float32, *HALVES)
+HALF_PRECISION = (torch.float16, torch.bfloat16)
+FLOATS = (torch.float32, *HALF_PRECISION)
 
 
 class Opaque:

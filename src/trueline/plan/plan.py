@@ -16,7 +16,7 @@ from trueline.config import EngineConfig
 from trueline.device import Device, onednn_features
 from trueline.errors import UsageError
 from trueline.models.parameters import parameters
-from trueline.ops.capabilities import Capabilities, Context, HeadDims
+from trueline.ops.capabilities import Context, HeadDims
 from trueline.ops.mla_decode import Tiling
 from trueline.ops.registry import NEEDS, OPS, REGISTRY, Need, capabilities, implementation, runnable
 from trueline.ops.sampling import Sampling
@@ -97,10 +97,6 @@ class Plan:
         )
         kinds = tuple(kind.of_layers(kept) for kind in self.kinds)
         return replace(self, kinds=kinds, groups=groups)
-
-    def declared(self, op: str) -> Capabilities:
-        """What the chosen implementation can do."""
-        return capabilities(op, self.selections[op].name)
 
     @property
     def sampling(self) -> Sampling:

@@ -124,7 +124,7 @@ def test_memory_is_measured_for_both(core: EngineCore) -> None:
     inputs, plan = core.executor.runner.inputs, core.plan
     plan = replace(plan, limits=replace(plan.limits, max_num_batched_tokens=60))
     kinds = []
-    for most in memory._contexts(core.executor.runner.spec, plan):
+    for most in memory._contexts(plan):
         batch = memory._prefill(plan, most)
         selected, masked = inputs._split(batch, inputs.topk)
         kinds.append((selected is not None, [part.row.count for part in masked]))

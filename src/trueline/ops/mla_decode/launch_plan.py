@@ -117,7 +117,7 @@ def hopper_refusals(context: Context) -> list[str]:
         widths = f"{layout.latent} + {layout.rope}"
         return [f"needs cache rows of {2 * PRODUCT} + {PAIRED_TILE} numbers, not {widths}"]
     if heads <= PAIRED_TILE // 2:
-        return [f"works on {PAIRED_TILE} heads at a time, and half of {heads} would be padding"]
+        return [f"works on {PAIRED_TILE} heads at a time: with {heads}, half or more is padding"]
     return []
 
 

@@ -27,7 +27,7 @@ from torch import Tensor
 from trueline.cache.layout import LatentLayout
 from trueline.cache.store import LatentView
 from trueline.device import runs_gluon
-from trueline.ops.capabilities import CPU, GPU, HALVES, Capabilities, Context, HeadDims
+from trueline.ops.capabilities import CPU, GPU, HALF_PRECISION, Capabilities, Context, HeadDims
 from trueline.ops.mla_decode import MLADecodeOp
 
 Form = Literal["expanded", "absorbed"]
@@ -130,7 +130,7 @@ _MASKED = replace(GPU, optional=("prepare_chosen", "run_chosen"))
 IMPLEMENTATIONS = {
     "cpu": CPU,
     "reference": CPU,
-    "hopper": replace(_MASKED, dtypes=HALVES, refuses=_hopper_refusals),
+    "hopper": replace(_MASKED, dtypes=HALF_PRECISION, refuses=_hopper_refusals),
     "triton": _MASKED,
 }
 
