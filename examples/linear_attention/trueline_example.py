@@ -1,7 +1,8 @@
 """Linear attention from outside: the op `lightning` in plain torch, and a layer that counts.
 
-The op is this module: `prepare`, `decode` and `prefill`, as trueline/ops/lightning asks. A chunk is
-one product, and not the tiles that ours works in: with D[t, j] = λ^(t-j) for j <= t, else 0,
+The op is this module: its `capabilities`, and the functions that the Protocol in
+trueline/ops/lightning asks for. A chunk is one product, and not the tiles that ours works in: with
+D[t, j] = λ^(t-j) for j <= t, else 0,
 
     out = (q kᵀ ∘ D) v + λ^(t+1) q S,
 
@@ -19,24 +20,27 @@ from trueline.cache.kinds import LayerViews
 from trueline.cache.state import StateView
 from trueline.layers.context import Rope, StepInput
 from trueline.layers.lightning import Lightning
-from trueline.ops.lightning import StateRow
+from trueline.ops.capabilities import Capabilities
+from trueline.ops.lightning import PrefillParts, StateRow, StateTable
 
-api_version = 2
-
-
-def refusals(dtype: torch.dtype, batch_invariant: bool) -> list[str]:
-    """Why it cannot run; the plan shows it to the user and takes another."""
-    if batch_invariant:
-        return ["a chunk is one product, so its bits depend on where the chunk ends"]
-    return []
+api_version = 3
+# Not batch-invariant: a chunk is one product, so its bits depend on where the chunk ends. In that
+# mode the plan takes another implementation, and tells the user why.
+capabilities = Capabilities(devices=("cpu",))
 
 
 # -- the op ----------------------------------------------------------------------------
 
 
-def prepare(rows: list[StateRow]) -> list[StateRow]:
+def prepare(rows: list[StateRow] | StateTable) -> list[StateRow]:
     """Called once a step; what it returns is given to every layer's `decode`."""
+    assert not isinstance(rows, StateTable), "tables are for GPUs"
     return rows
+
+
+def prepare_prefill(parts: PrefillParts) -> PrefillParts:
+    """The same for `prefill`."""
+    return parts
 
 
 def decode(
@@ -63,12 +67,16 @@ def prefill(
     k: Tensor,
     v: Tensor,
     view: StateView,
-    row: StateRow,
+    prepared: PrefillParts,
     *,
     slopes: Tensor,
     scale: float,
 ) -> Tensor:
-    return (scale * chunk(q, k, v, view, row, read(view, row), slopes)).to(q.dtype)
+    """Only the tokens of the rows are written."""
+    out = torch.empty_like(v, memory_format=torch.contiguous_format)
+    for at, row in prepared:
+        out[at] = scale * chunk(q[at], k[at], v[at], view, row, read(view, row), slopes)
+    return out
 
 
 def read(view: StateView, row: StateRow) -> Tensor:
@@ -106,7 +114,7 @@ def decay(slopes: Tensor, tokens: Tensor) -> Tensor:
 class CountingLightning(Lightning):
     """Our layer, and how many tokens went through it."""
 
-    api_version = 2
+    api_version = 3
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)

@@ -20,6 +20,8 @@ from torch import Tensor
 from trueline.errors import UsageError
 
 LARGE_PAGE = 1 << 21
+HOPPER = (9, 0)
+GLUON_TRITON = "3.6"
 META = "meta"
 """PyTorch's device of tensors without data: shapes, strides and offsets, nothing computed."""
 
@@ -32,6 +34,7 @@ class Device:
     free_memory: int
     total_memory: int
     """Of a GPU; of a CPU, what is free."""
+    compute_capability: tuple[int, int] | None = None
 
     @property
     def torch(self) -> torch.device:
@@ -48,7 +51,8 @@ def find_device(wanted: str) -> Device:
         raise UsageError(f"device = {wanted!r}: accepted: 'auto', 'cpu' and 'cuda'")
     if wanted != "cpu" and torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
-        return Device("cuda", torch.cuda.get_device_name(), 1, free, total)
+        name = torch.cuda.get_device_name()
+        return Device("cuda", name, 1, free, total, compute_capability())
     if wanted == "cuda":
         raise UsageError("device = 'cuda': PyTorch sees no NVIDIA GPU on this machine")
     free = _free_memory()
@@ -114,19 +118,35 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET") == "1"
 
 
-def launches_early() -> bool:
-    """Whether a kernel can be set up on the GPU while the one before it runs."""
+def supports_pdl() -> bool:
+    """Whether kernels are launched with programmatic dependent launch: set up on the GPU while the
+    one before still runs."""
     if interpreting() or not torch.cuda.is_available():
         return False
     return torch.version.hip is None and torch.cuda.get_device_capability() >= (9, 0)
 
 
+def hopper_refusals(capability: tuple[int, int] | None) -> list[str]:
+    """Why our kernels for Hopper GPUs do not run on a GPU of this compute capability. They are in
+    Gluon, whose names change from one Triton to the next; with these they were checked."""
+    if interpreting() or capability is None or capability[0] != HOPPER[0]:
+        return [f"needs compute capability {HOPPER[0]}.{HOPPER[1]}"]
+    if not version("triton").startswith(f"{GLUON_TRITON}."):
+        return [f"checked with Triton {GLUON_TRITON} only, not with {version('triton')}"]
+    return []
+
+
+def compute_capability() -> tuple[int, int] | None:
+    """Of the NVIDIA GPU; None where there is none."""
+    if not torch.cuda.is_available() or torch.version.hip is not None:
+        return None
+    return torch.cuda.get_device_capability()
+
+
 @cache
 def runs_gluon() -> bool:
-    """Whether our kernels for Hopper GPUs run here. They are in Gluon, whose names change from one
-    Triton to the next; with these they were checked."""
-    hopper = launches_early() and torch.cuda.get_device_capability()[0] == 9
-    return hopper and version("triton").startswith("3.6.")
+    """Whether our kernels for Hopper GPUs run on this machine, whatever the model's dims."""
+    return not hopper_refusals(compute_capability())
 
 
 def to_host(x: Tensor) -> Tensor:

@@ -8,14 +8,14 @@ written for. docs/plugins.md has the contracts.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from trueline.errors import PluginError, UsageError, did_you_mean
 
-API_VERSION = 2
+API_VERSION = 3
 """Of the contracts; raised whenever an object written for the old ones would no longer do."""
 
 
@@ -29,14 +29,26 @@ def package(entry: EntryPoint) -> str:
     return f"{entry.dist.name} {entry.dist.version}" if entry.dist else "trueline itself"
 
 
+def lacking(found: object, functions: Sequence[str]) -> str | None:
+    """The complaint about an object that has not all of them."""
+    missing = [name for name in functions if not callable(getattr(found, name, None))]
+    return f"lacks {', '.join(missing)}; needed: {', '.join(functions)}" if missing else None
+
+
 class Registry:
     """All objects of one group. `own` has ours as KIND.NAME -> where to import it from, `needs` the
-    functions that an object of each kind has."""
+    functions that an object of each kind has; `unfit` says what else is wrong with a package's
+    object of a kind, if anything."""
 
     def __init__(
-        self, group: str, noun: str, own: Mapping[str, str], needs: Mapping[str, Sequence[str]]
+        self,
+        group: str,
+        noun: str,
+        own: Mapping[str, str],
+        needs: Mapping[str, Sequence[str]],
+        unfit: Callable[[str, Any], str | None] = lambda kind, found: None,
     ) -> None:
-        self.group, self.noun, self.needs = group, noun, needs
+        self.group, self.noun, self.needs, self.unfit = group, noun, needs, unfit
         self.own = {key: EntryPoint(key, target, group) for key, target in own.items()}
 
     def names(self, kind: str) -> list[str]:
@@ -65,9 +77,9 @@ class Registry:
     def get(self, kind: str, name: str) -> Any:
         self.check_name(kind, name)
         entry = self._entries()[f"{kind}.{name}"]
-        return self._checked(entry, self.needs[kind]) if entry.dist else entry.load()
+        return self._checked(kind, entry) if entry.dist else entry.load()
 
-    def _checked(self, entry: EntryPoint, needs: Sequence[str]) -> Any:
+    def _checked(self, kind: str, entry: EntryPoint) -> Any:
         what = f"{package(entry)}: {self.group} '{entry.name}'"
         try:
             found = entry.load()
@@ -78,9 +90,9 @@ class Registry:
             raise PluginError(
                 f"{what} states api_version {version}, this Trueline has {API_VERSION}"
             )
-        missing = [function for function in needs if not callable(getattr(found, function, None))]
-        if missing:
-            raise PluginError(f"{what} lacks {', '.join(missing)}; needed: {', '.join(needs)}")
+        wrong = lacking(found, self.needs[kind]) or self.unfit(kind, found)
+        if wrong:
+            raise PluginError(f"{what} {wrong}")
         return found
 
     def _entries(self) -> dict[str, EntryPoint]:

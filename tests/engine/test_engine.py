@@ -20,6 +20,7 @@ from trueline.engine.loading import load_engine
 from trueline.errors import RequestRejected, UsageError
 from trueline.layers.decoder import Replay
 from trueline.models import read_model
+from trueline.ops.capabilities import Context
 from trueline.ops.registry import NEEDS, OPS, refusals
 from trueline.plan import plan
 from trueline.plan.plan import make_plan
@@ -73,7 +74,7 @@ def test_every_op_can_be_its_reference(family: str, op: str, tiny: Tiny) -> None
     if (
         op not in NEEDS
     ):  # no layer of these models has it: see test_hybrid.py, test_sparse_engine.py
-        assert done.core.plan.choices[op].reason == "asked for"
+        assert done.core.plan.selections[op].reason == "asked for"
 
 
 # What a machine without a C++ compiler runs.
@@ -86,9 +87,9 @@ def test_a_machine_without_a_compiler_is_served_too(
     monkeypatch.setattr(native, "unavailable", lambda: "no C++ compiler")
     done = run(tiny("deepseek_v3"), MIXED, BASE)
     oracle(tiny("deepseek_v3"), MIXED, done)
-    choices = done.core.plan.choices
-    assert {choices[op].name for op in NO_COMPILER if op in choices} == {"onednn", "cpu"}
-    assert choices["mla_decode"].reason == "not native: no C++ compiler"
+    chosen = done.core.plan.selections
+    assert {chosen[op].name for op in NO_COMPILER if op in chosen} == {"onednn", "cpu"}
+    assert chosen["mla_decode"].reason == "not native: no C++ compiler"
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "bailing_moe_v2_5", "deepseek_v32"])
@@ -142,12 +143,12 @@ def test_16_bit_computation_is_decided_by_features(
 
 
 def test_16_bit_computation(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
-    if refusals("linear", "onednn", torch.bfloat16):
+    if refusals("linear", "onednn", Context(dtype=torch.bfloat16)):
         pytest.skip("oneDNN has no bfloat16 products here")
     monkeypatch.setattr(plan, "choose_compute_dtype", lambda storage, _: (storage, "as told"))
     made = load_engine(tiny("deepseek_v3", dtype="bfloat16"), BASE).plan
     assert (made.weight_dtype, made.compute_dtype) == (torch.bfloat16, torch.bfloat16)
-    assert made.choices["linear"].name == "onednn"
+    assert made.selections["linear"].name == "onednn"
 
 
 def test_plain_torch_products_serve_too(tiny: Tiny) -> None:
@@ -420,7 +421,7 @@ def test_ranks_have_the_bits_of_one_however_weights_are_stored(
     stored: dict[str, Any], narrow: bool, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Computed in 16 bits or in 32, whatever this CPU has."""
-    if narrow and refusals("linear", "onednn", torch.bfloat16):
+    if narrow and refusals("linear", "onednn", Context(dtype=torch.bfloat16)):
         pytest.skip("oneDNN has no bfloat16 products here")
 
     def choose(storage: torch.dtype, _: Any) -> tuple[torch.dtype, str]:

@@ -233,7 +233,7 @@ def test_every_variant_has_the_bits_of_one_rank(keys: dict[str, Any], tiny: Tiny
 
 
 @pytest.mark.parametrize(
-    "op", ["lightning", "linear_inputs", "gated_norm", "rope", "rms_norm", "linear"]
+    "op", ["lightning", "qkv_prepare", "gated_norm", "rope", "rms_norm", "linear"]
 )
 def test_ops_can_be_their_references(op: str, model: Path) -> None:
     asks = [Ask(prompt(70), 3), Ask(prompt(5), 3, arrives=1)]

@@ -184,7 +184,7 @@ def test_ops_can_be_chosen(op: str, name: str, model: Path) -> None:
     asks = [Ask(prompt(70), 3), Ask(prompt(23), 4, arrives=1)]
     done = run(model, asks, BASE, ops={op: name})
     oracle(model, asks, done)
-    assert done.core.plan.choices[op].name == name
+    assert done.core.plan.selections[op].name == name
 
 
 @pytest.mark.parametrize("limit", [1, 400, 5000])

@@ -23,7 +23,7 @@ from trueline.config import EngineConfig
 from trueline.engine.kernel_list import KernelList
 from trueline.engine.late_kernels import LateKernels
 from trueline.engine.loading import load_engine
-from trueline.plan.select import Choice
+from trueline.plan.select import Selection
 
 # v2lite's kernels are among those of the others, at other sizes.
 MODELS = [*(pytest.param(name, marks=pytest.mark.slow) for name in ("v2lite", "ling25s")), "v32s"]
@@ -120,9 +120,9 @@ def test_no_list_where_another_package_takes_part(
 ) -> None:
     """Its code is not in the digest, so the list would outlive it."""
     loaded = load_engine(tiny("deepseek_v3"), EngineConfig(max_model_len=64))
-    theirs = Choice("theirs", "asked for")
+    theirs = Selection("theirs", "asked for")
     for plan in (
-        replace(loaded.plan, choices=loaded.plan.choices | {"linear": theirs}),
+        replace(loaded.plan, selections=loaded.plan.selections | {"linear": theirs}),
         replace(loaded.plan, layers=loaded.plan.layers | {"mla": theirs}),
     ):
         assert KernelList.of(loaded.spec, plan, loaded.core.executor.runner.decoder) is None

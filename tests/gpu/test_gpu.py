@@ -12,9 +12,12 @@ import torch
 
 from implementations import lightning_dims
 from trueline.config import EngineConfig
+from trueline.device import compute_capability
+from trueline.ops.capabilities import Context
 from trueline.ops.mla_prefill import cut as prefill_cut
+from trueline.ops.mla_prefill import hopper
 from trueline.ops.mla_prefill import triton as prefill
-from trueline.ops.registry import GPU_NAMES, OPS, implementation
+from trueline.ops.registry import OPS, capabilities, implementation, refusals
 from trueline.verify.cases import Subject, make_subject
 from trueline.verify.failed import CheckFailed
 from trueline.verify.faults import Fault
@@ -36,10 +39,10 @@ IMPLEMENTATIONS = [
     pytest.param(op, name, check, dtype, id=f"{op}-{name}-{check.what}-{dtype}")
     for op, names in OPS.items()
     for name in names
-    if name in GPU_NAMES
+    if "cuda" in capabilities(op, name).devices
     for check in OP_CHECKS[op]
-    if not check.invariant
-    for dtype in DTYPES
+    if not check.invariant and (name != "hopper" or check.what == "real dims")
+    for dtype in capabilities(op, name).dtypes or DTYPES
 ]
 # One of each family, and shapes that hide nothing.
 SUBJECTS = ("v2", "v3", "k2", "glm", "ling", "v32", "glm5")
@@ -90,8 +93,17 @@ def test_five_minutes_of_everything(subjects: dict[str, Subject]) -> None:
     assert min(tally.finished, tally.aborted, tally.preemptions, tally.evictions) > 0
 
 
+def skip_refused(op: str, name: str, dtype: torch.dtype) -> None:
+    capability = compute_capability()
+    context = Context(dtype=dtype, device="cuda", compute_capability=capability)
+    refused = refusals(op, name, context)
+    if refused:
+        pytest.skip(f"refused here: {refused}")
+
+
 @pytest.mark.parametrize(("op", "name", "check", "dtype"), IMPLEMENTATIONS)
 def test_op_equals_its_reference(op: str, name: str, check: OpCheck, dtype: torch.dtype) -> None:
+    skip_refused(op, name, dtype)
     with torch.device("cuda"):
         if "dtype" in signature(check.run).parameters:
             check.run(implementation(op, name), dtype)
@@ -101,22 +113,25 @@ def test_op_equals_its_reference(op: str, name: str, check: OpCheck, dtype: torc
             pytest.skip("float32 only: what it is given is")
 
 
-@pytest.mark.parametrize(("heads", "dims"), [(16, SMALL), (100, WIDE)])
+@pytest.mark.parametrize(
+    ("name", "heads", "dims"), [("triton", 16, SMALL), ("triton", 100, WIDE), ("hopper", 100, WIDE)]
+)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_decode_over_a_table(dtype: torch.dtype, heads: int, dims: Dims) -> None:
+def test_decode_over_a_table(name: str, dtype: torch.dtype, heads: int, dims: Dims) -> None:
     """Also replayed: a graph captured over full rows gives for other contexts in the same buffers,
     rows that see nothing among them, what a call outside gives."""
-    op = implementation("mla_decode", "triton")
+    skip_refused("mla_decode", name, dtype)
+    op = implementation("mla_decode", name)
     with torch.device("cuda"):
-        decode_table(op, dtype)
+        if dims == SMALL:
+            decode_table(op, dtype)
         view, held = paged([600] * 5, 16, dtype=dtype, dims=dims)
         table = held.table(view.rows.device)
         q = randn(5, heads, dims.width).to(dtype)
 
         def call() -> tuple[torch.Tensor, torch.Tensor]:
             prepared = op.prepare(table, view, TILINGS[0], heads)
-            out: tuple[torch.Tensor, torch.Tensor] = op.run(q, view, prepared, softmax_scale=0.1)
-            return out
+            return op.run(q, view, prepared, softmax_scale=0.1)
 
         call()
         torch.cuda.synchronize()
@@ -131,14 +146,17 @@ def test_decode_over_a_table(dtype: torch.dtype, heads: int, dims: Dims) -> None
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_prefill_in_several_runs(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("name", ["triton", "hopper"])
+def test_prefill_in_several_runs(
+    name: str, monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
     """So little workspace that rows go on where they were left."""
-    monkeypatch.setattr(
-        prefill, "launch", lambda *given: replace(prefill_cut.launch(*given), workspace=192)
-    )
-    monkeypatch.setattr(prefill, "LATEST_CHOSEN", prefill.Latest())
+    skip_refused("mla_prefill", name, dtype)
+    module, plan = (hopper, "hopper_launch") if name == "hopper" else (prefill, "launch")
+    usual = getattr(prefill_cut, plan)
+    monkeypatch.setattr(module, plan, lambda *given: replace(usual(*given), workspace=192))
     with torch.device("cuda"):
-        mla_prefill_wide(prefill, dtype)
+        mla_prefill_wide(module, dtype)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

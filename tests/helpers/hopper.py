@@ -27,11 +27,12 @@ import trueline.ops.launch as op_launch
 from trueline.config import EngineConfig
 from trueline.device import Device
 from trueline.models import read_model
-from trueline.ops.head_product import cublas as head_product
+from trueline.ops.batched_gemm import cublas as batched_gemm
 from trueline.ops.linear import cublas as linear
 
 SMS = 132
 MEMORY = 150 << 30
+H200 = Device("cuda", "NVIDIA H200", 1, MEMORY, MEMORY, device.HOPPER)
 SHARED_BYTES = 227 << 10
 """That a program can have at most."""
 PROMPTS = (1, 3, 70, 700, 2500)
@@ -70,7 +71,7 @@ def pretend(once: bool) -> dict[str, Any]:
         return kernel
 
     JITFunction.run = compile_only  # type: ignore[method-assign]
-    device.launches_early = device.runs_gluon = lambda: True
+    device.supports_pdl = device.runs_gluon = lambda: True
     op_launch.num_sms = lambda _: SMS  # type: ignore[assignment]
     Device.torch = property(lambda _: torch.device("cpu"))  # type: ignore[assignment,method-assign]
     _only_zeros()
@@ -104,7 +105,7 @@ def _only_zeros() -> None:
     torch.empty, torch.empty_like = torch.zeros, torch.zeros_like
     linear.run = product
     linear.run_wide = lambda x, packed: product(x, packed).float()
-    head_product.run = heads
+    batched_gemm.run = heads
 
 
 class Zeros:
@@ -131,7 +132,7 @@ def run(model: Path) -> None:
 
     spec = read_model(model, {})
     options = EngineConfig(max_model_len=4096, num_gpu_blocks_override=160, device="cuda")
-    plan = make_plan(spec, options, Device("cuda", "NVIDIA H200", 1, MEMORY, MEMORY))
+    plan = make_plan(spec, options, H200)
     decoder = build_decoder(spec, plan, Zeros(parameters(spec), plan.weight_dtype))
     runner = Runner(spec, plan, decoder, capture=again)
     assert runner.graphs is not None

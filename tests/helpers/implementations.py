@@ -12,20 +12,23 @@ from torch import Tensor
 
 from trueline import native
 from trueline.device import interpreting
-from trueline.ops.registry import GPU_NAMES, OPS, implementation, refusals
+from trueline.ops.capabilities import Context
+from trueline.ops.registry import OPS, capabilities, implementation, refusals
 from trueline.verify.ops import lightning
 
 
 def every(op: str) -> Any:
     """The test gets each as `module`."""
-    ours = [name for name in OPS[op] if name != "reference" and name not in GPU_NAMES]
+    ours = [
+        name for name in OPS[op] if name != "reference" and "cpu" in capabilities(op, name).devices
+    ]
     return pytest.mark.parametrize("module", ours)
 
 
 def runnable(op: str, name: str) -> Any:
     if name == "triton" and interpreting():
         return implementation(op, name)
-    refused = refusals(op, name, torch.float32)
+    refused = refusals(op, name, Context(dtype=torch.float32))
     if refused:
         pytest.skip(f"refused here: {refused}")
     return implementation(op, name)

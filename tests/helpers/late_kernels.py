@@ -28,7 +28,7 @@ from triton import knobs
 
 import trueline.device as device
 import trueline.ops.launch as op_launch
-from hopper import MEMORY, SMS, Hopper
+from hopper import H200, SMS, Hopper
 from trueline.config import EngineConfig
 from trueline.device import META, Device
 from trueline.models import read_model
@@ -70,7 +70,7 @@ class Recorder:
 def pretend() -> Recorder:
     """From here on this machine has a Hopper GPU, whose memory is nowhere."""
     triton.runtime.driver.set_active(Hopper())
-    device.launches_early = device.runs_gluon = lambda: True
+    device.supports_pdl = device.runs_gluon = lambda: True
     op_launch.num_sms = lambda _: SMS  # type: ignore[assignment]
     Device.torch = property(lambda _: torch.device(META))  # type: ignore[assignment,method-assign]
     asked = Recorder()
@@ -114,7 +114,7 @@ def warm(model: Path, cold: bool) -> tuple[Any, Any]:
 
     spec = read_model(model, {})
     config = EngineConfig(device="cuda")
-    plan = make_plan(spec, config, Device("cuda", "NVIDIA H200", 1, MEMORY, MEMORY))
+    plan = make_plan(spec, config, H200)
     answer(False)  # no weight has more digits than its dtype
     dry = DryRun(spec, plan, build_decoder(spec, plan, NoData(parameters(spec), plan.weight_dtype)))
     asked = Asked()

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trueline.ops.lightning import StateRow
 from trueline.ops.mla_decode import DecodeRows
-from trueline.ops.registry import FUNCTIONS, implementation, runnable
+from trueline.ops.registry import implementation, needed, runnable
 from trueline.ops.rms_norm import cpu as rms_norm
 from trueline.verify.failed import CheckFailed
 from trueline.verify.ops import OP_CHECKS
@@ -34,16 +34,15 @@ class Mistake:
     def implementation(self) -> SimpleNamespace:
         """What the engine would take here, but for one function."""
         right = implementation(self.op, runnable(self.op, torch.float32)[0])
-        functions = {name: getattr(right, name) for name in FUNCTIONS[self.op]}
-        return SimpleNamespace(**functions | {self.function: self.broken(functions[self.function])})
+        declared = right.capabilities
+        functions = {name: getattr(right, name) for name in needed(self.op, declared)}
+        functions |= {self.function: self.broken(functions[self.function])}
+        return SimpleNamespace(capabilities=declared, **functions)
 
 
 def other_rows(changed: Callable[[StateRow], StateRow]) -> Callable[[Function], Function]:
-    def make(prefill: Function) -> Function:
-        def broken(q: Any, k: Any, v: Any, view: Any, row: StateRow, **options: Any) -> Any:
-            return prefill(q, k, v, view, changed(row), **options)
-
-        return broken
+    def make(prepare: Function) -> Function:
+        return lambda parts: prepare([(at, changed(row)) for at, row in parts])
 
     return make
 
@@ -51,10 +50,11 @@ def other_rows(changed: Callable[[StateRow], StateRow]) -> Callable[[Function], 
 def undecayed(prefill: Function) -> Function:
     """The state that a chunk starts from has one decay too few."""
 
-    def broken(q: Any, k: Any, v: Any, view: Any, row: StateRow, *, slopes: Any, scale: Any) -> Any:
-        if row.source is not None:
-            view.state[row.source] *= slopes.clamp_max(50).exp()[:, None, None]
-        return prefill(q, k, v, view, row, slopes=slopes, scale=scale)
+    def broken(q: Any, k: Any, v: Any, view: Any, parts: Any, *, slopes: Any, scale: Any) -> Any:
+        for _, row in parts:
+            if row.source is not None:
+                view.state[row.source] *= slopes.clamp_max(50).exp()[:, None, None]
+        return prefill(q, k, v, view, parts, slopes=slopes, scale=scale)
 
     return broken
 
@@ -75,9 +75,10 @@ def one_after_the_other(decode: Function) -> Function:
 def forgotten_tail(prefill: Function) -> Function:
     """The tokens of an open tile are not kept."""
 
-    def broken(q: Any, k: Any, v: Any, view: Any, row: StateRow, **options: Any) -> Any:
-        out = prefill(q, k, v, view, row, **options)
-        view.keys[row.slot] = 0
+    def broken(q: Any, k: Any, v: Any, view: Any, parts: Any, **options: Any) -> Any:
+        out = prefill(q, k, v, view, parts, **options)
+        for _, row in parts:
+            view.keys[row.slot] = 0
         return out
 
     return broken
@@ -164,13 +165,20 @@ def decode_of_the_count(run: Function) -> Function:
     return broken
 
 
-def one_key_short(run: Function) -> Function:
+def one_key_short(prepare: Function) -> Function:
     """The last query's own key is left out where a chunk has a history."""
 
-    def broken(q: Any, view: Any, row: Any, heads: Any, **named: Any) -> Any:
-        return run(q, view, replace(row, start=max(row.start - 1, 0)), heads, **named)
+    def shorter(part: Any) -> Any:
+        return replace(part, row=replace(part.row, start=max(part.row.start - 1, 0)))
 
-    return broken
+    return lambda parts, *given: prepare([shorter(part) for part in parts], *given)
+
+
+def keys_not_rotated(run: Function) -> Function:
+    """Queries meet the part of keys that is not rotated alone."""
+    return lambda q_nope, q_rope, *given, **named: run(
+        q_nope, torch.zeros_like(q_rope), *given, **named
+    )
 
 
 def neighbours_seed(sample: Function) -> Function:
@@ -186,9 +194,9 @@ def no_ties(sample: Function) -> Function:
 
 
 ROUNDED = {
-    **dict.fromkeys(("linear", "head_product", "mlp", "rms_norm", "rope", "latent_write"), "run"),
+    **dict.fromkeys(("linear", "batched_gemm", "mlp", "rms_norm", "rope", "latent_write"), "run"),
     **dict.fromkeys(("mla_decode", "mla_prefill", "sparse_mla", "index_scores", "experts"), "run"),
-    **dict.fromkeys(("linear_inputs", "gated_norm", "index_write"), "run"),
+    **dict.fromkeys(("qkv_prepare", "gated_norm", "index_write"), "run"),
     "lightning": "prefill",
 }
 MISTAKES = [
@@ -198,10 +206,10 @@ MISTAKES = [
             lambda run: lambda x, packed: run(x.bfloat16().float(), packed)),
     Mistake("bits of the count", "linear", "bits", "run", of_the_count),
     Mistake("bits of the columns", "linear", "ranks", "run", of_the_columns),
-    Mistake("heads reversed", "head_product", "numbers", "run",
+    Mistake("heads reversed", "batched_gemm", "numbers", "run",
             lambda run: lambda x, packed: run(x, packed).flip(1)),
-    Mistake("bits of the count", "head_product", "bits", "run", of_the_count),
-    Mistake("bits of the heads", "head_product", "ranks", "run", of_the_heads),
+    Mistake("bits of the count", "batched_gemm", "bits", "run", of_the_count),
+    Mistake("bits of the heads", "batched_gemm", "ranks", "run", of_the_heads),
     Mistake("gate and up swapped", "mlp", "numbers", "pack",
             lambda pack: lambda both, *rest: pack(both.roll(len(both) // 2, 0), *rest)),
     Mistake("bits of the count", "mlp", "bits", "run", of_the_count),
@@ -221,16 +229,16 @@ MISTAKES = [
     Mistake("lse in base 2", "mla_decode", "natural lse", "run", lse_in_bits),
     Mistake("bits of the count", "mla_decode", "bits", "run", decode_of_the_count),
     Mistake("bits of the heads", "mla_decode", "ranks", "run", of_the_heads),
-    Mistake("one key short", "mla_prefill", "numbers", "run", one_key_short),
-    Mistake("nothing rotated", "mla_prefill", "real dims", "run", nothing_rotated),
-    Mistake("one key short", "mla_prefill", "real dims", "run", one_key_short),
+    Mistake("one key short", "mla_prefill", "numbers", "prepare", one_key_short),
+    Mistake("nothing rotated", "mla_prefill", "real dims", "run", keys_not_rotated),
+    Mistake("one key short", "mla_prefill", "real dims", "prepare", one_key_short),
     Mistake("decay off by one where a chunk begins", "lightning", "any cuts", "prefill", undecayed),
     Mistake("weak decay taken for none", "lightning", "any decay", "decode",
             lambda decode: lambda *given, slopes, scale:
                 decode(*given, slopes=slopes.where(slopes > 5e-5, 0.0), scale=scale)),
-    Mistake("snapshots forgotten", "lightning", "slots", "prefill",
+    Mistake("snapshots forgotten", "lightning", "slots", "prepare_prefill",
             other_rows(lambda row: replace(row, snapshots=()))),
-    Mistake("the next slot is written", "lightning", "slots", "prefill",
+    Mistake("the next slot is written", "lightning", "slots", "prepare_prefill",
             other_rows(lambda row: replace(row, slot=row.slot + 1))),
     Mistake("open tile forgotten", "lightning", "fixed form", "prefill", forgotten_tail),
     Mistake("bits of the count", "lightning", "bits", "prefill", of_the_count),
@@ -238,9 +246,9 @@ MISTAKES = [
     Mistake("bits of the heads", "lightning", "ranks", "decode", of_the_heads),
     Mistake("eps left out", "index_write", "numbers", "run",
             lambda run: lambda *given, **options: run(*given, **options | {"eps": 0.0})),
-    Mistake("pairs only", "index_write", "queries", "turn",
-            lambda turn: lambda q, **options: turn(q, **options | {"pairing": "pairs"})),
-    Mistake("keys normed as queries", "linear_inputs", "numbers", "run",
+    Mistake("pairs only", "index_write", "queries", "rotate",
+            lambda rotate: lambda q, **options: rotate(q, **options | {"pairing": "pairs"})),
+    Mistake("keys normed as queries", "qkv_prepare", "numbers", "run",
             lambda run: lambda qkv, *, norms, **options:
                 run(qkv, norms=norms and (norms[0], norms[0]), **options)),
     Mistake("one group", "gated_norm", "numbers", "run",
@@ -248,7 +256,7 @@ MISTAKES = [
     Mistake("relu forgotten", "index_scores", "numbers", "run",
             lambda run: lambda q, weights, view, given:
                 run(q, weights, view, given) - run(-q, weights, view, given)),
-    Mistake("one position too few", "top_positions", "choices", "run",
+    Mistake("one position too few", "topk", "choices", "run",
             lambda run: lambda scores, lengths, topk:
                 torch.nn.functional.pad(run(scores, lengths, topk - 1), (0, 1), value=-1)),
     Mistake("lse in base 2", "sparse_mla", "numbers", "run",
@@ -257,6 +265,10 @@ MISTAKES = [
     Mistake("nothing rotated", "sparse_mla", "real dims", "run", nothing_rotated),
     Mistake("halves swapped", "sparse_mla", "real dims", "run", halves_swapped),
     Mistake("bits of the heads", "sparse_mla", "ranks", "run", of_the_heads),
+    Mistake("rounded logits", "route", "choices", "choose",
+            lambda choose: lambda x, *given: choose(x.bfloat16().float(), *given)),
+    Mistake("rounded products", "linear", "numbers", "run_wide",
+            lambda run: lambda x, packed: run(x.bfloat16().float(), packed)),
     Mistake("weights with the bias", "route", "choices", "run",
             lambda run: lambda logits, bias, *rest:
                 run(logits if bias is None else logits + bias, None, *rest)),
@@ -287,7 +299,9 @@ def test_rows_that_read_too_late_are_seen() -> None:
     """Needs the rows themselves, which `prepare` of ours does not keep."""
     right = implementation("lightning", "cpu")
     wrong = SimpleNamespace(
+        capabilities=right.capabilities,
         prefill=right.prefill,
+        prepare_prefill=right.prepare_prefill,
         prepare=lambda rows: (right.prepare, rows[::-1]),
         decode=lambda q, k, v, view, prepared, **named: one_after_the_other(right.decode)(
             q.flip(0), k.flip(0), v.flip(0), view, prepared, **named

@@ -55,9 +55,9 @@ def test_products(module: str) -> None:
         within(op.run(x, op.pack(weight)), exact, size, inner + 4)
 
 
-@every("head_product")
+@every("batched_gemm")
 def test_products_by_head(module: str) -> None:
-    op = runnable("head_product", module)
+    op = runnable("batched_gemm", module)
     for rows, columns, inner in shapes():
         heads = 1 + columns % 5
         weight, x = randn(heads, columns, inner), randn(rows, heads, inner, seed=1)

@@ -18,6 +18,7 @@ from trueline.cache.state import StateStore, StateView
 from trueline.cache.store import LatentStore, LatentView
 from trueline.device import interpreting
 from trueline.layers.context import PrefillSlice
+from trueline.ops.capabilities import Context, HeadDims
 from trueline.ops.experts import triton as experts
 from trueline.ops.gated_norm import triton as gated_norm
 from trueline.ops.index_scores import triton as index_scores
@@ -26,10 +27,11 @@ from trueline.ops.latent_write import triton as latent_write
 from trueline.ops.lightning import StateRow
 from trueline.ops.lightning import triton as lightning
 from trueline.ops.lightning.triton import DecodeLaunch, PrefillLaunch
-from trueline.ops.linear_inputs import triton as linear_inputs
 from trueline.ops.mla_decode import DecodeRows, Tiling
+from trueline.ops.mla_decode import triton as mla_decode
 from trueline.ops.mla_prefill import HeadWeights, PrefillRow
 from trueline.ops.mla_prefill import triton as mla_prefill
+from trueline.ops.qkv_prepare import triton as qkv_prepare
 from trueline.ops.registry import implementation, refusals
 from trueline.ops.rms_norm import triton as rms_norm
 from trueline.ops.rope import triton as rope
@@ -66,7 +68,9 @@ def overflow_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def cpu_or_triton(op: str) -> list[Any]:
     """Every implementation but the reference that runs here, or is interpreted."""
-    names = [name for name in ("native", "cpu") if not refusals(op, name, torch.float32)]
+    names = [
+        name for name in ("native", "cpu") if not refusals(op, name, Context(dtype=torch.float32))
+    ]
     return [implementation(op, name) for name in (*names, "triton")]
 
 
@@ -120,7 +124,8 @@ def test_prefill_over_the_last_blocks(far: Tensor) -> None:
         row = PrefillRow(1, 18, [first + b for b in (7, 2, 5, 3, 1)])
         out = torch.full((18, 2, 8), torch.nan)
         parts = [PrefillSlice(slice(0, 18), row)]
-        mla_prefill.run_rows(q[..., :8], q[..., 8:], view, parts, heads, out, softmax_scale=0.2)
+        given = mla_prefill.prepare(parts, view, HeadDims(2, 8, 8), mla_decode)
+        mla_prefill.run(q[..., :8], q[..., 8:], view, given, heads, out, softmax_scale=0.2)
         made.append([out])
     equal(made)
 
@@ -202,7 +207,8 @@ def test_states_of_the_last_slots(far: Tensor, walks: int) -> None:
         )
         row = StateRow(7, first + 4, first + 5, ((50, first + 6),))
         parts = [(slice(0, 80), row)]
-        out = lightning.prefill_rows(q, k, v, view, parts, launch=prefill, **given)
+        prepared = lightning.prepare_prefill(parts)
+        out = lightning.prefill(q, k, v, view, prepared, launch=prefill, **given)
         made.append([one, out, view.state[first + 1 : first + 7]])
     equal(made)
 
@@ -222,17 +228,17 @@ def spread(far: Tensor, x: Tensor) -> Tensor:
 
 ANGLES = {"cos": randn(2, 4, seed=8)[:1].expand(3, 4), "sin": randn(2, 4, seed=9)[:1].expand(3, 4)}
 EXPERTS = experts.pack(randn(4, 16, 16, seed=1), randn(4, 16, 8, seed=2), None)
-ROUTER = route.pack(randn(12, 16, seed=7), torch.float32)
+ROUTER = route.pack(randn(12, 16, seed=7), torch.float32, None)
 PER_TOKEN: dict[str, Callable[[Tensor], Any]] = {
     "rms_norm": lambda x: rms_norm.run(x, torch.ones(48), 0.1),
     "rope": lambda x: rope.run(x.view(3, 6, 8), *ANGLES.values(), "halves"),
-    "linear_inputs": lambda x: linear_inputs.run(
+    "qkv_prepare": lambda x: qkv_prepare.run(
         x, heads=2, silu=True, norms=None, eps=0.1, rope=None, parts=PARTS
     ),
     "gated_norm": lambda x: gated_norm.run(
         x, x, weight=torch.ones(48), groups=3, eps=0.1, parts=PARTS
     ),
-    "index queries": lambda x: index_write.turn(
+    "index queries": lambda x: index_write.rotate(
         x.view(3, 6, 8), **ANGLES, pairing="pairs", rope=None
     ),
     "experts": lambda x: experts.run(

@@ -15,6 +15,7 @@ from implementations import with_threads
 from trueline import native
 from trueline.device import compiler, cpu_features
 from trueline.errors import UsageError
+from trueline.ops.capabilities import NATIVE, Context
 from trueline.ops.registry import implementation
 from trueline.utils.environment import calm_openmp
 from trueline.verify.ops import randn
@@ -58,7 +59,7 @@ def test_without_a_compiler_it_says_so(
     monkeypatch.setenv("TRUELINE_NATIVE_TARGET", "native")  # also where kernels are off
     monkeypatch.setenv("CXX", program)
     assert part in (native.unavailable() or "")
-    assert native.refusals(torch.float32, False) == [native.unavailable()]
+    assert NATIVE.refusals(Context(dtype=torch.float32)) == [native.unavailable()]
 
 
 @pytest.mark.parametrize("target", ["x86-64-v3", "x86-64-v4"])
@@ -95,7 +96,7 @@ def test_a_cache_that_cannot_be_written_is_a_reason(
 
 
 def test_other_dtypes_are_refused() -> None:
-    assert native.refusals(torch.bfloat16, False) == ["float32 only"]
+    assert NATIVE.refusals(Context(dtype=torch.bfloat16)) == ["float32 only"]
 
 
 @pytest.mark.parametrize("rows", [1, 7, 200])
@@ -105,7 +106,7 @@ def test_threads_do_not_change_bits(rows: int) -> None:
         pytest.skip(f"not built here: {native.unavailable()}")
     D, W, E, H = 300, 301, 5, 13
     several, linear = implementation("experts", "native"), implementation("linear", "native")
-    mlp, per_head = implementation("mlp", "native"), implementation("head_product", "native")
+    mlp, per_head = implementation("mlp", "native"), implementation("batched_gemm", "native")
     norm, rope = implementation("rms_norm", "native"), implementation("rope", "native")
     weight, x = linear.pack(randn(W, D)), randn(rows, D, seed=1)
     gate_up, down = randn(E, 2 * W, D, seed=2), randn(E, D, W, seed=3)
@@ -175,7 +176,7 @@ def test_bfloat16_weights_have_the_bits_of_the_same_in_float32(rows: int) -> Non
     ids, weights = torch.randint(E, (rows, 2)), randn(rows, 2, seed=3)
     heads, by_head = randn(H, 37, 19, seed=4).bfloat16(), randn(rows, H, 19, seed=5)
     one, several, per_head, mlp = (
-        implementation(op, "native") for op in ("linear", "experts", "head_product", "mlp")
+        implementation(op, "native") for op in ("linear", "experts", "batched_gemm", "mlp")
     )
 
     def outputs(convert: Callable[[Tensor], Tensor]) -> list[Tensor]:

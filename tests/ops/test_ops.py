@@ -4,6 +4,9 @@ every implementation of ours; and what is particular to one of them."""
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,19 +14,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from trueline.ops import rope, steady
+from trueline import device
+from trueline.cache.layout import LatentLayout
+from trueline.ops import invariant_math, rope
+from trueline.ops.capabilities import CPU, GPU, Context, HeadDims
 from trueline.ops.experts import cpu as experts_cpu
 from trueline.ops.mla_decode import cpu as decode_cpu
-from trueline.ops.mla_prefill import HeadWeights, cheaper_form
-from trueline.ops.registry import (
-    FUNCTIONS,
-    GPU_NAMES,
-    INVARIANT_ONLY,
-    OPS,
-    implementation,
-    refusals,
-)
-from trueline.plan.select import bits_are_steady
+from trueline.ops.mla_prefill import cheaper_form
+from trueline.ops.registry import FUNCTIONS, OPS, capabilities, implementation, needed, refusals
+from trueline.plan.select import is_batch_invariant
 from trueline.verify.bounds import softmax
 from trueline.verify.ops import OP_CHECKS, OpCheck, randn
 from trueline.verify.ops.data import within
@@ -39,13 +38,15 @@ ALL = [
     for op, names in OPS.items()
     for name in names
     for check in OP_CHECKS[op]
-    if name != "reference" and name not in GPU_NAMES  # those: test_triton_*.py, test_gpu.py
+    if name != "reference"
+    and "cpu" in capabilities(op, name).devices  # others: test_triton_*.py, test_gpu.py
 ]
 
 
 @pytest.mark.parametrize(("op", "name", "check"), ALL)
 def test_op(op: str, name: str, check: OpCheck) -> None:
-    refused = refusals(op, name, torch.float32, batch_invariant=check.invariant)
+    context = Context(dtype=torch.float32, batch_invariant=check.invariant)
+    refused = refusals(op, name, context)
     if refused:
         pytest.skip(f"refused here: {refused}")
     check.run(implementation(op, name))
@@ -69,12 +70,66 @@ def test_every_op_has_a_reference_and_checks() -> None:
     names = {path.name for path in (Path(rope.__file__).parent.parent).iterdir() if path.is_dir()}
     assert names - {"__pycache__"} == set(OPS) == set(FUNCTIONS) == set(OP_CHECKS)
     for op, implementations in OPS.items():
-        assert [name for name in implementations if name not in GPU_NAMES][-1] == "reference"
+        on_cpu = [name for name in implementations if "cpu" in capabilities(op, name).devices]
+        assert on_cpu[-1] == "reference"
         for name in implementations:
             module = importlib.import_module(f"trueline.ops.{op}.{name}")
-            spared = INVARIANT_ONLY.get(op, ()) if name in GPU_NAMES else ()
-            needed = set(FUNCTIONS[op]) - set(spared)
-            assert all(hasattr(module, function) for function in needed)
+            assert module.capabilities is capabilities(op, name)
+            functions = needed(op, module.capabilities)
+            assert all(callable(getattr(module, function)) for function in functions)
+
+
+def test_functions_come_from_the_protocols() -> None:
+    assert FUNCTIONS["linear"] == ("pack", "run", "run_wide")
+    assert FUNCTIONS["lightning"] == ("prepare", "decode", "prepare_prefill", "prefill")
+    assert needed("mlp", CPU) == ("pack", "run", "middle", "down")
+    assert needed("mlp", GPU) == ("pack", "run")
+    assert needed("sampling", GPU) == ("sample", "score", "draw")
+
+
+def test_what_is_for_a_gpu_is_known_without_its_libraries() -> None:
+    code = (
+        "import sys\nsys.modules['triton'] = None  # importing it now raises\n"
+        "import torch\nfrom trueline.ops.capabilities import Context\n"
+        "from trueline.ops.registry import OPS, refusals\n"
+        "here, there = Context(dtype=torch.float32), Context(dtype=torch.float32, device='cuda')\n"
+        "for op, names in OPS.items():\n"
+        "    for name in names:\n        refusals(op, name, here), refusals(op, name, there)\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
+
+
+HEADS, LAYOUT = HeadDims(128, 128, 128), LatentLayout(512, 64, 64)
+HOPPER = Context(
+    dtype=torch.bfloat16, device="cuda", compute_capability=(9, 0), heads=HEADS, latent=LAYOUT
+)
+
+
+@pytest.mark.parametrize(
+    ("op", "changes", "why"),
+    [
+        ("mla_decode", {}, None),
+        ("sparse_mla", {}, None),
+        ("mla_prefill", {}, None),
+        ("mla_decode", {"compute_capability": (8, 0)}, "needs compute capability 9.0"),
+        ("mla_prefill", {"compute_capability": (10, 0)}, "needs compute capability 9.0"),
+        ("mla_prefill", {"compute_capability": None}, "needs compute capability 9.0"),
+        ("mla_decode", {"dtype": torch.float32}, "torch.float32 is not float16 or bfloat16"),
+        ("mla_decode", {"device": "cpu"}, "runs on cuda"),
+        ("mla_decode", {"heads": HeadDims(32, 128, 128)}, "with 32, half or more is padding"),
+        ("mla_decode", {"latent": LatentLayout(256, 64, 64)}, "512 + 64 numbers, not 256 + 64"),
+        ("sparse_mla", {"latent": LatentLayout(512, 32, 64)}, "512 + 64 numbers, not 512 + 32"),
+        ("mla_prefill", {"heads": HeadDims(8, 192, 128)}, "from 64 on, not 192 + 64 and 128"),
+        ("mla_prefill", {"heads": HeadDims(8, 32, 128)}, "from 64 on, not 32 + 64 and 128"),
+        ("mla_prefill", {"heads": HeadDims(8, 256, 128)}, "bytes of shared memory"),
+    ],
+)
+def test_what_the_kernels_for_hopper_need(
+    op: str, changes: dict[str, Any], why: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(device, "interpreting", lambda: False)
+    told = refusals(op, "hopper", replace(HOPPER, **changes))
+    assert told == [] if why is None else why in told[0]
 
 
 def test_the_probe_of_bits_can_fail() -> None:
@@ -82,7 +137,7 @@ def test_the_probe_of_bits_can_fail() -> None:
         pack = staticmethod(lambda weight: weight)
         run = staticmethod(lambda x, weight: torch.nn.functional.linear(x, weight) + len(x) * 1e-7)
 
-    assert not bits_are_steady(Plain, torch.float32)
+    assert not is_batch_invariant(Plain, torch.float32)
 
 
 @pytest.mark.parametrize("cut", [1, 7, 64, 129])
@@ -108,9 +163,9 @@ def test_halves_merge_to_the_whole(cut: int) -> None:
 
 
 def test_the_cheaper_form() -> None:
-    heads = HeadWeights(torch.empty(16, 512, 128), torch.empty(16, 128, 512))
-    assert cheaper_form(heads, 64, 2048, 2048) == "expanded"
-    assert cheaper_form(heads, 64, 4, 2048) == "absorbed"
+    heads, layout = HeadDims(16, 128, 128), LatentLayout(512, 64, 16)
+    assert cheaper_form(heads, layout, 2048, 2048) == "expanded"
+    assert cheaper_form(heads, layout, 4, 2048) == "absorbed"
 
 
 def test_each_expert_is_read_once() -> None:
@@ -130,10 +185,12 @@ def test_each_expert_is_read_once() -> None:
     assert len(calls) == len(set(calls)) == 6  # three active experts, two products each
 
 
-# -- steady elementwise functions -------------------------------------------------------
+# -- batch-invariant elementwise functions -------------------------------------------------------
 
 
-@pytest.mark.parametrize("function", [steady.sigmoid, steady.silu, steady.exp])
+@pytest.mark.parametrize(
+    "function", [invariant_math.sigmoid, invariant_math.silu, invariant_math.exp]
+)
 @pytest.mark.parametrize("width", [1, 5, 12, 64, 384])
 def test_elementwise_bits_do_not_depend_on_neighbours(function: Any, width: int) -> None:
     x = randn(700, width)
@@ -142,7 +199,10 @@ def test_elementwise_bits_do_not_depend_on_neighbours(function: Any, width: int)
         assert torch.equal(function(x[part]), whole[part])
 
 
-@pytest.mark.parametrize("function", [steady.sigmoid, steady.silu, steady.exp, steady.log])
+@pytest.mark.parametrize(
+    "function",
+    [invariant_math.sigmoid, invariant_math.silu, invariant_math.exp, invariant_math.log],
+)
 @pytest.mark.parametrize("width", [12, 60, 120, 384, 1000])
 def test_elementwise_bits_do_not_depend_on_the_width(function: Any, width: int) -> None:
     """A rank has some of the channels, in a tensor of their own or beside others."""

@@ -20,12 +20,13 @@ from trueline.config import EngineConfig
 from trueline.device import find_device
 from trueline.errors import UsageError
 from trueline.models import read_model
+from trueline.ops.capabilities import Context
 from trueline.ops.index_scores import reference as scores_reference
 from trueline.ops.mla_decode import DecodeRows
-from trueline.ops.registry import NEEDS, OPS, implementation, reasons
+from trueline.ops.registry import NEEDS, OPS, capabilities, implementation
 from trueline.ops.registry import runnable as names
 from trueline.ops.sparse_rows import Run, SparseRows, Table
-from trueline.ops.top_positions import reference as top_reference
+from trueline.ops.topk import reference as top_reference
 from trueline.plan.plan import make_plan
 from trueline.plan.select import choose_op
 from trueline.verify.bounds import product, softmax
@@ -219,7 +220,7 @@ def test_a_nan_is_seen_and_stays_where_it_is(module: str) -> None:
     assert torch.equal(ours[keep], clean[keep])
 
 
-@pytest.mark.parametrize("op", ["index_scores", "sparse_mla", "top_positions"])
+@pytest.mark.parametrize("op", ["index_scores", "sparse_mla", "topk"])
 def test_a_step_without_rows(op: str) -> None:
     step, none = mixed_step(PLAIN), SparseRows(())
     for name in (*fast(op), "reference"):
@@ -228,7 +229,7 @@ def test_a_step_without_rows(op: str) -> None:
             prepared = module.prepare(none, step.index, FULL, topk=TOPK)
             out = module.run(torch.empty(0, 3, DIM), torch.empty(0, 3), step.index, prepared)
             assert out.shape == (0, 0)
-        elif op == "top_positions":
+        elif op == "topk":
             empty = torch.empty(0, dtype=torch.long)
             assert module.run(torch.empty(0, 0), empty, 4).shape == (0, 4)
         else:
@@ -241,10 +242,11 @@ def test_a_step_without_rows(op: str) -> None:
 def test_layouts_are_refused_with_the_reason() -> None:
     for storage in STORAGES:
         layout = IndexLayout(DIM, 16, storage, "rows")
-        why = reasons(implementation("index_scores", "native"), torch.float32, False, layout)
+        context = Context(dtype=torch.float32, index=layout)
+        why = capabilities("index_scores", "native").refusals(context)
         narrow = storage in ("bfloat16", "float16")
         assert (f"reads float32 and fp8 keys, not {storage}" in why) == narrow
-        assert not reasons(implementation("index_scores", "cpu"), torch.float32, False, layout)
+        assert not capabilities("index_scores", "cpu").refusals(context)
     if "native" in fast("index_scores"):
         step = mixed_step(IndexLayout(DIM, 16, "bfloat16", "rows"))
         native = implementation("index_scores", "native")
@@ -311,10 +313,10 @@ def test_rows_are_cut_into_parts(shapes: list[tuple[int, int]], limit: int) -> N
 # -- selection -------------------------------------------------------------------------
 
 
-@every("top_positions")
+@every("topk")
 @pytest.mark.parametrize("topk", [1, TOPK, 60, 97, 200])
 def test_selection_is_exact(module: str, topk: int) -> None:
-    op = runnable("top_positions", module)
+    op = runnable("topk", module)
     scores, lengths = hard_scores()
     wanted = top_reference.run(scores, lengths, topk)
     wide = torch.full((len(scores), 120), torch.inf)
@@ -325,22 +327,22 @@ def test_selection_is_exact(module: str, topk: int) -> None:
         assert torch.equal(given_scores.nan_to_num(), before.nan_to_num())
 
 
-@every("top_positions")
+@every("topk")
 @given(
     values=st.lists(st.sampled_from([-2.0, -1.0, -0.0, 0.0, 1.0, 1.5, float("nan"), float("inf"),
                                      float("-inf"), 1e-40, -1e-40, 3e38]), max_size=40),
     topk=st.integers(1, 20),
 )  # fmt: skip
 def test_selection_of_anything(module: str, values: list[float], topk: int) -> None:
-    op = runnable("top_positions", module)
+    op = runnable("topk", module)
     scores, lengths = torch.tensor([values]).view(1, -1), torch.tensor([len(values)])
     ours = op.run(scores, lengths, topk)
     assert torch.equal(ours, top_reference.run(scores, lengths, topk))
 
 
-@every("top_positions")
+@every("topk")
 def test_the_tie_rule(module: str) -> None:
-    op = runnable("top_positions", module)
+    op = runnable("topk", module)
     scores = torch.tensor([[1.0, 0, 2, 0, 0, 2, 0, 1], [0.0, 0, 0, 0, 0, 0, 0, 0]])
     lengths = torch.tensor([8, 5])
     assert op.run(scores, lengths, 5).tolist() == [[0, 1, 2, 5, 7], [0, 1, 2, 3, 4]]
@@ -348,10 +350,10 @@ def test_the_tie_rule(module: str) -> None:
     assert op.run(scores, lengths, 7).tolist() == [[0, 1, 2, 3, 4, 5, 7], [0, 1, 2, 3, 4, -1, -1]]
 
 
-@every("top_positions")
+@every("topk")
 def test_fill_is_never_stale(module: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever the memory held before."""
-    op = runnable("top_positions", module)
+    op = runnable("topk", module)
     real = torch.empty
 
     def garbage(*shape: Any, **options: Any) -> Tensor:
@@ -479,7 +481,7 @@ def test_the_whole_chain_is_masked_attention() -> None:
     q = randn(n, H, L + R, seed=9)
     lengths = torch.tensor(step.rows.lengths)
     op, top, attend = (implementation(name, fast(name)[0]) for name in
-                       ("index_scores", "top_positions", "sparse_mla"))  # fmt: skip
+                       ("index_scores", "topk", "sparse_mla"))  # fmt: skip
     prepared = op.prepare(step.rows, step.index, FULL, topk=TOPK)
     chosen = top.run(op.run(q_index, weights, step.index, prepared), lengths, TOPK)
     out, _ = attend.run(
@@ -506,7 +508,7 @@ def test_the_whole_chain_is_masked_attention() -> None:
 def test_ops_that_a_model_does_not_use_are_not_planned(tiny: Any) -> None:
     spec = read_model(tiny("deepseek_v3"))
     made = make_plan(spec, EngineConfig(num_gpu_blocks_override=4), find_device("cpu"))
-    assert made.choices.keys() == OPS.keys() - NEEDS.keys()
+    assert made.selections.keys() == OPS.keys() - NEEDS.keys()
     assert NEEDS.keys() < OPS.keys()
 
 
@@ -514,5 +516,5 @@ def test_an_op_asked_for_that_cannot_run_is_refused_at_load(tiny: Any) -> None:
     spec = read_model(tiny("deepseek_v3"))
     config = EngineConfig(ops={"sparse_mla": "native"})
     with pytest.raises(UsageError, match="sparse_mla=native was asked for and refuses: float32"):
-        choose_op("sparse_mla", config, torch.bfloat16)
+        choose_op("sparse_mla", config, Context(dtype=torch.bfloat16))
     make_plan(spec, config, find_device("cpu"))  # nothing wrong where the op is not used

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from trueline.plan.select import bits_are_steady
+from trueline.plan.select import is_batch_invariant
 
 TINY = 1e-6
 
@@ -61,7 +61,7 @@ def made(change: Callable[[Tensor], Tensor]) -> type:
 
 
 def test_a_steady_one_passes() -> None:
-    assert bits_are_steady(made(lambda y: y), torch.float32)
+    assert is_batch_invariant(made(lambda y: y), torch.float32)
 
 
 @pytest.mark.parametrize(
@@ -70,4 +70,4 @@ def test_a_steady_one_passes() -> None:
     ids=lambda change: change.__name__,
 )
 def test_dependence_is_seen(change: Callable[[Tensor], Tensor]) -> None:
-    assert not bits_are_steady(made(change), torch.float32)
+    assert not is_batch_invariant(made(change), torch.float32)

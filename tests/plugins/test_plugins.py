@@ -33,7 +33,12 @@ LING = "bailing_moe_v2_5"
 BASE = EngineConfig(max_model_len=200, num_gpu_blocks_override=60, max_num_seqs=4)
 ASKS = [Ask(prompt(70), 4), Ask(prompt(1), 6, arrives=1)]
 # Our own kernel under another name.
-LIGHTNING = "api_version = 2\nfrom trueline.ops.lightning.cpu import decode, prefill, prepare\n"
+LIGHTNING = (
+    "api_version = 3\n"
+    "from trueline.ops.lightning.cpu import decode, prefill, prepare, prepare_prefill\n"
+    "from trueline.ops.capabilities import Capabilities\n"
+    "capabilities = Capabilities(devices=('cpu',), batch_invariant=True)\n"
+)
 
 
 @pytest.fixture
@@ -178,8 +183,10 @@ def test_installed_is_not_chosen(package: Package, tiny: Tiny) -> None:
 
 def test_preferred_is_chosen_unless_it_refuses(package: Package, tiny: Tiny) -> None:
     refusing = (
-        "preferred = True\ndef refusals(dtype, batch_invariant):\n"
-        "    return ['only on Tuesdays'] if batch_invariant else []\n"
+        "def refuses(context):\n"
+        "    return ['only on Tuesdays'] if context.batch_invariant else []\n"
+        "capabilities = Capabilities(\n"
+        "    devices=('cpu',), batch_invariant=True, preferred=True, refuses=refuses)\n"
     )
     package("eager", LIGHTNING + refusing, ops={"lightning.mine": "eager"})
     chosen = line(plan(tiny(LING)), "lightning")
@@ -194,15 +201,18 @@ def test_preferred_is_chosen_unless_it_refuses(package: Package, tiny: Tiny) -> 
 
 def test_a_layer_may_refuse(package: Package, tiny: Tiny) -> None:
     source = (
-        "from trueline.layers.mla import MLA\nclass Mine(MLA):\n    api_version = 2\n"
-        "    @staticmethod\n    def refusals(dtype, batch_invariant):\n"
-        "        return ['bits vary'] if batch_invariant else []\n"
+        "from trueline.layers.mla import MLA\n"
+        "from trueline.ops.capabilities import Capabilities\n"
+        "class Mine(MLA):\n    api_version = 3\n"
+        "    capabilities = Capabilities(devices=('cpu',))\n"
     )
     package("picky", source, layers={"mla.mine": "picky:Mine"})
     chosen = plan(tiny("deepseek_v3"), layers={"mla": "mine"})
     assert line(chosen, "layer") == "layer        mla: mine (asked for; from picky 1.0)"
     assert [choice.name for choice in chosen.layers.values()] == ["mine", "trueline", "trueline"]
-    with pytest.raises(UsageError, match="layer mla=mine was asked for and refuses: bits vary"):
+    with pytest.raises(
+        UsageError, match="layer mla=mine was asked for and refuses: not batch-invariant"
+    ):
         plan(tiny("deepseek_v3"), layers={"mla": "mine"}, batch_invariant=True)
 
 
@@ -211,7 +221,7 @@ def test_feed_forward_layers_can_be_replaced(kind: str, package: Package, tiny: 
     name = {"dense": "Dense", "moe": "MoE"}[kind]
     source = (
         f"from trueline.layers.feedforward import {name}\nclass Mine({name}):\n"
-        "    api_version = 2\n    def forward(self, x, forced):\n"
+        "    api_version = 3\n    def forward(self, x, forced):\n"
         "        y, ids = super().forward(x, forced)\n        return 2 * y, ids\n"
     )
     package("doubling", source, layers={f"{kind}.mine": "doubling:Mine"})
@@ -248,9 +258,20 @@ def test_names_that_are_not_there(changes: dict[str, Any], part: str, tiny: Tiny
 @pytest.mark.parametrize(
     ("source", "part"),
     [
-        (LIGHTNING.replace("= 2", "= 7"), "states api_version 7, this Trueline has 2"),
-        (LIGHTNING.replace("api_version = 2", ""), "states api_version None, this Trueline has 2"),
-        (LIGHTNING.replace("prefill, ", ""), "lacks prefill; needed: prepare, decode, prefill"),
+        (LIGHTNING.replace("= 3", "= 2"), "states api_version 2, this Trueline has 3"),
+        (LIGHTNING.replace("api_version = 3", ""), "states api_version None, this Trueline has 3"),
+        (
+            LIGHTNING.replace("decode, prefill, ", "decode, "),
+            "lacks prefill; needed: prepare, decode, prepare_prefill, prefill",
+        ),
+        (
+            LIGHTNING.replace("capabilities = ", "abilities = "),
+            "declares no capabilities: set `capabilities = Capabilities(devices=…)`",
+        ),
+        (
+            LIGHTNING.replace("batch_invariant", "optional=('run_wide',), batch_invariant"),
+            "declares optional run_wide; accepted: none",
+        ),
         ("1 / 0", "cannot be imported (odd): ZeroDivisionError('division by zero')"),
         ("import nowhere", "cannot be imported (odd): ModuleNotFoundError(\"No module named 'no"),
     ],
@@ -271,7 +292,7 @@ def test_what_does_not_fit_is_named(source: str, part: str, package: Package, ti
         (
             {"ops": {"lightening.mine": "odd"}},
             "odd 1.0: entry point 'lightening.mine' of trueline.ops: accepted: KIND.NAME with a "
-            "kind of linear, head_product,",
+            "kind of linear, batched_gemm,",
         ),
         ({"ops": {"mine": "odd"}}, "entry point 'mine' of trueline.ops: accepted: KIND.NAME"),
         ({"ops": {"linear": "odd"}}, "entry point 'linear' of trueline.ops: accepted: KIND.NAME"),
@@ -313,7 +334,7 @@ FAMILY = """
 from dataclasses import replace
 from trueline.models.deepseek import DEEPSEEK_V3
 
-api_version = 2
+api_version = 3
 
 def read(fields, overrides):
     line = replace(DEEPSEEK_V3, model_type="example_v3", architectures=("ExampleForCausalLM",))
@@ -360,6 +381,6 @@ def test_a_family_of_another_version_is_refused(
     package: Package, foreign: Callable[..., Path]
 ) -> None:
     model = foreign(model_type="example_v3", architectures=["ExampleForCausalLM"])
-    package("family", FAMILY.replace("= 2\n", "= 1\n"), models={"model_type.example_v3": "family"})
-    with pytest.raises(PluginError, match="states api_version 1, this Trueline has 2"):
+    package("family", FAMILY.replace("= 3\n", "= 1\n"), models={"model_type.example_v3": "family"})
+    with pytest.raises(PluginError, match="states api_version 1, this Trueline has 3"):
         read_model(model)

@@ -25,7 +25,7 @@ from trueline.spec.fields import read_json
 from trueline.spec.model import ModelSpec
 from trueline.tiny.configs import without_indexer
 
-ATTENTION = ("mla_decode", "mla_prefill", "index_scores", "top_positions", "sparse_mla")
+ATTENTION = ("mla_decode", "mla_prefill", "index_scores", "topk", "sparse_mla")
 """Ops whose time grows with the context."""
 
 
@@ -83,12 +83,13 @@ class Clock:
     def __init__(self, engine: LLMEngine) -> None:
         self.seconds = 0.0
         ops = local_runner(engine.core.executor).decoder.ops
-        for name in ATTENTION:
-            if getattr(ops, name) is None:
-                continue
-            parts = vars(getattr(ops, name))
-            timed = {part: self._timed(parts[part]) for part in ("prepare", "run") if part in parts}
-            setattr(ops, name, SimpleNamespace(**parts | timed))
+        for holder in (ops, ops.sparse) if ops.sparse else (ops,):
+            for name in set(ATTENTION).intersection(vars(holder)):
+                parts = vars(getattr(holder, name))
+                timed = {
+                    each: self._timed(parts[each]) for each in ("prepare", "run") if each in parts
+                }
+                setattr(holder, name, SimpleNamespace(**parts | timed))
 
     def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
         def run(*arguments: Any, **options: Any) -> Any:

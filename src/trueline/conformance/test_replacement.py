@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from trueline.errors import UsageError
-from trueline.ops.registry import NEEDS, reasons
+from trueline.ops.capabilities import Capabilities, Context
+from trueline.ops.registry import NEEDS
 from trueline.ops.registry import REGISTRY as OPS
 from trueline.plan.select import LAYERS
 from trueline.plugins import Registry
@@ -37,9 +38,11 @@ class Replacement:
     def load(self, *, invariant: bool) -> Any:
         """Skips what it refuses of batch-invariant mode; any other refusal is a failure."""
         found = self.registry.get(self.kind, self.name)
-        refused = reasons(found, torch.float32, False)
+        declared: Capabilities = found.capabilities
+        refused = declared.refusals(Context(dtype=torch.float32))
         assert not refused, f"{self} cannot run here: {refused}"
-        refused = reasons(found, torch.float32, True) if invariant else []
+        context = Context(dtype=torch.float32, batch_invariant=True)
+        refused = declared.refusals(context) if invariant else []
         if refused:
             pytest.skip(f"{self} refuses batch-invariant mode: {refused[0]}")
         return found

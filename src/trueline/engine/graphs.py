@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from trueline.layers.context import Selected, SparseStep, StateStep, StepInput
 from trueline.layers.decoder import Decoder
 from trueline.ops.lightning import StateTable
 from trueline.ops.mla_decode import DecodeRows, DecodeTable
-from trueline.ops.sampling import SamplingState
+from trueline.ops.sampling import CapturedSampling, SamplingState
 from trueline.ops.sparse_rows import Table
 from trueline.plan.plan import Plan
 
@@ -164,7 +164,8 @@ class DecodeGraphs:
     def __init__(self, inputs: Inputs, decoder: Decoder, drawn: Tensor, capture: Capture) -> None:
         self.inputs, self.decoder, self.drawn, self.capture = inputs, decoder, drawn, capture
         plan = inputs.plan
-        self.plan, self.draw = plan, plan.op("sampling").draw
+        self.plan = plan
+        self.draw = cast("CapturedSampling", plan.sampling).draw  # declared: the plan captures
         rows = plan.limits.max_num_seqs
         most = -(-plan.max_model_len // plan.block_size)
         self.fixed = FixedInputs(rows, most, drawn.device)
@@ -280,23 +281,25 @@ class DecodeGraphs:
             view, tiling = self.inputs.caches.first(Latent), self.plan.tiling
             ops, heads = self.inputs.ops, self.inputs.heads
             prepared = ops.mla_decode.prepare(table, view, tiling, heads)
-        if self.inputs.ops.lightning is not None:
+        recurrent = self.inputs.ops.recurrent
+        if recurrent is not None:
             columns = (fields[name] for name in ("starts", "sources", "slots", "snapshots"))
-            states = StateStep(size, self.inputs.ops.lightning.prepare(StateTable(*columns)), ())
+            states = StateStep(size, recurrent.lightning.prepare(StateTable(*columns)), None)
         return StepInput(
             tokens,
             fields["positions"],
             fields["cells"],
             decode,
             slice(0, size),
-            (),
+            None,
             prepared,
             states,
             sparse,
         )
 
     def _sparse(self, table: DecodeTable) -> SparseStep:
-        plan, caches, ops = self.plan, self.inputs.caches, self.inputs.ops
+        plan, caches, ops = self.plan, self.inputs.caches, self.inputs.ops.sparse
+        assert ops is not None
         size = len(table.lengths)
         rows = Table(table.blocks, torch.arange(size, device=table.lengths.device), table.lengths)
         keys = caches.first(IndexKeys)
@@ -307,6 +310,6 @@ class DecodeGraphs:
             table.lengths,
             ((slice(0, size), scores),),
             Selected(slice(0, size), slice(0, size), size, prepared),
-            (),
+            None,
             [],
         )

@@ -13,6 +13,7 @@ from trueline.device import send
 from trueline.engine.batch import Batch
 from trueline.engine.caches import Caches
 from trueline.layers.context import Ops, PrefillSlice, Selected, SparseStep, StateStep, StepInput
+from trueline.ops.capabilities import HeadDims, Opaque
 from trueline.ops.lightning import StateTable
 from trueline.ops.mla_prefill import FEW, PrefillRow, masked_context
 from trueline.ops.sparse_rows import Run, SparseRows
@@ -28,7 +29,7 @@ class Inputs:
         latent, index = plan.kind(Latent), plan.kind(IndexKeys)
         assert latent is not None, "the plan refuses other models"
         self.latent, self.mixer = latent, latent.mixer
-        self.heads = self.mixer.heads.count
+        self.heads, self.head_dims = self.mixer.heads.count, HeadDims.of(self.mixer)
         self.topk = index.topk if index else None
 
     def build(self, batch: Batch, tokens: Tensor, forced: Sequence[Tensor] = ()) -> StepInput:
@@ -45,11 +46,17 @@ class Inputs:
             self.tensor(batch.cells),
             batch.decode,
             self._places(batch.decode_tokens),
-            tuple(PrefillSlice(at, row) for at, row in batch.prefill),
+            self._prefill(tuple(PrefillSlice(at, row) for at, row in batch.prefill)),
             prepared,
             self._state_step(batch),
             self._sparse_step(batch, forced),
         )
+
+    def _prefill(self, parts: Sequence[PrefillSlice]) -> Opaque | None:
+        if not parts:
+            return None
+        view, decode = self.caches.first(Latent), self.ops.mla_decode
+        return self.ops.mla_prefill.prepare(parts, view, self.head_dims, decode)
 
     def tensor(self, values: Sequence[int]) -> Tensor:
         """On the device; the host does not wait for it."""
@@ -62,7 +69,8 @@ class Inputs:
         return self.tensor(tokens)
 
     def _sparse_step(self, batch: Batch, forced: Sequence[Tensor]) -> SparseStep | None:
-        if not batch.sparse_tokens or self.topk is None:
+        ops = self.ops.sparse
+        if not batch.sparse_tokens or self.topk is None or ops is None:
             return None
         rows, tiling, topk = batch.sparse, self.plan.tiling, self.topk
         keys = self.caches.first(IndexKeys)
@@ -71,13 +79,20 @@ class Inputs:
             self._places(batch.sparse_tokens),
             self.tensor(rows.lengths),
             tuple(
-                (at, self.ops.index_scores.prepare(part, keys, tiling, topk=topk))
+                (at, ops.index_scores.prepare(part, keys, tiling, topk=topk))
                 for at, part in rows.parts(SCORES_AT_A_TIME)
             ),
             selected,
-            masked,
+            self._masked(masked),
             list(forced),
         )
+
+    def _masked(self, parts: Sequence[PrefillSlice]) -> Opaque | None:
+        if not parts:
+            return None
+        assert self.ops.masked_prefill is not None
+        view = self.caches.first(Latent)
+        return self.ops.masked_prefill.prepare_chosen(parts, view, self.head_dims)
 
     def _split(self, batch: Batch, topk: int) -> tuple[Selected | None, tuple[PrefillSlice, ...]]:
         """Runs of many tokens whose context is not much longer than what they choose attend over
@@ -98,23 +113,29 @@ class Inputs:
         if not runs:
             return None, tuple(masked)
         view, tiling = self.caches.first(Latent), self.plan.tiling
-        prepared = self.ops.sparse_mla.prepare(SparseRows(tuple(runs)), view, tiling)
+        assert self.ops.sparse is not None
+        prepared = self.ops.sparse.sparse_mla.prepare(SparseRows(tuple(runs)), view, tiling)
         at = self._places([batch.sparse_tokens[row] for row in rows])
         return Selected(at, self._places(rows), len(rows), prepared), tuple(masked)
 
     def _attends_masked(self, run: Run, topk: int) -> bool:
-        if run.count <= FEW or not hasattr(self.ops.mla_prefill, "run_chosen"):
+        if run.count <= FEW or self.ops.masked_prefill is None:
             return False
         nope, value = self.mixer.qk_nope_head_dim, self.mixer.v_head_dim
         longest = masked_context(self.latent.layout, nope, value, topk, run.count)
         return not self.plan.batch_invariant and run.first + run.count - 1 <= longest
 
     def _state_step(self, batch: Batch) -> StateStep | None:
-        if self.ops.lightning is None:
+        if self.ops.recurrent is None:
             return None
+        lightning = self.ops.recurrent.lightning
         count = batch.num_decode_rows
         decode = [row for _, row in batch.states[:count]]
         on_gpu = self.plan.device.is_gpu
         rows = StateTable.of(decode, self.plan.device.torch) if on_gpu else decode
-        prepared = self.ops.lightning.prepare(rows) if decode else None
-        return StateStep(count, prepared, batch.states[count:])
+        prefill = batch.states[count:]
+        return StateStep(
+            count,
+            lightning.prepare(rows) if decode else None,
+            lightning.prepare_prefill(prefill) if prefill else None,
+        )

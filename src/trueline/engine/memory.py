@@ -55,7 +55,7 @@ def _peak(spec: ModelSpec, plan: Plan, decoder: Decoder, batch: Batch) -> int:
     hidden = decoder.hidden(inputs.build(batch, inputs.tensor(batch.tokens)), caches.views)
     logits = decoder.logits(hidden[: plan.limits.max_num_seqs])
     del hidden
-    plan.op("sampling").sample(logits, build_rows(_rows(len(logits)), plan.device.torch))
+    plan.sampling.sample(logits, build_rows(_rows(len(logits)), plan.device.torch))
     torch.cuda.synchronize()
     return torch.cuda.max_memory_allocated() - before
 

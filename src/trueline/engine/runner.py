@@ -60,7 +60,7 @@ class Runner:
     ) -> None:
         """`capture`: how decode steps are captured, instead of the plan's way."""
         self.spec, self.plan, self.decoder = spec, plan, decoder
-        self.sampling = plan.op("sampling")
+        self.sampling = plan.sampling
         self.caches = Caches(plan, len(spec.layers))
         self.inputs = Inputs(plan, decoder.ops, self.caches)
         self.sampling_states: dict[int, SamplingState] = {}

@@ -2,46 +2,79 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Protocol, cast
 
 import torch
 from torch import Tensor
 
 from trueline.cache.kinds import LayerViews
 from trueline.cache.kinds.index_keys import IndexKeys
+from trueline.ops.capabilities import Capabilities, Opaque
+from trueline.ops.experts import InvariantExperts, SharedExperts
 from trueline.ops.latent_write import Parts
-from trueline.ops.lightning import StateRow
 from trueline.ops.mla_decode import DecodeRows, DecodeTable
-from trueline.ops.mla_prefill import PrefillRow
+from trueline.ops.mla_prefill import MaskedPrefill, PrefillRow
+from trueline.ops.mlp import InvariantMLP
+from trueline.ops.registry import implementation
 from trueline.parallel.collective import Collective, Sums
 from trueline.plan.plan import Plan
 
+ANYWHERE = Capabilities(devices=("cpu", "cuda"), batch_invariant=True, capture=True)
+"""Of a layer that is made of ops: they may refuse, it does not."""
+
 
 class Ops:
-    """The chosen implementation of each op."""
+    """The chosen implementation of each op; None where the model has no layer that needs it."""
 
     def __init__(self, plan: Plan) -> None:
-        self.linear: Any = plan.op("linear")
-        self.head_product: Any = plan.op("head_product")
-        self.mlp: Any = plan.op("mlp")
-        self.rms_norm: Any = plan.op("rms_norm")
-        self.rope: Any = plan.op("rope")
-        self.latent_write: Any = plan.op("latent_write")
+        name = {op: choice.name for op, choice in plan.selections.items()}
+        self.linear = implementation("linear", name["linear"])
+        self.batched_gemm = implementation("batched_gemm", name["batched_gemm"])
+        self.mlp = implementation("mlp", name["mlp"])
+        self.rms_norm = implementation("rms_norm", name["rms_norm"])
+        self.rope = implementation("rope", name["rope"])
+        self.latent_write = implementation("latent_write", name["latent_write"])
         self.parts = Parts(self.rms_norm, self.rope)
-        self.mla_decode: Any = plan.op("mla_decode")
-        self.mla_prefill: Any = plan.op("mla_prefill")
-        self.lightning: Any = plan.op("lightning") if plan.slots else None
-        self.linear_inputs: Any = plan.op("linear_inputs") if plan.slots else None
-        self.gated_norm: Any = plan.op("gated_norm") if plan.slots else None
-        sparse = plan.kind(IndexKeys) is not None
-        self.index_write: Any = plan.op("index_write") if sparse else None
-        self.index_scores: Any = plan.op("index_scores") if sparse else None
-        self.top_positions: Any = plan.op("top_positions") if sparse else None
-        self.sparse_mla: Any = plan.op("sparse_mla") if sparse else None
-        self.route: Any = plan.op("route")
-        self.experts: Any = plan.op("experts")
+        self.mla_decode = implementation("mla_decode", name["mla_decode"])
+        self.mla_prefill = implementation("mla_prefill", name["mla_prefill"])
+        self.route = implementation("route", name["route"])
+        self.experts = implementation("experts", name["experts"])
+        self.recurrent = RecurrentOps(name) if plan.slots else None
+        self.sparse = SparseOps(name) if plan.kind(IndexKeys) else None
+        self._extensions(plan)
+
+    def _extensions(self, plan: Plan) -> None:
+        """The same objects, with more functions: declared, so nobody has to look."""
+        invariant = plan.batch_invariant
+        self.invariant_mlp = cast("InvariantMLP[Opaque]", self.mlp) if invariant else None
+        self.invariant_experts = (
+            cast("InvariantExperts[Opaque]", self.experts) if invariant else None
+        )
+        shared = "pack_with_shared" in self.experts.capabilities.optional
+        self.shared_experts = cast("SharedExperts[Opaque]", self.experts) if shared else None
+        masked = "run_chosen" in self.mla_prefill.capabilities.optional
+        self.masked_prefill = cast("MaskedPrefill[Opaque]", self.mla_prefill) if masked else None
+
+
+class RecurrentOps:
+    """Of layers with a recurrent state."""
+
+    def __init__(self, name: Mapping[str, str]) -> None:
+        self.lightning = implementation("lightning", name["lightning"])
+        self.qkv_prepare = implementation("qkv_prepare", name["qkv_prepare"])
+        self.gated_norm = implementation("gated_norm", name["gated_norm"])
+
+
+class SparseOps:
+    """Of layers with an indexer."""
+
+    def __init__(self, name: Mapping[str, str]) -> None:
+        self.index_write = implementation("index_write", name["index_write"])
+        self.index_scores = implementation("index_scores", name["index_scores"])
+        self.topk = implementation("topk", name["topk"])
+        self.sparse_mla = implementation("sparse_mla", name["sparse_mla"])
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +149,8 @@ class StateStep:
     """The same tokens for mixers with a state per sequence: decode rows first, one token each."""
 
     num_decode: int
-    prepared: Any  # what lightning made of the decode rows
-    prefill: tuple[tuple[slice, StateRow], ...]
+    decode: Opaque | None  # what lightning made of the decode rows, if there are any
+    prefill: Opaque | None  # and of the prefill rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,7 +160,7 @@ class Selected:
     at: slice | Tensor  # where they stand among the step's tokens
     rows: slice | Tensor  # and among the rows that choose
     count: int
-    prepared: Any  # what sparse_mla made of them
+    prepared: Opaque  # what sparse_mla made of them
 
 
 @dataclass(slots=True)
@@ -136,11 +169,12 @@ class SparseStep:
 
     at: slice | Tensor  # where they stand among the step's tokens
     lengths: Tensor  # [rows]
-    scores: tuple[tuple[slice, Any], ...]
+    scores: tuple[tuple[slice, Opaque], ...]
     """What index_scores made of them, some rows at a time."""
     selected: Selected | None
-    masked: tuple[PrefillSlice, ...]
-    """All others, which attend over everything and hide what they did not choose."""
+    masked: Opaque | None
+    """What mla_prefill made of all others, which attend over everything and hide what they did not
+    choose."""
     forced: list[Tensor]
     """Choices to take instead, layer by layer."""
     recorded: list[Tensor] = field(default_factory=list)
@@ -163,8 +197,8 @@ class StepInput:
     decode: DecodeRows | DecodeTable
     decode_at: slice | Tensor
     """Where the rows of `decode` stand among the tokens."""
-    prefill: tuple[PrefillSlice, ...]
-    prepared: Any  # what mla_decode made of `decode`
+    prefill: Opaque | None  # what mla_prefill made of the prefill rows, if there are any
+    prepared: Opaque | None  # what mla_decode made of `decode`
     states: StateStep | None
     sparse: SparseStep | None
 

@@ -36,7 +36,7 @@ def make(spec: MixerSpec | FeedForwardSpec, build: Build, weights: Weights, name
 
 
 class Ropes:
-    """One table for all layers that turn alike. Every position once, exactly float32: rows are
+    """One table for all layers that rotate alike. Every position once, exactly float32: rows are
     looked up, never computed again."""
 
     def __init__(self, spec: ModelSpec, max_position: int, device: torch.device) -> None:
@@ -113,10 +113,8 @@ class Decoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, vocabulary], float32."""
         x = self.ops.rms_norm.run(hidden, self.norm, self.spec.norm_eps)
-        linear = self.ops.linear
-        # Some implementations leave the sums as they are: rounded ones would often be equal.
-        wide = linear.run_wide if hasattr(linear, "run_wide") else linear.run
-        mine = wide(x, self.head).float()
+        # Rounded to 16 bits, logits would often be equal.
+        mine = self.ops.linear.run_wide(x, self.head)
         return mine if self._holds_all_words() else self.collective.join(mine, 1)
 
     def _embed(self, tokens: Tensor) -> Tensor:

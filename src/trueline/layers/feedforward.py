@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trueline.layers.context import Build, Weights
+from trueline.layers.context import ANYWHERE, Build, Weights
 from trueline.spec.feedforward import DenseSpec, MoESpec
 
 
@@ -16,13 +16,13 @@ class MLP:
 
     def part(self, x: Tensor) -> Tensor:
         """What this rank has of the output, where the ranks' parts are added up."""
-        y: Tensor = self.ops.mlp.run(x, self.packed, self.ops.linear)
-        return y
+        return self.ops.mlp.run(x, self.packed, self.ops.linear)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.sums.whole:
             return self.sums.collective.add(self.part(x))
-        mlp, packed, linear = self.ops.mlp, self.packed, self.ops.linear
+        mlp, packed, linear = self.ops.invariant_mlp, self.packed, self.ops.linear
+        assert mlp is not None, "sums are whole in batch-invariant mode only"
         middle = mlp.middle(x, packed, linear)
         return self.sums.over(middle, lambda full: mlp.down(full, packed, linear)).to(x.dtype)
 
@@ -35,6 +35,8 @@ def _gate_up_down(weights: Weights, name: str) -> tuple[Tensor, Tensor]:
 
 
 class Dense:
+    capabilities = ANYWHERE
+
     def __init__(self, spec: DenseSpec, build: Build, weights: Weights, name: str) -> None:
         self.mlp = MLP(build, weights, name)
 
@@ -43,28 +45,25 @@ class Dense:
 
 
 class MoE:
+    capabilities = ANYWHERE
+
     def __init__(self, spec: MoESpec, build: Build, weights: Weights, name: str) -> None:
         self.spec, self.ops, self.sums = spec, build.ops, build.sums
         self.collective = build.collective
         router = weights.take(f"{name}.gate.weight").float()
-        # Some implementations make the logits themselves.
-        self.from_tokens = hasattr(self.ops.route, "choose")
-        if self.from_tokens:
-            self.router = self.ops.route.pack(router, build.plan.compute_dtype)
-        else:
-            self.router = self.ops.linear.pack(router)
+        self.router = self.ops.route.pack(router, build.plan.compute_dtype, self.ops.linear)
         self.bias: Tensor | None = None
         if spec.router.correction_bias:
             self.bias = weights.take(f"{name}.gate.e_score_correction_bias")
         gate_up = weights.stored(f"{name}.experts.gate_up_proj")
         down = weights.stored(f"{name}.experts.down_proj")
         self.shared: MLP | None = None
-        shared, experts = f"{name}.shared_experts", self.ops.experts
-        if _fits(spec) and hasattr(experts, "pack_with_shared"):
+        shared, fused = f"{name}.shared_experts", self.ops.shared_experts
+        if _fits(spec) and fused is not None:
             more = _gate_up_down(weights, shared)
-            self.experts = experts.pack_with_shared(gate_up, down, *more, self.ops.linear)
+            self.experts = fused.pack_with_shared(gate_up, down, *more, self.ops.linear)
         else:
-            self.experts = experts.pack(gate_up, down, self.ops.linear)
+            self.experts = self.ops.experts.pack(gate_up, down, self.ops.linear)
             self.shared = MLP(build, weights, shared) if spec.shared_width else None
 
     def forward(self, x: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -83,20 +82,14 @@ class MoE:
     def _in_order(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """A token's experts in the order of its ids, whoever holds them: what one rank has, the
         others have zeros for, so that adding rounds nothing."""
-        experts = self.ops.experts
+        experts = self.ops.invariant_experts
+        assert experts is not None, "sums are whole in batch-invariant mode only"
         mine = experts.each(x, ids, self.experts, self.ops.linear, first=self.spec.experts.start)
-        y: Tensor = experts.combine(self.collective.add(mine), weights).to(x.dtype)
-        return y
+        return experts.combine(self.collective.add(mine), weights).to(x.dtype)
 
     def _route(self, x: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor]:
-        route, router = self.ops.route, self.spec.router
-        chosen: tuple[Tensor, Tensor]
-        if self.from_tokens:
-            chosen = route.choose(x, self.router, self.bias, router, forced)
-        else:
-            logits = self.ops.linear.run(x.float(), self.router)
-            chosen = route.run(logits, self.bias, router, forced)
-        return chosen
+        linear, router = self.ops.linear, self.spec.router
+        return self.ops.route.choose(x, self.router, linear, self.bias, router, forced)
 
 
 def _fits(spec: MoESpec) -> bool:

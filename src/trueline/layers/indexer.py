@@ -3,8 +3,6 @@ that a query may see."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -17,7 +15,8 @@ from trueline.spec.mixer import MLASpec
 class Indexer:
     def __init__(self, mla: MLASpec, build: Build, weights: Weights, name: str) -> None:
         assert mla.indexer is not None
-        self.spec, self.ops = mla.indexer, build.ops
+        assert build.ops.sparse is not None, "the plan knows of the layers with an indexer"
+        self.spec, self.ops, self.sparse = mla.indexer, build.ops, build.ops.sparse
         pack = build.ops.linear.pack
         self.key_weight = weights.stored(f"{name}.wk.weight")
         """Left to the layer, which multiplies the same input by its own weights."""
@@ -26,20 +25,24 @@ class Indexer:
         by_head = weights.take(f"{name}.weights_proj.weight").float()
         self.weights = pack(by_head * (self.spec.head_weight * self.spec.scale))
         ours, theirs = self.spec.rope, mla.rope
-        assert torch.equal(inv_freq(ours), inv_freq(theirs)), "one table turns both"
+        assert torch.equal(inv_freq(ours), inv_freq(theirs)), "one table rotates both"
         assert ours.cos_sin_scale == theirs.cos_sin_scale
 
     def write(self, projected: Tensor, rope: Rope, view: IndexView, cells: Tensor) -> None:
         """What the index cache holds of each token."""
         norm, bias = self.norm
-        self.ops.index_write.run(
+        assert rope is not None
+        self.sparse.index_write.run(
             projected,
             view,
             cells,
             norm=norm,
             bias=bias,
             eps=self.spec.key_norm_eps,
-            **self._turning(rope),
+            cos=rope[0],
+            sin=rope[1],
+            pairing=self.spec.rope.pairing,
+            rope=self.ops.rope,
         )
 
     def choose(
@@ -47,20 +50,16 @@ class Indexer:
     ) -> Tensor:
         """Logical positions [rows, topk] for the rows that see more than topk."""
         assert rope is not None
-        spec, at, run = self.spec, step.at, self.ops.index_scores.run
+        spec, at, run = self.spec, step.at, self.sparse.index_scores.run
         q = self.ops.linear.run(q_latent[at], self.q).view(step.count, spec.heads, spec.head_dim)
-        q = self.ops.index_write.turn(q, **self._turning((rope[0][at], rope[1][at])))
+        q = self.sparse.index_write.rotate(
+            q, cos=rope[0][at], sin=rope[1][at], pairing=spec.rope.pairing, rope=self.ops.rope
+        )
         weights = self.ops.linear.run(x[at].float(), self.weights)
-        chosen: list[Tensor] = [
-            self.ops.top_positions.run(
+        chosen = [
+            self.sparse.topk.run(
                 run(q[rows], weights[rows], view, prepared), step.lengths[rows], spec.topk
             )
             for rows, prepared in step.scores
         ]
         return chosen[0] if len(chosen) == 1 else torch.cat(chosen)
-
-    def _turning(self, rope: Rope) -> dict[str, Any]:
-        """By which table, and how channels pair up."""
-        assert rope is not None
-        pairing = self.spec.rope.pairing
-        return {"cos": rope[0], "sin": rope[1], "pairing": pairing, "rope": self.ops.rope}

@@ -3,24 +3,23 @@ row per token."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from trueline.cache.kinds import LayerViews
 from trueline.cache.kinds.lightning import LightningState
 from trueline.cache.state import StateView
-from trueline.layers.context import Build, Rope, StepInput, Weights
-from trueline.ops.lightning import StateRow
+from trueline.layers.context import ANYWHERE, Build, Rope, StepInput, Weights
 from trueline.spec.mixer import LightningSpec
 
 
 class Lightning:
+    capabilities = ANYWHERE
+
     def __init__(self, spec: LightningSpec, build: Build, weights: Weights, name: str) -> None:
         self.spec, self.ops, self.sums = spec, build.ops, build.sums
-        assert build.ops.lightning is not None, "the plan knows of the layers with a state"
-        self.attend = build.ops.lightning
+        assert build.ops.recurrent is not None, "the plan knows of the layers with a state"
+        self.recurrent = build.ops.recurrent
         pack = build.ops.linear.pack
         parts = (weights.stored(f"{name}.{part}.weight") for part in ("query_key_value", "g_proj"))
         self.qkv_gate = pack(torch.cat(tuple(parts)))
@@ -36,7 +35,7 @@ class Lightning:
         spec, ops, view = self.spec, self.ops, views[LightningState]
         whole = ops.linear.run(x, self.qkv_gate)
         channels = spec.heads.count * spec.head_dim
-        q, k, v = ops.linear_inputs.run(
+        q, k, v = self.recurrent.qkv_prepare.run(
             whole[:, : 3 * channels],
             heads=spec.heads.count,
             silu=spec.silu,
@@ -45,7 +44,7 @@ class Lightning:
             rope=None if rope is None or spec.rope is None else (*rope, spec.rope.pairing),
             parts=ops.parts,
         )
-        out = ops.gated_norm.run(
+        out = self.recurrent.gated_norm.run(
             self._attend(q, k, v, step, view).flatten(1),
             whole[:, 3 * channels :],
             weight=self.out_norm,
@@ -58,31 +57,15 @@ class Lightning:
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, step: StepInput, view: StateView) -> Tensor:
         states = step.states
         assert states is not None
-        options = {"slopes": self.slopes, "scale": self.spec.scale}
+        attend, slopes, scale = self.recurrent.lightning, self.slopes, self.spec.scale
         d = states.num_decode
         decoded = torch.empty_like(v[:0])
-        if d:
-            decoded = self.attend.decode(q[:d], k[:d], v[:d], view, states.prepared, **options)
-        if not states.prefill:
+        if states.decode is not None:
+            decoded = attend.decode(
+                q[:d], k[:d], v[:d], view, states.decode, slopes=slopes, scale=scale
+            )
+        if states.prefill is None:
             return decoded
-        out = self._prefill(q, k, v, states.prefill, view, options)
+        out = attend.prefill(q, k, v, view, states.prefill, slopes=slopes, scale=scale)
         out[:d] = decoded
-        return out
-
-    def _prefill(
-        self,
-        q: Tensor,
-        k: Tensor,
-        v: Tensor,
-        parts: tuple[tuple[slice, StateRow], ...],
-        view: StateView,
-        options: dict[str, Any],
-    ) -> Tensor:
-        """Of all tokens, those of `parts` written."""
-        if hasattr(self.attend, "prefill_rows"):
-            out: Tensor = self.attend.prefill_rows(q, k, v, view, parts, **options)
-            return out
-        out = torch.empty_like(v, memory_format=torch.contiguous_format)
-        for at, row in parts:
-            out[at] = self.attend.prefill(q[at], k[at], v[at], view, row, **options)
         return out

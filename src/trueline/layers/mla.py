@@ -13,9 +13,9 @@ from trueline.cache.kinds import LayerViews
 from trueline.cache.kinds.index_keys import IndexKeys
 from trueline.cache.kinds.latent import Latent
 from trueline.cache.store import LatentView
-from trueline.layers.context import Build, Rope, SparseStep, StepInput, Weights
+from trueline.layers.context import ANYWHERE, Build, Rope, SparseStep, StepInput, Weights
 from trueline.layers.indexer import Indexer
-from trueline.ops.mla_prefill import HeadWeights, cheaper_form
+from trueline.ops.mla_prefill import HeadWeights
 from trueline.spec.mixer import MLASpec
 
 
@@ -29,6 +29,8 @@ class Projected:
 
 
 class MLA:
+    capabilities = ANYWHERE
+
     def __init__(self, spec: MLASpec, build: Build, weights: Weights, name: str) -> None:
         self.spec, self.ops, self.sums = spec, build.ops, build.sums
         pack = build.ops.linear.pack
@@ -46,9 +48,9 @@ class MLA:
             self.q_b = pack(weights.stored(f"{name}.q_b_proj.weight"))
         self.kv_norm = weights.take(f"{name}.kv_a_layernorm.weight")
         heads = _split_heads(spec, weights.stored(f"{name}.kv_b_proj.weight"))
-        pack_heads, steady = build.ops.head_product.pack, build.plan.batch_invariant
-        self.absorb = pack_heads(heads.key, build.ops.linear, steady)
-        self.expand = pack_heads(heads.value, build.ops.linear, steady)
+        pack_heads, batch_invariant = build.ops.batched_gemm.pack, build.plan.batch_invariant
+        self.absorb = pack_heads(heads.key, build.ops.linear, batch_invariant)
+        self.expand = pack_heads(heads.value, build.ops.linear, batch_invariant)
         compute = build.plan.compute_dtype
         self.heads = HeadWeights(heads.key.to(compute), heads.value.to(compute))
         self.o = pack(weights.stored(f"{name}.o_proj.weight"))
@@ -93,15 +95,15 @@ class MLA:
             at = selected.at
             out[at] = self._attend_selected(self._absorbed(q_nope[at], wide[at]), step, latent)
         q_rope = wide[..., self.spec.kv_lora_rank :]
-        if sparse is not None and sparse.masked:
+        if sparse is not None and sparse.masked is not None:
             self._attend_masked(q_nope, q_rope, sparse, latent, out)
-        if step.prefill:
+        if step.prefill is not None:
             self._prefill(q_nope, q_rope, step, latent, out)
         return out
 
     def _project(self, x: Tensor) -> Projected:
         spec, ops = self.spec, self.ops
-        q, latent, key, index_key = ops.linear.run(x, self.first).split(self.widths, dim=-1)
+        q, latent, key, index_key = torch.split(ops.linear.run(x, self.first), self.widths, dim=-1)
         if spec.q_lora_rank is not None:
             q_latent = ops.rms_norm.run(q, self.q_norm, spec.latent_norm_eps)
             q = ops.linear.run(q_latent, self.q_b)
@@ -131,49 +133,52 @@ class MLA:
     def _prefill(
         self, q_nope: Tensor, q_rope: Tensor, step: StepInput, view: LatentView, out: Tensor
     ) -> None:
-        op, scale = self.ops.mla_prefill, self.spec.softmax_scale
-        if hasattr(op, "run_rows"):
-            op.run_rows(q_nope, q_rope, view, step.prefill, self.heads, out, softmax_scale=scale)
-            return
-        for part in step.prefill:
-            at, row = part.tokens, part.row
-            rope, end = self.spec.qk_rope_head_dim, row.start + row.count
-            form = cheaper_form(self.heads, rope, row.count, end)
-            queries = torch.cat((q_nope[at], q_rope[at]), dim=-1)
-            out[at] = op.run(queries, view, row, self.heads, softmax_scale=scale, form=form)
+        assert step.prefill is not None
+        self.ops.mla_prefill.run(
+            q_nope,
+            q_rope,
+            view,
+            step.prefill,
+            self.heads,
+            out,
+            softmax_scale=self.spec.softmax_scale,
+        )
 
     def _absorbed(self, q_nope: Tensor, wide: Tensor) -> Tensor:
-        """`wide` with the query moved into the latent before its turned part."""
-        self.ops.head_product.run(q_nope, self.absorb, wide[..., : self.spec.kv_lora_rank])
+        """`wide` with the query moved into the latent before its rotated part."""
+        self.ops.batched_gemm.run(q_nope, self.absorb, wide[..., : self.spec.kv_lora_rank])
         return wide
 
     def _decode(self, q: Tensor, step: StepInput, view: LatentView) -> Tensor:
+        assert step.prepared is not None
         out, _ = self.ops.mla_decode.run(
             q, view, step.prepared, softmax_scale=self.spec.softmax_scale
         )
-        y: Tensor = self.ops.head_product.run(out, self.expand)
-        return y
+        return self.ops.batched_gemm.run(out, self.expand)
 
     def _attend_selected(self, q: Tensor, step: StepInput, view: LatentView) -> Tensor:
-        sparse = step.sparse
+        sparse, ops = step.sparse, self.ops.sparse
         assert sparse is not None
+        assert ops is not None
         assert sparse.selected is not None
         assert sparse.chosen is not None, "a layer before has chosen"
-        out, _ = self.ops.sparse_mla.run(
+        out, _ = ops.sparse_mla.run(
             q,
             view,
             sparse.selected.prepared,
             sparse.chosen[sparse.selected.rows],
             softmax_scale=self.spec.softmax_scale,
         )
-        y: Tensor = self.ops.head_product.run(out, self.expand)
-        return y
+        return self.ops.batched_gemm.run(out, self.expand)
 
     def _attend_masked(
         self, q_nope: Tensor, q_rope: Tensor, sparse: SparseStep, view: LatentView, out: Tensor
     ) -> None:
         assert sparse.chosen is not None, "a layer before has chosen"
-        self.ops.mla_prefill.run_chosen(
+        op = self.ops.masked_prefill
+        assert op is not None
+        assert sparse.masked is not None
+        op.run_chosen(
             q_nope,
             q_rope,
             view,

@@ -75,7 +75,7 @@ SIGNATURES = {
         *(_POINTER, _POINTER, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _INT, _INT, _INT),
         *(_INT, _FLOAT, _INT, _POINTER, _INT, _POINTER, _INT, _INT, _POINTER, _INT),
     ),
-    "top_positions": (_POINTER, _INT, _POINTER, _INT, _INT, _POINTER),
+    "index_topk": (_POINTER, _INT, _POINTER, _INT, _INT, _POINTER),
     "use_threads": (_INT,),
     "sparse_mla": (
         *(_POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT, _INT, _INT, _INT, _FLOAT),
@@ -146,13 +146,6 @@ def unavailable() -> str | None:
     except (CannotBuild, OSError, AttributeError) as error:
         return str(error).splitlines()[0]
     return None
-
-
-def refusals(dtype: torch.dtype, batch_invariant: bool) -> list[str]:
-    if dtype != torch.float32:
-        return ["float32 only"]
-    reason = unavailable()
-    return [reason] if reason else []
 
 
 def _target() -> str:

@@ -197,7 +197,7 @@ static uint32_t last_rank(const std::vector<uint32_t>& ranks, int64_t& left) {
   return found;
 }
 
-extern "C" void top_positions(const float* scores, int64_t stride, const int64_t* lengths,
+extern "C" void index_topk(const float* scores, int64_t stride, const int64_t* lengths,
                               int64_t rows, int64_t topk, int64_t* out) {
   parallel(rows, 8 * stride, [=](int64_t row) {
     static thread_local std::vector<uint32_t> ranks;

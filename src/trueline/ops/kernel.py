@@ -13,11 +13,12 @@ import triton.language as tl
 from torch import Tensor
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from trueline.device import interpreting, launches_early
+from trueline.device import interpreting, supports_pdl
 from trueline.ops.launch import KNOWN_MULTIPLE
 
-EARLY = tl.constexpr(launches_early())
-"""Whether kernels are set up while those before them still run (NVIDIA, from Hopper on)."""
+PDL = tl.constexpr(supports_pdl())
+"""Programmatic dependent launch: a kernel is set up while the one before it still runs (NVIDIA,
+from Hopper on)."""
 
 
 Ask = tuple[object, ...]
@@ -69,21 +70,22 @@ def dry_run(asked: Callable[[Ask, Callable[[], Any]], None]) -> Iterator[None]:
 
 
 def kernel(fn: Any = None, **options: Any) -> Any:
-    """`triton.jit` for what is launched by itself. It calls `wait_turn()`, once, and first of all:
+    """`triton.jit` for what is launched by itself. It calls `pdl_wait()`, once, and first of all:
     only weights may be loaded before."""
     if fn is None:
         return partial(kernel, **options)
     made = triton.jit(fn, **options)
     if interpreting():
         return made
-    return Launcher(made, launch_pdl=True) if EARLY.value else Launcher(made)
+    return Launcher(made, launch_pdl=True) if PDL.value else Launcher(made)
 
 
 @triton.jit
-def wait_turn(SHARED: tl.constexpr = True):
-    """Nothing that any kernel writes is read or written before: it may still be at it. Whatever
-    follows a kernel that is not SHARED comes when it is done: it is not squeezed in between."""
-    if EARLY:
+def pdl_wait(SHARED: tl.constexpr = True):
+    """Waits for the kernels before: what any kernel writes is neither read nor written earlier. A
+    SHARED kernel then lets the next one be set up beside it; after others it starts when they are
+    done."""
+    if PDL:
         gdc_wait()
         if SHARED:
             gdc_launch_dependents()

@@ -15,15 +15,6 @@ INTERPRETED_SMS = 12
 KNOWN_MULTIPLE = 16
 """Kernels are compiled apart for pointers to multiples of so many bytes, and for strides that are
 multiples of so many numbers; of others Triton knows nothing."""
-FLOATS = (torch.float32, torch.float16, torch.bfloat16)
-
-
-def refusals(dtype: torch.dtype, batch_invariant: bool) -> list[str]:
-    """Of every implementation for a GPU."""
-    told = [] if dtype in FLOATS else [f"{dtype} is not float32, float16 or bfloat16"]
-    if batch_invariant:
-        told.append("on a GPU a row's bits depend on the batch so far")
-    return told
 
 
 def power_of_two(n: int) -> int:

@@ -1,70 +1,111 @@
-"""Every op and its implementations, in the order of preference."""
+"""Every op: its Protocol, and its implementations in the order of preference."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Literal
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any, Literal, overload
 
 import torch
 
-from trueline.cache.layout import IndexLayout
-from trueline.plugins import Registry
+from trueline.ops import (
+    batched_gemm,
+    experts,
+    gated_norm,
+    index_scores,
+    index_write,
+    latent_write,
+    lightning,
+    linear,
+    mla_decode,
+    mla_prefill,
+    mlp,
+    qkv_prepare,
+    rms_norm,
+    rope,
+    route,
+    sampling,
+    sparse_mla,
+    topk,
+)
+from trueline.ops.capabilities import Capabilities, Context, Opaque, undeclared
+from trueline.plugins import Registry, lacking
 
+_DECLARING: Mapping[str, tuple[ModuleType, type]] = {
+    "linear": (linear, linear.Linear),
+    "batched_gemm": (batched_gemm, batched_gemm.BatchedGemm),
+    "mlp": (mlp, mlp.MLP),
+    "rms_norm": (rms_norm, rms_norm.RMSNorm),
+    "rope": (rope, rope.Rope),
+    "latent_write": (latent_write, latent_write.LatentWrite),
+    "mla_decode": (mla_decode, mla_decode.MLADecode),
+    "mla_prefill": (mla_prefill, mla_prefill.MLAPrefill),
+    "lightning": (lightning, lightning.Lightning),
+    "index_write": (index_write, index_write.IndexWrite),
+    "qkv_prepare": (qkv_prepare, qkv_prepare.QKVPrepare),
+    "gated_norm": (gated_norm, gated_norm.GatedNorm),
+    "index_scores": (index_scores, index_scores.IndexScores),
+    "topk": (topk, topk.TopK),
+    "sparse_mla": (sparse_mla, sparse_mla.SparseMLA),
+    "route": (route, route.Route),
+    "experts": (experts, experts.Experts),
+    "sampling": (sampling, sampling.Sampling),
+}
 OPS: dict[str, tuple[str, ...]] = {
-    "linear": ("native", "onednn", "torch_mm", "reference", "triton", "cublas"),
-    "head_product": ("native", "cpu", "reference", "triton", "cublas"),
-    "mlp": ("native", "cpu", "reference", "triton"),
-    "rms_norm": ("native", "cpu", "reference", "triton"),
-    "rope": ("native", "cpu", "reference", "triton"),
-    "latent_write": ("parts", "reference", "triton"),
-    "mla_decode": ("native", "cpu", "reference", "triton"),
-    "mla_prefill": ("cpu", "reference", "triton"),
-    "lightning": ("cpu", "reference", "triton"),
-    "index_write": ("parts", "reference", "triton"),
-    "linear_inputs": ("parts", "reference", "triton"),
-    "gated_norm": ("parts", "reference", "triton"),
-    "index_scores": ("native", "cpu", "reference", "triton"),
-    "top_positions": ("native", "cpu", "reference", "triton"),
-    "sparse_mla": ("native", "cpu", "reference", "triton"),
-    "route": ("native", "cpu", "reference", "triton"),
-    "experts": ("native", "cpu", "reference", "triton"),
-    "sampling": ("cpu", "reference", "triton"),
+    op: tuple(module.IMPLEMENTATIONS) for op, (module, _) in _DECLARING.items()
 }
 """Ours; packages may add more."""
 
-FUNCTIONS: dict[str, tuple[str, ...]] = {
-    "linear": ("pack", "run"),
-    "head_product": ("pack", "run"),
-    "mlp": ("pack", "run", "middle", "down"),
-    "rms_norm": ("run", "run_sum"),
-    "rope": ("run",),
-    "latent_write": ("run",),
-    "mla_decode": ("prepare", "run"),
-    "mla_prefill": ("run",),
-    "lightning": ("prepare", "decode", "prefill"),
-    "index_write": ("run", "turn"),
-    "linear_inputs": ("run",),
-    "gated_norm": ("run",),
-    "index_scores": ("prepare", "run"),
-    "top_positions": ("run",),
-    "sparse_mla": ("prepare", "run"),
-    "route": ("run",),
-    "experts": ("pack", "run", "each", "combine"),
-    "sampling": ("sample", "score"),
+
+def functions(protocol: type) -> tuple[str, ...]:
+    """That a Protocol asks for itself, without those it extends."""
+    return tuple(
+        name
+        for name, value in vars(protocol).items()
+        if callable(value) and not name.startswith("_")
+    )
+
+
+FUNCTIONS = {op: functions(protocol) for op, (_, protocol) in _DECLARING.items()}
+INVARIANT = {
+    "mlp": functions(mlp.InvariantMLP),
+    "experts": functions(experts.InvariantExperts),
+}
+"""Functions that an implementation declared batch-invariant has too."""
+CAPTURED = {"sampling": functions(sampling.CapturedSampling)}
+"""And one that a graph may hold."""
+OPTIONAL = {
+    "experts": functions(experts.SharedExperts),
+    "mla_prefill": functions(mla_prefill.MaskedPrefill),
 }
 
-INVARIANT_ONLY = {"mlp": ("middle", "down"), "experts": ("each", "combine")}
-"""Functions that only batch-invariant mode calls: ours for GPUs, which refuse it, have none."""
 
-GPU_NAMES = ("cublas", "triton")
-"""Of our implementations, those for an NVIDIA GPU; all others are for CPUs. Packages' objects say
-it by their `devices`, and are for CPUs where they have none."""
+def needed(op: str, declared: Capabilities) -> tuple[str, ...]:
+    """The functions of an implementation with these capabilities."""
+    invariant = INVARIANT.get(op, ()) if declared.batch_invariant else ()
+    captured = CAPTURED.get(op, ()) if declared.capture else ()
+    return (*FUNCTIONS[op], *invariant, *captured, *declared.optional)
+
+
+def _unfit(op: str, found: Any) -> str | None:
+    """What is wrong with a package's object, if anything."""
+    wrong = undeclared(found)
+    if wrong:
+        return wrong
+    declared: Capabilities = found.capabilities
+    unknown = [name for name in declared.optional if name not in OPTIONAL.get(op, ())]
+    if unknown:
+        accepted = ", ".join(OPTIONAL.get(op, ())) or "none"
+        return f"declares optional {', '.join(unknown)}; accepted: {accepted}"
+    return lacking(found, needed(op, declared))
+
 
 REGISTRY = Registry(
     "trueline.ops",
     "op",
     {f"{op}.{name}": f"trueline.ops.{op}.{name}" for op, names in OPS.items() for name in names},
     FUNCTIONS,
+    _unfit,
 )
 
 
@@ -72,46 +113,73 @@ Need = Literal["states", "indexer"]
 NEEDS: dict[str, Need] = {
     "lightning": "states",
     "index_write": "indexer",
-    "linear_inputs": "states",
+    "qkv_prepare": "states",
     "gated_norm": "states",
     "index_scores": "indexer",
-    "top_positions": "indexer",
+    "topk": "indexer",
     "sparse_mla": "indexer",
 }
 """Ops that only some models use, and what these have."""
 
 
-def refusals(op: str, name: str, dtype: torch.dtype, *, batch_invariant: bool = False) -> list[str]:
-    """Why an implementation cannot run on this CPU; most can."""
-    elsewhere = other_device(op, name, "cpu")
-    return elsewhere or reasons(implementation(op, name), dtype, batch_invariant)
-
-
-def other_device(op: str, name: str, device: str) -> list[str]:
-    """Told without importing ours: what is for a GPU may need what only such machines have."""
+def capabilities(op: str, name: str) -> Capabilities:
+    """Ours are known without importing what may need a GPU's libraries."""
     if REGISTRY.package(op, name):
-        devices: Sequence[str] = getattr(implementation(op, name), "devices", ("cpu",))
-    else:
-        devices = ("cuda",) if name in GPU_NAMES else ("cpu",)
-    return [] if device in devices else [f"runs on {' and '.join(devices)}"]
+        declared: Capabilities = REGISTRY.get(op, name).capabilities
+        return declared
+    ours: Capabilities = _DECLARING[op][0].IMPLEMENTATIONS[name]
+    return ours
 
 
-def reasons(
-    found: Any, dtype: torch.dtype, batch_invariant: bool, layout: IndexLayout | None = None
-) -> list[str]:
-    """What an op's or a layer's own `refusals`, if it has any, say; and its `layout_refusals` of
-    the index cache."""
-    told: list[str] = found.refusals(dtype, batch_invariant) if hasattr(found, "refusals") else []
-    if layout is not None and hasattr(found, "layout_refusals"):
-        told = [*told, *found.layout_refusals(layout)]
-    return told
+def refusals(op: str, name: str, context: Context) -> list[str]:
+    """Why an implementation cannot run; most can."""
+    declared = capabilities(op, name)
+    return declared.elsewhere(context.device) or declared.refusals(context)
 
 
 def runnable(op: str, dtype: torch.dtype) -> list[str]:
-    """Our implementations that run here, in the order of preference."""
-    return [name for name in OPS[op] if not refusals(op, name, dtype)]
+    """Our implementations that run on this CPU, in the order of preference."""
+    return [name for name in OPS[op] if not refusals(op, name, Context(dtype=dtype))]
 
 
+@overload
+def implementation(op: Literal["linear"], name: str) -> linear.Linear[Opaque]: ...
+@overload
+def implementation(op: Literal["batched_gemm"], name: str) -> batched_gemm.BatchedGemm[Opaque]: ...
+@overload
+def implementation(op: Literal["mlp"], name: str) -> mlp.MLP[Opaque]: ...
+@overload
+def implementation(op: Literal["rms_norm"], name: str) -> rms_norm.RMSNorm: ...
+@overload
+def implementation(op: Literal["rope"], name: str) -> rope.Rope: ...
+@overload
+def implementation(op: Literal["latent_write"], name: str) -> latent_write.LatentWrite: ...
+@overload
+def implementation(op: Literal["mla_decode"], name: str) -> mla_decode.MLADecode[Opaque]: ...
+@overload
+def implementation(op: Literal["mla_prefill"], name: str) -> mla_prefill.MLAPrefill[Opaque]: ...
+@overload
+def implementation(op: Literal["lightning"], name: str) -> lightning.Lightning[Opaque, Opaque]: ...
+@overload
+def implementation(op: Literal["index_write"], name: str) -> index_write.IndexWrite: ...
+@overload
+def implementation(op: Literal["qkv_prepare"], name: str) -> qkv_prepare.QKVPrepare: ...
+@overload
+def implementation(op: Literal["gated_norm"], name: str) -> gated_norm.GatedNorm: ...
+@overload
+def implementation(op: Literal["index_scores"], name: str) -> index_scores.IndexScores[Opaque]: ...
+@overload
+def implementation(op: Literal["topk"], name: str) -> topk.TopK: ...
+@overload
+def implementation(op: Literal["sparse_mla"], name: str) -> sparse_mla.SparseMLA[Opaque]: ...
+@overload
+def implementation(op: Literal["route"], name: str) -> route.Route[Opaque]: ...
+@overload
+def implementation(op: Literal["experts"], name: str) -> experts.Experts[Opaque]: ...
+@overload
+def implementation(op: Literal["sampling"], name: str) -> sampling.Sampling: ...
+@overload
+def implementation(op: str, name: str) -> Any: ...
 def implementation(op: str, name: str) -> Any:
     """A module, or whatever else has the op's functions."""
     return REGISTRY.get(op, name)

@@ -1,4 +1,4 @@
-"""Choices made once, at load: which implementation runs each op and why, in which dtype, with how
+"""Decisions made once, at load: which implementation runs each op and why, in which dtype, with how
 much cache. Printed at start; nobody decides again later."""
 
 from __future__ import annotations
@@ -11,12 +11,15 @@ import torch
 
 from trueline.cache.kinds import KindContext, PagedKind, SlottedKind, StateKind, find_kinds
 from trueline.cache.kinds.index_keys import IndexKeys
+from trueline.cache.kinds.latent import Latent
 from trueline.config import EngineConfig
 from trueline.device import Device, onednn_features
 from trueline.errors import UsageError
 from trueline.models.parameters import parameters
+from trueline.ops.capabilities import Context, HeadDims
 from trueline.ops.mla_decode import Tiling
-from trueline.ops.registry import NEEDS, OPS, REGISTRY, Need, implementation, runnable
+from trueline.ops.registry import NEEDS, OPS, REGISTRY, Need, capabilities, implementation, runnable
+from trueline.ops.sampling import Sampling
 from trueline.plan.memory import (
     AUTO_BLOCK_SIZE,
     DTYPES,
@@ -30,13 +33,13 @@ from trueline.plan.memory import (
     plan_groups,
     slot_plan,
 )
-from trueline.plan.select import LAYERS, OWN, Choice, choose_layers, choose_op
+from trueline.plan.select import LAYERS, OWN, Selection, choose_layers, choose_op
 from trueline.spec.model import ModelSpec
 
 # Keys per product where nothing depends on it.
 FREE_TILING = Tiling(1024, full=False)
 SMALL_MODEL = 64_000_000
-PACKING = ("linear", "head_product", "mlp", "experts")
+PACKING = ("linear", "batched_gemm", "mlp", "experts")
 """Ops that keep weights."""
 
 
@@ -48,8 +51,8 @@ class Plan:
     device: Device
     limits: Limits
     threads: int
-    choices: dict[str, Choice]
-    layers: dict[str, Choice]
+    selections: dict[str, Selection]
+    layers: dict[str, Selection]
     weight_dtype: torch.dtype
     compute_dtype: torch.dtype
     dtype_reason: str
@@ -95,8 +98,9 @@ class Plan:
         kinds = tuple(kind.of_layers(kept) for kind in self.kinds)
         return replace(self, kinds=kinds, groups=groups)
 
-    def op(self, name: str) -> Any:
-        return implementation(name, self.choices[name].name)
+    @property
+    def sampling(self) -> Sampling:
+        return implementation("sampling", self.selections["sampling"].name)
 
     def layer(self, kind: str) -> Any:
         return LAYERS.get(kind, self.layers[kind].name)
@@ -122,8 +126,8 @@ class Plan:
             if kept.label:
                 yield f"{kept.label:<12} {kept}"
         yield f"invariance   {'bitwise, whatever the batch' if self.batch_invariant else 'off'}"
-        for op, choice in self.choices.items():
-            yield f"{op:<12} {choice.name} ({choice.reason})"
+        for op, chosen in self.selections.items():
+            yield f"{op:<12} {chosen.name} ({chosen.reason})"
         for kind, choice in self.layers.items():
             if choice.name != OWN:
                 yield f"layer        {kind}: {choice.name} ({choice.reason})"
@@ -179,11 +183,23 @@ def make_plan(
     keys = next((kind.layout for kind in kinds if isinstance(kind, IndexKeys)), None)
     has: dict[Need, Any] = {"states": slotted, "indexer": keys}
     used = [op for op in OPS if op not in NEEDS or has[NEEDS[op]]]
-    choices = {op: choose_op(op, config, compute, keys, device.kind) for op in used}
+    latent = next((kind for kind in kinds if isinstance(kind, Latent)), None)
+    context = Context(
+        dtype=compute,
+        device=device.kind,
+        compute_capability=device.compute_capability,
+        batch_invariant=config.batch_invariant,
+        heads=HeadDims.of(latent.mixer) if latent else None,
+        latent=latent.layout if latent else None,
+        index=keys,
+    )
+    selections = {op: choose_op(op, config, context) for op in used}
+    declared = {op: capabilities(op, chosen.name) for op, chosen in selections.items()}
+    capture = all(each.capture for each in declared.values())
     max_len = max_model_len(spec, config)
-    # Kernels of ours multiply by bfloat16 as it is; others want weights as they compute.
-    ours = all(choices[op].name == "native" for op in PACKING)
-    kept = storage if ours and storage == torch.bfloat16 else compute
+    # Some kernels multiply by weights as they are stored; others want them as they compute.
+    as_stored = all(storage in declared[op].weight_dtypes for op in PACKING)
+    kept = storage if as_stored else compute
     weights = sum(p.count for p in parameters(spec)) * kept.itemsize
     budget = cache_budget(config, device, limits, weights, measured)
     slots = slot_plan(slotted, config, size, budget, limits) if slotted else None
@@ -195,8 +211,8 @@ def make_plan(
         limits=limits,
         # Where a step takes microseconds, threads only wait for each other.
         threads=device.threads if weights >= SMALL_MODEL else 1,
-        choices=choices,
-        layers=choose_layers(spec, config, compute),
+        selections=selections,
+        layers=choose_layers(spec, config, context),
         weight_dtype=kept,
         compute_dtype=compute,
         dtype_reason=reason,
@@ -206,7 +222,7 @@ def make_plan(
         max_model_len=max_len,
         tiling=FIXED_TILING if config.batch_invariant else FREE_TILING,
         batch_invariant=config.batch_invariant,
-        graphs=device.is_gpu and not config.enforce_eager,
+        graphs=device.is_gpu and not config.enforce_eager and capture,
         weight_bytes=weights,
         cache_bytes=sum(group.num_blocks * group.block_bytes for group in groups),
         workspace_bytes=measured.workspace if measured else None,

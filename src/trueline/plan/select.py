@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
-from trueline.cache.layout import IndexLayout
 from trueline.config import EngineConfig
 from trueline.device import interpreting
 from trueline.errors import PluginError, UsageError
-from trueline.ops.registry import REGISTRY, other_device, reasons
+from trueline.ops.capabilities import Capabilities, Context, undeclared
+from trueline.ops.linear import LinearOp
+from trueline.ops.registry import REGISTRY, capabilities, implementation
 from trueline.plugins import Registry
 from trueline.spec.feedforward import DenseSpec, MoESpec
 from trueline.spec.mixer import LightningSpec, MLASpec
@@ -38,53 +38,49 @@ LAYERS = Registry(
         f"moe.{OWN}": "trueline.layers.feedforward:MoE",
     },
     dict.fromkeys(KINDS.values(), ("forward",)),
+    lambda _, found: undeclared(found),
 )
 
 
 @dataclass(frozen=True, slots=True)
-class Choice:
+class Selection:
     name: str
     reason: str
     """With the package it comes from, if it is not ours."""
 
 
-def choose_op(
-    op: str,
-    config: EngineConfig,
-    dtype: torch.dtype,
-    layout: IndexLayout | None = None,
-    device: str = "cpu",
-) -> Choice:
+def choose_op(op: str, config: EngineConfig, context: Context) -> Selection:
     """The one asked for; or the first that runs here of those that packages call preferred, then
     of ours."""
+    device = context.device
     if op in config.ops:
         name = config.ops[op]
-        elsewhere = other_device(op, name, device)
+        elsewhere = capabilities(op, name).elsewhere(device)
         if elsewhere and not (name == "triton" and interpreting()):
             raise UsageError(f"op {op}={name} was asked for and {elsewhere[0]}, not on {device}")
-        return _asked(REGISTRY, op, name, config, dtype, layout)
+        return _asked(REGISTRY, op, name, _op_refusals(op, name, context))
     refused: list[str] = []
     names = REGISTRY.names(op)
     for name in sorted(names, key=lambda name: REGISTRY.package(op, name) is None):
         package = REGISTRY.package(op, name)
         try:
-            if package and not getattr(REGISTRY.get(op, name), "preferred", False):
+            declared = capabilities(op, name)
+            if package and not declared.preferred:
                 continue
-            if not package and other_device(op, name, device):
+            elsewhere = declared.elsewhere(device)
+            if elsewhere and not package:
                 continue  # ours for other machines are no news
-            found = other_device(op, name, device) or _refusals(
-                REGISTRY, op, name, config, dtype, layout
-            )
+            found = elsewhere or _op_refusals(op, name, context)
         except PluginError as error:  # nobody asked for it: told, and left out
             found = [str(error)]
         if not found:
             why = "; ".join(refused) or "preferred, and runs here"
-            return Choice(name, f"{why}; from {package}" if package else why)
+            return Selection(name, f"{why}; from {package}" if package else why)
         refused.append(f"not {name}: {', '.join(found)}")
     raise UsageError(f"no implementation of {op} can run: {'; '.join(refused)}")
 
 
-def choose_layers(spec: ModelSpec, config: EngineConfig, dtype: torch.dtype) -> dict[str, Choice]:
+def choose_layers(spec: ModelSpec, config: EngineConfig, context: Context) -> dict[str, Selection]:
     """Ours, unless another is asked for by name."""
     present = list(dict.fromkeys(kind for layer in spec.layers for kind in kinds(layer)))
     for kind, name in config.layers.items():
@@ -93,9 +89,11 @@ def choose_layers(spec: ModelSpec, config: EngineConfig, dtype: torch.dtype) -> 
             raise UsageError(
                 f"layer '{kind}': {spec.family} has none; accepted here: {', '.join(present)}"
             )
-    chosen = {kind: Choice(OWN, "ours") for kind in present}
+    chosen = {kind: Selection(OWN, "ours") for kind in present}
     for kind, name in config.layers.items():
-        chosen[kind] = _asked(LAYERS, kind, name, config, dtype)
+        declared: Capabilities = LAYERS.get(kind, name).capabilities
+        refused = declared.elsewhere(context.device) or declared.refusals(context)
+        chosen[kind] = _asked(LAYERS, kind, name, refused)
     return chosen
 
 
@@ -103,39 +101,23 @@ def kinds(layer: LayerSpec) -> Iterable[str]:
     return (KINDS[type(part)] for part in (layer.mixer, layer.feed_forward))
 
 
-def _asked(
-    registry: Registry,
-    kind: str,
-    name: str,
-    config: EngineConfig,
-    dtype: torch.dtype,
-    layout: IndexLayout | None = None,
-) -> Choice:
-    found = _refusals(registry, kind, name, config, dtype, layout)
+def _asked(registry: Registry, kind: str, name: str, found: list[str]) -> Selection:
     if found:
         reasons = "; ".join(found)
         raise UsageError(f"{registry.noun} {kind}={name} was asked for and refuses: {reasons}")
     package = registry.package(kind, name)
-    return Choice(name, f"asked for; from {package}" if package else "asked for")
+    return Selection(name, f"asked for; from {package}" if package else "asked for")
 
 
-def _refusals(
-    registry: Registry,
-    kind: str,
-    name: str,
-    config: EngineConfig,
-    dtype: torch.dtype,
-    layout: IndexLayout | None,
-) -> list[str]:
-    found = registry.get(kind, name)
-    told = reasons(found, dtype, config.batch_invariant, layout)
-    probed = registry is REGISTRY and kind == "linear" and config.batch_invariant and not told
-    if probed and not bits_are_steady(found, dtype):
-        return ["a row's bits depend on the number of rows"]
-    return told
+def _op_refusals(op: str, name: str, context: Context) -> list[str]:
+    told = capabilities(op, name).refusals(context)
+    if told or op != "linear" or not context.batch_invariant:
+        return told
+    invariant = is_batch_invariant(implementation("linear", name), context.dtype)
+    return [] if invariant else ["a row's bits depend on the number of rows"]
 
 
-def bits_are_steady(linear: Any, dtype: torch.dtype) -> bool:
+def is_batch_invariant(linear: LinearOp, dtype: torch.dtype) -> bool:
     """Whether a row's product has the same bits alone, among any number of others and at any
     place among them, probed on shapes with and without remainders."""
     generator = torch.Generator().manual_seed(0)

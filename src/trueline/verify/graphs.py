@@ -29,7 +29,7 @@ from trueline.verify.schedules import base, prompt
 from trueline.weights.load import load_weights
 
 OVER_TABLES = (
-    *("mla_decode", "lightning", "index_scores", "top_positions", "sparse_mla"),
+    *("mla_decode", "lightning", "index_scores", "topk", "sparse_mla"),
     "sampling",
 )
 """Ops that must do without the host's knowledge of lengths, slots and parameters."""
@@ -68,7 +68,7 @@ def any_heads(subject: Subject) -> None:
 
 
 def heads_are_padded(heads: int) -> None:
-    """A row that takes all the entries and slots there are; short ones, or empty; and as many as
+    """A row that takes all the entries and partials there are; short ones, or empty; and as many as
     there are groups, which stay whole."""
     op: Any = implementation("mla_decode", "triton")
     for lengths in ([200], [70, 0, 7], [80, 70, 75, 0, 80, 79]):
@@ -108,7 +108,7 @@ def emulated(subject: Subject, config: EngineConfig) -> EngineCore:
     """On a CPU: Triton's kernels for what reads the fixed buffers, and steps that are run again."""
     ours = {op: "triton" for op, names in OPS.items() if "triton" in names and op in OVER_TABLES}
     spec = read_model(subject.model, config.facts)
-    needed = {op for op in ours if op in make_plan(spec, config, find_device("cpu")).choices}
+    needed = {op for op in ours if op in make_plan(spec, config, find_device("cpu")).selections}
     config = replace(config, ops={op: ours[op] for op in needed})
     plan = make_plan(spec, config, find_device("cpu"))
     values = load_weights(subject.model, spec, dtype=plan.weight_dtype)

@@ -5,16 +5,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
-from trueline.cache.kinds.index_keys import IndexKeys
 from trueline.config import EngineConfig
 from trueline.device import find_device
+from trueline.engine.batch import Batch
 from trueline.engine.core import EngineCore
 from trueline.engine.executor import LocalExecutor, local_runner
 from trueline.engine.loading import load_engine
 from trueline.engine.runner import Runner, build_decoder
-from trueline.layers.context import SparseStep, StepInput
+from trueline.layers.context import PrefillSlice, Selected
 from trueline.models import read_model
 from trueline.plan.plan import make_plan
 from trueline.verify.cases import Subject
@@ -32,11 +31,12 @@ ASKS = [
     Ask([*HEAD[:84], *prompt(13, 5)], 2, arrives=4),
     Ask(prompt(45), 2, arrives=5),  # while others decode
 ]
-SITUATIONS: dict[str, Callable[[SparseStep, int], bool]] = {
-    "alone": lambda step, topk: step.selected is None,
-    "over chosen rows of steps before": lambda step, topk: step.masked[0].row.start > topk,
-    "before rows with lists": lambda step, topk: bool(step.selected) and not step.masked[0].chosen,
-    "after rows with lists": lambda step, topk: step.masked[0].chosen > 0,
+Split = tuple[Selected | None, tuple[PrefillSlice, ...]]
+SITUATIONS: dict[str, Callable[[Split, int], bool]] = {
+    "alone": lambda split, topk: split[0] is None,
+    "over chosen rows of steps before": lambda split, topk: split[1][0].row.start > topk,
+    "before rows with lists": lambda split, topk: bool(split[0]) and not split[1][0].chosen,
+    "after rows with lists": lambda split, topk: split[1][0].chosen > 0,
 }
 
 
@@ -46,10 +46,9 @@ def masked_prefill(subject: Subject) -> None:
     config = replace(config, enforce_eager=True)
     on_gpu = find_device(config.device).is_gpu
     core = load_engine(subject.model, config).core if on_gpu else interpreted(subject, config)
-    index, missing = core.plan.kind(IndexKeys), dict(SITUATIONS)
-    assert index is not None
+    missing = dict(SITUATIONS)
     inputs = local_runner(core.executor).inputs
-    inputs.build = _watched(inputs.build, missing, index.topk)  # type: ignore[method-assign]
+    inputs._split = _watched(inputs._split, missing)  # type: ignore[method-assign,assignment]
     try:
         done = serve(core, ASKS)
     finally:
@@ -60,14 +59,12 @@ def masked_prefill(subject: Subject) -> None:
 
 
 def _watched(
-    build: Callable[..., StepInput],
-    missing: dict[str, Callable[[SparseStep, int], bool]],
-    topk: int,
-) -> Callable[..., StepInput]:
-    def watched(*given: Any) -> StepInput:
-        made = build(*given)
+    split: Callable[[Batch, int], Split], missing: dict[str, Callable[[Split, int], bool]]
+) -> Callable[[Batch, int], Split]:
+    def watched(batch: Batch, topk: int) -> Split:
+        made = split(batch, topk)
         for what, holds in list(missing.items()):
-            if made.sparse is not None and made.sparse.masked and holds(made.sparse, topk):
+            if made[1] and holds(made, topk):
                 del missing[what]
         return made
 

@@ -15,11 +15,12 @@ from torch import Tensor
 from trueline.cache.index import IndexStore, IndexView
 from trueline.cache.layout import GROUP, KINDS, STORAGES, IndexLayout, LatentLayout
 from trueline.cache.store import LatentStore, LatentView
+from trueline.ops.capabilities import Context
 from trueline.ops.index_scores import reference as scores_reference
 from trueline.ops.mla_decode import Tiling
-from trueline.ops.registry import implementation, reasons, runnable
+from trueline.ops.registry import implementation, runnable
 from trueline.ops.sparse_rows import Run, SparseRows
-from trueline.ops.top_positions import reference as top_reference
+from trueline.ops.topk import reference as top_reference
 from trueline.verify import bounds
 from trueline.verify.bounds import require_within
 from trueline.verify.cases import Subject
@@ -152,7 +153,7 @@ def sparse_ops(subject: Subject) -> None:
     """Index scores, selection and attention, in every implementation that runs here."""
     for op, check in (
         ("index_scores", index_scores),
-        ("top_positions", top_positions),
+        ("topk", topk),
         ("sparse_mla", sparse_mla),
     ):
         for name in runnable(op, torch.float32):
@@ -178,7 +179,7 @@ def _scores(op: Any, storage: str, dtype: torch.dtype) -> None:
     exact, accepted = exact.to(here)[seen], sizes.to(here)[seen]
     bits = None
     for layout in layouts(storage):
-        if reasons(op, dtype, False, layout):
+        if op.capabilities.refusals(Context(dtype=dtype, index=layout)):
             continue
         step = mixed_step(layout)
         q, weights = queries(step, dtype)
@@ -249,14 +250,14 @@ def hard_scores() -> tuple[Tensor, Tensor]:
     return torch.where(torch.arange(97) >= at[:, None], garbage, scores), at
 
 
-def top_positions(op: Any, _: torch.dtype = torch.float32) -> None:
+def topk(op: Any, _: torch.dtype = torch.float32) -> None:
     """Scores are float32, whatever is computed in."""
     scores, lengths = hard_scores()
     wanted = top_reference.run(scores, lengths, TOPK)
     ours = op.run(scores, lengths, TOPK)
     if not torch.equal(ours, wanted):
         row = int((ours != wanted).any(1).nonzero()[0])
-        fail("sparse op = reference", f"top_positions: row {row} chose others")
+        fail("sparse op = reference", f"topk: row {row} chose others")
 
 
 def selections(step: Step) -> dict[str, Tensor]:

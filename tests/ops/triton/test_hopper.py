@@ -16,7 +16,16 @@ from paths import CONFIGS, HELPERS
 from trueline.verify.machine_code import disassembled, main, unset_reads
 
 ALL = {
-    *("attend_paired", "merge", "deal", "gather", "join", "write_token", "norm_rows", "stream"),
+    *(
+        "attend_paired",
+        "merge",
+        "schedule_splits",
+        "gather",
+        "join",
+        "write_token",
+        "norm_rows",
+        "stream",
+    ),
     *("product", "choose", "gated", "place", "count", "grouped", "combine", "gate"),
     *("best", "mass", "noisy", "settle"),
 }
@@ -29,7 +38,7 @@ MODELS: dict[str, tuple[dict[str, Any], set[str]]] = {
     ),
     "v32s": (
         {"num_hidden_layers": 2, "n_routed_experts": 16},
-        {"down", "write", "turn", "scores", "select", "look_up", "set_bits"},
+        {"down", "write", "rotate", "scores", "select", "look_up", "set_bits"},
     ),
 }
 

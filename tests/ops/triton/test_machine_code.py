@@ -16,7 +16,7 @@ COMPILE = """
 import sys
 from pathlib import Path
 import trueline.device
-trueline.device.launches_early = lambda: True  # as on that GPU
+trueline.device.supports_pdl = lambda: True  # as on that GPU
 from triton import compile
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource

@@ -15,11 +15,11 @@ from torch import Tensor
 
 from trueline.cache.layout import LatentLayout
 from trueline.layers.context import PrefillSlice
-from trueline.ops.launch import refusals
+from trueline.ops.capabilities import Context, HeadDims
 from trueline.ops.mla_decode import DecodeRows
 from trueline.ops.mla_decode import triton as decode
 from trueline.ops.mla_decode.launch_plan import LaunchPlan, launch
-from trueline.ops.mla_decode.work import LONGER, work_list
+from trueline.ops.mla_decode.split_schedule import LONGER, split_schedule
 from trueline.ops.mla_prefill import HeadWeights, PrefillRow
 from trueline.ops.mla_prefill import cut as prefill_cut
 from trueline.ops.mla_prefill import triton as prefill
@@ -41,7 +41,7 @@ LAYOUT = LatentLayout(512, 64, 64)
 
 @pytest.fixture(autouse=True)
 def device(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A small machine, so that work is cut and dealt out all the same; one tiling, as all are
+    """A small machine, so that rows are cut and scheduled all the same; one tiling, as all are
     alike here."""
     for module in (decode, sparse):
         monkeypatch.setattr(module, "num_sms", lambda device: 3)
@@ -105,14 +105,14 @@ def test_no_rows() -> None:
     assert lse.shape == (0, 3)
 
 
-@pytest.mark.parametrize("fault", ["unpadded heads", "a short list", "few slots"])
+@pytest.mark.parametrize("fault", ["unpadded heads", "a short list", "few partials"])
 def test_what_no_size_has_room_for_is_nan(monkeypatch: pytest.MonkeyPatch, fault: str) -> None:
-    """One long row uses up all entries and all slots."""
+    """One long row uses up all entries and all partials."""
     if fault == "unpadded heads":
         made = property(lambda plan: plan.heads // plan.head_tile)
         monkeypatch.setattr(LaunchPlan, "head_tiles", made)
     else:
-        name = "entries" if fault == "a short list" else "slots"
+        name = "entries" if fault == "a short list" else "partials"
         real = getattr(LaunchPlan, name)
         monkeypatch.setattr(LaunchPlan, name, lambda plan, rows: real(plan, rows) - 1)
     view, rows = paged([200], 16)
@@ -187,7 +187,7 @@ def test_nothing_but_the_list_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         exact = attended.listed(q, view, rows, positions, 0.2)
         ours = sparse.run(q, view, prepared, positions, softmax_scale=0.2)
         attention.same_attention("sparse_mla, listed", ours, exact, torch.float32)
-    assert len(prepared.works) == 1
+    assert len(prepared.schedules) == 1
 
 
 @pytest.mark.parametrize("position", [5, 6, 1 << 40])
@@ -257,9 +257,10 @@ def test_prefill_rows_together() -> None:
         parts.append(PrefillSlice(slice(token, token + count), PrefillRow(start, count, ids)))
         token += count + 1
     q = randn(token, 3, P + R + 2, seed=7)[..., 1:-1]
+    prepared = prefill.prepare(parts, view, HeadDims(3, P, V), decode)
     for _ in range(2):
         out = torch.full((token, 3, V), torch.nan)
-        prefill.run_rows(q[..., :P], q[..., P:], view, parts, heads, out, softmax_scale=0.2)
+        prefill.run(q[..., :P], q[..., P:], view, prepared, heads, out, softmax_scale=0.2)
         free = torch.ones(token, dtype=torch.bool)
         for part in parts:
             exact = attended.prefill(q[part.tokens], view, part.row, heads, 0.2)
@@ -267,21 +268,6 @@ def test_prefill_rows_together() -> None:
             within(what, out[part.tokens], exact.out, exact.out_bound[..., None])
             free[part.tokens] = False
         assert out[free].isnan().all()
-
-
-def test_lists_of_a_step_are_made_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[Any] = []
-    monkeypatch.setattr(prefill, "prepare", lambda *given: made.append(given) or given)
-    view, held = paged([5], 4)
-    weights = HeadWeights(randn(2, L, P), randn(2, V, L))
-    latest = prefill.Latest()
-    parts = [PrefillSlice(slice(0, 5), PrefillRow(0, 5, held.block_ids[0]))]
-    first = latest.prepared(parts, view, weights, None)
-    assert latest.prepared(parts, view, weights, None) is first
-    assert latest.prepared(list(parts), view, weights, None) is not first
-    latest.prepared(parts, replace(view, layout=replace(view.layout, block_size=2)), weights, None)
-    latest.prepared(parts, view, HeadWeights(randn(3, L, P), randn(3, V, L)), None)
-    assert len(made) == 4
 
 
 @pytest.mark.parametrize("workspace", [64, 128, 1024])
@@ -323,12 +309,7 @@ def quadruples(numbers: list[int]) -> list[list[int]]:
 def test_prefill_plans() -> None:
     for heads, nope, value in ((16, 128, 128), (128, 128, 128), (64, 192, 256), (5, P, V)):
         for dtype in (*FLOATS, torch.bfloat16):
-            with torch.device("meta"):
-                weights = HeadWeights(
-                    torch.empty(heads, 512, nope, dtype=dtype),
-                    torch.empty(heads, value, 512, dtype=dtype),
-                )
-            plan = prefill_cut.launch(weights, 64)
+            plan = prefill_cut.launch(HeadDims(heads, nope, value), 64, dtype)
             assert heads % plan.heads == 0
             assert plan.workspace % 64 == 0
             size = plan.workspace * heads * (nope + value) * dtype.itemsize
@@ -338,9 +319,9 @@ def test_prefill_plans() -> None:
 # -- the list of work ------------------------------------------------------------------
 
 
-def dealt(lengths: list[int], plan: LaunchPlan) -> list[list[list[int]]]:
+def scheduled(lengths: list[int], plan: LaunchPlan) -> list[list[list[int]]]:
     """Entries of each group; the list as the device makes it."""
-    work = work_list(torch.tensor(lengths, dtype=torch.int32), plan)
+    work = split_schedule(torch.tensor(lengths, dtype=torch.int32), plan)
     assert len(work.entries) == plan.entries(len(lengths))
     bounds, entries = work.bounds.tolist(), work.entries.tolist()
     assert bounds == sorted(bounds)
@@ -349,15 +330,15 @@ def dealt(lengths: list[int], plan: LaunchPlan) -> list[list[list[int]]]:
 
 
 def check_rows(rows: Tensor, entries: list[list[int]], lengths: list[int]) -> None:
-    """What is said of rows is what is listed; slots are used one after the other."""
-    ends, slots, counts = rows.tolist()
+    """What is said of rows is what is listed; partials are used one after the other."""
+    ends, partials, counts = rows.tolist()
     used = 0
     for row in range(len(lengths)):
         mine = [entry for entry in entries if entry[0] == row]
         assert counts[row] == len(mine)
         assert mine == entries[ends[row] - len(mine) : ends[row]]
         if len(mine) > 1:
-            assert slots[row] == used
+            assert partials[row] == used
             assert [entry[3] for entry in mine] == list(range(used, used + len(mine)))
             used += len(mine)
         else:
@@ -365,7 +346,7 @@ def check_rows(rows: Tensor, entries: list[list[int]], lengths: list[int]) -> No
 
 
 @pytest.mark.parametrize("seed", range(6))
-def test_every_tile_is_dealt_once_in_equal_shares(seed: int) -> None:
+def test_every_tile_is_scheduled_once_in_equal_shares(seed: int) -> None:
     draw = random.Random(seed)
     longest = draw.choice([1, 40, 700])
     lengths = [draw.randint(0, longest) for _ in range(draw.choice([1, 3, 20]))]
@@ -379,7 +360,7 @@ def test_no_part_is_empty_where_beginning_costs_more_than_a_share() -> None:
 
 def equal_shares(lengths: list[int], groups: int, overhead: int, least: int) -> None:
     plan = LaunchPlan(4, 16, 16, groups, overhead=overhead, least=least)
-    shares = dealt(lengths, plan)
+    shares = scheduled(lengths, plan)
     assert len(shares) == groups
     tiles = [-(-length // 16) for length in lengths]
     walked: list[list[int]] = [[] for _ in lengths]
@@ -408,9 +389,9 @@ def equal_shares(lengths: list[int], groups: int, overhead: int, least: int) -> 
     ],
 )
 def test_rows_of_like_length_stay_whole(lengths: list[int], whole: bool) -> None:
-    shares = dealt(lengths, LaunchPlan(4, 16, 16, 8, overhead=1, least=2))
-    slots = [slot for share in shares for *_, slot in share]
-    assert all(slot == -1 for slot in slots) == whole
+    shares = scheduled(lengths, LaunchPlan(4, 16, 16, 8, overhead=1, least=2))
+    partials = [partial for share in shares for *_, partial in share]
+    assert all(partial == -1 for partial in partials) == whole
     if whole:
         alive = [(row, -(-length // 16)) for row, length in enumerate(lengths) if length]
         assert [[(row, stop) for row, _, stop, _ in share] for share in shares] == [
@@ -419,20 +400,20 @@ def test_rows_of_like_length_stay_whole(lengths: list[int], whole: bool) -> None
 
 
 def test_sizes_are_reached_but_never_exceeded() -> None:
-    """Bounds of entries and slots, at their worst: every cut inside a row of its own, and all cuts
-    inside one row."""
+    """Bounds of entries and partials, at their worst: every cut inside a row of its own, and all
+    cuts inside one row."""
     groups = 5
     plan = LaunchPlan(4, 16, 16, groups, overhead=0, least=1)
     for lengths in ([16 * 50], [16 * 9] * 6, [16 * 5] * 5, [16] * 30, [0, 0], [3]):
-        entries = [entry for share in dealt(lengths, plan) for entry in share]
-        slots = sum(entry[3] >= 0 for entry in entries)
+        entries = [entry for share in scheduled(lengths, plan) for entry in share]
+        partials = sum(entry[3] >= 0 for entry in entries)
         assert len(entries) <= plan.entries(len(lengths))
-        assert slots <= plan.slots(len(lengths)) <= 2 * (groups - 1)
+        assert partials <= plan.partials(len(lengths)) <= 2 * (groups - 1)
         if lengths == [16 * 50]:
-            assert len(entries) == plan.entries(1) == slots == plan.slots(1) == groups
+            assert len(entries) == plan.entries(1) == partials == plan.partials(1) == groups
         if lengths == [16 * 9] * 6:
             assert len(entries) == plan.entries(6) == 6 + groups - 1
-            assert slots == plan.slots(6) == 2 * (groups - 1)
+            assert partials == plan.partials(6) == 2 * (groups - 1)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
@@ -442,15 +423,15 @@ def test_launch_plans(dtype: torch.dtype, heads: int) -> None:
     assert plan.padded_heads >= heads > plan.padded_heads - plan.head_tile
     assert plan.programs <= 2 * 132
     assert plan.groups > 264 // plan.head_tiles // 2 - 1
-    slots = plan.slots(1 << 20)
-    assert slots * plan.padded_heads * LAYOUT.latent * 4 <= 40 << 20  # bytes, whatever the batch
+    partials = plan.partials(1 << 20)
+    assert partials * plan.padded_heads * LAYOUT.latent * 4 <= 40 << 20  # bytes, whatever the batch
     assert launch(heads, LAYOUT, dtype, 132, 1, 20).groups <= 2
     if dtype.itemsize == 2:  # what was measured is what is taken: it fits
         assert plan.tile == 64 if heads > 32 else plan.tile == 32
 
 
 def test_refusals() -> None:
-    assert decode.refusals is refusals
-    assert not refusals(torch.bfloat16, False)
-    assert refusals(torch.float64, False)
-    assert refusals(torch.bfloat16, True)
+    refusals = decode.capabilities.refusals
+    assert not refusals(Context(dtype=torch.bfloat16))
+    assert refusals(Context(dtype=torch.float64))
+    assert refusals(Context(dtype=torch.bfloat16, batch_invariant=True))

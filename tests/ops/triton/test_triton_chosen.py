@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -52,7 +51,6 @@ def test_chosen(monkeypatch: pytest.MonkeyPatch, plan: str, dtype: torch.dtype) 
 
     monkeypatch.setattr(prefill, "launch", launch)
     monkeypatch.setattr(prefill, "CHUNK", 16)
-    monkeypatch.setattr(prefill, "LATEST_CHOSEN", prefill.Latest())
     chosen.chosen(prefill, dtype)
 
 
@@ -116,7 +114,7 @@ def test_runs_of_a_step(core: EngineCore) -> None:
 @pytest.mark.skipif(torch.cuda.is_available(), reason="made for a CPU")
 def test_where_there_is_no_such_op(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> None:
     inputs = core.executor.runner.inputs
-    monkeypatch.setattr(inputs.ops, "mla_prefill", SimpleNamespace(run=None))
+    monkeypatch.setattr(inputs.ops, "masked_prefill", None)
     assert split(inputs, [(0, 70)])[1] == ()
 
 
@@ -126,7 +124,7 @@ def test_memory_is_measured_for_both(core: EngineCore) -> None:
     inputs, plan = core.executor.runner.inputs, core.plan
     plan = replace(plan, limits=replace(plan.limits, max_num_batched_tokens=60))
     kinds = []
-    for most in memory._contexts(core.executor.runner.spec, plan):
+    for most in memory._contexts(plan):
         batch = memory._prefill(plan, most)
         selected, masked = inputs._split(batch, inputs.topk)
         kinds.append((selected is not None, [part.row.count for part in masked]))

@@ -16,6 +16,8 @@ from torch import Tensor
 from trueline.cache.layout import LatentLayout
 from trueline.cache.state import StateView
 from trueline.cache.store import LatentStore, LatentView
+from trueline.layers.context import PrefillSlice
+from trueline.ops.capabilities import HeadDims
 from trueline.ops.experts import reference as experts_reference
 from trueline.ops.experts import triton as experts
 from trueline.ops.experts.triton import Launch, Tiles
@@ -140,7 +142,7 @@ def prefill_parts(shapes: list[tuple[int, int]], block_size: int) -> tuple[Laten
     parts, token, chosen = [], 0, 0
     for (start, count), ids in zip(shapes, blocks, strict=True):
         row = PrefillRow(start, count, ids)
-        parts.append(prefill.Slice(slice(token, token + count), row, chosen))
+        parts.append(PrefillSlice(slice(token, token + count), row, chosen))
         token, chosen = token + count + 1, chosen + count
     return view, parts
 
@@ -162,7 +164,7 @@ def test_prefill(
     tokens = parts[-1].tokens.stop + 1
     heads = HeadWeights(randn(1, DIMS[0], NOPE, seed=5) / 4, randn(1, VALUE, DIMS[0], seed=6) / 4)
     q = randn(tokens, 1, NOPE + DIMS[1], seed=7)
-    given = (q[..., :NOPE], q[..., NOPE:], view, parts, heads)
+    given, dims = (q[..., :NOPE], q[..., NOPE:]), HeadDims(1, NOPE, VALUE)
     out = torch.full((tokens, 1, VALUE), torch.nan)
     picked = randn(tokens, 140, seed=8) > -1.0  # of all positions: most of them
     if chooses:
@@ -174,9 +176,11 @@ def test_prefill(
         lists = torch.full((len(rows), 141), -1)
         for i, each in enumerate(rows):
             lists[i, : len(each)] = torch.tensor(each, dtype=torch.long)
-        prefill.run_chosen(*given, out, lists, softmax_scale=SCALE)
+        prepared = prefill.prepare_chosen(parts, view, dims)
+        prefill.run_chosen(*given, view, prepared, heads, out, lists, softmax_scale=SCALE)
     else:
-        prefill.run_rows(*given, out, softmax_scale=SCALE)
+        prepared = prefill.prepare(parts, view, dims, decode)
+        prefill.run(*given, view, prepared, heads, out, softmax_scale=SCALE)
     between = torch.ones(tokens, dtype=torch.bool)
     for part in parts:
         row, end = part.row, part.row.start + part.row.count
@@ -229,8 +233,9 @@ def test_linear_attention(programs: int) -> None:
     q, k, v = (randn(token, 1, 16, seed=i) for i in range(3))
     launch = PrefillLaunch(TILE, 16, 4, 1, programs)
     slope = 0.05
-    out = lightning.prefill_rows(
-        q, k, v, view, parts, slopes=torch.tensor([slope]), scale=SCALE, launch=launch
+    prepared = lightning.prepare_prefill(parts)
+    out = lightning.prefill(
+        q, k, v, view, prepared, slopes=torch.tensor([slope]), scale=SCALE, launch=launch
     )
     fade = torch.tensor(-slope, dtype=torch.float64).exp()
     for (at, row), (_, count, place) in zip(parts, rows, strict=True):
@@ -318,7 +323,7 @@ def test_router_products() -> None:
                                          (17, 33, 33, 16), (3, 2, 47, 32)):  # fmt: skip
         weight, x = randn(count, hidden), randn(tokens, hidden, seed=1)
         how = route.Launch(TILE, TILE, TILE, depth)
-        packed = route.pack(weight, torch.float32)
+        packed = route.pack(weight, torch.float32, linear)
         ids, weights = route.choose_with(how, x, packed, None, router)
         logits = x.double() @ weight.double().T
         exact_ids, exact = route_reference.run(logits, None, router)

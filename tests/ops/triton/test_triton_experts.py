@@ -15,7 +15,7 @@ from trueline.layers.decoder import Decoder
 from trueline.ops.experts import reference, triton
 from trueline.ops.experts.triton import Launch, Tiles
 from trueline.ops.linear import cublas
-from trueline.ops.registry import GPU_NAMES, OPS, implementation
+from trueline.ops.registry import OPS, capabilities, implementation
 from trueline.verify import bounds
 from trueline.verify.failed import CheckFailed
 from trueline.verify.ops import OP_CHECKS, randn
@@ -50,9 +50,9 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
     diagonal(
         [
             (op, name)
-            for op in ("linear", "head_product", "mlp", "experts")
+            for op in ("linear", "batched_gemm", "mlp", "experts")
             for name in OPS[op]
-            if name in GPU_NAMES
+            if "cuda" in capabilities(op, name).devices
         ],
         reversed(DTYPES),
     ),

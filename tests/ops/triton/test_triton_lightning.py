@@ -13,11 +13,11 @@ import pytest
 import torch
 import triton
 import triton.language as tl
-from torch import Tensor
 
 from implementations import lightning_dims
 from trueline.cache.state import StateStore, StateView
-from trueline.ops.launch import can_copy, refusals
+from trueline.ops.capabilities import Context
+from trueline.ops.launch import can_copy
 from trueline.ops.lightning import StateRow, StateTable, cpu, kernels
 from trueline.ops.lightning import triton as lightning
 from trueline.ops.lightning.triton import NO_SLOT, DecodeLaunch, PrefillLaunch
@@ -34,18 +34,12 @@ each_dtype = pytest.mark.parametrize(
 
 def op(decode: DecodeLaunch = WIDE, prefill: PrefillLaunch = SMALL) -> SimpleNamespace:
     """The module with launches of ours."""
-    rows = partial(lightning.prefill_rows, launch=prefill)
-
-    def one(
-        q: Tensor, k: Tensor, v: Tensor, view: StateView, row: StateRow, **named: Any
-    ) -> Tensor:
-        return rows(q, k, v, view, [(slice(0, len(q)), row)], **named)
-
     return SimpleNamespace(
+        capabilities=lightning.capabilities,
         prepare=lightning.prepare,
         decode=partial(lightning.decode, launch=decode),
-        prefill=one,
-        prefill_rows=rows,
+        prepare_prefill=lightning.prepare_prefill,
+        prefill=partial(lightning.prefill, launch=prefill),
     )
 
 
@@ -144,8 +138,9 @@ def test_large_states_fit_float16() -> None:
     q *= 1e-3
     given = {"slopes": torch.tensor([1e-5]), "scale": 0.1}
     copy = StateView(view.state.clone(), view.keys, view.values)
-    out = op().prefill(q, k, v, view, StateRow(9, 1, 1), **given)
-    wanted = cpu.prefill(q.float(), k.float(), v.float(), copy, StateRow(9, 1, 1), **given)
+    parts = [(slice(0, count), StateRow(9, 1, 1))]
+    out = op().prefill(q, k, v, view, lightning.prepare_prefill(parts), **given)
+    wanted = cpu.prefill(q.float(), k.float(), v.float(), copy, parts, **given)
     # of what state and queries make, rounded; the same of the tokens' own is tiny beside it
     assert (out.double() - wanted).norm() <= rounding(2, torch.float16) * wanted.norm()
 
@@ -201,10 +196,12 @@ def test_rows_may_swap_their_slots() -> None:
 
 
 def test_what_it_refuses() -> None:
-    assert lightning.refusals is refusals
-    assert not refusals(torch.bfloat16, False)
-    assert refusals(torch.float64, False) == ["torch.float64 is not float32, float16 or bfloat16"]
-    assert refusals(torch.float32, True)
+    refusals = lightning.capabilities.refusals
+    assert not refusals(Context(dtype=torch.bfloat16))
+    assert refusals(Context(dtype=torch.float64)) == [
+        "torch.float64 is not float32, float16 or bfloat16"
+    ]
+    assert refusals(Context(dtype=torch.float32, batch_invariant=True))
     t = checks.tokens(37)
     with pytest.raises(AssertionError, match="batch-invariant mode"):
         checks.run(op(), checks.slots(64, 2), t, 0, 1, 1)

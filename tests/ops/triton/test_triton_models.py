@@ -45,7 +45,7 @@ def _param(kind: str) -> Any:
 def test_oracle(kind: str, tiny: Callable[..., Path]) -> None:
     family, keys = KINDS[kind]
     model = tiny(family, keys={"num_hidden_layers": 2} | keys)
-    used = make_plan(read_model(model, {}), CONFIG, find_device("cpu")).choices
+    used = make_plan(read_model(model, {}), CONFIG, find_device("cpu")).selections
     ops = {op: "triton" for op in used if "triton" in OPS[op]}
     assert len(ops) == len(used)
     oracle(model, ASKS, run(model, ASKS, CONFIG, ops=ops))

@@ -5,14 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from trueline.ops.registry import implementation
+from trueline.ops.capabilities import Context
+from trueline.ops.registry import capabilities, implementation
 from trueline.ops.rms_norm import reference as norm_reference
 from trueline.ops.rms_norm import triton as rms_norm
 from trueline.verify.bounds import norm_bound
 from trueline.verify.ops import OP_CHECKS, randn
 from trueline.verify.ops.data import close
 
-OPS = ("rms_norm", "rope", "latent_write", "linear_inputs", "gated_norm")
+OPS = ("rms_norm", "rope", "latent_write", "qkv_prepare", "gated_norm")
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
@@ -24,7 +25,8 @@ def test_checks(op: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("op", OPS)
 def test_bits_of_a_row_may_depend_on_the_batch(op: str) -> None:
-    assert implementation(op, "triton").refusals(torch.float32, True)
+    invariant = Context(dtype=torch.float32, batch_invariant=True)
+    assert capabilities(op, "triton").refusals(invariant)
 
 
 def test_wide_rows_go_in_one_pass() -> None:

@@ -46,10 +46,10 @@ def test_nan_chooses_something(router: Any, bad: str) -> None:
 def test_the_weight_is_kept_whole() -> None:
     weight = randn(5, 7)
     for exact, parts in ((weight, 3), (weight.bfloat16().float(), 1)):
-        packed = triton.pack(exact, torch.bfloat16)
+        packed = triton.pack(exact, torch.bfloat16, None)
         assert packed.shape == (parts, 5, 7)
         assert torch.equal(packed.double().sum(0).float(), exact)
-    small = triton.pack(weight * 1e-6, torch.float16)  # float16 has no room for what is left
+    small = triton.pack(weight * 1e-6, torch.float16, None)  # float16 has no room for what is left
     assert torch.equal(small, (weight * 1e-6)[None])
 
 

@@ -9,13 +9,13 @@ from torch import Tensor
 
 from trueline.cache.index import IndexStore, IndexView
 from trueline.cache.layout import KINDS, IndexLayout
+from trueline.ops.capabilities import Context
 from trueline.ops.index_scores import reference as scores_reference
 from trueline.ops.index_scores import triton as scores_op
 from trueline.ops.index_write import triton as write_op
-from trueline.ops.registry import reasons
 from trueline.ops.sparse_rows import Run, SparseRows, Table
-from trueline.ops.top_positions import reference as top_reference
-from trueline.ops.top_positions import triton as top_op
+from trueline.ops.topk import reference as top_reference
+from trueline.ops.topk import triton as top_op
 from trueline.verify.ops import OP_CHECKS, randn
 from trueline.verify.sparse import FULL, each_within, hard_scores, score_bound
 
@@ -164,12 +164,14 @@ def test_a_nan_is_seen_and_stays_where_it_is() -> None:
 
 def test_layouts_are_refused_with_the_reason() -> None:
     def why(storage: str, dim: int = 48) -> list[str]:
-        return reasons(scores_op, torch.bfloat16, False, IndexLayout(dim, 16, storage, "rows"))
+        layout = IndexLayout(dim, 16, storage, "rows")
+        return scores_op.capabilities.refusals(Context(dtype=torch.bfloat16, index=layout))
 
     assert [why(storage) for storage in ("float32", "bfloat16", "float16", "e4m3fn")] == [[]] * 4
     assert "e4m3fn is" in why("e4m3fnuz")[0]
     assert "multiple of 4 numbers, not of 37" in why("e4m3fn", 37)[0]
-    assert reasons(scores_op, torch.float32, True)
+    invariant = Context(dtype=torch.float32, batch_invariant=True)
+    assert scores_op.capabilities.refusals(invariant)
     view, blocks = sequences([4], 16, "e4m3fnuz")
     with pytest.raises(AssertionError, match="e4m3fnuz"):
         scores_op.prepare(SparseRows((Run(blocks[0], 4),)), view, FULL, topk=0)
@@ -199,14 +201,14 @@ def test_nothing_to_write() -> None:
     none = {"cos": torch.empty(0, 4), "sin": torch.empty(0, 4), "pairing": "pairs", "rope": None}
     empty, one = torch.empty(0, dtype=torch.long), torch.ones(16)
     write_op.run(torch.empty(0, 16), view, empty, norm=one, bias=one, eps=0.1, **none)
-    assert write_op.turn(torch.empty(0, 3, 16), **none).shape == (0, 3, 16)
+    assert write_op.rotate(torch.empty(0, 3, 16), **none).shape == (0, 3, 16)
 
 
 # -- selection -------------------------------------------------------------------------
 
 
-def test_top_positions() -> None:
-    OP_CHECKS["top_positions"][0].run(top_op)
+def test_topk() -> None:
+    OP_CHECKS["topk"][0].run(top_op)
 
 
 SMALL = top_op.Launch(64, 16, 4)

@@ -32,7 +32,10 @@ class Latent(PagedKind[LatentView]):
         layers = {i: mixer for i, mixer in mixers if isinstance(mixer, MLASpec)}
         if not layers:
             return None
-        widths = {(m.kv_lora_rank, m.qk_rope_head_dim, m.heads) for m in layers.values()}
+        widths = {
+            (m.kv_lora_rank, m.qk_rope_head_dim, m.heads, m.qk_nope_head_dim, m.v_head_dim)
+            for m in layers.values()
+        }
         if len(widths) != 1:
             raise UsageError(
                 f"{spec.family}: accepted so far: models with as many heads and rows of the same "

@@ -12,4 +12,63 @@ batch-invariant mode needs the two.
 An implementation may also take the shared expert in, where its width is a multiple of the others':
 `pack_with_shared(gate_up, down, shared_gate_up [2 shared, hidden], shared_down [hidden, shared],
 linear)` in place of `pack`; `run` then adds what it gives, with weight 1. Layers use it where it is
-there."""
+declared."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+
+from trueline.ops.capabilities import CPU, GPU, NATIVE, Capabilities
+from trueline.ops.linear import LinearOp
+
+Packed = TypeVar("Packed")
+
+
+class Experts(Protocol[Packed]):
+    capabilities: Capabilities
+
+    def pack(self, gate_up: Tensor, down: Tensor, linear: LinearOp) -> Packed: ...
+
+    def run(
+        self,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        packed: Packed,
+        linear: LinearOp,
+        first: int = 0,
+    ) -> Tensor: ...
+
+
+class InvariantExperts(Experts[Packed], Protocol[Packed]):
+    """What a batch-invariant implementation has too."""
+
+    def each(
+        self, x: Tensor, ids: Tensor, packed: Packed, linear: LinearOp, first: int = 0
+    ) -> Tensor: ...
+
+    def combine(self, each: Tensor, weights: Tensor) -> Tensor: ...
+
+
+class SharedExperts(Experts[Packed], Protocol[Packed]):
+    """Optional, declared as `pack_with_shared`."""
+
+    def pack_with_shared(
+        self,
+        gate_up: Tensor,
+        down: Tensor,
+        shared_gate_up: Tensor,
+        shared_down: Tensor,
+        linear: LinearOp,
+    ) -> Packed: ...
+
+
+IMPLEMENTATIONS = {
+    "native": NATIVE,
+    "cpu": CPU,
+    "reference": CPU,
+    "triton": replace(GPU, optional=("pack_with_shared",)),
+}

@@ -1,26 +1,29 @@
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from trueline.ops import steady
+from trueline.ops import invariant_math
+from trueline.ops.capabilities import Opaque
+from trueline.ops.experts import IMPLEMENTATIONS
+from trueline.ops.linear import LinearOp
 
-Packed = list[tuple[Any, Any]]
+capabilities = IMPLEMENTATIONS["cpu"]
+
+Packed = list[tuple[Opaque, Opaque]]
 
 
-def pack(gate_up: Tensor, down: Tensor, linear: Any) -> Packed:
+def pack(gate_up: Tensor, down: Tensor, linear: LinearOp) -> Packed:
     return [(linear.pack(gate_up[e]), linear.pack(down[e])) for e in range(len(down))]
 
 
 def run(
-    x: Tensor, ids: Tensor, weights: Tensor, packed: Packed, linear: Any, first: int = 0
+    x: Tensor, ids: Tensor, weights: Tensor, packed: Packed, linear: LinearOp, first: int = 0
 ) -> Tensor:
     return combine(each(x, ids, packed, linear, first), weights)
 
 
-def each(x: Tensor, ids: Tensor, packed: Packed, linear: Any, first: int = 0) -> Tensor:
+def each(x: Tensor, ids: Tensor, packed: Packed, linear: LinearOp, first: int = 0) -> Tensor:
     n, k = ids.shape
     if n == 1:
         return _one_token(x, ids[0].tolist(), packed, linear, first)
@@ -44,7 +47,7 @@ def combine(each: Tensor, weights: Tensor) -> Tensor:
     return (each.float() * weights[..., None]).sum(1).to(each.dtype)
 
 
-def _one_token(x: Tensor, ids: list[int], packed: Packed, linear: Any, first: int) -> Tensor:
+def _one_token(x: Tensor, ids: list[int], packed: Packed, linear: LinearOp, first: int) -> Tensor:
     """The same without sorting anything."""
     outputs = [
         _expert(x, packed[e - first], linear)
@@ -55,9 +58,9 @@ def _one_token(x: Tensor, ids: list[int], packed: Packed, linear: Any, first: in
     return torch.stack(outputs, dim=1)
 
 
-def _expert(x: Tensor, packed: tuple[Any, Any], linear: Any) -> Tensor:
+def _expert(x: Tensor, packed: tuple[Opaque, Opaque], linear: LinearOp) -> Tensor:
     gate, up = linear.run(x, packed[0]).chunk(2, dim=-1)
-    y: Tensor = linear.run(steady.silu(gate) * up, packed[1])
+    y: Tensor = linear.run(invariant_math.silu(gate) * up, packed[1])
     return y
 
 

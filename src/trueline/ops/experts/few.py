@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from trueline.ops.experts.pairs import expert_of, weight_of
-from trueline.ops.kernel import kernel, wait_turn
+from trueline.ops.kernel import kernel, pdl_wait
 
 
 @triton.jit
@@ -41,11 +41,11 @@ def gated(
         pair = number // EACH * (TOP + SHARED) + TOP + number % EACH
         gate = rows_of(gate_up, expert, rows, inner, 2 * width, hidden, inside)
         up = rows_of(gate_up, expert, width + rows, inner, 2 * width, hidden, inside)
-        wait_turn()
+        pdl_wait()
     else:
         number -= tokens * SHARED
         pair = number // ROUTED * (TOP + SHARED) + number % ROUTED
-        wait_turn()
+        pdl_wait()
         expert = expert_of(ids, pair, pair >= 0, first, held, TOP, SHARED)
         inside = inside & (expert >= 0)
         gate = rows_of(gate_up, tl.maximum(expert, 0), rows, inner, 2 * width, hidden, inside)
@@ -67,7 +67,7 @@ def down(
 ):  # fmt: skip
     """out [tokens, hidden] = Σ weight × (down x) over a token's pairs, in their order; x has a row
     a pair. A program has BLOCK_N columns of one token."""
-    wait_turn()
+    pdl_wait()
     token = tl.program_id(1)
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K)
@@ -118,7 +118,7 @@ def down_at_once(
         tile = rows_of(matrix, tl.maximum(expert, 0), rows, inner, hidden, width, inside)
         tiles = tiles + (tile,)  # noqa: RUF005 (Triton knows no stars)
         experts = experts + (expert,)  # noqa: RUF005
-    wait_turn()
+    pdl_wait()
     total = tl.zeros((BLOCK_N,), tl.float32)
     for slot in tl.static_range(TOP + SHARED):
         here = experts[slot] >= 0

@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from trueline.ops.experts.pairs import expert_of, weight_of
-from trueline.ops.kernel import kernel, wait_turn
+from trueline.ops.kernel import kernel, pdl_wait
 
 
 @kernel(do_not_specialize=["pairs", "first", "held"])
@@ -19,7 +19,7 @@ def count(
     TOP: tl.constexpr, SHARED: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """counts [segments, BINS]: how many pairs of a segment of BLOCK each expert has."""
-    wait_turn()
+    pdl_wait()
     pair = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     expert = expert_of(ids, pair, pair < pairs, first, held, TOP, SHARED)
     found = tl.histogram(expert, BINS, mask=(expert >= 0) & (pair < pairs))
@@ -35,7 +35,7 @@ def place(
     """A program per expert and segment. `order` gets the expert's pairs as they come, filled up to
     whole tiles (of at most MOST rows) with `pairs`, which no pair has; `tiles` the expert of each
     tile; `total` their number. ALONE: there is one segment, and each program counts it itself."""
-    wait_turn()
+    pdl_wait()
     expert, segment = tl.program_id(0), tl.program_id(1)
     pair = segment * BLOCK + tl.arange(0, BLOCK)
     bins = tl.arange(0, BINS)
@@ -147,7 +147,7 @@ def grouped(
     x), x a row per pair. Programs of GROUP row tiles run together over all columns: what they read
     is then still in the cache for the others. HALVE: an expert's last tile costs half, if it is at
     most half full."""
-    wait_turn()
+    pdl_wait()
     step = tl.cdiv(width, BLOCK_N // 2 if GATED else BLOCK_N) * GROUP
     program = tl.program_id(0)
     m = program // step * GROUP + program % GROUP
@@ -176,7 +176,7 @@ def combine(
 ):  # fmt: skip
     """out [tokens, hidden] = the sum over a token's pairs, in their order. Rows of pairs that
     another rank holds were never written, and are not read."""
-    wait_turn()
+    pdl_wait()
     token = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     acc = tl.zeros((BLOCK,), tl.float32)

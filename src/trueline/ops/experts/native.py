@@ -2,24 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from trueline.native import library, refusals, weighted
+from trueline.native import library, weighted
+from trueline.ops.experts import IMPLEMENTATIONS
+from trueline.ops.linear import LinearOp
 from trueline.ops.mlp import native as mlp
 
-__all__ = ["combine", "each", "pack", "refusals", "run"]
+capabilities = IMPLEMENTATIONS["native"]
 
 
-def pack(gate_up: Tensor, down: Tensor, linear: Any) -> mlp.Packed:
+def pack(gate_up: Tensor, down: Tensor, linear: LinearOp) -> mlp.Packed:
     # Not in large pages, which take long to come: most of it lies idle in a step.
     return mlp.pack_all(gate_up, down, torch.empty)
 
 
 def run(
-    x: Tensor, ids: Tensor, weights: Tensor, packed: mlp.Packed, linear: Any, first: int = 0
+    x: Tensor, ids: Tensor, weights: Tensor, packed: mlp.Packed, linear: LinearOp, first: int = 0
 ) -> Tensor:
     x = x if x.stride(1) == 1 else x.contiguous()
     ids, weights = ids.contiguous(), weights.contiguous()
@@ -33,7 +33,7 @@ def run(
     return out
 
 
-def each(x: Tensor, ids: Tensor, packed: mlp.Packed, linear: Any, first: int = 0) -> Tensor:
+def each(x: Tensor, ids: Tensor, packed: mlp.Packed, linear: LinearOp, first: int = 0) -> Tensor:
     x, ids = x if x.stride(1) == 1 else x.contiguous(), ids.contiguous()
     out = torch.zeros(*ids.shape, x.shape[1])
     sizes, scratch = _sizes(x, ids, packed, first), _scratch(ids, packed)

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
+
+from trueline.ops.experts import IMPLEMENTATIONS
+
+capabilities = IMPLEMENTATIONS["reference"]
 
 Packed = list[tuple[Tensor, Tensor]]
 
 
-def pack(gate_up: Tensor, down: Tensor, linear: Any) -> Packed:
+def pack(gate_up: Tensor, down: Tensor, linear: object) -> Packed:
     return [(gate_up[e].double(), down[e].double()) for e in range(len(down))]
 
 
 def run(
-    x: Tensor, ids: Tensor, weights: Tensor, packed: Packed, linear: Any, first: int = 0
+    x: Tensor, ids: Tensor, weights: Tensor, packed: Packed, linear: object, first: int = 0
 ) -> Tensor:
     return combine(each(x, ids, packed, linear, first), weights).to(x.dtype)
 
 
-def each(x: Tensor, ids: Tensor, packed: Packed, linear: Any, first: int = 0) -> Tensor:
+def each(x: Tensor, ids: Tensor, packed: Packed, linear: object, first: int = 0) -> Tensor:
     out = torch.zeros(*ids.shape, x.shape[1], dtype=torch.float64)
     for token in range(len(x)):
         for k, expert in enumerate(ids[token].tolist()):

@@ -6,16 +6,17 @@ number of tokens."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import triton
 from torch import Tensor
 
-from trueline.ops.experts import few, kernels
-from trueline.ops.launch import power_of_two, refusals, unit_stride
+from trueline.ops.experts import IMPLEMENTATIONS, few, kernels
+from trueline.ops.launch import power_of_two, unit_stride
+from trueline.ops.linear import LinearOp
 
-__all__ = ["Launch", "Tiles", "launch", "pack", "pack_with_shared", "refusals", "run", "run_with"]
+capabilities = IMPLEMENTATIONS["triton"]
 
 # Pairs that are streamed one by one.
 FEW_PAIRS = 18
@@ -94,12 +95,12 @@ def _at_once(column: int, held: int = HELD_BYTES) -> Tiles:
     return Tiles(columns, 0, max(power_of_two(columns * column // WARP_BYTES), 4))
 
 
-def pack(gate_up: Tensor, down: Tensor, linear: Any) -> Packed:
+def pack(gate_up: Tensor, down: Tensor, linear: LinearOp) -> Packed:
     return Packed(gate_up.contiguous(), down.contiguous(), 0)
 
 
 def pack_with_shared(
-    gate_up: Tensor, down: Tensor, shared_gate_up: Tensor, shared_down: Tensor, linear: Any
+    gate_up: Tensor, down: Tensor, shared_gate_up: Tensor, shared_down: Tensor, linear: LinearOp
 ) -> Packed:
     width = down.shape[2]
     count = shared_down.shape[1] // width
@@ -109,7 +110,7 @@ def pack_with_shared(
 
 
 def run(
-    x: Tensor, ids: Tensor, weights: Tensor, packed: Packed, linear: Any, first: int = 0
+    x: Tensor, ids: Tensor, weights: Tensor, packed: Packed, linear: LinearOp, first: int = 0
 ) -> Tensor:
     count, hidden, width = packed.down.shape
     shared = packed.shared

@@ -7,3 +7,23 @@ times sigmoid(gate). At least float32 inside; the norm, the product with the wei
 the last product are each rounded to x's dtype. x and gate may be strided. `parts` are the chosen
 rms_norm and rope, for implementations made of them.
 """
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from trueline.ops.capabilities import CPU, GPU, Capabilities
+from trueline.ops.latent_write import Parts
+
+
+class GatedNorm(Protocol):
+    capabilities: Capabilities
+
+    def run(
+        self, x: Tensor, gate: Tensor, *, weight: Tensor, groups: int, eps: float, parts: Parts
+    ) -> Tensor: ...
+
+
+IMPLEMENTATIONS = {"parts": CPU, "reference": CPU, "triton": GPU}

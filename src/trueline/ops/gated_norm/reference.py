@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from trueline.ops.gated_norm import IMPLEMENTATIONS
 from trueline.ops.latent_write import Parts
+
+capabilities = IMPLEMENTATIONS["reference"]
 
 
 def run(

@@ -8,13 +8,14 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from trueline.ops.kernel import kernel, wait_turn
+from trueline.ops.gated_norm import IMPLEMENTATIONS
+from trueline.ops.kernel import kernel, pdl_wait
 from trueline.ops.latent_write import Parts
-from trueline.ops.launch import power_of_two, refusals, unit_stride
-from trueline.ops.pieces import inverse_rms, weighted
+from trueline.ops.launch import power_of_two, unit_stride
 from trueline.ops.rms_norm.triton import launch
+from trueline.ops.triton_utils import inverse_rms, weighted
 
-__all__ = ["refusals", "run"]
+capabilities = IMPLEMENTATIONS["triton"]
 
 
 @kernel(do_not_specialize=["rows"])
@@ -22,7 +23,7 @@ def norm_groups(
     x, gate, weight, out, eps, rows, groups, x_row, gate_row,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr,
 ):  # fmt: skip
-    wait_turn()
+    pdl_wait()
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     i = tl.arange(0, BLOCK)
     within = (row < rows)[:, None] & (i < WIDTH)[None, :]

@@ -10,9 +10,12 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from trueline.cache.index import IndexView
+from trueline.ops.index_scores import IMPLEMENTATIONS
 from trueline.ops.mla_decode import Tiling
-from trueline.ops.mla_decode.cpu import FEWEST, STEADY_HEADS
-from trueline.ops.sparse_rows import SparseRows
+from trueline.ops.mla_decode.cpu import FEWEST, INVARIANT_HEADS
+from trueline.ops.sparse_rows import SparseRows, Table
+
+capabilities = IMPLEMENTATIONS["cpu"]
 
 # Products held at a time, in numbers: they fit a cache.
 PRODUCTS = 1 << 21
@@ -34,7 +37,8 @@ class Prepared:
     tiling: Tiling
 
 
-def prepare(rows: SparseRows, view: IndexView, tiling: Tiling, *, topk: int) -> Prepared:
+def prepare(rows: SparseRows | Table, view: IndexView, tiling: Tiling, *, topk: int) -> Prepared:
+    assert not isinstance(rows, Table), "tables are for GPUs"
     parts: list[Part] = []
     row = 0
     size = view.layout.block_size
@@ -54,8 +58,8 @@ def run(q: Tensor, weights: Tensor, view: IndexView, prepared: Prepared) -> Tens
     scores = torch.full((len(q), prepared.width), float("-inf"))
     tile, full = prepared.tiling.size, prepared.tiling.full
     heads, weights = q.float(), weights.float()
-    if full:  # heads that weigh nothing, so that every product has a steady shape
-        more = -q.shape[1] % STEADY_HEADS
+    if full:  # heads that weigh nothing, so that every product has the same shape
+        more = -q.shape[1] % INVARIANT_HEADS
         heads, weights = pad(heads, (0, 0, 0, more)), pad(weights, (0, more))
     step = max(PRODUCTS // (heads.shape[1] * tile), 1)
     for part in prepared.parts:
@@ -73,10 +77,10 @@ def run(q: Tensor, weights: Tensor, view: IndexView, prepared: Prepared) -> Tens
     return scores
 
 
-def _products(q: Tensor, keys: Tensor, steady: bool) -> Tensor:
+def _products(q: Tensor, keys: Tensor, invariant: bool) -> Tensor:
     """[rows, heads, keys]. A product of all rows at once is faster; one a row has bits that do
     not depend on the other rows."""
-    if not steady:
+    if not invariant:
         return (q.flatten(0, 1) @ keys.T).view(*q.shape[:2], -1)
     enough = q if len(q) >= FEWEST else q.expand(FEWEST, -1, -1)
     return torch.bmm(enough, keys.T.expand(len(enough), -1, -1))[: len(q)]

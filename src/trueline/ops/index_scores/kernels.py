@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from trueline.cache.layout import GROUP
-from trueline.ops.kernel import kernel, wait_turn
+from trueline.ops.kernel import kernel, pdl_wait
 
 _GROUP = tl.constexpr(GROUP)
 
@@ -55,7 +55,7 @@ def scores(
 ):  # fmt: skip
     """A group is up to ROWS rows of one run that follow each other, or a single row; its tiles are
     dealt out to as many programs as there are along the second axis."""
-    wait_turn(False)
+    pdl_wait(False)
     row, count = tl.program_id(0).to(tl.int64), 1
     if groups is not None:
         row, count = tl.load(groups + 2 * row).to(tl.int64), tl.load(groups + 2 * row + 1)

@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from trueline.cache.index import IndexView
-from trueline.cache.layout import IndexLayout
-from trueline.native import library, refusals
+from trueline.native import library
+from trueline.ops.capabilities import Context
+from trueline.ops.index_scores import IMPLEMENTATIONS
 from trueline.ops.mla_decode import Tiling
 from trueline.ops.sparse_rows import SparseRows, Table
 
-__all__ = ["layout_refusals", "prepare", "refusals", "run"]
+capabilities = IMPLEMENTATIONS["native"]
 
 TILE = 64
 
@@ -28,15 +29,11 @@ class Prepared:
     scales: Tensor  # [block_size] and its scale
 
 
-def layout_refusals(layout: IndexLayout) -> list[str]:
-    if layout.fp8 is None and layout.storage != "float32":
-        return [f"reads float32 and fp8 keys, not {layout.storage}"]
-    return []
-
-
-def prepare(rows: SparseRows, view: IndexView, tiling: Tiling, *, topk: int) -> Prepared:
+def prepare(rows: SparseRows | Table, view: IndexView, tiling: Tiling, *, topk: int) -> Prepared:
+    assert not isinstance(rows, Table), "tables are for GPUs"
     layout = view.layout
-    assert not layout_refusals(layout), layout_refusals(layout)
+    refused = capabilities.refuses(Context(dtype=torch.float32, index=layout))
+    assert not refused, refused
     runs, items, row, width = [], [], 0, 0
     for i, run in enumerate(rows.runs):
         skipped = min(max(topk + 1 - run.first, 0), run.count)

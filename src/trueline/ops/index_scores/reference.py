@@ -11,15 +11,19 @@ from torch import Tensor
 
 from trueline.cache.index import IndexView
 from trueline.cache.layout import IndexLayout
+from trueline.ops.index_scores import IMPLEMENTATIONS
 from trueline.ops.mla_decode import Tiling
-from trueline.ops.sparse_rows import SparseRows
+from trueline.ops.sparse_rows import SparseRows, Table
+
+capabilities = IMPLEMENTATIONS["reference"]
 
 FORMATS = {"float32": "<f", "float16": "<e"}
 
 
 def prepare(
-    rows: SparseRows, view: IndexView, tiling: Tiling, *, topk: int
+    rows: SparseRows | Table, view: IndexView, tiling: Tiling, *, topk: int
 ) -> tuple[SparseRows, int]:
+    assert not isinstance(rows, Table), "tables are for GPUs"
     return rows, topk
 
 

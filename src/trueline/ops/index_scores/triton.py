@@ -1,5 +1,5 @@
 """Every layout; keys as they are stored, fp8 turned into what the queries are. Nothing is written
-from a row's length on, nor in rows that are not scored: top_positions looks at neither."""
+from a row's length on, nor in rows that are not scored: topk looks at neither."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ import triton.language as tl
 from torch import Tensor
 
 from trueline.cache.index import DTYPES, IndexView
-from trueline.cache.layout import SCALE_BYTES, IndexLayout
 from trueline.device import send
-from trueline.ops.index_scores import kernels
-from trueline.ops.launch import num_sms, power_of_two, refusals, unit_stride
+from trueline.ops.index_scores import IMPLEMENTATIONS, kernels
+from trueline.ops.index_write import check_layout
+from trueline.ops.launch import num_sms, power_of_two, unit_stride
 from trueline.ops.mla_decode import Tiling
 from trueline.ops.sparse_rows import SparseRows, Table
 
-__all__ = ["layout_refusals", "prepare", "refusals", "run"]
+capabilities = IMPLEMENTATIONS["triton"]
 
 ALIGNED = 16
 """Numbers by which rows of scores lie apart: loads of four are aligned."""
@@ -67,19 +67,11 @@ def launch(
     return Launch(tile, max(min(-(-busy * sms // groups), tiles), 1), warps, stages)
 
 
-def layout_refusals(layout: IndexLayout) -> list[str]:
-    if layout.storage == "e4m3fnuz":
-        return ["e4m3fnuz is no number format of this device: e4m3fn is"]
-    if layout.fp8 and layout.key_bytes % SCALE_BYTES:
-        return [f"reads fp8 keys of a multiple of {SCALE_BYTES} numbers, not of {layout.dim}"]
-    return []
-
-
 def prepare(
     rows: SparseRows | Table, view: IndexView, tiling: Tiling, *, topk: int, share: int = SHARE
 ) -> Prepared:
     """A table whose numbers the host does not know is as wide as it could be."""
-    assert not layout_refusals(view.layout), layout_refusals(view.layout)
+    check_layout(view.layout)
     if isinstance(rows, Table):
         return Prepared(rows, None, 1, rows.blocks.shape[1] * view.layout.block_size, topk)
     table = Table.of(rows).to(view.bytes.device)

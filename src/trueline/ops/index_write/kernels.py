@@ -8,7 +8,7 @@ import triton.language as tl
 
 from trueline.cache.layout import AMAX_FLOOR
 from trueline.ops.index_scores.kernels import channel_places, key_places, scale_places
-from trueline.ops.kernel import kernel, wait_turn
+from trueline.ops.kernel import kernel, pdl_wait
 
 _FLOOR = tl.constexpr(AMAX_FLOOR)
 _FRACTION = tl.constexpr(2**23 - 1)
@@ -55,7 +55,7 @@ def write(
     SIZE: tl.constexpr, BLOCK: tl.constexpr, TOKEN: tl.constexpr, KEY: tl.constexpr,
     ITEM: tl.constexpr, DIM: tl.constexpr, ROPE: tl.constexpr, WIDTH: tl.constexpr,
 ):  # fmt: skip
-    wait_turn()
+    pdl_wait()
     token = tl.program_id(0).to(tl.int64)
     channel = tl.arange(0, WIDTH)
     inside = channel < DIM
@@ -82,13 +82,13 @@ def write(
 
 
 @kernel
-def turn(
+def rotate(
     q, q_row, q_head, out, cos, sin, cos_row, sin_row, heads,
     PAIRS: tl.constexpr, DIM: tl.constexpr, ROPE: tl.constexpr, HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Some heads of one token."""
-    wait_turn()
+    pdl_wait()
     token = tl.program_id(0).to(tl.int64)
     head, channel = tl.program_id(1) * HEADS + tl.arange(0, HEADS), tl.arange(0, WIDTH)
     inside = (head < heads)[:, None] & (channel < DIM)[None, :]

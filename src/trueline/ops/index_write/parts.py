@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from trueline.cache.index import IndexView
+from trueline.ops.index_write import IMPLEMENTATIONS
+from trueline.ops.rope import Rope
 from trueline.spec.rope import Pairing
+
+capabilities = IMPLEMENTATIONS["parts"]
 
 
 def run(
@@ -22,20 +24,20 @@ def run(
     cos: Tensor,
     sin: Tensor,
     pairing: Pairing,
-    rope: Any,
+    rope: Rope,
 ) -> None:
     normed = torch.nn.functional.layer_norm(
         key.float(), key.shape[-1:], norm.float(), bias.float(), eps
     )
-    turned = turn_first(normed.to(key.dtype)[:, None], cos, sin, pairing, rope)
-    view.write(cells, turned[:, 0])
+    rotated = rotate_first(normed.to(key.dtype)[:, None], cos, sin, pairing, rope)
+    view.write(cells, rotated[:, 0])
 
 
-def turn(q: Tensor, *, cos: Tensor, sin: Tensor, pairing: Pairing, rope: Any) -> Tensor:
-    return turn_first(q, cos, sin, pairing, rope)
+def rotate(q: Tensor, *, cos: Tensor, sin: Tensor, pairing: Pairing, rope: Rope) -> Tensor:
+    return rotate_first(q, cos, sin, pairing, rope)
 
 
-def turn_first(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, rope: Any) -> Tensor:
+def rotate_first(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing, rope: Rope) -> Tensor:
     """The other channels stay."""
     dim = 2 * cos.shape[1]
     return torch.cat((rope.run(x[..., :dim], cos, sin, pairing), x[..., dim:]), dim=-1)

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from trueline.cache.index import DTYPES, IndexView
-from trueline.ops.index_scores.triton import layout_refusals
-from trueline.ops.index_write import kernels
-from trueline.ops.launch import power_of_two, refusals, unit_stride
+from trueline.ops.index_write import IMPLEMENTATIONS, check_layout, kernels
+from trueline.ops.launch import power_of_two, unit_stride
+from trueline.ops.rope import Rope
 from trueline.spec.rope import Pairing
 
-__all__ = ["layout_refusals", "refusals", "run", "turn"]
+capabilities = IMPLEMENTATIONS["triton"]
 
 HEADS = 8
-"""Of a token, that a program turns."""
+"""Of a token, that a program rotates."""
 
 
 def run(
@@ -30,10 +28,10 @@ def run(
     cos: Tensor,
     sin: Tensor,
     pairing: Pairing,
-    rope: Any,
+    rope: Rope,
 ) -> None:
     layout, fp8 = view.layout, view.layout.fp8
-    assert not layout_refusals(layout), layout_refusals(layout)
+    check_layout(layout)
     if not len(cells):
         return
     key, cos, sin = (unit_stride(x) for x in (key, cos, sin))
@@ -57,12 +55,12 @@ def run(
     )
 
 
-def turn(q: Tensor, *, cos: Tensor, sin: Tensor, pairing: Pairing, rope: Any) -> Tensor:
+def rotate(q: Tensor, *, cos: Tensor, sin: Tensor, pairing: Pairing, rope: Rope) -> Tensor:
     n, heads, dim = q.shape
     q, cos, sin = (unit_stride(x) for x in (q, cos, sin))
     out = q.new_empty(q.shape)
     if out.numel():
-        kernels.turn[(n, -(-heads // HEADS))](
+        kernels.rotate[(n, -(-heads // HEADS))](
             *(q, q.stride(0), q.stride(1), out, cos, sin, cos.stride(0), sin.stride(0), heads),
             PAIRS=pairing == "pairs",
             DIM=dim,

@@ -5,8 +5,10 @@ from __future__ import annotations
 from torch import Tensor
 
 from trueline.cache.store import LatentView
-from trueline.ops.latent_write import Parts
+from trueline.ops.latent_write import IMPLEMENTATIONS, Parts
 from trueline.spec.rope import Pairing
+
+capabilities = IMPLEMENTATIONS["parts"]
 
 
 def run(
@@ -23,8 +25,8 @@ def run(
     pairing: Pairing,
     parts: Parts,
 ) -> Tensor:
-    turned = parts.rope.run(key[:, None], cos, sin, pairing)[:, 0]
-    view.write(cells, parts.rms_norm.run(latent, norm, eps), turned)
+    rotated = parts.rope.run(key[:, None], cos, sin, pairing)[:, 0]
+    view.write(cells, parts.rms_norm.run(latent, norm, eps), rotated)
     wide = queries.new_empty(*queries.shape[:2], view.layout.width)
     wide[..., view.layout.latent :] = parts.rope.run(queries, cos, sin, pairing)
     return wide

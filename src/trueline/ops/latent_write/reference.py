@@ -6,8 +6,10 @@ import torch
 from torch import Tensor
 
 from trueline.cache.store import LatentView
-from trueline.ops.latent_write import Parts
+from trueline.ops.latent_write import IMPLEMENTATIONS, Parts
 from trueline.spec.rope import Pairing
+
+capabilities = IMPLEMENTATIONS["reference"]
 
 
 def run(
@@ -28,15 +30,15 @@ def run(
     for token, cell in enumerate(cells.tolist()):
         numbers = latent[token].double()
         normed = (numbers / (numbers.square().mean() + eps).sqrt()).to(latent.dtype).double()
-        turn = (cos[token].double(), sin[token].double(), pairing)
-        row = torch.cat((normed * norm.double(), _turned(key[token].double(), *turn)))
+        by = (cos[token].double(), sin[token].double(), pairing)
+        row = torch.cat((normed * norm.double(), _rotated(key[token].double(), *by)))
         view.rows[cell] = row.to(view.rows.dtype)
         for head in range(queries.shape[1]):
-            wide[token, head, latent.shape[1] :] = _turned(queries[token, head].double(), *turn)
+            wide[token, head, latent.shape[1] :] = _rotated(queries[token, head].double(), *by)
     return wide
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing) -> Tensor:
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing) -> Tensor:
     """As complex numbers: channels 2i and 2i + 1, or i and i + half."""
     half = len(x) // 2
     a, b = (x[0::2], x[1::2]) if pairing == "pairs" else (x[:half], x[half:])

@@ -1,5 +1,5 @@
-"""One kernel: the first program of a token norms, turns and stores its cache row, the others turn
-its queries."""
+"""One kernel: the first program of a token norms, rotates and stores its cache row, the others
+rotate its queries."""
 
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-calls, allow-untyped-decorators
 
@@ -9,14 +9,14 @@ import triton.language as tl
 from torch import Tensor
 
 from trueline.cache.store import LatentView
-from trueline.ops.kernel import kernel, wait_turn
-from trueline.ops.latent_write import Parts
-from trueline.ops.launch import power_of_two, refusals, unit_stride
-from trueline.ops.pieces import inverse_rms, turn_into, weighted
+from trueline.ops.kernel import kernel, pdl_wait
+from trueline.ops.latent_write import IMPLEMENTATIONS, Parts
+from trueline.ops.launch import power_of_two, unit_stride
 from trueline.ops.rope.triton import HEADS, places
+from trueline.ops.triton_utils import inverse_rms, rotate_into, weighted
 from trueline.spec.rope import Pairing
 
-__all__ = ["refusals", "run"]
+capabilities = IMPLEMENTATIONS["triton"]
 
 
 @kernel
@@ -26,7 +26,7 @@ def write_token(
     LATENT: tl.constexpr, BLOCK: tl.constexpr, HALF: tl.constexpr, HALF_BLOCK: tl.constexpr,
     HEADS: tl.constexpr, STEP: tl.constexpr, SHIFT: tl.constexpr,
 ):  # fmt: skip
-    wait_turn()
+    pdl_wait()
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     j = tl.arange(0, HALF_BLOCK)
     c = tl.load(cos + token * cos_row + j, mask=j < HALF, other=0.0)
@@ -37,7 +37,7 @@ def write_token(
         scale = tl.load(norm + i, mask=i < LATENT, other=0.0)
         given = tl.load(latent + token * latent_row + i, mask=i < LATENT, other=0.0)
         at, to = key + token * key_row + j * STEP, cell + LATENT + j * STEP
-        turn_into(at, to, c, s, j < HALF, SHIFT)
+        rotate_into(at, to, c, s, j < HALF, SHIFT)
         numbers = given.to(tl.float32)
         unit = inverse_rms(tl.sum(numbers * numbers, axis=0), eps, LATENT)
         tl.store(cell + i, weighted(numbers * unit, scale, given.dtype), mask=i < LATENT)
@@ -46,7 +46,7 @@ def write_token(
         within = (head < heads)[:, None] & (j < HALF)[None, :]
         of = queries + token * queries_row + head[:, None] * queries_head + j[None, :] * STEP
         into = out + (token * heads + head[:, None]) * (LATENT + 2 * HALF) + LATENT
-        turn_into(of, into + j[None, :] * STEP, c[None, :], s[None, :], within, SHIFT)
+        rotate_into(of, into + j[None, :] * STEP, c[None, :], s[None, :], within, SHIFT)
 
 
 def run(

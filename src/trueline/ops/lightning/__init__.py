@@ -9,9 +9,8 @@ default.
 - `decode(q, k, v, view, prepared, slopes=…, scale=…)`: one token per row, for one row or more;
   `prepare(rows)` once a step. On a GPU `prepare` also takes a `StateTable`, whose numbers the host
   does not know: a captured graph serves any rows.
-- `prefill(q, k, v, view, row, slopes=…, scale=…)`: all new tokens of one row.
-- `prefill_rows(q, k, v, view, parts, slopes=…, scale=…)`, where an implementation has it: the rows
-  of a step at once, none of which reads what another writes. q, k and v have all tokens of the
+- `prefill(q, k, v, view, prepared, slopes=…, scale=…)`: the prefill rows of a step, none of which
+  reads what another writes; `prepare_prefill(parts)` once a step. q, k and v have all tokens of the
   step; `parts` are (slice of tokens, row), and only those tokens of the output are written.
 
 States are read and written in slots of the view (`cache/state.py`), in the view's form. Where that
@@ -29,10 +28,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from trueline.cache.state import StateView
+from trueline.ops.capabilities import CPU, GPU, Capabilities
 from trueline.ops.launch import copied
 
 
@@ -89,3 +91,44 @@ def clashing(rows: Sequence[StateRow]) -> list[int]:
     """Rows whose source is another row's slot."""
     writers = {row.slot: i for i, row in enumerate(rows) if row.slot}
     return [i for i, row in enumerate(rows) if row.source and writers.get(row.source, i) != i]
+
+
+PrefillParts = Sequence[tuple[slice, StateRow]]
+"""Rows of prefill, each with where its tokens stand among those of the step."""
+Decode = TypeVar("Decode")
+Prefill = TypeVar("Prefill")
+
+
+class Lightning(Protocol[Decode, Prefill]):
+    capabilities: Capabilities
+
+    def prepare(self, rows: list[StateRow] | StateTable) -> Decode: ...
+
+    def decode(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        view: StateView,
+        prepared: Decode,
+        *,
+        slopes: Tensor,
+        scale: float,
+    ) -> Tensor: ...
+
+    def prepare_prefill(self, parts: PrefillParts) -> Prefill: ...
+
+    def prefill(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        view: StateView,
+        prepared: Prefill,
+        *,
+        slopes: Tensor,
+        scale: float,
+    ) -> Tensor: ...
+
+
+IMPLEMENTATIONS = {"cpu": CPU, "reference": CPU, "triton": GPU}

@@ -18,12 +18,14 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from trueline.cache.state import StateView
-from trueline.ops import steady as bits
-from trueline.ops.lightning import StateRow
+from trueline.ops import invariant_math as bits
+from trueline.ops.lightning import IMPLEMENTATIONS, PrefillParts, StateRow, StateTable
+
+capabilities = IMPLEMENTATIONS["cpu"]
 
 # Tokens in a tile where nothing depends on it.
 TILE = 64
-# Rows of a steady product: as few as decode can do with, placed where prefill has them.
+# Rows of a batch-invariant product: as few as decode can do with, placed where prefill has them.
 ROWS = 8
 # Numbers in 64 bytes: matrices that wide all begin alike.
 WIDTH = 16
@@ -55,7 +57,8 @@ class Tiles:
 # -- decode ----------------------------------------------------------------------------
 
 
-def prepare(rows: list[StateRow]) -> DecodeSlots:
+def prepare(rows: list[StateRow] | StateTable) -> DecodeSlots:
+    assert not isinstance(rows, StateTable), "tables are for GPUs"
     slots = [row.slot for row in rows]
     follow = slots == list(range(slots[0], slots[0] + len(slots)))
     index = torch.tensor(slots)
@@ -156,15 +159,28 @@ def _gather(view: StateView, slots: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 # -- prefill ---------------------------------------------------------------------------
 
 
+def prepare_prefill(parts: PrefillParts) -> PrefillParts:
+    return parts
+
+
 def prefill(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     view: StateView,
-    row: StateRow,
+    prepared: PrefillParts,
     *,
     slopes: Tensor,
     scale: float,
+) -> Tensor:
+    out = torch.empty_like(v, memory_format=torch.contiguous_format)
+    for at, row in prepared:
+        out[at] = _prefill_row(q[at], k[at], v[at], view, row, slopes, scale)
+    return out
+
+
+def _prefill_row(
+    q: Tensor, k: Tensor, v: Tensor, view: StateView, row: StateRow, slopes: Tensor, scale: float
 ) -> Tensor:
     tile = view.tail or min(TILE, len(q))
     powers = _powers(slopes, tile)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from trueline.ops.kernel import kernel, wait_turn
+from trueline.ops.kernel import kernel, pdl_wait
 
 
 @triton.jit
@@ -51,7 +51,7 @@ def decode_step(
     programs: this slice of a slot that is written belongs to this program alone, and its source is
     either that slot, read here before it is written, or one that nobody writes (`prepare` has
     brought the others)."""
-    wait_turn()
+    pdl_wait()
     tile, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     a, b = tl.arange(0, BK), tile * BV + tl.arange(0, BV)
     in_k, in_v = a < DK, b < DV
@@ -111,7 +111,7 @@ def walk(
     registers. With OUTPUT: from a slot or from `sums` on, to outputs and the slots that take what
     a leg has reached. Without: from zeros on, to what the walk adds to the state, into `sums`;
     not for the last of a row."""
-    wait_turn()
+    pdl_wait()
     tile, head, number = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     if not OUTPUT:
         number = tl.load(followed + number)
@@ -172,7 +172,7 @@ def scan(
 ):  # fmt: skip
     """What each walk of a row adds becomes the state before it. All but the last have `length`
     tokens; what that one adds is not there, for nobody needs it."""
-    wait_turn()
+    pdl_wait()
     tile, head, row = tl.program_id(0), tl.program_id(1), tl.program_id(2)
     first, last = tl.load(rows + row), tl.load(rows + row + 1)
     slope, source = tl.load(slopes + head), tl.load(sources + row).to(tl.int64)

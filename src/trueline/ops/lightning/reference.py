@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from trueline.cache.state import StateView
-from trueline.ops.lightning import StateRow
+from trueline.ops.lightning import IMPLEMENTATIONS, PrefillParts, StateRow, StateTable
+
+capabilities = IMPLEMENTATIONS["reference"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +21,8 @@ class Held:
     tokens: list[tuple[Tensor, Tensor]]  # key and value of each token of the open tile
 
 
-def prepare(rows: list[StateRow]) -> list[StateRow]:
+def prepare(rows: list[StateRow] | StateTable) -> list[StateRow]:
+    assert not isinstance(rows, StateTable), "tables are for GPUs"
     return rows
 
 
@@ -41,15 +44,28 @@ def decode(
     return (scale * torch.cat(out)).to(q.dtype)
 
 
+def prepare_prefill(parts: PrefillParts) -> PrefillParts:
+    return parts
+
+
 def prefill(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     view: StateView,
-    row: StateRow,
+    prepared: PrefillParts,
     *,
     slopes: Tensor,
     scale: float,
+) -> Tensor:
+    out = torch.empty_like(v, memory_format=torch.contiguous_format)
+    for at, row in prepared:
+        out[at] = _prefill_row(q[at], k[at], v[at], view, row, slopes, scale)
+    return out
+
+
+def _prefill_row(
+    q: Tensor, k: Tensor, v: Tensor, view: StateView, row: StateRow, slopes: Tensor, scale: float
 ) -> Tensor:
     return (scale * _walk(q, k, v, view, row, _read(view, row), slopes)).to(q.dtype)
 

@@ -6,18 +6,17 @@ walks, and what each adds to the state is summed up first."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from trueline.cache.state import StateView
-from trueline.ops.launch import can_copy, copied, num_sms, power_of_two, refusals, unit_stride
-from trueline.ops.lightning import StateRow, StateTable, clashing
+from trueline.ops.launch import can_copy, copied, num_sms, power_of_two, unit_stride
+from trueline.ops.lightning import IMPLEMENTATIONS, PrefillParts, StateRow, StateTable, clashing
 from trueline.ops.lightning.kernels import decode_step, scan, walk
 
-__all__ = ["decode", "prefill", "prefill_rows", "prepare", "refusals"]
+capabilities = IMPLEMENTATIONS["triton"]
 
 NO_SLOT = -1
 SCAN_BLOCK = 1024
@@ -72,6 +71,18 @@ class Walks:
     firsts: Tensor  # tokens of each leg
     stops: Tensor
     slots: Tensor  # of each leg; NO_SLOT: none takes its end
+
+
+@dataclass(frozen=True, slots=True)
+class PrefillRows:
+    parts: PrefillParts
+    walks: dict[int, Walks] = field(default_factory=dict)
+    """By the most tokens of a walk: made by the first layer that asks, for all of the step."""
+
+    def cut(self, length: int, device: torch.device) -> Walks:
+        if length not in self.walks:
+            self.walks[length] = _walks(self.parts, length, device)
+        return self.walks[length]
 
 
 # -- decode ----------------------------------------------------------------------------
@@ -135,18 +146,8 @@ def _strides(*inputs: Tensor) -> Iterator[int]:
 # -- prefill ---------------------------------------------------------------------------
 
 
-def prefill(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    view: StateView,
-    row: StateRow,
-    *,
-    slopes: Tensor,
-    scale: float,
-) -> Tensor:
-    parts = [(slice(0, len(q)), row)]
-    return prefill_rows(q, k, v, view, parts, slopes=slopes, scale=scale)
+def prepare_prefill(parts: PrefillParts) -> PrefillRows:
+    return PrefillRows(parts)
 
 
 def prefill_launch(
@@ -170,12 +171,12 @@ def prefill_launch(
     return PrefillLaunch(64, 64, 4, 2, 2 * sms)
 
 
-def prefill_rows(
+def prefill(
     q: Tensor,
     k: Tensor,
     v: Tensor,
     view: StateView,
-    parts: Sequence[tuple[slice, StateRow]],
+    prepared: PrefillRows,
     *,
     slopes: Tensor,
     scale: float,
@@ -183,12 +184,13 @@ def prefill_rows(
 ) -> Tensor:
     q, k, v = unit_stride(q), unit_stride(k), unit_stride(v)
     (tokens, heads, dk), dv = q.shape, v.shape[-1]
+    parts = prepared.parts
     counts = [at.stop - at.start for at, _ in parts]
     if launch is None:
         sms, ahead = num_sms(q.device), can_copy(q, k, v)
         launch = prefill_launch(q.dtype, (heads, dk, dv), counts, sms, ahead)
     length = launch.chunk * launch.walk_chunks(heads, dv, counts)
-    made = _walks(tuple((at.start, at.stop, row) for at, row in parts), length, q.device)
+    made = prepared.cut(length, q.device)
     state, out = _state(view), q.new_empty(tokens, heads, dv)
     whole = made.num_walks == len(parts)
     sums = state if whole else state.new_empty(made.num_walks, heads, dk, dv, dtype=torch.float32)
@@ -219,21 +221,17 @@ def _exact(given: torch.dtype, kept: torch.dtype) -> bool:
     return given != torch.float32 and kept == torch.float32
 
 
-# Every layer of a step asks for the same.
-@lru_cache(maxsize=8)
-def _walks(
-    parts: tuple[tuple[int, int, StateRow], ...], length: int, device: torch.device
-) -> Walks:
+def _walks(parts: PrefillParts, length: int, device: torch.device) -> Walks:
     walks, followed, rows = [0], [], [0]
     legs: list[tuple[int, int, int]] = []
-    for first, stop, row in parts:
-        for part in _legs(first, stop, row, length):
+    for at, row in parts:
+        for part in _legs(at.start, at.stop, row, length):
             legs += part
             followed.append(len(walks) - 1)
             walks.append(len(legs))
         followed.pop()
         rows.append(len(walks) - 1)
-    sources = [NO_SLOT if row.source is None else row.source for _, _, row in parts]
+    sources = [NO_SLOT if row.source is None else row.source for _, row in parts]
     columns = (walks, followed, rows, sources, *zip(*legs, strict=True))
     return Walks(len(walks) - 1, len(followed), *copied(columns, device))
 

@@ -2,5 +2,46 @@
 
 The packed form belongs to the implementation; the plain weight may be freed.
 
-An implementation may have `run_wide(x, packed)` -> [n, out] in float32, with the digits of the sums
-whatever dtype x has. Logits are made by it where it is there."""
+`run_wide(x, packed)` -> [n, out] in float32, of which logits are made. On a GPU it has the digits
+of the sums whatever dtype x has, where `run` rounds them to x's; on a CPU, those of `run`."""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+
+from trueline.ops.capabilities import CPU, GPU, NATIVE, Capabilities, Context, Opaque
+
+Packed = TypeVar("Packed")
+
+
+class Linear(Protocol[Packed]):
+    capabilities: Capabilities
+
+    def pack(self, weight: Tensor) -> Packed: ...
+
+    def run(self, x: Tensor, packed: Packed) -> Tensor: ...
+
+    def run_wide(self, x: Tensor, packed: Packed) -> Tensor: ...
+
+
+LinearOp = Linear[Opaque]
+"""The one that the plan chose, as other ops and the layers get it."""
+
+
+def _onednn_refusals(context: Context) -> list[str]:
+    from trueline.ops.linear import onednn  # which asks its library
+
+    return onednn.refusals(context)
+
+
+IMPLEMENTATIONS = {
+    "native": NATIVE,
+    "onednn": Capabilities(devices=("cpu",), batch_invariant=True, refuses=_onednn_refusals),
+    "torch_mm": CPU,
+    "reference": CPU,
+    "triton": GPU,
+    "cublas": GPU,
+}
+"""In the order of preference. Batch invariance is probed before it is believed (plan/select.py)."""

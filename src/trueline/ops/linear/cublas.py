@@ -6,9 +6,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
-from trueline.ops.launch import refusals
+from trueline.ops.linear import IMPLEMENTATIONS
 
-__all__ = ["pack", "refusals", "run", "run_wide"]
+capabilities = IMPLEMENTATIONS["cublas"]
 
 
 def pack(weight: Tensor) -> Tensor:

@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from trueline.ops.kernel import kernel, wait_turn
+from trueline.ops.kernel import kernel, pdl_wait
 
 
 @kernel(do_not_specialize=["rows"])
@@ -20,7 +20,7 @@ def stream(
     inside = inner < depth
     at = (head.to(tl.int64) * width + tl.minimum(columns, width - 1))[:, None] * depth
     tile = tl.load(weight + at + inner[None, :], mask=inside[None, :], other=0)
-    wait_turn()
+    pdl_wait()
     x += head * x_head
     out += head * out_head
     for row in tl.static_range(ROWS):

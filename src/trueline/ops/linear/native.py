@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from trueline.device import large_empty
-from trueline.native import packable, panel, refusals, weighted
+from trueline.native import packable, panel, weighted
+from trueline.ops.linear import IMPLEMENTATIONS
 
-__all__ = ["pack", "refusals", "run"]
+capabilities = IMPLEMENTATIONS["native"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,3 +39,7 @@ def run(x: Tensor, packed: Packed) -> Tensor:
         *(1, rows, columns, packed.inner),
     )
     return y
+
+
+def run_wide(x: Tensor, packed: Packed) -> Tensor:
+    return run(x, packed).float()

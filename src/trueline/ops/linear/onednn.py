@@ -11,6 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from trueline.ops.capabilities import Context
+from trueline.ops.linear import IMPLEMENTATIONS
+
+capabilities = IMPLEMENTATIONS["onednn"]
+
 # What the packing optimises for; small counts run well in it too.
 ROWS_HINT = 128
 # One to three rows run slower than four.
@@ -42,13 +47,17 @@ def run(x: Tensor, packed: Packed) -> Tensor:
     return y[:count, : packed.columns]
 
 
-def refusals(dtype: torch.dtype, batch_invariant: bool) -> list[str]:
+def run_wide(x: Tensor, packed: Packed) -> Tensor:
+    return run(x, packed).float()
+
+
+def refusals(context: Context) -> list[str]:
     """Why it cannot run here; empty if it can."""
     if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return ["this PyTorch has no oneDNN"]
     try:
-        probe = torch.ones(5, 8, dtype=dtype)
-        got = run(probe, pack(torch.ones(16, 8, dtype=dtype)))
+        probe = torch.ones(5, 8, dtype=context.dtype)
+        got = run(probe, pack(torch.ones(16, 8, dtype=context.dtype)))
     except (RuntimeError, AttributeError) as error:
         return [f"oneDNN's packed product does not run here: {str(error).splitlines()[0]}"]
     return [] if bool((got == 8).all()) else ["oneDNN's packed product gave wrong numbers"]

@@ -5,6 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from trueline.ops.linear import IMPLEMENTATIONS
+
+capabilities = IMPLEMENTATIONS["reference"]
+
 
 def pack(weight: Tensor) -> Tensor:
     return weight.to(torch.float64)
@@ -12,3 +16,7 @@ def pack(weight: Tensor) -> Tensor:
 
 def run(x: Tensor, packed: Tensor) -> Tensor:
     return (x.to(torch.float64) @ packed.T).to(x.dtype)
+
+
+def run_wide(x: Tensor, packed: Tensor) -> Tensor:
+    return (x.to(torch.float64) @ packed.T).float()

@@ -8,6 +8,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from trueline.ops.linear import IMPLEMENTATIONS
+
+capabilities = IMPLEMENTATIONS["torch_mm"]
+
 # In whole tiles, so that the bits of a row depend neither on the number of rows nor on that of
 # columns: libraries compute what is left over at an edge in another way, narrower on older CPUs.
 TILE = 16
@@ -25,6 +29,10 @@ def pack(weight: Tensor) -> Packed:
 
 def run(x: Tensor, packed: Packed) -> Tensor:
     return torch.mm(packed.weight, _whole_tiles(x).t()).t()[: len(x), : packed.columns]
+
+
+def run_wide(x: Tensor, packed: Packed) -> Tensor:
+    return run(x, packed).float()
 
 
 def _whole_tiles(rows: Tensor) -> Tensor:

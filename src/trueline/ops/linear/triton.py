@@ -7,12 +7,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from trueline.ops.launch import num_sms, power_of_two, refusals, unit_stride
-from trueline.ops.linear import cublas
+from trueline.ops.launch import num_sms, power_of_two, unit_stride
+from trueline.ops.linear import IMPLEMENTATIONS, cublas
 from trueline.ops.linear.cublas import pack, run_wide
 from trueline.ops.linear.kernels import stream
 
-__all__ = ["launch", "pack", "refusals", "run", "run_wide", "streamed"]
+__all__ = ["capabilities", "launch", "pack", "run", "run_wide", "streamed"]
+
+capabilities = IMPLEMENTATIONS["triton"]
 
 FEW_ROWS = 4
 # A longer row of the weight would leave a program one row at a time.

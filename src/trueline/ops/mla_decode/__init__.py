@@ -10,13 +10,17 @@ graph serves any contexts that fit the table.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from trueline.cache.layout import LatentLayout
+from trueline.cache.store import LatentView
 from trueline.device import send
+from trueline.ops.capabilities import CPU, GPU, HALF_PRECISION, NATIVE, Capabilities, Opaque
+from trueline.ops.mla_decode.launch_plan import hopper_refusals
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,3 +56,30 @@ class DecodeTable:
 
     lengths: Tensor  # [rows] int32
     blocks: Tensor  # [rows, most] int32; the null block after a row's last
+
+
+Prepared = TypeVar("Prepared")
+
+
+class MLADecode(Protocol[Prepared]):
+    capabilities: Capabilities
+
+    def prepare(
+        self, rows: DecodeRows | DecodeTable, view: LatentView, tiling: Tiling, heads: int
+    ) -> Prepared: ...
+
+    def run(
+        self, q: Tensor, view: LatentView, prepared: Prepared, *, softmax_scale: float
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+MLADecodeOp = MLADecode[Opaque]
+
+HOPPER = replace(GPU, dtypes=HALF_PRECISION, refuses=hopper_refusals)
+IMPLEMENTATIONS = {
+    "native": NATIVE,
+    "cpu": CPU,
+    "reference": CPU,
+    "hopper": HOPPER,
+    "triton": GPU,
+}

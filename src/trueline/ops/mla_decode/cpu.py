@@ -12,13 +12,15 @@ import torch
 from torch import Tensor
 
 from trueline.cache.store import LatentView
-from trueline.ops import steady as bits
-from trueline.ops.mla_decode import DecodeRows, Tiling
+from trueline.ops import invariant_math as bits
+from trueline.ops.mla_decode import IMPLEMENTATIONS, DecodeRows, DecodeTable, Tiling
+
+capabilities = IMPLEMENTATIONS["cpu"]
 
 # Products over a batch of one take another code path, with other bits.
 FEWEST = 2
-# Nor are the bits of fewer heads steady.
-STEADY_HEADS = 8
+# Nor are the bits of fewer heads batch-invariant.
+INVARIANT_HEADS = 8
 BUCKET = 64
 # Rows gathered at a time: bounds the memory of a tile.
 MOST = 128
@@ -30,11 +32,14 @@ class Group:
     cells: Tensor  # [g, n] addresses; the zero cell beyond a row's end
     beyond: Tensor | None  # [g, n] positions after a row's end, if there are any
     tile: int
-    steady: bool
+    invariant: bool
 
 
-def prepare(rows: DecodeRows, view: LatentView, tiling: Tiling, heads: int) -> list[Group]:
+def prepare(
+    rows: DecodeRows | DecodeTable, view: LatentView, tiling: Tiling, heads: int
+) -> list[Group]:
     """Group rows whose contexts take a similar number of tiles, so that padding stays small."""
+    assert not isinstance(rows, DecodeTable), "tables are for GPUs"
     buckets: dict[int, list[int]] = {}
     for row, length in enumerate(rows.lengths):
         buckets.setdefault((-(-length // BUCKET)).bit_length(), []).append(row)
@@ -74,8 +79,8 @@ def run(
     out = q.new_empty(q.shape[0], q.shape[1], latent)
     lse = torch.empty(q.shape[:2], dtype=torch.float32)
     heads = q.shape[1]
-    if prepared and prepared[0].steady:
-        q = torch.nn.functional.pad(q, (0, 0, 0, -heads % STEADY_HEADS))
+    if prepared and prepared[0].invariant:
+        q = torch.nn.functional.pad(q, (0, 0, 0, -heads % INVARIANT_HEADS))
     if len(prepared) == 1 and prepared[0].cells.shape[0] == q.shape[0]:
         o, z = _attend(q, view, prepared[0], softmax_scale)  # all rows, in their order
         return o[:, :heads].to(q.dtype), z[:, :heads]
@@ -96,19 +101,19 @@ def _attend(
         scores = torch.bmm(q, kv.mT).float().mul_(softmax_scale)
         if group.beyond is not None:
             scores.masked_fill_(group.beyond[:, None, start:stop], float("-inf"))
-        part = softmax_part(scores, kv[..., : view.layout.latent], group.steady)
-        total = part if total is None else merge(total, part, group.steady)
+        part = softmax_part(scores, kv[..., : view.layout.latent], group.invariant)
+        total = part if total is None else merge(total, part, group.invariant)
     assert total is not None
     return total
 
 
-def softmax_part(scores: Tensor, values: Tensor, steady: bool = False) -> tuple[Tensor, Tensor]:
+def softmax_part(scores: Tensor, values: Tensor, invariant: bool = False) -> tuple[Tensor, Tensor]:
     """Normalised output and natural-log sum of one set of keys; zero and -inf for no key. The
     scores are used up."""
-    log = bits.log if steady else torch.log
+    log = bits.log if invariant else torch.log
     top = scores.amax(-1, keepdim=True)
     top = top.masked_fill(top == float("-inf"), 0.0)
-    weights = bits.exp(scores - top) if steady else scores.sub_(top).exp_()
+    weights = bits.exp(scores - top) if invariant else scores.sub_(top).exp_()
     norm = weights.sum(-1, keepdim=True)
     lse = log(norm.squeeze(-1)) + top.squeeze(-1)
     out = torch.bmm(weights.to(values.dtype), values).float()
@@ -116,12 +121,12 @@ def softmax_part(scores: Tensor, values: Tensor, steady: bool = False) -> tuple[
 
 
 def merge(
-    a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], steady: bool = False
+    a: tuple[Tensor, Tensor], b: tuple[Tensor, Tensor], invariant: bool = False
 ) -> tuple[Tensor, Tensor]:
     """Two disjoint sets of keys as one: o = Σ oᵢ exp(lseᵢ - lse). Adding an empty set changes
     no bit."""
     (out_a, lse_a), (out_b, lse_b) = a, b
-    exp, log = (bits.exp, bits.log) if steady else (torch.exp, torch.log)
+    exp, log = (bits.exp, bits.log) if invariant else (torch.exp, torch.log)
     top = torch.maximum(lse_a, lse_b)
     base = top.masked_fill(top == float("-inf"), 0.0)
     share_a, share_b = exp(lse_a - base), exp(lse_b - base)

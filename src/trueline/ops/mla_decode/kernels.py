@@ -9,7 +9,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from trueline.ops.kernel import kernel, wait_turn
+from trueline.ops.kernel import kernel, pdl_wait
 
 LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -59,7 +59,7 @@ def fold(q_latent, q_rope, k_latent, k_rope, seen, scale, top, norm, acc):
 
 
 @triton.jit
-def attend_part(
+def attend_split(
     q_latent, q_rope, rows, table, length, start, stop, scale,
     LATENT: tl.constexpr, ROPE: tl.constexpr, L: tl.constexpr, R: tl.constexpr, H: tl.constexpr,
     TILE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
@@ -86,16 +86,16 @@ def attend_part(
     return acc * share[:, None], (top + tl.log2(total)) * LN_2
 
 
-@kernel(do_not_specialize=["table_row", "capacity", "slots"])
+@kernel(do_not_specialize=["table_row", "capacity", "partials"])
 def attend(
-    q, rows, table, lengths, entries, bounds, out, lse, part_out, part_lse, scale, heads, q_row,
-    q_head, table_row, capacity, slots,
+    q, rows, table, lengths, entries, bounds, out, lse, partial_out, partial_lse, scale, heads,
+    q_row, q_head, table_row, capacity, partials,
     LATENT: tl.constexpr, ROPE: tl.constexpr, L: tl.constexpr, R: tl.constexpr, H: tl.constexpr,
     HEAD_TILES: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """A program per group and tile of heads. Whole rows are finished here; parts wait in their
-    slots. A length below zero says that the row's keys cannot be known: it becomes NaN."""
-    wait_turn(False)  # what follows is to find all multiprocessors free
+    """A program per group and tile of heads. Whole rows are finished here; splits leave partial
+    results. A length below zero says that the row's keys cannot be known: it becomes NaN."""
+    pdl_wait(False)  # what follows is to find all multiprocessors free
     group = tl.program_id(0) // HEAD_TILES
     h = tl.program_id(0) % HEAD_TILES * H + tl.arange(0, H)
     l = tl.arange(0, L)  # noqa: E741
@@ -108,54 +108,54 @@ def attend(
         start = tl.load(entries + 4 * entry + 1)
         length = tl.load(lengths + row)
         stop = tl.minimum(tl.load(entries + 4 * entry + 2), tl.cdiv(length, TILE))
-        slot = tl.load(entries + 4 * entry + 3)
+        partial = tl.load(entries + 4 * entry + 3)
         at = q + row * q_row + h[:, None] * q_head
         q_latent = tl.load(at + l[None, :], mask=real & inside, other=0.0)
         q_rope = tl.load(at + LATENT + r[None, :], mask=real & (r[None, :] < ROPE), other=0.0)
-        o, z = attend_part(
+        o, z = attend_split(
             q_latent, q_rope, rows, table + row * table_row, length, start, stop, scale,
             LATENT, ROPE, L, R, H, TILE, BLOCK, STAGES,
         )  # fmt: skip
         o = tl.where(length < 0, float("nan"), o)
         z = tl.where(length < 0, float("nan"), z)
-        if slot < 0:
+        if partial < 0:
             to = (row * heads + h) * LATENT
             tl.store(out + to[:, None] + l[None, :], o.to(out.dtype.element_ty), real & inside)
             tl.store(lse + row * heads + h, z, h < heads)
-        elif slot < slots:
-            at_slot = slot.to(tl.int64) * (HEAD_TILES * H) + h
-            tl.store(part_out + at_slot[:, None] * LATENT + l[None, :], o, inside)
-            tl.store(part_lse + at_slot, z)
+        elif partial < partials:
+            at_partial = partial.to(tl.int64) * (HEAD_TILES * H) + h
+            tl.store(partial_out + at_partial[:, None] * LATENT + l[None, :], o, inside)
+            tl.store(partial_lse + at_partial, z)
 
 
-@kernel(do_not_specialize=["rows", "capacity", "slots"])
+@kernel(do_not_specialize=["rows", "capacity", "partials"])
 def merge(
-    part_out, part_lse, table, out, lse, rows, heads, covered, capacity, slots,
-    LATENT: tl.constexpr, PARTS: tl.constexpr, AT_ONCE: tl.constexpr, COLUMNS: tl.constexpr,
+    partial_out, partial_lse, table, out, lse, rows, heads, covered, capacity, partials,
+    LATENT: tl.constexpr, SPLITS: tl.constexpr, AT_ONCE: tl.constexpr, COLUMNS: tl.constexpr,
 ):  # fmt: skip
-    """A program per row, head and columns: the parts of a row in their order. A row without keys
-    gets zeros, and what the list or the slots have no room for gets NaN: no row is forgotten."""
-    wait_turn()
+    """A program per row, head and columns: the splits of a row in their order. A row without keys
+    gets zeros, and what the list or the partials have no room for gets NaN: no row is forgotten."""
+    pdl_wait()
     row, head = tl.program_id(0).to(tl.int64), tl.program_id(1)
     column = tl.program_id(2) * COLUMNS + tl.arange(0, COLUMNS)
     first, count = tl.load(table + rows + row), tl.load(table + 2 * rows + row)
-    pieces = tl.where(count > 1, count, 0)
-    held = (tl.load(table + row) <= capacity) & (first + pieces <= slots) & (head < covered)
+    unmerged = tl.where(count > 1, count, 0)
+    held = (tl.load(table + row) <= capacity) & (first + unmerged <= partials) & (head < covered)
     if (count != 1) | (held == 0):
-        every = tl.arange(0, PARTS)
+        every = tl.arange(0, SPLITS)
         known = (every < count) & held
-        z = tl.load(part_lse + (first + every) * covered + head, mask=known, other=float("-inf"))
+        z = tl.load(partial_lse + (first + every) * covered + head, mask=known, other=float("-inf"))
         top = tl.max(z, 0)
         base = tl.where(top == float("-inf"), 0.0, top)
         total = tl.sum(tl.exp(z - base), 0)
         acc = tl.zeros([COLUMNS], tl.float32)
         for i in range(0, count, AT_ONCE):
-            part = i + tl.arange(0, AT_ONCE)
-            mask = (part < count) & held
-            at = (first + part).to(tl.int64) * covered + head
-            share = tl.exp(tl.load(part_lse + at, mask=mask, other=float("-inf")) - base)
+            split = i + tl.arange(0, AT_ONCE)
+            mask = (split < count) & held
+            at = (first + split).to(tl.int64) * covered + head
+            share = tl.exp(tl.load(partial_lse + at, mask=mask, other=float("-inf")) - base)
             o = tl.load(
-                part_out + at[:, None] * LATENT + column[None, :],
+                partial_out + at[:, None] * LATENT + column[None, :],
                 mask=mask[:, None] & (column < LATENT)[None, :],
                 other=0.0,
             )

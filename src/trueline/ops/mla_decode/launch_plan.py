@@ -1,9 +1,9 @@
-"""How the work of a step is cut on a GPU: one owner for tiles, padding and the sizes that follow.
+"""The launch plan of split-KV decode: one owner for tiles, padding and the sizes that follow.
 
-Rows are cut at multiples of `tile` keys and dealt out to `groups` in equal shares, in order: a
+Rows are cut at multiples of `tile` keys and scheduled on `groups` in equal shares, in order: a
 group takes the end of one row, some whole rows and the beginning of another; rows of like length
-that are about as many as groups get one each (work.py). Each group is worked on by `head_tiles`
-programs at the same time, so that a key read for one lies near for the others.
+that are about as many as groups get one each (split_schedule.py). Each group is worked on by
+`head_tiles` programs at the same time, so that a key read for one lies near for the others.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from dataclasses import dataclass
 
 import torch
 
+from trueline import device
 from trueline.cache.layout import LatentLayout
-from trueline.device import runs_gluon
+from trueline.ops.capabilities import Context
 from trueline.ops.launch import power_of_two
 
 # Shared memory of a program that keeps one multiprocessor to itself.
@@ -48,13 +49,11 @@ class LaunchPlan:
     """Tiles and overhead that are worth a group."""
     registers: int | None = None
     """Of a thread at most, so that more programs share a multiprocessor."""
-    paired: bool = False
-    """Whether two readers share a program's rows (hopper.py)."""
     most_groups: int = 0
-    """That this GPU has with any rows and contexts: one kernel merges the parts of all."""
+    """That this GPU has with any rows and contexts: one kernel merges the splits of all."""
 
     @property
-    def parts(self) -> int:
+    def max_splits(self) -> int:
         """Of a row, at most."""
         return max(self.groups, self.most_groups)
 
@@ -67,11 +66,11 @@ class LaunchPlan:
         return self.padded_heads // self.head_tile
 
     def entries(self, rows: int) -> int:
-        """Parts of rows: one each, and one more for every cut between two groups."""
+        """Splits of rows: one each, and one more for every cut between two groups."""
         return rows + self.groups - 1 if rows else 0
 
-    def slots(self, rows: int) -> int:
-        """Parts of rows that are not whole: a cut makes two of one, whatever the contexts."""
+    def partials(self, rows: int) -> int:
+        """Splits of rows that are not whole: a cut makes two of one, whatever the contexts."""
         return min(self.entries(rows), 2 * (self.groups - 1))
 
     @property
@@ -104,16 +103,22 @@ def launch(
     most = max(sms * per_sm // head_tiles, 1)
     groups = min(most, max(rows * -(-context // tile), 1))
     alone = rows == 1 and head_tile == 64 and context <= BRIEF
-    paired = (
-        runs_gluon()
-        and dtype.itemsize == 2
-        and (head_tile, tile, layout.rope) == (PAIRED_TILE,) * 3
-        and layout.latent == 2 * PRODUCT
-    )
     least = 1 if alone else 2
-    return LaunchPlan(
-        heads, head_tile, tile, groups, warps, stages, least=least, paired=paired, most_groups=most
-    )
+    return LaunchPlan(heads, head_tile, tile, groups, warps, stages, least=least, most_groups=most)
+
+
+def hopper_refusals(context: Context) -> list[str]:
+    """Of hopper.py's kernel, whose tiles are those that `launch` gives with these dims."""
+    told = device.hopper_refusals(context.compute_capability)
+    if told or context.heads is None or context.latent is None:
+        return told
+    heads, layout = context.heads.count, context.latent
+    if (layout.latent, layout.rope) != (2 * PRODUCT, PAIRED_TILE):
+        widths = f"{layout.latent} + {layout.rope}"
+        return [f"needs cache rows of {2 * PRODUCT} + {PAIRED_TILE} numbers, not {widths}"]
+    if heads <= PAIRED_TILE // 2:
+        return [f"works on {PAIRED_TILE} heads at a time: with {heads}, half or more is padding"]
+    return []
 
 
 def _bytes(head_tile: int, tile: int, stages: int, width: int, dtype: torch.dtype) -> int:

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from trueline.cache.store import LatentView
-from trueline.native import library, refusals
-from trueline.ops.mla_decode import DecodeRows, Tiling
+from trueline.native import library
+from trueline.ops.mla_decode import IMPLEMENTATIONS, DecodeRows, DecodeTable, Tiling
 
-__all__ = ["prepare", "refusals", "run"]
+capabilities = IMPLEMENTATIONS["native"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,7 +21,10 @@ class Prepared:
     lengths: Tensor  # [rows]
 
 
-def prepare(rows: DecodeRows, view: LatentView, tiling: Tiling, heads: int) -> Prepared:
+def prepare(
+    rows: DecodeRows | DecodeTable, view: LatentView, tiling: Tiling, heads: int
+) -> Prepared:
+    assert not isinstance(rows, DecodeTable), "tables are for GPUs"
     most = max(map(len, rows.block_ids), default=0)
     padded = [ids + [0] * (most - len(ids)) for ids in rows.block_ids]
     return Prepared(torch.tensor(padded, dtype=torch.long), torch.tensor(rows.lengths))

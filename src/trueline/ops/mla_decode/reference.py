@@ -8,10 +8,15 @@ import torch
 from torch import Tensor
 
 from trueline.cache.store import LatentView
-from trueline.ops.mla_decode import DecodeRows, Tiling
+from trueline.ops.mla_decode import IMPLEMENTATIONS, DecodeRows, DecodeTable, Tiling
+
+capabilities = IMPLEMENTATIONS["reference"]
 
 
-def prepare(rows: DecodeRows, view: LatentView, tiling: Tiling, heads: int) -> DecodeRows:
+def prepare(
+    rows: DecodeRows | DecodeTable, view: LatentView, tiling: Tiling, heads: int
+) -> DecodeRows:
+    assert not isinstance(rows, DecodeTable), "tables are for GPUs"
     return rows
 
 

@@ -1,32 +1,39 @@
-"""Rows are cut into parts of equal work for all multiprocessors (launch_plan.py); the cuts are made
-on the device (work.py), and parts are added up in their order by a second kernel (kernels.py)."""
+"""Rows are cut into splits of equal work for all multiprocessors (launch_plan.py); the schedule is
+made on the device (split_schedule.py), and splits are merged in their order by a second kernel
+(kernels.py)."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+from trueline.cache.layout import LatentLayout
 from trueline.cache.store import LatentView
-from trueline.ops.launch import can_copy, num_sms, power_of_two, refusals, unit_stride
-from trueline.ops.mla_decode import DecodeRows, DecodeTable, Tiling
+from trueline.ops.launch import num_sms, power_of_two, unit_stride
+from trueline.ops.mla_decode import IMPLEMENTATIONS, DecodeRows, DecodeTable, Tiling
 from trueline.ops.mla_decode.kernels import attend, merge
 from trueline.ops.mla_decode.launch_plan import LEAST_DIM, LaunchPlan, launch
-from trueline.ops.mla_decode.work import WorkList, work_list
+from trueline.ops.mla_decode.split_schedule import SplitSchedule, split_schedule
 
-__all__ = ["attend_table", "prepare", "refusals", "run"]
+capabilities = IMPLEMENTATIONS["triton"]
 
 # Of the second kernel: programs that keep the machine busy, and numbers that each loads at once.
 MANY = 1024
 AT_ONCE = 4096
 
 
+Kernel = Callable[[tuple[object, ...], LatentLayout, int, LaunchPlan], None]
+"""Launches a kernel that attends: its arguments, the cache's layout, the block size, the plan."""
+
+
 @dataclass(frozen=True, slots=True)
 class Prepared:
     table: DecodeTable
-    work: WorkList
+    schedule: SplitSchedule
 
 
 def prepare(
@@ -45,14 +52,14 @@ def prepare(
         count, most = table.blocks.shape
         context = most * view.layout.block_size
         plan = launch(heads, view.layout, view.rows.dtype, num_sms(device), count, context)
-    return Prepared(table, work_list(table.lengths, plan))
+    return Prepared(table, split_schedule(table.lengths, plan))
 
 
 def run(
     q: Tensor, view: LatentView, prepared: Prepared, *, softmax_scale: float
 ) -> tuple[Tensor, Tensor]:
     table, block_size = prepared.table, view.layout.block_size
-    return attend_table(q, view, table, block_size, prepared.work, softmax_scale=softmax_scale)
+    return attend_table(q, view, table, block_size, prepared.schedule, softmax_scale=softmax_scale)
 
 
 def attend_table(
@@ -60,48 +67,48 @@ def attend_table(
     view: LatentView,
     table: DecodeTable,
     block_size: int,
-    work: WorkList,
+    schedule: SplitSchedule,
     *,
     softmax_scale: float,
+    kernel: Kernel | None = None,
 ) -> tuple[Tensor, Tensor]:
     """`block_size`: how many cells a number of the table stands for."""
-    plan, layout = work.plan, view.layout
+    plan, layout = schedule.plan, view.layout
     rows, heads, latent = len(q), plan.heads, layout.latent
     assert q.shape[1:] == (heads, layout.width)
     assert view.rows.is_contiguous()
     q = unit_stride(q)
-    if plan.paired:
-        assert can_copy(view.rows)
-        q = q if can_copy(q) else q.contiguous()
     out = q.new_empty(rows, heads, latent)
     lse = q.new_empty(rows, heads, dtype=torch.float32)
     if not rows:
         return out, lse
     covered = plan.head_tiles * plan.head_tile
-    part_out = q.new_empty(work.slots, covered, latent, dtype=torch.float32)
-    part_lse = q.new_empty(work.slots, covered, dtype=torch.float32)
-    capacity = len(work.entries)
+    partial_out = q.new_empty(schedule.partials, covered, latent, dtype=torch.float32)
+    partial_lse = q.new_empty(schedule.partials, covered, dtype=torch.float32)
+    capacity = len(schedule.entries)
     L = max(power_of_two(latent), LEAST_DIM)
     told = (
-        q, view.rows, table.blocks, table.lengths, work.entries, work.bounds, out, lse,
-        part_out, part_lse, softmax_scale * math.log2(math.e), heads, q.stride(0), q.stride(1),
-        table.blocks.stride(0), capacity, work.slots,
+        q, view.rows, table.blocks, table.lengths, schedule.entries, schedule.bounds, out, lse,
+        partial_out, partial_lse, softmax_scale * math.log2(math.e), heads, *q.stride()[:2],
+        table.blocks.stride(0), capacity, schedule.partials,
     )  # fmt: skip
-    if plan.paired:
-        from trueline.ops.mla_decode import hopper  # what it imports is not everywhere
-
-        hopper.attend_paired[(plan.programs,)](*told, plan.head_tiles, block_size)
-    else:
-        attend[(plan.programs,)](
-            *told, LATENT=latent, ROPE=layout.rope, L=L,
-            R=max(power_of_two(layout.rope), LEAST_DIM), H=plan.head_tile,
-            HEAD_TILES=plan.head_tiles, TILE=plan.tile, BLOCK=block_size, STAGES=plan.stages,
-            num_warps=plan.warps, num_stages=plan.stages, maxnreg=plan.registers,
-        )  # fmt: skip
+    (kernel or _portable)(told, layout, block_size, plan)
     columns = L if rows * heads >= MANY else min(L, 128)
     merge[(rows, heads, -(-latent // columns))](
-        part_out, part_lse, work.rows, out, lse, rows, heads, covered, capacity, work.slots,
-        LATENT=latent, PARTS=power_of_two(plan.parts), AT_ONCE=max(AT_ONCE // columns, 1),
+        partial_out, partial_lse, schedule.rows, out, lse, rows, heads, covered, capacity,
+        schedule.partials,
+        LATENT=latent, SPLITS=power_of_two(plan.max_splits), AT_ONCE=max(AT_ONCE // columns, 1),
         COLUMNS=columns, num_warps=4,
     )  # fmt: skip
     return out, lse
+
+
+def _portable(
+    told: tuple[object, ...], layout: LatentLayout, block_size: int, plan: LaunchPlan
+) -> None:
+    L, R = (max(power_of_two(dim), LEAST_DIM) for dim in (layout.latent, layout.rope))
+    attend[(plan.programs,)](
+        *told, LATENT=layout.latent, ROPE=layout.rope, L=L, R=R, H=plan.head_tile,
+        HEAD_TILES=plan.head_tiles, TILE=plan.tile, BLOCK=block_size, STAGES=plan.stages,
+        num_warps=plan.warps, num_stages=plan.stages, maxnreg=plan.registers,
+    )  # fmt: skip

@@ -1,29 +1,34 @@
-"""Causal latent attention of a run of new positions over everything cached so far, which includes
+"""Causal latent attention of runs of new positions over everything cached so far, which includes
 the new positions themselves.
 
-`run(q [tokens, heads, nope + rope], view, row, heads, softmax_scale=…, form=…)` ->
-out [tokens, heads, value]. Both forms give the same numbers: `expanded` makes keys and values per
-head, `absorbed` moves queries into the latent. `softmax_scale` has no default.
+`prepare(parts, view, heads, decode, form=None)` once a step, for all prefill rows: each part has
+its `tokens` (a slice of the step's n) and its `row`. `run(q_nope [n, heads, nope], q_rope
+[n, heads, rope], view, prepared, heads, out [n, heads, value], softmax_scale=…)` per layer writes
+the parts' tokens of `out` and no others. `softmax_scale` has no default.
 
-An implementation may also have `run_rows(q_nope [n, heads, nope], q_rope [n, heads, rope], view,
-parts, heads, out [n, heads, value], softmax_scale=…)`, which takes all prefill rows of a step at
-once, each with its `tokens` (a slice of n) and its `row`, in the forms it likes. It writes their
-tokens of `out` and no others; the layers of a step hand over the same `parts`.
+Both forms give the same numbers: `expanded` makes keys and values per head, `absorbed` moves
+queries into the latent; without a form each row takes the cheaper one. `decode` is the chosen
+mla_decode, for implementations in which rows of a few tokens are decode rows.
 
-And it may have `run_chosen(…, out, positions [m, k], softmax_scale=…)`, the same for rows whose
-tokens see only what they chose: positions as `sparse_mla` takes them, in which the tokens of a part
-have the rows from `chosen` on. Tokens that chose nothing get zeros.
+Optional: `prepare_chosen(parts, view, heads)` and `run_chosen(…, out, positions [m, k],
+softmax_scale=…)`, the same for rows whose tokens see only what they chose: positions as
+`sparse_mla` takes them, in which the tokens of a part have the rows from `chosen` on. Tokens that
+chose nothing get zeros.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, TypeVar
 
 from torch import Tensor
 
 from trueline.cache.layout import LatentLayout
+from trueline.cache.store import LatentView
 from trueline.device import runs_gluon
+from trueline.ops.capabilities import CPU, GPU, HALF_PRECISION, Capabilities, Context, HeadDims
+from trueline.ops.mla_decode import MLADecodeOp
 
 Form = Literal["expanded", "absorbed"]
 
@@ -55,9 +60,84 @@ class HeadWeights:
     value: Tensor
 
 
-def cheaper_form(heads: HeadWeights, rope: int, count: int, context: int) -> Form:
+class Part(Protocol):
+    """Where a row's tokens stand among those of the step."""
+
+    @property
+    def tokens(self) -> slice: ...
+
+    @property
+    def row(self) -> PrefillRow: ...
+
+    @property
+    def chosen(self) -> int: ...
+
+
+Prepared = TypeVar("Prepared")
+
+
+class MLAPrefill(Protocol[Prepared]):
+    capabilities: Capabilities
+
+    def prepare(
+        self,
+        parts: Sequence[Part],
+        view: LatentView,
+        heads: HeadDims,
+        decode: MLADecodeOp,
+        form: Form | None = None,
+    ) -> Prepared: ...
+
+    def run(
+        self,
+        q_nope: Tensor,
+        q_rope: Tensor,
+        view: LatentView,
+        prepared: Prepared,
+        heads: HeadWeights,
+        out: Tensor,
+        *,
+        softmax_scale: float,
+    ) -> None: ...
+
+
+class MaskedPrefill(MLAPrefill[Prepared], Protocol[Prepared]):
+    def prepare_chosen(
+        self, parts: Sequence[Part], view: LatentView, heads: HeadDims
+    ) -> Prepared: ...
+
+    def run_chosen(
+        self,
+        q_nope: Tensor,
+        q_rope: Tensor,
+        view: LatentView,
+        prepared: Prepared,
+        heads: HeadWeights,
+        out: Tensor,
+        positions: Tensor,
+        *,
+        softmax_scale: float,
+    ) -> None: ...
+
+
+def _hopper_refusals(context: Context) -> list[str]:
+    from trueline.ops.mla_prefill.cut import hopper_refusals  # which needs this module
+
+    return hopper_refusals(context)
+
+
+_MASKED = replace(GPU, optional=("prepare_chosen", "run_chosen"))
+IMPLEMENTATIONS = {
+    "cpu": CPU,
+    "reference": CPU,
+    "hopper": replace(_MASKED, dtypes=HALF_PRECISION, refuses=_hopper_refusals),
+    "triton": _MASKED,
+}
+
+
+def cheaper_form(heads: HeadDims, layout: LatentLayout, count: int, context: int) -> Form:
     """By multiplications: expanding costs once per cached position, absorbing once per query."""
-    latent, nope, value = heads.key.shape[1], heads.key.shape[2], heads.value.shape[1]
+    latent, rope, nope, value = layout.latent, layout.rope, heads.nope, heads.value
     expanded = context * latent * (nope + value) + count * context * (nope + rope + value)
     absorbed = count * latent * (nope + value) + count * context * (2 * latent + rope)
     return "expanded" if expanded <= absorbed else "absorbed"

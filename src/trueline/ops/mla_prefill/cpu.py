@@ -1,13 +1,25 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from trueline.cache.store import LatentView
+from trueline.ops.capabilities import HeadDims
+from trueline.ops.mla_decode import MLADecodeOp
 from trueline.ops.mla_decode.cpu import merge, softmax_part
-from trueline.ops.mla_prefill import Form, HeadWeights, PrefillRow
+from trueline.ops.mla_prefill import (
+    IMPLEMENTATIONS,
+    Form,
+    HeadWeights,
+    Part,
+    PrefillRow,
+    cheaper_form,
+)
+
+capabilities = IMPLEMENTATIONS["cpu"]
 
 # Keys expanded at a time, and scores held at a time (in numbers): they fit a cache, and the
 # allocator keeps reusing the same memory instead of asking the system for more.
@@ -15,17 +27,43 @@ KEYS = 2048
 SCORES = 1 << 21
 
 
-def run(
-    q: Tensor,
+@dataclass(frozen=True, slots=True)
+class Row:
+    tokens: slice
+    row: PrefillRow
+    form: Form
+    cells: Tensor  # [start + count]
+
+
+def prepare(
+    parts: Sequence[Part],
     view: LatentView,
-    row: PrefillRow,
+    heads: HeadDims,
+    decode: MLADecodeOp,
+    form: Form | None = None,
+) -> list[Row]:
+    made: list[Row] = []
+    for part in parts:
+        row = part.row
+        cheaper = cheaper_form(heads, view.layout, row.count, row.start + row.count)
+        made.append(Row(part.tokens, row, form or cheaper, _cells(view, row)))
+    return made
+
+
+def run(
+    q_nope: Tensor,
+    q_rope: Tensor,
+    view: LatentView,
+    prepared: list[Row],
     heads: HeadWeights,
+    out: Tensor,
     *,
     softmax_scale: float,
-    form: Form,
-) -> Tensor:
-    attend = _expanded if form == "expanded" else _absorbed
-    return attend(q, view, row, heads, softmax_scale)
+) -> None:
+    for row in prepared:
+        attend = _expanded if row.form == "expanded" else _absorbed
+        q = torch.cat((q_nope[row.tokens], q_rope[row.tokens]), dim=-1)
+        out[row.tokens] = attend(q, view, row, heads, softmax_scale)
 
 
 def _cells(view: LatentView, row: PrefillRow) -> Tensor:
@@ -35,12 +73,11 @@ def _cells(view: LatentView, row: PrefillRow) -> Tensor:
 
 
 def _expanded(
-    q: Tensor, view: LatentView, row: PrefillRow, heads: HeadWeights, softmax_scale: float
+    q: Tensor, view: LatentView, given: Row, heads: HeadWeights, softmax_scale: float
 ) -> Tensor:
-    latent = view.layout.latent
+    latent, row, cells = view.layout.latent, given.row, given.cells
     by_head = q.transpose(0, 1).contiguous()  # [H, T, P + R]
     H = by_head.shape[0]
-    cells = _cells(view, row)
 
     def keys_and_values(start: int, stop: int) -> tuple[Tensor, Tensor]:
         kv = view.gather(cells[start:stop])
@@ -58,13 +95,12 @@ def _expanded(
 
 
 def _absorbed(
-    q: Tensor, view: LatentView, row: PrefillRow, heads: HeadWeights, softmax_scale: float
+    q: Tensor, view: LatentView, given: Row, heads: HeadWeights, softmax_scale: float
 ) -> Tensor:
-    latent, nope = view.layout.latent, heads.key.shape[2]
+    latent, nope, row, cells = view.layout.latent, heads.key.shape[2], given.row, given.cells
     moved = torch.bmm(q[..., :nope].transpose(0, 1), heads.key.mT)
     queries = torch.cat((moved, q[..., nope:].transpose(0, 1)), dim=-1)  # [H, T, L + R]
     H = queries.shape[0]
-    cells = _cells(view, row)
 
     def rows(start: int, stop: int) -> tuple[Tensor, Tensor]:
         kv = view.gather(cells[start:stop])

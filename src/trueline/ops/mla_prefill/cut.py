@@ -4,15 +4,16 @@ each run. The host knows all lengths, so the lists are made here and copied over
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from trueline.device import runs_gluon
+from trueline import device
+from trueline.ops.capabilities import Context, HeadDims
 from trueline.ops.launch import copied, power_of_two
-from trueline.ops.mla_prefill import HeadWeights, PrefillRow
+from trueline.ops.mla_prefill import Part
 
 # Keys made at a time: as many as fit, but no more than keep the machine busy.
 WORKSPACE_BYTES = 512 << 20
@@ -29,19 +30,6 @@ GATHERED = 16
 PICKED = 16
 
 
-class Part(Protocol):
-    """Where a row's tokens stand among those of the step."""
-
-    @property
-    def tokens(self) -> slice: ...
-
-    @property
-    def row(self) -> PrefillRow: ...
-
-    @property
-    def chosen(self) -> int: ...
-
-
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
     queries: int
@@ -52,28 +40,43 @@ class LaunchPlan:
     """Worked on at the same time; a divisor of all there are."""
     workspace: int
     """Positions whose keys and values are made at a time."""
-    paired: bool = False
-    """Whether two readers share a program (hopper.py)."""
 
 
-def launch(weights: HeadWeights, rope: int) -> LaunchPlan:
-    (count, _, nope), value = weights.key.shape, weights.value.shape[1]
-    itemsize = weights.key.dtype.itemsize
+def launch(heads: HeadDims, rope: int, dtype: torch.dtype) -> LaunchPlan:
+    count, nope, value, itemsize = heads.count, heads.nope, heads.value, dtype.itemsize
     most = WORKSPACE_BYTES // (count * (nope + value) * itemsize)
     workspace = max(min(most, MOST_KEYS) // 64, 1) * 64
     group = 8 if count % 8 == 0 else count
-    if weights.key.dtype == torch.float32:  # no tensor cores: what fits into registers
+    if dtype == torch.float32:  # no tensor cores: what fits into registers
         return LaunchPlan(16, 16, 8, 1, group, workspace)
     queries, keys, stages = 128, 64, 3
     query = itemsize * (power_of_two(nope) + power_of_two(rope))
     key = query + itemsize * power_of_two(value)
     while keys > 16 and queries * query + stages * keys * key > SHARED_BYTES:
         keys //= 2
-    even = all(dim == power_of_two(dim) and dim >= PAIRED_COLUMNS for dim in (nope, rope, value))
-    taken = PAIRED_QUERIES * query + 2 * PAIRED_KEYS * key
-    if runs_gluon() and even and taken <= SHARED_BYTES:
-        return LaunchPlan(PAIRED_QUERIES, PAIRED_KEYS, 4, 2, group, workspace, paired=True)
     return LaunchPlan(queries, keys, 8, stages, group, workspace)
+
+
+def hopper_launch(heads: HeadDims, rope: int, dtype: torch.dtype) -> LaunchPlan:
+    portable = launch(heads, rope, dtype)
+    return replace(portable, queries=PAIRED_QUERIES, keys=PAIRED_KEYS, warps=4, stages=2)
+
+
+def hopper_refusals(context: Context) -> list[str]:
+    """Of hopper.py's kernel."""
+    told = device.hopper_refusals(context.compute_capability)
+    if told or context.heads is None or context.latent is None:
+        return told
+    nope, rope, value = context.heads.nope, context.latent.rope, context.heads.value
+    if any(dim != power_of_two(dim) or dim < PAIRED_COLUMNS for dim in (nope, rope, value)):
+        return [
+            f"needs widths of a head that are powers of two from {PAIRED_COLUMNS} on, "
+            f"not {nope} + {rope} and {value}"
+        ]
+    query = context.dtype.itemsize * (nope + rope)
+    key = query + context.dtype.itemsize * value
+    taken = PAIRED_QUERIES * query + 2 * PAIRED_KEYS * key
+    return [] if taken <= SHARED_BYTES else [f"needs {taken} bytes of shared memory for a program"]
 
 
 class Tile(NamedTuple):
@@ -161,13 +164,13 @@ def _add(run: Run, part: Part, first: int, keys: int, table: int, plan: LaunchPl
     run.total += keys
 
 
-def lists(parts: Sequence[Part], plan: LaunchPlan, device: torch.device) -> Cut:
+def lists(parts: Sequence[Part], plan: LaunchPlan, where: torch.device) -> Cut:
     """The same on the device, in one copy."""
     blocks, runs, state = cut(parts, plan)
     columns = [blocks]
     for run in runs:
         columns += [run.places, [number for tile in run.tiles for number in tile]]
-    there, *sent = aligned(columns, device)
+    there, *sent = aligned(columns, where)
     made = [
         Lists(run.total, places.view(-1, 4), tiles.view(-1, len(Tile._fields)))
         for run, places, tiles in zip(runs, sent[::2], sent[1::2], strict=True)
@@ -185,7 +188,7 @@ def picks(parts: Sequence[Part]) -> list[int]:
     return made
 
 
-def aligned(columns: list[list[int]], device: torch.device) -> list[Tensor]:
+def aligned(columns: list[list[int]], where: torch.device) -> list[Tensor]:
     """Copied, each to a multiple of 16 bytes: kernels are compiled for pointers to such."""
-    sent = copied([[*column, *[0] * (-len(column) % 4)] for column in columns], device)
+    sent = copied([[*column, *[0] * (-len(column) % 4)] for column in columns], where)
     return [there[: len(column)] for there, column in zip(sent, columns, strict=True)]

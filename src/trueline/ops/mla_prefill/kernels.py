@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from trueline.ops.kernel import kernel, wait_turn
+from trueline.ops.kernel import kernel, pdl_wait
 
 LN_2 = tl.constexpr(0.6931471805599453)
 FIELDS = tl.constexpr(8)
@@ -25,7 +25,7 @@ def gather(
 ):  # fmt: skip
     """A program per COUNT positions of a row, or fewer at its end: where its blocks are listed, the
     first position, how many there are, and where they go."""
-    wait_turn()
+    pdl_wait()
     place = places + 4 * tl.program_id(0)
     table, first = blocks + tl.load(place), tl.load(place + 1)
     n = tl.arange(0, COUNT)
@@ -61,7 +61,7 @@ def set_bits(
     """A program per row of chosen positions, of which the first -1 ends the list. A pick is ROWS
     rows or fewer: the first one's token and place in the list, how many positions it sees, and how
     many rows there are. A row's last word counts the positions that it does not see."""
-    wait_turn()
+    pdl_wait()
     pick = picks + tl.program_id(0) // ROWS * 4
     row = tl.program_id(0) % ROWS
     if row < tl.load(pick + 3):
@@ -143,7 +143,7 @@ def attend(
     """A program per tile of queries and head; HEADS heads at a time, so that what they read stays
     near. keys [heads, total, NOPE], values [heads, total, VALUE], ropes [total, ROPE], bits
     [tokens, words] as `set_bits` leaves them, or None: every query sees all before it."""
-    wait_turn()
+    pdl_wait()
     group, within = tl.program_id(0) // (entries * HEADS), tl.program_id(0) % (entries * HEADS)
     head = (group * HEADS + within % HEADS).to(tl.int64)
     tile = tiles + within // HEADS * FIELDS

@@ -2,21 +2,46 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from trueline.cache.store import LatentView
-from trueline.ops.mla_prefill import Form, HeadWeights, PrefillRow
+from trueline.ops.capabilities import HeadDims
+from trueline.ops.mla_decode import MLADecodeOp
+from trueline.ops.mla_prefill import IMPLEMENTATIONS, Form, HeadWeights, Part, PrefillRow
+
+capabilities = IMPLEMENTATIONS["reference"]
+
+
+def prepare(
+    parts: Sequence[Part],
+    view: LatentView,
+    heads: HeadDims,
+    decode: MLADecodeOp,
+    form: Form | None = None,
+) -> Sequence[Part]:
+    return parts
 
 
 def run(
-    q: Tensor,
+    q_nope: Tensor,
+    q_rope: Tensor,
     view: LatentView,
-    row: PrefillRow,
+    prepared: Sequence[Part],
     heads: HeadWeights,
+    out: Tensor,
     *,
     softmax_scale: float,
-    form: Form,
+) -> None:
+    for part in prepared:
+        q = torch.cat((q_nope[part.tokens], q_rope[part.tokens]), dim=-1)
+        out[part.tokens] = attend(q, view, part.row, heads, softmax_scale=softmax_scale)
+
+
+def attend(
+    q: Tensor, view: LatentView, row: PrefillRow, heads: HeadWeights, *, softmax_scale: float
 ) -> Tensor:
     layout = view.layout
     rows = view.rows[layout.cells(row.block_ids, 0, row.start + row.count)].double()

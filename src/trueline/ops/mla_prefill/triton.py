@@ -7,23 +7,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
 from trueline.cache.store import LatentView
-from trueline.ops.launch import can_copy, power_of_two, refusals, unit_stride
-from trueline.ops.mla_decode import DecodeTable, Tiling
-from trueline.ops.mla_decode import triton as decode
-from trueline.ops.mla_prefill import FEW, Form, HeadWeights, PrefillRow
+from trueline.ops.capabilities import HeadDims, Opaque
+from trueline.ops.launch import power_of_two, unit_stride
+from trueline.ops.mla_decode import DecodeRows, MLADecodeOp, Tiling
+from trueline.ops.mla_prefill import FEW, IMPLEMENTATIONS, Form, HeadWeights, Part
 from trueline.ops.mla_prefill.cut import (
     GATHERED,
     PICKED,
     Cut,
+    LaunchPlan,
     Lists,
-    Part,
     aligned,
     launch,
     lists,
@@ -31,20 +31,26 @@ from trueline.ops.mla_prefill.cut import (
 )
 from trueline.ops.mla_prefill.kernels import BITS, attend, gather, set_bits
 
-__all__ = ["refusals", "run", "run_chosen", "run_rows"]
+capabilities = IMPLEMENTATIONS["triton"]
 
 LEAST_DIM = 16
 CHUNK = 2048
 """Chosen positions looked at together."""
 TILING = Tiling(64, full=False)
-Way = Form | Literal["chosen"]
 
 
-@dataclass(frozen=True, slots=True)
-class Slice:
-    tokens: slice
-    row: PrefillRow
-    chosen: int = 0
+class Kernel(Protocol):
+    """Launches one of the kernels that attend over expanded keys and values."""
+
+    def __call__(
+        self,
+        programs: int,
+        operands: tuple[Tensor, ...],
+        bits: Tensor | None,
+        told: tuple[object, ...],
+        dims: tuple[int, int, int],
+        plan: LaunchPlan,
+    ) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,80 +58,85 @@ class Prepared:
     """What all layers of a step share."""
 
     few: Sequence[Part]
-    decode: decode.Prepared | None
+    decode: tuple[MLADecodeOp, Opaque] | None
+    """Who attends for the few, and what it has prepared."""
     cut: Cut | None
     picks: Tensor | None = None  # [programs of set_bits / PICKED, 4]
     words: int = 0
     """Of bits, for a token."""
 
 
-@dataclass(slots=True)
-class Latest:
-    """The layers of a step ask one after the other, with the same parts."""
+def prepare(
+    parts: Sequence[Part],
+    view: LatentView,
+    heads: HeadDims,
+    decode: MLADecodeOp,
+    form: Form | None = None,
+    plan: LaunchPlan | None = None,
+) -> Prepared:
+    """The launch plan is the portable kernel's unless one is given."""
+    few: list[Part] = []
+    many: list[Part] = []
+    for part in parts:
+        short = part.row.count <= FEW if form is None else form == "absorbed"
+        (few if short else many).append(part)
+    rows = None
+    if few:
+        rows = decode, decode.prepare(_decode_rows(few), view, TILING, heads.count)
+    plan = plan or launch(heads, view.layout.rope, view.rows.dtype)
+    return Prepared(few, rows, lists(many, plan, view.rows.device) if many else None)
 
-    asked: tuple[object, ...] = ()
-    made: Prepared | None = None
 
-    def prepared(
-        self, parts: Sequence[Part], view: LatentView, heads: HeadWeights, way: Way | None
-    ) -> Prepared:
-        shape, device = (heads.key.shape, heads.value.shape), view.rows.device
-        asked = (parts, view.layout, shape, view.rows.dtype, device, way)
-        known = len(self.asked) == len(asked) and self.asked[0] is parts
-        if self.made is None or not known or self.asked[1:] != asked[1:]:
-            self.made, self.asked = prepare(parts, view, heads, way), asked
-        return self.made
-
-
-LATEST, LATEST_CHOSEN = Latest(), Latest()
+def prepare_chosen(
+    parts: Sequence[Part], view: LatentView, heads: HeadDims, plan: LaunchPlan | None = None
+) -> Prepared:
+    plan = plan or launch(heads, view.layout.rope, view.rows.dtype)
+    made = lists(parts, plan, view.rows.device)
+    longest = max(part.row.start + part.row.count for part in parts)
+    words = (longest + plan.keys) // BITS.value + 2  # a tile may begin at the last position
+    picked = aligned([picks(parts)], view.rows.device)[0].view(-1, 4)
+    return Prepared((), None, made, picked, words)
 
 
 def run(
-    q: Tensor,
-    view: LatentView,
-    row: PrefillRow,
-    heads: HeadWeights,
-    *,
-    softmax_scale: float,
-    form: Form,
-) -> Tensor:
-    nope = heads.key.shape[2]
-    out = q.new_empty(*q.shape[:2], heads.value.shape[1])
-    parts = (Slice(slice(0, row.count), row),)
-    given = prepare(parts, view, heads, form)
-    _attend(q[..., :nope], q[..., nope:], view, given, heads, out, softmax_scale)
-    return out
-
-
-def run_rows(
     q_nope: Tensor,
     q_rope: Tensor,
     view: LatentView,
-    parts: Sequence[Part],
+    prepared: Prepared,
     heads: HeadWeights,
     out: Tensor,
     *,
     softmax_scale: float,
+    kernel: Kernel | None = None,
 ) -> None:
-    given = LATEST.prepared(parts, view, heads, None)
-    _attend(q_nope, q_rope, view, given, heads, out, softmax_scale)
+    if prepared.decode is not None:
+        decode, rows = prepared.decode
+        slices = [part.tokens for part in prepared.few]
+        q = _absorbed(q_nope, q_rope, slices, heads)
+        u, _ = decode.run(q, view, rows, softmax_scale=softmax_scale)
+        made = torch.bmm(u.transpose(0, 1), heads.value.mT).transpose(0, 1)
+        sizes = [part.row.count for part in prepared.few]
+        for at, some in zip(slices, torch.split(made, sizes), strict=True):
+            out[at] = some
+    if prepared.cut is not None:
+        _expanded(q_nope, q_rope, view, prepared.cut, heads, out, softmax_scale, None, kernel)
 
 
 def run_chosen(
     q_nope: Tensor,
     q_rope: Tensor,
     view: LatentView,
-    parts: Sequence[Part],
+    prepared: Prepared,
     heads: HeadWeights,
     out: Tensor,
     positions: Tensor,
     *,
     softmax_scale: float,
+    kernel: Kernel | None = None,
 ) -> None:
-    given = LATEST_CHOSEN.prepared(parts, view, heads, "chosen")
-    assert given.cut is not None
-    bits = _bits(unit_stride(positions), given, len(q_nope))
-    _expanded(q_nope, q_rope, view, given.cut, heads, out, softmax_scale, bits)
+    assert prepared.cut is not None
+    bits = _bits(unit_stride(positions), prepared, len(q_nope))
+    _expanded(q_nope, q_rope, view, prepared.cut, heads, out, softmax_scale, bits, kernel)
 
 
 def _bits(positions: Tensor, given: Prepared, tokens: int) -> Tensor:
@@ -140,57 +151,11 @@ def _bits(positions: Tensor, given: Prepared, tokens: int) -> Tensor:
     return bits
 
 
-def prepare(
-    parts: Sequence[Part], view: LatentView, heads: HeadWeights, way: Way | None
-) -> Prepared:
-    """`way`: of all rows; without, each takes the cheaper form."""
-    few: list[Part] = []
-    many: list[Part] = []
-    for part in parts:
-        short = part.row.count <= FEW if way is None else way == "absorbed"
-        (few if short else many).append(part)
-    rows = _decode_rows(few, view, len(heads.key)) if few else None
-    plan, device = launch(heads, view.layout.rope), view.rows.device
-    made = Prepared(few, rows, lists(many, plan, device) if many else None)
-    if way != "chosen":
-        return made
-    longest = max(part.row.start + part.row.count for part in parts)
-    words = (longest + plan.keys) // BITS.value + 2  # a tile may begin at the last position
-    return replace(made, picks=aligned([picks(parts)], device)[0].view(-1, 4), words=words)
-
-
-def _decode_rows(parts: Sequence[Part], view: LatentView, heads: int) -> decode.Prepared:
-    most = max(len(part.row.block_ids) for part in parts)
-    lengths: list[int] = []
-    blocks: list[int] = []
-    for part in parts:
-        row = part.row
-        lengths += range(row.start + 1, row.start + row.count + 1)
-        blocks += [*row.block_ids, *[0] * (most - len(row.block_ids))] * row.count
-    sent_lengths, sent_blocks = aligned([lengths, blocks], view.rows.device)
-    table = DecodeTable(sent_lengths, sent_blocks.view(len(lengths), most))
-    return decode.prepare(table, view, TILING, heads)
-
-
-def _attend(
-    q_nope: Tensor,
-    q_rope: Tensor,
-    view: LatentView,
-    given: Prepared,
-    heads: HeadWeights,
-    out: Tensor,
-    softmax_scale: float,
-) -> None:
-    if given.decode is not None:
-        slices = [part.tokens for part in given.few]
-        q = _absorbed(q_nope, q_rope, slices, heads)
-        u, _ = decode.run(q, view, given.decode, softmax_scale=softmax_scale)
-        made = torch.bmm(u.transpose(0, 1), heads.value.mT).transpose(0, 1)
-        sizes = [part.row.count for part in given.few]
-        for at, rows in zip(slices, torch.split(made, sizes), strict=True):
-            out[at] = rows
-    if given.cut is not None:
-        _expanded(q_nope, q_rope, view, given.cut, heads, out, softmax_scale)
+def _decode_rows(parts: Sequence[Part]) -> DecodeRows:
+    """A row for every token: each sees one position more."""
+    rows = [part.row for part in parts]
+    lengths = [row.start + 1 + i for row in rows for i in range(row.count)]
+    return DecodeRows(lengths, [row.block_ids for row in rows for _ in range(row.count)])
 
 
 def _absorbed(q_nope: Tensor, q_rope: Tensor, slices: list[slice], heads: HeadWeights) -> Tensor:
@@ -207,15 +172,14 @@ def _expanded(
     heads: HeadWeights,
     out: Tensor,
     softmax_scale: float,
-    bits: Tensor | None = None,
+    bits: Tensor | None,
+    kernel: Kernel | None,
 ) -> None:
     q_nope, q_rope = unit_stride(q_nope), unit_stride(q_rope)
-    if cut.plan.paired and not can_copy(q_nope, q_rope):
-        q_nope, q_rope = q_nope.contiguous(), q_rope.contiguous()
     count, _, nope = heads.key.shape
-    value, rope, plan = heads.value.shape[1], view.layout.rope, cut.plan
+    dims = (nope, view.layout.rope, heads.value.shape[1])
     kept = cut.state.stop - cut.state.start
-    state = q_nope.new_empty(kept, count, value, dtype=torch.float32)
+    state = q_nope.new_empty(kept, count, dims[2], dtype=torch.float32)
     state_lse = q_nope.new_empty(kept, count, dtype=torch.float32)
     words = 0 if bits is None else bits.shape[1]
     assert out.is_contiguous()
@@ -226,23 +190,25 @@ def _expanded(
         told = (
             out, state, state_lse, softmax_scale * math.log2(math.e), len(run.tiles), count,
             run.total, cut.state.start, words, q_nope.stride(0), q_nope.stride(1),
-            q_rope.stride(0), q_rope.stride(1), nope, rope, value,
+            q_rope.stride(0), q_rope.stride(1),
         )  # fmt: skip
-        programs = (len(run.tiles) * count,)
-        if plan.paired:
-            from trueline.ops.mla_prefill import hopper  # what it imports is not everywhere
+        operands = (q_nope, q_rope, keys, ropes, values, run.tiles)
+        (kernel or _portable)(len(run.tiles) * count, operands, bits, told, dims, cut.plan)
 
-            hopper.attend_paired[programs](
-                q_nope, q_rope, keys, ropes, values, run.tiles, run.tiles if bits is None else bits,
-                *told, HEADS=plan.heads, CHOSEN=bits is not None,
-            )  # fmt: skip
-            continue
-        attend[programs](
-            q_nope, q_rope, keys, ropes, values, run.tiles, bits, *told,
-            P=max(power_of_two(nope), LEAST_DIM), R=max(power_of_two(rope), LEAST_DIM),
-            V=max(power_of_two(value), LEAST_DIM), Q=plan.queries, N=plan.keys, HEADS=plan.heads,
-            STAGES=plan.stages, num_warps=plan.warps, num_stages=plan.stages,
-        )  # fmt: skip
+
+def _portable(
+    programs: int,
+    operands: tuple[Tensor, ...],
+    bits: Tensor | None,
+    told: tuple[object, ...],
+    dims: tuple[int, int, int],
+    plan: LaunchPlan,
+) -> None:
+    P, R, V = (max(power_of_two(dim), LEAST_DIM) for dim in dims)
+    attend[(programs,)](
+        *operands, bits, *told, *dims, P=P, R=R, V=V, Q=plan.queries, N=plan.keys,
+        HEADS=plan.heads, STAGES=plan.stages, num_warps=plan.warps, num_stages=plan.stages,
+    )  # fmt: skip
 
 
 def _gathered(view: LatentView, cut: Cut, run: Lists) -> tuple[Tensor, Tensor]:

@@ -4,4 +4,34 @@
 The same in two steps, for a rank that holds a part of the width and, of `down`, some rows over the
 whole width: `middle(x, packed, linear)` -> [n, part]; `down(all [n, width], packed, linear)` ->
 [n, rows]. With everything here the two give the bits of `run`. `middle` may have more digits than
-x; `down` then returns them."""
+x; `down` then returns them. Only batch-invariant mode calls the two."""
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+
+from trueline.ops.capabilities import CPU, GPU, NATIVE, Capabilities
+from trueline.ops.linear import LinearOp
+
+Packed = TypeVar("Packed")
+
+
+class MLP(Protocol[Packed]):
+    capabilities: Capabilities
+
+    def pack(self, gate_up: Tensor, down: Tensor, linear: LinearOp) -> Packed: ...
+
+    def run(self, x: Tensor, packed: Packed, linear: LinearOp) -> Tensor: ...
+
+
+class InvariantMLP(MLP[Packed], Protocol[Packed]):
+    """What a batch-invariant implementation has too."""
+
+    def middle(self, x: Tensor, packed: Packed, linear: LinearOp) -> Tensor: ...
+
+    def down(self, middle: Tensor, packed: Packed, linear: LinearOp) -> Tensor: ...
+
+
+IMPLEMENTATIONS = {"native": NATIVE, "cpu": CPU, "reference": CPU, "triton": GPU}

@@ -1,26 +1,29 @@
 from __future__ import annotations
 
-from typing import Any
-
 from torch import Tensor
 
-from trueline.ops import steady
+from trueline.ops import invariant_math
+from trueline.ops.capabilities import Opaque
+from trueline.ops.linear import LinearOp
+from trueline.ops.mlp import IMPLEMENTATIONS
+
+capabilities = IMPLEMENTATIONS["cpu"]
 
 
-def pack(gate_up: Tensor, down: Tensor, linear: Any) -> tuple[Any, Any]:
+def pack(gate_up: Tensor, down: Tensor, linear: LinearOp) -> tuple[Opaque, Opaque]:
     return linear.pack(gate_up), linear.pack(down)
 
 
-def run(x: Tensor, packed: tuple[Any, Any], linear: Any) -> Tensor:
+def run(x: Tensor, packed: tuple[Opaque, Opaque], linear: LinearOp) -> Tensor:
     return down(middle(x, packed, linear), packed, linear)
 
 
-def middle(x: Tensor, packed: tuple[Any, Any], linear: Any) -> Tensor:
+def middle(x: Tensor, packed: tuple[Opaque, Opaque], linear: LinearOp) -> Tensor:
     gate, up = linear.run(x, packed[0]).chunk(2, dim=-1)
-    y: Tensor = steady.silu(gate) * up
+    y: Tensor = invariant_math.silu(gate) * up
     return y
 
 
-def down(middle: Tensor, packed: tuple[Any, Any], linear: Any) -> Tensor:
+def down(middle: Tensor, packed: tuple[Opaque, Opaque], linear: LinearOp) -> Tensor:
     y: Tensor = linear.run(middle, packed[1])
     return y

@@ -3,13 +3,13 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from trueline.ops.kernel import kernel, wait_turn
+from trueline.ops.kernel import kernel, pdl_wait
 
 
 @kernel
 def gate(x, out, width, BLOCK: tl.constexpr):
     """out [n, width] = silu(first half of x's row) × second half."""
-    wait_turn()
+    pdl_wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     at = x + row * 2 * width + column

@@ -2,16 +2,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from trueline.device import large_empty
-from trueline.native import packable, panel, refusals, weighted
+from trueline.native import packable, panel, weighted
+from trueline.ops.linear import LinearOp
 from trueline.ops.linear import native as linear_native
+from trueline.ops.mlp import IMPLEMENTATIONS
 
-__all__ = ["down", "middle", "pack", "refusals", "run"]
+capabilities = IMPLEMENTATIONS["native"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +25,7 @@ class Packed:
     """Of `down`: more than `width` where this rank has some rows over the width of all."""
 
 
-def pack(gate_up: Tensor, down: Tensor, linear: Any) -> Packed:
+def pack(gate_up: Tensor, down: Tensor, linear: LinearOp) -> Packed:
     packed = pack_all(gate_up[None], down[None], large_empty)
     return replace(packed, gate_up=packed.gate_up[0], down=packed.down[0])
 
@@ -46,7 +47,7 @@ def pack_all(gate_up: Tensor, down: Tensor, empty: Callable[..., Tensor]) -> Pac
     return Packed(first, second, width, rows, inner)
 
 
-def run(x: Tensor, packed: Packed, linear: Any) -> Tensor:
+def run(x: Tensor, packed: Packed, linear: LinearOp) -> Tensor:
     x = x if x.stride(1) == 1 else x.contiguous()
     out = torch.empty(x.shape)
     weighted("gated", packed.down.dtype)(
@@ -56,7 +57,7 @@ def run(x: Tensor, packed: Packed, linear: Any) -> Tensor:
     return out
 
 
-def middle(x: Tensor, packed: Packed, linear: Any) -> Tensor:
+def middle(x: Tensor, packed: Packed, linear: LinearOp) -> Tensor:
     x = x if x.stride(1) == 1 else x.contiguous()
     out = torch.empty(len(x), packed.width)
     weighted("middle", packed.gate_up.dtype)(
@@ -66,5 +67,5 @@ def middle(x: Tensor, packed: Packed, linear: Any) -> Tensor:
     return out
 
 
-def down(middle: Tensor, packed: Packed, linear: Any) -> Tensor:
+def down(middle: Tensor, packed: Packed, linear: LinearOp) -> Tensor:
     return linear_native.run(middle, linear_native.Packed(packed.down, packed.rows, packed.inner))

@@ -4,36 +4,37 @@ as an expert's would be, and needs no third kernel."""
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import triton
 from torch import Tensor
 
+from trueline.ops.capabilities import Opaque
 from trueline.ops.experts import triton as experts
-from trueline.ops.launch import refusals
-from trueline.ops.mlp import kernels
+from trueline.ops.linear import LinearOp
+from trueline.ops.mlp import IMPLEMENTATIONS, kernels
 
-__all__ = ["pack", "refusals", "run"]
+capabilities = IMPLEMENTATIONS["triton"]
 
 BLOCK = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    gate_up: Any
-    down: Any
+    gate_up: Opaque
+    down: Opaque
     stream: experts.Packed | None
     """The same weights where `linear` keeps them as they are: an expert that everyone takes."""
 
 
-def pack(gate_up: Tensor, down: Tensor, linear: Any) -> Packed:
+def pack(gate_up: Tensor, down: Tensor, linear: LinearOp) -> Packed:
     first, second = linear.pack(gate_up), linear.pack(down)
-    plain = isinstance(first, Tensor) and first.shape == gate_up.shape
-    stream = experts.Packed(first[None], second[None], 1) if plain else None
+    stream = None
+    if isinstance(first, Tensor) and isinstance(second, Tensor) and first.shape == gate_up.shape:
+        stream = experts.Packed(first[None], second[None], 1)
     return Packed(first, second, stream)
 
 
-def run(x: Tensor, packed: Packed, linear: Any) -> Tensor:
+def run(x: Tensor, packed: Packed, linear: LinearOp) -> Tensor:
     if len(x) == 1 and packed.stream is not None:
         nobody = x.new_empty(1, 0)
         return experts.run(x, nobody, nobody, packed.stream, linear)

@@ -3,9 +3,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trueline.native import library, refusals
+from trueline.native import library
+from trueline.ops.rms_norm import IMPLEMENTATIONS
 
-__all__ = ["refusals", "run", "run_sum"]
+capabilities = IMPLEMENTATIONS["native"]
 
 
 def run(x: Tensor, weight: Tensor, eps: float) -> Tensor:

@@ -3,6 +3,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from trueline.ops.rms_norm import IMPLEMENTATIONS
+
+capabilities = IMPLEMENTATIONS["reference"]
+
 
 def run(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     y = x.to(torch.float64)

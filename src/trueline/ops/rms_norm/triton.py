@@ -10,11 +10,12 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from trueline.ops.kernel import kernel, wait_turn
-from trueline.ops.launch import power_of_two, refusals, unit_stride
-from trueline.ops.pieces import inverse_rms, weighted
+from trueline.ops.kernel import kernel, pdl_wait
+from trueline.ops.launch import power_of_two, unit_stride
+from trueline.ops.rms_norm import IMPLEMENTATIONS
+from trueline.ops.triton_utils import inverse_rms, weighted
 
-__all__ = ["refusals", "run", "run_sum"]
+capabilities = IMPLEMENTATIONS["triton"]
 
 # Numbers of a program that has narrow rows, and of a thread.
 NUMBERS = 1024
@@ -38,7 +39,7 @@ def norm_rows(
     x, y, weight, total, out, eps, rows, inner, x_outer, x_inner, y_outer, y_inner,
     WIDTH: tl.constexpr, BLOCK: tl.constexpr, ROWS: tl.constexpr, SUM: tl.constexpr,
 ):  # fmt: skip
-    wait_turn()
+    pdl_wait()
     row = (tl.program_id(0) * ROWS + tl.arange(0, ROWS)).to(tl.int64)
     i = tl.arange(0, BLOCK)
     within = (row < rows)[:, None] & (i < WIDTH)[None, :]

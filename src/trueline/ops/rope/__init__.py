@@ -4,10 +4,13 @@ argument is never written."""
 
 from __future__ import annotations
 
+from typing import Protocol
+
 import torch
 from torch import Tensor
 
-from trueline.spec.rope import RopeSpec
+from trueline.ops.capabilities import CPU, GPU, NATIVE, Capabilities
+from trueline.spec.rope import Pairing, RopeSpec
 
 
 def inv_freq(rope: RopeSpec) -> Tensor:
@@ -21,3 +24,12 @@ def table(rope: RopeSpec, positions: Tensor) -> tuple[Tensor, Tensor]:
     """cos and sin for these positions; a finer table would be a different function."""
     angle = positions.to(torch.float32)[:, None] * inv_freq(rope)
     return angle.cos() * rope.cos_sin_scale, angle.sin() * rope.cos_sin_scale
+
+
+class Rope(Protocol):
+    capabilities: Capabilities
+
+    def run(self, x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing) -> Tensor: ...
+
+
+IMPLEMENTATIONS = {"native": NATIVE, "cpu": CPU, "reference": CPU, "triton": GPU}

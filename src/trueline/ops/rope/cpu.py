@@ -3,7 +3,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from trueline.ops.rope import IMPLEMENTATIONS
 from trueline.spec.rope import Pairing
+
+capabilities = IMPLEMENTATIONS["cpu"]
 
 
 def run(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing) -> Tensor:
@@ -11,8 +14,8 @@ def run(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing) -> Tensor:
     if pairing == "pairs":
         pairs = x.unflatten(-1, (-1, 2)).float()  # type: ignore[no-untyped-call]
         a, b = pairs[..., 0], pairs[..., 1]
-        turned = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
+        rotated = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
     else:
         a, b = x.float().chunk(2, dim=-1)
-        turned = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
-    return turned.to(x.dtype)
+        rotated = torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+    return rotated.to(x.dtype)

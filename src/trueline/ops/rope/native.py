@@ -3,10 +3,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trueline.native import library, refusals
+from trueline.native import library
+from trueline.ops.rope import IMPLEMENTATIONS
 from trueline.spec.rope import Pairing
 
-__all__ = ["refusals", "run"]
+capabilities = IMPLEMENTATIONS["native"]
 
 
 def run(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing) -> Tensor:

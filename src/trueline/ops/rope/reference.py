@@ -5,7 +5,10 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from trueline.ops.rope import IMPLEMENTATIONS
 from trueline.spec.rope import Pairing
+
+capabilities = IMPLEMENTATIONS["reference"]
 
 
 def run(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing) -> Tensor:

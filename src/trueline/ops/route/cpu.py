@@ -3,14 +3,33 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trueline.ops import steady
+from trueline.ops import invariant_math
+from trueline.ops.capabilities import Opaque
+from trueline.ops.linear import LinearOp
+from trueline.ops.route import IMPLEMENTATIONS, pack
+from trueline.ops.route import logits as router_logits
 from trueline.spec.feedforward import RouterSpec
+
+__all__ = ["capabilities", "choose", "pack", "run"]
+
+capabilities = IMPLEMENTATIONS["cpu"]
+
+
+def choose(
+    x: Tensor,
+    packed: Opaque,
+    linear: LinearOp,
+    bias: Tensor | None,
+    router: RouterSpec,
+    forced: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    return run(router_logits(x, packed, linear), bias, router, forced)
 
 
 def run(
     logits: Tensor, bias: Tensor | None, router: RouterSpec, forced: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    scores = logits.softmax(-1) if router.scoring == "softmax" else steady.sigmoid(logits)
+    scores = logits.softmax(-1) if router.scoring == "softmax" else invariant_math.sigmoid(logits)
     ids = forced if forced is not None else _choose(scores, bias, router)
     weights = scores.gather(1, ids)
     if router.renormalise:

@@ -4,7 +4,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from trueline.ops.kernel import kernel, wait_turn
+from trueline.ops.kernel import kernel, pdl_wait
 
 
 @kernel(do_not_specialize=["tokens"])
@@ -14,7 +14,7 @@ def product(
 ):  # fmt: skip
     """out [splits, tokens, experts]: what `depth` of x's channels give. The weight is the sum of
     PARTS, each of fewer digits, whose products with x are exact."""
-    wait_turn()
+    pdl_wait()
     m = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     start = tl.program_id(2) * depth
@@ -83,7 +83,7 @@ def choose(
     BLOCK_G: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_T: tl.constexpr,
 ):  # fmt: skip
     """A program per token; its experts lie as [groups, size]."""
-    wait_turn()
+    pdl_wait()
     TAKEN: tl.constexpr = -(1 << 63)
     token = tl.program_id(0).to(tl.int64)
     group, member = tl.arange(0, BLOCK_G)[:, None], tl.arange(0, BLOCK_S)[None, :]

@@ -3,13 +3,30 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trueline.native import library, refusals
+from trueline.native import library
+from trueline.ops.capabilities import Opaque
+from trueline.ops.linear import LinearOp
+from trueline.ops.route import IMPLEMENTATIONS, pack
+from trueline.ops.route import logits as router_logits
 from trueline.spec.feedforward import RouterSpec
 
-__all__ = ["refusals", "run"]
+__all__ = ["capabilities", "choose", "pack", "run"]
+
+capabilities = IMPLEMENTATIONS["native"]
 
 # How many of a group's best scores make its strength.
 PAIR = {None: 0, "max": 1, "top2_sum": 2}
+
+
+def choose(
+    x: Tensor,
+    packed: Opaque,
+    linear: LinearOp,
+    bias: Tensor | None,
+    router: RouterSpec,
+    forced: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    return run(router_logits(x, packed, linear), bias, router, forced)
 
 
 def run(

@@ -5,7 +5,26 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from trueline.ops.capabilities import Opaque
+from trueline.ops.linear import LinearOp
+from trueline.ops.route import IMPLEMENTATIONS, pack
+from trueline.ops.route import logits as router_logits
 from trueline.spec.feedforward import RouterSpec
+
+__all__ = ["capabilities", "choose", "pack", "run"]
+
+capabilities = IMPLEMENTATIONS["reference"]
+
+
+def choose(
+    x: Tensor,
+    packed: Opaque,
+    linear: LinearOp,
+    bias: Tensor | None,
+    router: RouterSpec,
+    forced: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    return run(router_logits(x, packed, linear), bias, router, forced)
 
 
 def run(

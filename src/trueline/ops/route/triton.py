@@ -9,12 +9,13 @@ import torch
 import triton
 from torch import Tensor
 
-from trueline.ops.launch import num_sms, power_of_two, refusals, unit_stride
+from trueline.ops.launch import num_sms, power_of_two, unit_stride
+from trueline.ops.linear import LinearOp
 from trueline.ops.linear.triton import FEW_ROWS, LONGEST, streamed
-from trueline.ops.route import kernels
+from trueline.ops.route import IMPLEMENTATIONS, kernels
 from trueline.spec.feedforward import RouterSpec
 
-__all__ = ["Launch", "choose", "choose_with", "launch", "pack", "refusals", "run"]
+capabilities = IMPLEMENTATIONS["triton"]
 
 # How finely the product is cut: each has its own kernel that adds the parts up.
 SPLITS = (16, 4, 1)
@@ -44,7 +45,7 @@ def launch(tokens: int, experts: int, hidden: int, dtype: torch.dtype, sms: int)
     return Launch(rows, columns, inner, triton.cdiv(hidden, splits * inner) * inner)
 
 
-def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
+def pack(weight: Tensor, dtype: torch.dtype, linear: LinearOp) -> Tensor:
     """[parts, experts, hidden] in x's dtype, which add up to the weight exactly: one part where the
     checkpoint has no more digits than x. Products of two such numbers are exact in float32, and run
     on tensor cores. Where three parts do not suffice, the weight as it is."""
@@ -59,6 +60,7 @@ def pack(weight: Tensor, dtype: torch.dtype) -> Tensor:
 def choose(
     x: Tensor,
     packed: Tensor,
+    linear: LinearOp,
     bias: Tensor | None,
     router: RouterSpec,
     forced: Tensor | None = None,

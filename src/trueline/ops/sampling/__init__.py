@@ -34,9 +34,11 @@ tokens, bad is what a captured graph holds: rows that nothing edits and that hav
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
 
+from trueline.ops.capabilities import CPU, FLOATS, Capabilities
 from trueline.ops.sampling.rows import Entries, SamplingRows, SamplingState, build_rows
 
 __all__ = ["Entries", "Sampled", "SamplingRows", "SamplingState", "Scored", "build_rows"]
@@ -60,3 +62,26 @@ class Sampled(Scored):
 
     tokens: Tensor  # [B] int64
     bad: Tensor  # [B] bool
+
+
+class Sampling(Protocol):
+    capabilities: Capabilities
+
+    def sample(self, logits: Tensor, rows: SamplingRows) -> Sampled: ...
+
+    def score(self, logits: Tensor, tokens: Tensor, num_top: int) -> Scored: ...
+
+
+class CapturedSampling(Sampling, Protocol):
+    """What an implementation that a graph may hold has too."""
+
+    def draw(
+        self, logits: Tensor, temperature: Tensor, seed: Tensor, position: Tensor
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+IMPLEMENTATIONS = {
+    "cpu": CPU,
+    "reference": CPU,
+    "triton": Capabilities(devices=("cuda",), dtypes=FLOATS, batch_invariant=True, capture=True),
+}

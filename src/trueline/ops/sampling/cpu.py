@@ -15,6 +15,7 @@ from torch import Tensor
 from trueline.device import send
 from trueline.ops.sampling import (
     GOLDEN,
+    IMPLEMENTATIONS,
     MULTIPLIERS,
     SHIFTS,
     Entries,
@@ -22,6 +23,8 @@ from trueline.ops.sampling import (
     SamplingRows,
     Scored,
 )
+
+capabilities = IMPLEMENTATIONS["cpu"]
 
 # How many of the likeliest tokens to look at before sorting a whole vocabulary for top-p. It
 # decides about time alone.

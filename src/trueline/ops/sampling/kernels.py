@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from trueline.ops.kernel import kernel, wait_turn
+from trueline.ops.kernel import kernel, pdl_wait
 from trueline.ops.sampling import GOLDEN, MULTIPLIERS, SHIFTS
 
 _GOLDEN = tl.constexpr(GOLDEN)
@@ -42,7 +42,7 @@ def best(
     TILE: tl.constexpr,
 ):
     """Per chunk: the largest logit, +Inf where anything is NaN, and the first token that has it."""
-    wait_turn()
+    pdl_wait()
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     most = tl.full([TILE], float("-inf"), DTYPE)
     at = tl.full([TILE], _NOWHERE, tl.int32)
@@ -140,7 +140,7 @@ def noisy(
     """Per chunk of a row with a temperature: the largest scaled logit + noise, and whose it is.
     `most` holds the chunks' largest logits. float64 is slow: most tokens are ruled out in float32,
     and where that leaves more than one, all are scored again."""
-    wait_turn()
+    pdl_wait()
     row, chunk, chunks = tl.program_id(0).to(tl.int64), tl.program_id(1), tl.num_programs(1)
     warmth = tl.load(temperature + row)
     if warmth == 0:
@@ -186,7 +186,7 @@ def settle(
     DRAWN: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):
-    wait_turn()
+    pdl_wait()
     row = tl.program_id(0).to(tl.int64)
     each = tl.arange(0, CHUNKS)
     inside, place = each < chunks, row * chunks + each
@@ -216,7 +216,7 @@ def mass(
 ):
     """Per chunk: the largest logit, +Inf where anything is NaN; the sum of exp(logit - largest);
     how many are above the row's token."""
-    wait_turn()
+    pdl_wait()
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     token = chunk * CHUNK + tl.arange(0, CHUNK)
     inside = token < vocab_size
@@ -251,7 +251,7 @@ def join(
     CHUNKS: tl.constexpr,
 ):
     """Of a bad row the logprob is NaN and the rank 0."""
-    wait_turn()
+    pdl_wait()
     row = tl.program_id(0).to(tl.int64)
     each = tl.arange(0, CHUNKS)
     inside, place = each < chunks, row * chunks + each

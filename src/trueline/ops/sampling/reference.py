@@ -9,6 +9,7 @@ from torch import Tensor
 
 from trueline.ops.sampling import (
     GOLDEN,
+    IMPLEMENTATIONS,
     MULTIPLIERS,
     SHIFTS,
     Entries,
@@ -16,6 +17,8 @@ from trueline.ops.sampling import (
     SamplingRows,
     Scored,
 )
+
+capabilities = IMPLEMENTATIONS["reference"]
 
 WORD = 2**64
 

@@ -11,10 +11,11 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from trueline.ops import launch as launching
 from trueline.ops.launch import num_sms, power_of_two
-from trueline.ops.sampling import Sampled, SamplingRows, Scored, kernels
+from trueline.ops.sampling import IMPLEMENTATIONS, Sampled, SamplingRows, Scored, kernels
 from trueline.ops.sampling.cpu import leading, retake, score_asked
+
+capabilities = IMPLEMENTATIONS["triton"]
 
 EXACT = {torch.float32: tl.float32, torch.float64: tl.float64}
 MASS_CHUNK = 1024
@@ -35,11 +36,6 @@ def launch(num_rows: int, vocab_size: int, sms: int) -> Launch:
     while chunk < 4 * tile and num_rows * vocab_size >= 16 * sms * chunk:
         chunk *= 2
     return Launch(chunk, tile, 4)
-
-
-def refusals(dtype: torch.dtype, batch_invariant: bool) -> list[str]:
-    """A row's bits are its own here: batch invariance is nothing to refuse."""
-    return launching.refusals(dtype, False)
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> Sampled:

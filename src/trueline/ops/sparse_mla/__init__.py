@@ -12,3 +12,41 @@ Work and memory go by the lists' lengths, not by the context's.
 
 On a GPU `prepare` also takes a `Table` there, whose numbers the host does not know.
 """
+
+from __future__ import annotations
+
+from typing import Protocol, TypeVar
+
+from torch import Tensor
+
+from trueline.cache.store import LatentView
+from trueline.ops.capabilities import CPU, GPU, NATIVE, Capabilities
+from trueline.ops.mla_decode import HOPPER, Tiling
+from trueline.ops.sparse_rows import SparseRows, Table
+
+Prepared = TypeVar("Prepared")
+
+
+class SparseMLA(Protocol[Prepared]):
+    capabilities: Capabilities
+
+    def prepare(self, rows: SparseRows | Table, view: LatentView, tiling: Tiling) -> Prepared: ...
+
+    def run(
+        self,
+        q: Tensor,
+        view: LatentView,
+        prepared: Prepared,
+        positions: Tensor,
+        *,
+        softmax_scale: float,
+    ) -> tuple[Tensor, Tensor]: ...
+
+
+IMPLEMENTATIONS = {
+    "native": NATIVE,
+    "cpu": CPU,
+    "reference": CPU,
+    "hopper": HOPPER,
+    "triton": GPU,
+}

@@ -10,7 +10,10 @@ from torch import Tensor
 from trueline.cache.store import LatentView
 from trueline.ops.mla_decode import Tiling
 from trueline.ops.mla_decode import cpu as decode
+from trueline.ops.sparse_mla import IMPLEMENTATIONS
 from trueline.ops.sparse_rows import SparseRows, Table
+
+capabilities = IMPLEMENTATIONS["cpu"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +22,8 @@ class Prepared:
     tiling: Tiling
 
 
-def prepare(rows: SparseRows, view: LatentView, tiling: Tiling) -> Prepared:
+def prepare(rows: SparseRows | Table, view: LatentView, tiling: Tiling) -> Prepared:
+    assert not isinstance(rows, Table), "tables are for GPUs"
     return Prepared(Table.of(rows), tiling)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from trueline.ops.kernel import kernel, wait_turn
+from trueline.ops.kernel import kernel, pdl_wait
 
 
 @kernel(do_not_specialize=["width", "positions_row", "blocks_row"])
@@ -15,7 +15,7 @@ def look_up(
 ):  # fmt: skip
     """A program per row: cells [rows, width] of the positions before the first -1, and how many
     there are; -1 if the row does not see one of them."""
-    wait_turn()
+    pdl_wait()
     row = tl.program_id(0).to(tl.int64)
     length = tl.load(lengths + row)
     table = blocks + tl.load(run + row) * blocks_row

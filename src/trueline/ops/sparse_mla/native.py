@@ -6,14 +6,16 @@ import torch
 from torch import Tensor
 
 from trueline.cache.store import LatentView
-from trueline.native import library, refusals
+from trueline.native import library
 from trueline.ops.mla_decode import Tiling
+from trueline.ops.sparse_mla import IMPLEMENTATIONS
 from trueline.ops.sparse_rows import SparseRows, Table
 
-__all__ = ["prepare", "refusals", "run"]
+capabilities = IMPLEMENTATIONS["native"]
 
 
-def prepare(rows: SparseRows, view: LatentView, tiling: Tiling) -> Table:
+def prepare(rows: SparseRows | Table, view: LatentView, tiling: Tiling) -> Table:
+    assert not isinstance(rows, Table), "tables are for GPUs"
     return Table.of(rows)
 
 

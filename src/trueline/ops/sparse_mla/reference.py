@@ -9,10 +9,14 @@ from torch import Tensor
 
 from trueline.cache.store import LatentView
 from trueline.ops.mla_decode import Tiling
-from trueline.ops.sparse_rows import SparseRows
+from trueline.ops.sparse_mla import IMPLEMENTATIONS
+from trueline.ops.sparse_rows import SparseRows, Table
+
+capabilities = IMPLEMENTATIONS["reference"]
 
 
-def prepare(rows: SparseRows, view: LatentView, tiling: Tiling) -> SparseRows:
+def prepare(rows: SparseRows | Table, view: LatentView, tiling: Tiling) -> SparseRows:
+    assert not isinstance(rows, Table), "tables are for GPUs"
     return rows
 
 

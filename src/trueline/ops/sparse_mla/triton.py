@@ -1,6 +1,6 @@
 """The kernels of `mla_decode` over lists of cells: blocks of one cell each. A small kernel before
-them looks the cells up; work is dealt out once a step, as if every list were as long as it can be,
-and whoever meets the end of a shorter one stops there."""
+them looks the cells up; splits are scheduled once a step, as if every list were as long as it can
+be, and whoever meets the end of a shorter one stops there."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ import torch
 from torch import Tensor
 
 from trueline.cache.store import LatentView
-from trueline.ops.launch import num_sms, power_of_two, refusals, unit_stride
+from trueline.ops.launch import num_sms, power_of_two, unit_stride
 from trueline.ops.mla_decode import DecodeTable, Tiling
 from trueline.ops.mla_decode.launch_plan import LaunchPlan, launch
+from trueline.ops.mla_decode.split_schedule import SplitSchedule, split_schedule
 from trueline.ops.mla_decode.triton import attend_table
-from trueline.ops.mla_decode.work import WorkList, work_list
+from trueline.ops.sparse_mla import IMPLEMENTATIONS
 from trueline.ops.sparse_mla.kernels import look_up
 from trueline.ops.sparse_rows import SparseRows, Table
 
-__all__ = ["prepare", "refusals", "run"]
+capabilities = IMPLEMENTATIONS["triton"]
 
 CHUNK = 2048
 """Entries of a list looked at together."""
@@ -27,15 +28,15 @@ CHUNK = 2048
 @dataclass(frozen=True, slots=True)
 class Prepared:
     table: Table
-    works: dict[tuple[int, int], WorkList] = field(default_factory=dict)
+    schedules: dict[tuple[int, int], SplitSchedule] = field(default_factory=dict)
     """By heads and length of the lists: made by the first layer that asks, for all."""
 
-    def work(self, heads: int, width: int, view: LatentView) -> WorkList:
-        if (heads, width) not in self.works:
+    def schedule(self, heads: int, width: int, view: LatentView) -> SplitSchedule:
+        if (heads, width) not in self.schedules:
             plan = launch_plan(heads, width, len(self.table.lengths), view)
             most = self.table.lengths.clamp(max=width).to(torch.int32)
-            self.works[heads, width] = work_list(most, plan)
-        return self.works[heads, width]
+            self.schedules[heads, width] = split_schedule(most, plan)
+        return self.schedules[heads, width]
 
 
 def launch_plan(heads: int, width: int, rows: int, view: LatentView) -> LaunchPlan:
@@ -51,6 +52,14 @@ def prepare(rows: SparseRows | Table, view: LatentView, tiling: Tiling) -> Prepa
 def run(
     q: Tensor, view: LatentView, prepared: Prepared, positions: Tensor, *, softmax_scale: float
 ) -> tuple[Tensor, Tensor]:
+    listed, schedule = lists(q.shape[1], view, prepared, positions)
+    return attend_table(q, view, listed, 1, schedule, softmax_scale=softmax_scale)
+
+
+def lists(
+    heads: int, view: LatentView, prepared: Prepared, positions: Tensor
+) -> tuple[DecodeTable, SplitSchedule]:
+    """The chosen cells as blocks of one cell each, and the schedule over them."""
     table, (rows, width) = prepared.table, positions.shape
     positions = unit_stride(positions)
     cells = positions.new_empty(rows, width, dtype=torch.int32)
@@ -61,6 +70,4 @@ def run(
             positions.stride(0), table.blocks.stride(0), BLOCK=view.layout.block_size,
             CHUNK=min(max(power_of_two(width), 16), CHUNK), num_warps=8,
         )  # fmt: skip
-    listed = DecodeTable(counts, cells)
-    work = prepared.work(q.shape[1], width, view)
-    return attend_table(q, view, listed, 1, work, softmax_scale=softmax_scale)
+    return DecodeTable(counts, cells), prepared.schedule(heads, width, view)

@@ -356,7 +356,7 @@ ENGINE_FAULTS = [
     Fault("logprobs-after-bias", "logprobs after bias instead of raw", "raw logprobs", _M,
           sampling, "sample", _scores_after_bias),
     Fault("unsteady-heads", "a head's product depends on the number of rows", "batch-invariant",
-          _M, Running("head_product"), "run", _product_of_the_count),
+          _M, Running("batched_gemm"), "run", _product_of_the_count),
     Fault("two-forms", "prefill and decode attend in different forms", "batch-invariant", _M,
           runner_module, "build_batch", _one_form_forgotten),
 ]  # fmt: skip

@@ -77,7 +77,8 @@ def _choices_of_the_row_before(attend: Make) -> Make:
 
 def _nothing_hidden(attend: Make) -> Make:
     def broken(self: MLA, q_nope: Any, q_rope: Any, sparse: Any, view: Any, out: Any) -> None:
-        self.ops.mla_prefill.run_rows(
+        assert self.ops.masked_prefill is not None
+        self.ops.masked_prefill.run(
             q_nope, q_rope, view, sparse.masked, self.heads, out,
             softmax_scale=self.spec.softmax_scale,
         )  # fmt: skip

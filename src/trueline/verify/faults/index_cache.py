@@ -158,7 +158,7 @@ def _in_place(heads: Any) -> Make:
 
 
 _CACHE, _OPS = "index cache", "sparse op = reference"
-_TOP, _ATTEND, _ROPE = Running("top_positions"), Running("sparse_mla"), Running("rope")
+_TOP, _ATTEND, _ROPE = Running("topk"), Running("sparse_mla"), Running("rope")
 _ANY = "v3-near"
 
 INDEX_FAULTS = [

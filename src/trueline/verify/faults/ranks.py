@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trueline.layers.feedforward import MoE
-from trueline.ops import steady
+from trueline.ops import invariant_math
 from trueline.parallel.collective import Sums, ThreadRank
 from trueline.verify.faults import Fault, Make, Running
 
@@ -81,7 +81,7 @@ RANK_FAULTS = [
     Fault("bits-of-the-heads", "a head's bits depend on how many a rank has", _BITS, _L,
           Running("mla_decode"), "run", _bits_of_the_heads),
     Fault("scalar-tail", "the last channels of a rank's gate take another exp", _BITS, _L,
-          steady, "RUN", lambda _: 1),
+          invariant_math, "RUN", lambda _: 1),
     Fault("ranks-reversed", "what the ranks made is joined from the last to the first", _BITS, _L,
           ThreadRank, "join", _last_rank_first),
 ]  # fmt: skip

@@ -31,12 +31,8 @@ class _Unchecked(StateRow):
 
 
 def _other_row(changed: Any) -> Make:
-    def make(prefill: Make) -> Make:
-        def broken(q: Any, k: Any, v: Any, view: Any, row: StateRow, **options: Any) -> Tensor:
-            out: Tensor = prefill(q, k, v, view, changed(row), **options)
-            return out
-
-        return broken
+    def make(prepare: Make) -> Make:
+        return lambda parts: prepare([(at, changed(row)) for at, row in parts])
 
     return make
 
@@ -142,11 +138,11 @@ _L = "ling"
 
 STATE_FAULTS = [
     Fault("state-not-cleared", "a new sequence goes on from a stranger's state", "poison", _L,
-          Running("lightning"), "prefill", _other_row(_not_cleared)),
+          Running("lightning"), "prepare_prefill", _other_row(_not_cleared)),
     Fault("state-left-by-others", "a slot just freed is not cleared", "steady state", _L,
-          Running("lightning"), "prefill", _other_row(_not_cleared)),
+          Running("lightning"), "prepare_prefill", _other_row(_not_cleared)),
     Fault("state-cleared-again", "a continued chunk starts from zeros", "split = whole", _L,
-          Running("lightning"), "prefill", _other_row(_cleared_again)),
+          Running("lightning"), "prepare_prefill", _other_row(_cleared_again)),
     Fault("state-slots-prefill-first", "decode slots taken at prefill offsets (story 2)",
           "solo = batch", _L, inputs_module.Inputs, "_state_step", _prefill_first),
     Fault("state-rows-shifted", "decode outputs put one row further (story 2)", "solo = batch", _L,

@@ -41,10 +41,10 @@ OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
         OpCheck("bits", parts.linear_bits, True),
         OpCheck("ranks", ranks.linear, True),
     ),
-    "head_product": (
-        OpCheck("numbers", parts.head_product),
-        OpCheck("bits", parts.head_product_bits, True),
-        OpCheck("ranks", ranks.head_product, True),
+    "batched_gemm": (
+        OpCheck("numbers", parts.batched_gemm),
+        OpCheck("bits", parts.batched_gemm_bits, True),
+        OpCheck("ranks", ranks.batched_gemm, True),
     ),
     "mlp": (
         OpCheck("numbers", parts.mlp),
@@ -73,11 +73,11 @@ OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
         OpCheck("bits", lightning.fixed_bits, True),
         OpCheck("ranks", ranks.lightning, True),
     ),
-    "index_write": (OpCheck("numbers", index.index_write), OpCheck("queries", index.index_turn)),
-    "linear_inputs": (OpCheck("numbers", linear_layer.linear_inputs),),
+    "index_write": (OpCheck("numbers", index.index_write), OpCheck("queries", index.index_rotate)),
+    "qkv_prepare": (OpCheck("numbers", linear_layer.qkv_prepare),),
     "gated_norm": (OpCheck("numbers", linear_layer.gated_norm),),
     "index_scores": (OpCheck("numbers", sparse.index_scores),),
-    "top_positions": (OpCheck("choices", sparse.top_positions),),
+    "topk": (OpCheck("choices", sparse.topk),),
     "sparse_mla": (
         OpCheck("numbers", sparse.sparse_mla),
         OpCheck("real dims", sparse.sparse_mla_wide),

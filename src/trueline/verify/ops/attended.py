@@ -61,7 +61,7 @@ def prefill(
     q: Tensor, view: LatentView, row: PrefillRow, heads: HeadWeights, scale: float
 ) -> Attended:
     """q [count, heads, nope + rope]; in either form, so the bounds are of the coarser one."""
-    out = prefill_reference.run(q.double(), view, row, heads, softmax_scale=scale, form="expanded")
+    out = prefill_reference.attend(q.double(), view, row, heads, softmax_scale=scale)
     seen: list[slice | list[int]] = [slice(row.start + i + 1) for i in range(row.count)]
     return Attended(out, torch.empty(0), *_expanded(q, _held(view, row), seen, heads, scale))
 

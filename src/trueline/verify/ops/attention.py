@@ -10,11 +10,24 @@ from torch import Tensor
 
 from trueline.cache.layout import LatentLayout
 from trueline.cache.store import LatentStore
+from trueline.layers.context import PrefillSlice
 from trueline.ops.mla_decode import DecodeRows, DecodeTable, Tiling
 from trueline.ops.mla_prefill import Form, PrefillRow
 from trueline.verify.bounds import AROUND, Attended, rounding
 from trueline.verify.ops import attended, chosen
-from trueline.verify.ops.data import SMALL, WIDE, Dims, H, L, R, paged, randn, require, within
+from trueline.verify.ops.data import (
+    SMALL,
+    WIDE,
+    Dims,
+    H,
+    L,
+    R,
+    decode_beside,
+    paged,
+    randn,
+    require,
+    within,
+)
 
 SCALE = 0.21
 FIXED = Tiling(64, full=True)
@@ -111,13 +124,13 @@ def mla_decode_bits(op: Any) -> None:
 def mla_prefill(op: Any, dtype: torch.dtype = torch.float32) -> None:
     for block_size in PREFILL_BLOCKS:
         prefills(op, dtype, SMALL, H, block_size, PREFILLS)
-    if hasattr(op, "run_chosen"):
+    if "run_chosen" in op.capabilities.optional:
         chosen.chosen(op, dtype)
 
 
 def mla_prefill_wide(op: Any, dtype: torch.dtype = torch.float32) -> None:
     prefills(op, dtype, WIDE, 2, 16, WIDE_PREFILLS)
-    if hasattr(op, "run_chosen"):
+    if "run_chosen" in op.capabilities.optional:
         chosen.chosen(op, dtype, WIDE)
 
 
@@ -138,9 +151,13 @@ def prefills(
         row = PrefillRow(start + count - last, last, blocks)
         exact = attended.prefill(q[-last:], view, row, heads, dims.scale)
         for form in get_args(Form):
-            ours = op.run(
-                q, view, PrefillRow(start, count, blocks), heads,
-                softmax_scale=dims.scale, form=form,
+            whole = PrefillSlice(slice(0, count), PrefillRow(start, count, blocks))
+            given = dims.heads(count_heads), decode_beside()
+            prepared = op.prepare([whole], view, *given, form)
+            ours = q.new_full((count, count_heads, dims.value), torch.nan)
+            op.run(
+                q[..., : dims.nope], q[..., dims.nope :], view, prepared, heads, ours,
+                softmax_scale=dims.scale,
             )  # fmt: skip
             what = f"mla_prefill, {form}, {start} + {count}, {block_size=}, {dims}"
             within(what, ours[-last:], exact.out, exact.out_bound[..., None])

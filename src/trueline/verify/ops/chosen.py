@@ -79,8 +79,10 @@ def chosen(op: Any, dtype: torch.dtype = torch.float32, dims: Dims = SMALL) -> N
     heads = dims.weights(HEADS, dtype)
     q = randn(tokens, HEADS, dims.nope + dims.rope + 2, seed=7).to(dtype)[..., 1:-1]
 
+    prepared = op.prepare_chosen(parts, view, dims.heads(HEADS))
+
     def run(positions: Tensor, out: Tensor) -> Tensor:
-        given = q[..., : dims.nope], q[..., dims.nope :], view, parts, heads, out, positions
+        given = q[..., : dims.nope], q[..., dims.nope :], view, prepared, heads, out, positions
         op.run_chosen(*given, softmax_scale=dims.scale)
         return out
 

@@ -11,8 +11,11 @@ from torch import Tensor
 
 from trueline.cache.layout import LatentLayout
 from trueline.cache.store import LatentStore, LatentView
-from trueline.ops.mla_decode import DecodeRows
+from trueline.device import interpreting
+from trueline.ops.capabilities import HeadDims
+from trueline.ops.mla_decode import DecodeRows, MLADecodeOp
 from trueline.ops.mla_prefill import HeadWeights
+from trueline.ops.registry import implementation
 from trueline.verify.bounds import require_within
 from trueline.verify.failed import CheckFailed
 
@@ -42,6 +45,15 @@ class Dims:
         key = randn(heads, self.latent, self.nope, seed=5) / math.sqrt(self.latent)
         value = randn(heads, self.value, self.latent, seed=6) / math.sqrt(self.latent)
         return HeadWeights(key.to(dtype), value.to(dtype))
+
+    def heads(self, count: int) -> HeadDims:
+        return HeadDims(count, self.nope, self.value)
+
+
+def decode_beside() -> MLADecodeOp:
+    """What an implementation of mla_prefill is given for its rows of a few tokens."""
+    on_gpu = interpreting() or torch.get_default_device().type == "cuda"
+    return implementation("mla_decode", "triton" if on_gpu else "cpu")
 
 
 SMALL = Dims()

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from trueline.cache.index import IndexStore
 from trueline.cache.layout import GROUP, KINDS, SCALE_BYTES, STORAGES, IndexLayout
+from trueline.ops.capabilities import Context
 from trueline.ops.index_scores.reference import read_keys
 from trueline.ops.index_write import reference as exact
-from trueline.ops.registry import reasons
 from trueline.ops.rope import cpu as rope
 from trueline.spec.rope import Pairing
 from trueline.verify.bounds import norm_bound, rounding
@@ -47,7 +47,7 @@ def index_write(
     """Parts of a wider product, scattered cells; no byte of another cell is written."""
     for storage in storages:
         for layout in places(storage):
-            if not reasons(op, dtype, False, layout):
+            if not op.capabilities.refusals(Context(dtype=dtype, index=layout)):
                 for pairing in PAIRINGS:
                     _writes(op, dtype, layout, pairing)
 
@@ -96,13 +96,13 @@ def _touched(layout: IndexLayout, cells: Tensor) -> Tensor:
     return own
 
 
-def index_turn(op: Any, dtype: torch.dtype = torch.float32) -> None:
+def index_rotate(op: Any, dtype: torch.dtype = torch.float32) -> None:
     for pairing in PAIRINGS:
         for n, heads in ((1, 1), (4, HEADS), (3, 17)):
             wide = randn(n, heads + 1, DIM + 3, seed=n).to(dtype)
             q, before = wide[:, 1:, 2:-1], wide.clone()
-            ours, wanted = (each.turn(q, **turning(n, pairing)) for each in (op, exact))
-            what = f"index_write, {heads} heads turned in {pairing}"
+            ours, wanted = (each.rotate(q, **turning(n, pairing)) for each in (op, exact))
+            what = f"index_write, {heads} heads rotated in {pairing}"
             require(torch.equal(wide, before), f"{what}: writes its input")
             require(ours.dtype == dtype, f"{what}: {ours.dtype}")
             close(what, ours, wanted, rounding(ROTATION) + rounding(2, dtype))

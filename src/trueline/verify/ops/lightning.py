@@ -68,12 +68,20 @@ def run(
         row = StateRow(at, slot if at else None, slot)
         part = slice(at, min(at + (chunk or 1), stop))
         if chunk:
-            given, call = row, op.prefill
+            out.append(prefill(op, view, t, part, row))
         else:
-            given, call = op.prepare([row]), op.decode
-        q, k, v = t.q[part], t.k[part], t.v[part]
-        out.append(call(q, k, v, view, given, slopes=t.slopes, scale=SCALE))
+            q, k, v = t.q[part], t.k[part], t.v[part]
+            given = op.prepare([row])
+            out.append(op.decode(q, k, v, view, given, slopes=t.slopes, scale=SCALE))
     return torch.cat(out)
+
+
+def prefill(op: Any, view: StateView, t: Tokens, part: slice, row: StateRow) -> Tensor:
+    """A row alone."""
+    q, k, v = t.q[part], t.k[part], t.v[part]
+    prepared = op.prepare_prefill([(slice(0, len(q)), row)])
+    out: Tensor = op.prefill(q, k, v, view, prepared, slopes=t.slopes, scale=SCALE)
+    return out
 
 
 def exact(length: int = LENGTH, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
@@ -164,7 +172,7 @@ def _slots(op: Any, tail: int, dtype: torch.dtype = torch.float32) -> None:
         before = [part.clone() for part in view.parts]
         row = StateRow(start, 2 if start else None, slot, ((stop, 3),))
         part = slice(start, stop)
-        ours = op.prefill(t.q[part], t.k[part], t.v[part], view, row, slopes=t.slopes, scale=SCALE)
+        ours = prefill(op, view, t, part, row)
         within(what, ours, wanted[part], off[part])
         for now, old in zip(view.parts, before, strict=True):
             require(torch.equal(now[slot], now[3]), f"{what}: the snapshot differs")
@@ -180,7 +188,7 @@ def _snapshots(op: Any, tail: int, dtype: torch.dtype = torch.float32) -> None:
     run(op, view, t, 0, 5, 5)
     row = StateRow(5, 1, 2, tuple((p, 3 + i) for i, p in enumerate(places)))
     part = slice(5, 205)
-    op.prefill(t.q[part], t.k[part], t.v[part], view, row, slopes=t.slopes, scale=SCALE)
+    prefill(op, view, t, part, row)
     for i, place in enumerate(places):
         stopped = slots(tail, 2)
         run(reference, stopped, t, 0, place, place)
@@ -229,7 +237,8 @@ def _together(op: Any, dtype: torch.dtype) -> None:
         parts.append((slice(len(places), len(places) + count), row))
         places += [*range(row.start, row.start + count), 0]
     q, k, v = t.q[places], t.k[places], t.v[places]
-    out = op.prefill_rows(q, k, v, view, parts, slopes=t.slopes, scale=SCALE)
+    prepared = op.prepare_prefill(parts)
+    out = op.prefill(q, k, v, view, prepared, slopes=t.slopes, scale=SCALE)
     for part, row in parts:
         at = places[part]
         within(f"{what}: {row}", out[part], wanted[at], off[at])
@@ -252,8 +261,7 @@ def _same_slot(what: str, view: StateView, slot: int, wanted: StateView, off: Te
 def free_slots(op: Any, dtype: torch.dtype = torch.float32) -> None:
     for check in (_slots, _snapshots, _mixed):
         check(op, FREE, dtype)
-    if hasattr(op, "prefill_rows"):
-        _together(op, dtype)
+    _together(op, dtype)
 
 
 def fixed_form(op: Any) -> None:

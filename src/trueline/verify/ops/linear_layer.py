@@ -9,7 +9,7 @@ from torch import Tensor
 
 from trueline.ops.gated_norm import reference as norm_reference
 from trueline.ops.latent_write import Parts
-from trueline.ops.linear_inputs import reference as inputs_reference
+from trueline.ops.qkv_prepare import reference as inputs_reference
 from trueline.ops.rms_norm import cpu as rms_norm
 from trueline.ops.rope import cpu as rope
 from trueline.spec.rope import Pairing
@@ -23,7 +23,7 @@ INPUTS = norm_bound(D) + rounding(ROTATION + 2 * AROUND)
 """Of a silu, a norm and a rotation: an error of silu is less than a unit of the row's largest."""
 
 
-def linear_inputs(op: Any, dtype: torch.dtype = torch.float32) -> None:
+def qkv_prepare(op: Any, dtype: torch.dtype = torch.float32) -> None:
     """All that a model may leave out, on parts of one wider product; far into both ends of silu."""
     turns: tuple[tuple[Pairing, int] | None, ...] = (
         ("pairs", 3),
@@ -46,10 +46,10 @@ def linear_inputs(op: Any, dtype: torch.dtype = torch.float32) -> None:
             }
             before = whole.clone()
             ours = op.run(qkv, **options)
-            require(torch.equal(whole, before), "linear_inputs: writes its input")
+            require(torch.equal(whole, before), "qkv_prepare: writes its input")
             exact = inputs_reference.run(qkv, **options)
             for name, mine, wanted in zip("qkv", ours, exact, strict=True):
-                what = f"linear_inputs, {n} tokens, {turn}, silu {silu}, norms {normed}: {name}"
+                what = f"qkv_prepare, {n} tokens, {turn}, silu {silu}, norms {normed}: {name}"
                 _same(what, mine, wanted, INPUTS * wanted.double().abs())
 
 

@@ -7,15 +7,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trueline.ops.batched_gemm import reference as batched_gemm_reference
 from trueline.ops.experts import reference as experts_reference
-from trueline.ops.head_product import reference as head_product_reference
 from trueline.ops.linear import cublas, torch_mm
 from trueline.ops.linear import reference as linear_reference
 from trueline.ops.mlp import reference as mlp_reference
 from trueline.ops.rms_norm import reference as rms_norm_reference
 from trueline.ops.rope import reference as rope_reference
 from trueline.ops.route import reference as route_reference
-from trueline.plan.select import bits_are_steady
+from trueline.plan.select import is_batch_invariant
 from trueline.spec.feedforward import RouterSpec
 from trueline.spec.rope import Pairing
 from trueline.verify import bounds
@@ -37,40 +37,39 @@ def linear(op: Any, dtype: torch.dtype = torch.float32) -> None:
             for strided in (x, x.T.contiguous().T):
                 what = f"linear, {shape}, {rows} rows"
                 within(what, op.run(strided, packed), exact, sums + bounds.stored(exact, dtype))
-                if hasattr(op, "run_wide"):
-                    wide = op.run_wide(strided, packed)
-                    require(wide.dtype == torch.float32, f"{what}: {wide.dtype}")
-                    within(f"{what}, float32", wide, exact, sums)
+                wide = op.run_wide(strided, packed)
+                require(wide.dtype == torch.float32, f"{what}: {wide.dtype}")
+                within(f"{what}, float32", wide, exact, sums)
             require(torch.equal(x, before), "linear writes its input")
 
 
 def linear_bits(op: Any) -> None:
-    require(bits_are_steady(op, torch.float32), "linear: a row's bits depend on other rows")
+    require(is_batch_invariant(op, torch.float32), "linear: a row's bits depend on other rows")
 
 
-def head_product(op: Any, dtype: torch.dtype = torch.float32) -> None:
+def batched_gemm(op: Any, dtype: torch.dtype = torch.float32) -> None:
     weight = randn(5, 37, 19).to(dtype)
-    exact_packed = head_product_reference.pack(weight, torch_mm, True)
-    for steady in (True, False):
-        packed = op.pack(weight, torch_mm, steady)
+    exact_packed = batched_gemm_reference.pack(weight, torch_mm, True)
+    for invariant in (True, False):
+        packed = op.pack(weight, torch_mm, invariant)
         for rows in (1, 4, 9, 40, 70):
             x = randn(rows, 5, 23, seed=1).to(dtype)[..., 2:-2]
-            exact = head_product_reference.run(x.double(), exact_packed)
+            exact = batched_gemm_reference.run(x.double(), exact_packed)
             off = bounds.product(x.transpose(0, 1), weight, dtype).transpose(0, 1)
             off = off + bounds.stored(exact, dtype)
             for strided in (x, x.permute(2, 1, 0).contiguous().permute(2, 1, 0)):
-                within(f"head_product, {rows} rows", op.run(strided, packed), exact, off)
+                within(f"batched_gemm, {rows} rows", op.run(strided, packed), exact, off)
             wide = torch.full((rows, 5, 40), torch.nan, dtype=dtype)
             op.run(x, packed, wide[..., 1:38])
-            within(f"head_product, a wider tensor, {rows} rows", wide[..., 1:38], exact, off)
-            require(bool(wide[..., [0, 38, 39]].isnan().all()), "head_product writes beside")
+            within(f"batched_gemm, a wider tensor, {rows} rows", wide[..., 1:38], exact, off)
+            require(bool(wide[..., [0, 38, 39]].isnan().all()), "batched_gemm writes beside")
 
 
-def head_product_bits(op: Any) -> None:
+def batched_gemm_bits(op: Any) -> None:
     packed, x = op.pack(randn(5, 37, 19), torch_mm, True), randn(9, 5, 19, seed=1)
     whole = op.run(x, packed)
     for part in (slice(0, 1), slice(2, 6), slice(8, 9)):
-        require(torch.equal(op.run(x[part], packed), whole[part]), "head_product: a row's bits")
+        require(torch.equal(op.run(x[part], packed), whole[part]), "batched_gemm: a row's bits")
 
 
 def mlp(op: Any, dtype: torch.dtype = torch.float32) -> None:
@@ -162,9 +161,8 @@ def route(op: Any, dtype: torch.dtype = torch.float32) -> None:
         for kind, (scores, added) in kinds.items():
             given = added if router.correction_bias else None
             routed(f"route, {name}, {kind}", op.run, scores, scores, given, router)
-        if hasattr(op, "choose"):
-            given = bias if router.correction_bias else None
-            _from_tokens(op, f"route from tokens, {name}", logits[:3], given, router, dtype)
+        given = bias if router.correction_bias else None
+        _from_tokens(op, f"route from tokens, {name}", logits[:3], given, router, dtype)
 
 
 def routed(
@@ -213,10 +211,10 @@ def _from_tokens(
     inner = randn(wanted.shape[1], 37, seed=7)
     x = (wanted @ torch.linalg.pinv(inner).T).to(dtype)
     for weight in (inner, (inner * 2**20).round() / 2**20, inner.to(dtype).float()):
-        packed = op.pack(weight, dtype)
+        packed = op.pack(weight, dtype, torch_mm)
 
         def run(x: Tensor, *rest: Any, packed: Any = packed) -> Any:
-            return op.choose(x, packed, *rest)
+            return op.choose(x, packed, torch_mm, *rest)
 
         # 16-bit parts of a weight are terms of their own
         off = _PARTS * bounds.product(x, weight, dtype).amax(-1, keepdim=True)
@@ -233,7 +231,7 @@ def experts(op: Any, dtype: torch.dtype = torch.float32) -> None:
             what = f"experts, from {first}, {tokens} tokens"
             _experts(op, what, tokens, gate_up, down, held, packed, None)
             times = {(0, 33): 2, (4, 2): 1}.get((first, tokens))
-            if times and hasattr(op, "pack_with_shared"):
+            if times and "pack_with_shared" in op.capabilities.optional:
                 shared = (
                     (randn(2 * times * W, D, seed=5) / 5).to(dtype),
                     (randn(D, times * W, seed=6) / 4).to(dtype),

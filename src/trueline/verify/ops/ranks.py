@@ -40,12 +40,12 @@ def linear(op: Any) -> None:
                 require(torch.equal(mine, whole[:, part]), what)
 
 
-def head_product(op: Any) -> None:
+def batched_gemm(op: Any) -> None:
     weight, x = randn(HEADS, 37, 19), randn(9, HEADS, 19, seed=1)
     whole = op.run(x, op.pack(weight, torch_mm, True))
     for part in cuts(HEADS):
         mine = op.run(x[:, part], op.pack(weight[part], torch_mm, True))
-        require(torch.equal(mine, whole[:, part]), "head_product: a head's bits depend on others")
+        require(torch.equal(mine, whole[:, part]), "batched_gemm: a head's bits depend on others")
 
 
 def mlp(op: Any) -> None:

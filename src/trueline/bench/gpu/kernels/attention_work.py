@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,15 +15,18 @@ from torch import Tensor
 from trueline.bench.gpu.kernels.timing import recorded
 from trueline.cache.layout import LatentLayout
 from trueline.cache.store import LatentView
+from trueline.device import compute_capability
 from trueline.layers.context import PrefillSlice
-from trueline.ops.head_product import triton as head_product
+from trueline.ops.batched_gemm import triton as batched_gemm
+from trueline.ops.capabilities import Context, HeadDims
 from trueline.ops.mla_decode import DecodeTable, Tiling
 from trueline.ops.mla_decode import triton as decode
 from trueline.ops.mla_decode.launch_plan import LaunchPlan, launch
-from trueline.ops.mla_decode.work import work_list
+from trueline.ops.mla_decode.split_schedule import split_schedule
 from trueline.ops.mla_prefill import HeadWeights, PrefillRow
 from trueline.ops.mla_prefill import cut as prefill_cut
 from trueline.ops.mla_prefill import triton as prefill
+from trueline.ops.registry import OPS, REGISTRY, refusals
 from trueline.ops.sparse_mla import triton as sparse
 from trueline.ops.sparse_rows import Run, SparseRows, Table
 
@@ -54,7 +58,20 @@ def plan(heads: int, head_tile: int, tile: int, warps: int, stages: int, per_sm:
     )
 
 
+def usual_name(op: str, heads: int) -> str:
+    """The implementation that the plan of an engine would take here."""
+    context = Context(
+        dtype=BF16,
+        device="cuda",
+        compute_capability=compute_capability(),
+        heads=HeadDims(heads, NOPE, VALUE),
+        latent=LAYOUT,
+    )
+    return next(name for name in OPS[op] if not refusals(op, name, context))
+
+
 def decode_plans(heads: int, rows: int, context: int) -> dict[str, LaunchPlan]:
+    """`usual` is for the usual implementation, all others for the portable one."""
     sms = torch.cuda.get_device_properties(0).multi_processor_count
     usual = launch(heads, LAYOUT, BF16, sms, rows, context)
     found = {"usual": usual}
@@ -73,7 +90,7 @@ def decode_plans(heads: int, rows: int, context: int) -> dict[str, LaunchPlan]:
             found["16w4s3x2 least 4"] = replace(narrow, least=4)
     else:
         found |= {
-            "portable": replace(usual, paired=False),
+            "portable": usual,
             "64x64w8s2": plan(heads, 64, 64, 8, 2, 1),
             "64x32w8s3": plan(heads, 64, 32, 8, 3, 1),
             "64x32w8s4": plan(heads, 64, 32, 8, 4, 1),
@@ -83,16 +100,19 @@ def decode_plans(heads: int, rows: int, context: int) -> dict[str, LaunchPlan]:
     return found
 
 
-def prefill_plans(weights: HeadWeights) -> dict[str, prefill_cut.LaunchPlan]:
-    usual = prefill_cut.launch(weights, LAYOUT.rope)
-    portable = replace(usual, keys=64, warps=8, stages=3, paired=False)
+def prefill_plans(heads: HeadDims) -> dict[str, tuple[Any, prefill_cut.LaunchPlan]]:
+    """Who runs, and how."""
+    portable = prefill_cut.launch(heads, LAYOUT.rope, BF16)
+    name = usual_name("mla_prefill", heads.count)
+    best = prefill_cut.hopper_launch(heads, LAYOUT.rope, BF16) if name == "hopper" else portable
+    usual = REGISTRY.get("mla_prefill", name)
     return {
-        "usual": usual,
-        "portable": portable,
-        "4 stages": replace(portable, stages=4),
-        "32 keys": replace(portable, keys=32, stages=4),
-        "64 queries": replace(portable, queries=64, warps=4),
-        "all heads": replace(usual, heads=len(weights.key)),
+        "usual": (usual, best),
+        "portable": (prefill, portable),
+        "4 stages": (prefill, replace(portable, stages=4)),
+        "32 keys": (prefill, replace(portable, keys=32, stages=4)),
+        "64 queries": (prefill, replace(portable, queries=64, warps=4)),
+        "all heads": (usual, replace(best, heads=heads.count)),
     }
 
 
@@ -173,10 +193,10 @@ def decode_work(heads: int, rows: int, context: int, pool: Pool) -> Work:
     q = torch.randn(rows, heads, WIDTH, dtype=BF16, device="cuda")
     ways: dict[str, OutputCalls] = {}
     for label, made in decode_plans(heads, rows, context).items():
+        name = usual_name("mla_decode", heads) if label == "usual" else "triton"
+        run = REGISTRY.get("mla_decode", name).run
         prepared = decode.prepare(table, views[0], TILING, heads, plan=made)
-        calls: OutputCalls = [
-            partial(decode.run, q, v, prepared, softmax_scale=SCALE) for v in views
-        ]
+        calls: OutputCalls = [partial(run, q, v, prepared, softmax_scale=SCALE) for v in views]
         ways[label] = calls * (-(-4 // len(calls)))
 
     def exact(out: Tensor) -> Pairs:
@@ -206,11 +226,13 @@ def sparse_work(heads: int, rows: int, pool: Pool) -> Work:
         )
     ways: dict[str, OutputCalls] = {}
     for label, made in decode_plans(heads, rows, TOPK).items():
+        name = usual_name("sparse_mla", heads) if label == "usual" else "triton"
+        run = REGISTRY.get("sparse_mla", name).run
         calls: OutputCalls = []
         for of, drawn in inputs:
-            work = work_list(lengths.clamp(max=TOPK).to(torch.int32), made)
+            work = split_schedule(lengths.clamp(max=TOPK).to(torch.int32), made)
             prepared = sparse.Prepared(of, {(heads, TOPK): work})
-            calls.append(partial(sparse.run, q, view, prepared, drawn, softmax_scale=SCALE))
+            calls.append(partial(run, q, view, prepared, drawn, softmax_scale=SCALE))
         ways[label] = calls
 
     def exact(out: Tensor) -> Pairs:
@@ -231,18 +253,24 @@ def prefill_work(heads: int, rows: int, start: int, count: int, pool: Pool, form
     q = torch.randn(rows * count, heads, NOPE + LAYOUT.rope, dtype=BF16, device="cuda") / 4
     weights = head_weights(heads)
     parts = slices(table, start, count)
-    given: dict[str, prefill.Prepared] = {}
+    given: dict[str, tuple[Any, Any]] = {}
+    dims = HeadDims(heads, NOPE, VALUE)
     if forms:
+        op = REGISTRY.get("mla_prefill", usual_name("mla_prefill", heads))
+        beside = REGISTRY.get("mla_decode", usual_name("mla_decode", heads))
         given = {
-            form: prefill.prepare(parts, view, weights, form) for form in ("absorbed", "expanded")
+            form: (op, op.prepare(parts, view, dims, beside, form))
+            for form in ("absorbed", "expanded")
         }
     else:
-        for label, made in prefill_plans(weights).items():
-            given[label] = prefill.Prepared([], None, prefill_cut.lists(parts, made, q.device))
+        for label, (op, made) in prefill_plans(dims).items():
+            lists = prefill_cut.lists(parts, made, q.device)
+            given[label] = op, prefill.Prepared([], None, lists)
 
-    def call(prepared: prefill.Prepared) -> Tensor:
+    def call(op: Any, prepared: Any) -> Tensor:
         out = q.new_empty(len(q), heads, VALUE)
-        prefill._attend(q[..., :NOPE], q[..., NOPE:], view, prepared, weights, out, SCALE)
+        q_nope, q_rope = q[..., :NOPE], q[..., NOPE:]
+        op.run(q_nope, q_rope, view, prepared, weights, out, softmax_scale=SCALE)
         return out
 
     def exact(out: Tensor) -> Pairs:
@@ -259,7 +287,7 @@ def prefill_work(heads: int, rows: int, start: int, count: int, pool: Pool, form
 
     pairs = rows * sum(range(start + 1, end + 1))
     ways: dict[str, OutputCalls] = {
-        label: [partial(call, each)] * 2 for label, each in given.items()
+        label: [partial(call, *each)] * 2 for label, each in given.items()
     }
     return Work(ways, 0, 2 * pairs * heads * (NOPE + LAYOUT.rope + VALUE), exact)
 
@@ -288,23 +316,24 @@ def chosen_work(heads: int, runs: int, start: int, pool: Pool) -> Work:
     parts = slices(table, start, count)
     rows = SparseRows(tuple(Run(part.row.block_ids, start + 1, count) for part in parts))
     listed = sparse.prepare(rows, view, TILING)
-    usual = prefill.prepare(parts, view, weights, "chosen")
+    dims = HeadDims(heads, NOPE, VALUE)
+    chooser = REGISTRY.get("sparse_mla", usual_name("sparse_mla", heads))
 
-    def masked(cut: prefill_cut.Cut) -> Tensor:
+    def masked(op: Any, prepared: Any) -> Tensor:
         out = q.new_empty(len(q), heads, VALUE)
-        bits = prefill._bits(positions, usual, len(q))
-        q_nope, q_rope = q[..., :NOPE], q[..., NOPE:]
-        prefill._expanded(q_nope, q_rope, view, cut, weights, out, SCALE, bits)
+        given = q[..., :NOPE], q[..., NOPE:], view, prepared, weights, out, positions
+        op.run_chosen(*given, softmax_scale=SCALE)
         return out
 
     def selected() -> Tensor:
-        head_product.run(q[..., :NOPE], weights.key, wide[..., : LAYOUT.latent])
-        u, _ = sparse.run(wide, view, listed, positions, softmax_scale=SCALE)
-        return head_product.run(u, weights.value)
+        batched_gemm.run(q[..., :NOPE], weights.key, wide[..., : LAYOUT.latent])
+        u, _ = chooser.run(wide, view, listed, positions, softmax_scale=SCALE)
+        return batched_gemm.run(u, weights.value)
 
     ways: dict[str, OutputCalls] = {}
-    for label, made in prefill_plans(weights).items():
-        ways[f"masked, {label}"] = [partial(masked, prefill_cut.lists(parts, made, q.device))]
+    for label, (op, made) in prefill_plans(dims).items():
+        prepared = prefill.prepare_chosen(parts, view, dims, made)
+        ways[f"masked, {label}"] = [partial(masked, op, prepared)]
     ways["selected"] = [selected]
 
     def exact(out: Tensor) -> Pairs:
@@ -325,9 +354,9 @@ def chosen_work(heads: int, runs: int, start: int, pool: Pool) -> Work:
 
 def bits_work(runs: int, start: int, pool: Pool) -> Work:
     """What the mask takes by itself."""
-    view, weights = pool.views(runs * (start + CHOOSING), 1)[0], head_weights(1)
+    view = pool.views(runs * (start + CHOOSING), 1)[0]
     parts = slices(shuffled_table(runs, start + CHOOSING), start, CHOOSING)
-    given = prefill.prepare(parts, view, weights, "chosen")
+    given = prefill.prepare_chosen(parts, view, HeadDims(1, NOPE, VALUE))
     positions = drawn_choices(runs, start)
     call = partial(prefill._bits, positions, given, len(positions))
     return Work({"bits": [call] * 4}, positions.nbytes)

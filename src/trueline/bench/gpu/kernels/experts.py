@@ -23,16 +23,19 @@ import torch
 from torch import Tensor
 
 from trueline.bench.gpu.kernels.timing import Cell, Ways, asked, graph_time, last_line, recorded
+from trueline.ops.batched_gemm import cublas as head_cublas
+from trueline.ops.batched_gemm import triton as batched_gemm
 from trueline.ops.experts import triton as experts
 from trueline.ops.experts.triton import Launch, Tiles
-from trueline.ops.head_product import cublas as head_cublas
-from trueline.ops.head_product import triton as head_product
 from trueline.ops.linear import cublas
 from trueline.ops.linear import triton as linear
 from trueline.ops.mlp import triton as mlp
+from trueline.ops.registry import implementation
 from trueline.ops.route import triton as route
 from trueline.spec.feedforward import RouterSpec
 
+LINEAR = implementation("linear", "triton")
+"""For ops that multiply by weights which they do not keep themselves."""
 READ, MULTIPLY = 4.39e12, 770e12
 CALLS = 20
 BF16 = torch.bfloat16
@@ -173,7 +176,7 @@ def cells(quick: bool) -> Iterator[Cell]:
             yield Cell("route", (name, tokens))
     for heads in HEADS:
         for rows in (1, 16, 64, 256):
-            yield Cell("head_product", (heads, rows))
+            yield Cell("batched_gemm", (heads, rows))
     for shape in SHAPES[: 2 if quick else None]:
         for rows in (1, 16) if quick else (1, 16, 64, 256):
             yield Cell("linear", (shape, rows))
@@ -211,7 +214,7 @@ def _experts(data: Data, name: str, tokens: int, shared: bool) -> Work:
     inputs = list(zip(x, routes, strict=True))
 
     def exact() -> list[tuple[Tensor, Tensor]]:
-        ours = experts.run(x[0], routes[0], weights, packed, None)
+        ours = experts.run(x[0], routes[0], weights, packed, LINEAR)
         return [(ours, _exact_experts(x[0], routes[0], weights, packed))]
 
     cuts = expert_cuts(model, tokens, packed.shared, 3 if shared else 10)
@@ -241,7 +244,7 @@ def _route(data: Data, name: str, tokens: int) -> Work:
     weight = _draw(model.experts, model.hidden).float()
     bias = torch.randn(model.experts, device="cuda") if model.router.correction_bias else None
     x = [torch.randn(tokens, model.hidden, device="cuda", dtype=BF16) for _ in range(CALLS)]
-    packed = route.pack(weight, BF16)
+    packed = route.pack(weight, BF16, LINEAR)
 
     def apart(a: Tensor) -> tuple[Tensor, Tensor]:
         return route.run(linear.run(a.float(), weight), bias, model.router)
@@ -257,7 +260,7 @@ def _route(data: Data, name: str, tokens: int) -> Work:
     ways.append(("product apart", [partial(apart, a) for a in x]))
 
     def exact() -> list[tuple[Tensor, Tensor]]:
-        ids, ours = route.choose(x[0], packed, bias, model.router)
+        ids, ours = route.choose(x[0], packed, LINEAR, bias, model.router)
         logits = (x[0].double() @ weight.double().T).float()
         _, theirs = route.run(logits, bias, model.router, ids)
         return [(ours, theirs)]
@@ -265,19 +268,19 @@ def _route(data: Data, name: str, tokens: int) -> Work:
     return Work(ways, weight.numel() * 2 / READ, 0, exact)
 
 
-def _head_product(data: Data, shape: tuple[int, int, int], rows: int) -> Work:
+def _batched_gemm(data: Data, shape: tuple[int, int, int], rows: int) -> Work:
     heads, columns, depth = shape
     weights = data.weights(heads, columns, depth)
     x = torch.randn(rows, heads, depth, device="cuda", dtype=BF16)
     to = torch.empty(rows, heads, columns + 64, device="cuda", dtype=BF16)[..., :columns]
     ways: Ways = [
-        ("usual", [partial(head_product.run, x, w, to) for w in weights]),
+        ("usual", [partial(batched_gemm.run, x, w, to) for w in weights]),
         ("cublas", [partial(head_cublas.run, x, w, to) for w in weights]),
     ]
 
     def exact() -> list[tuple[Tensor, Tensor]]:
         theirs = torch.einsum("nhi,hoi->nho", x.float(), weights[0].float())
-        return [(head_product.run(x, weights[0], to), theirs)]
+        return [(batched_gemm.run(x, weights[0], to), theirs)]
 
     return Work(ways, 2 * math.prod(shape) / READ, 0, exact)
 
@@ -302,11 +305,11 @@ def _mlp(data: Data, shape: tuple[int, int], rows: int) -> Work:
     width, hidden = shape
     pairs = [(_draw(2 * width, hidden), _draw(hidden, width)) for _ in range(3)]
     x = torch.randn(rows, hidden, device="cuda", dtype=BF16)
-    packed = [mlp.pack(*pair, linear) for pair in pairs]
+    packed = [mlp.pack(*pair, LINEAR) for pair in pairs]
     plain = [replace(p, stream=None) for p in packed]
     ways: Ways = [
-        ("stream", [partial(mlp.run, x, p, linear) for p in packed]),
-        ("cublas", [partial(mlp.run, x, p, linear) for p in plain]),
+        ("stream", [partial(mlp.run, x, p, LINEAR) for p in packed]),
+        ("cublas", [partial(mlp.run, x, p, LINEAR) for p in plain]),
     ]
     return Work(ways, 6 * width * hidden / READ)
 
@@ -314,7 +317,7 @@ def _mlp(data: Data, shape: tuple[int, int], rows: int) -> Work:
 MAKERS: dict[str, Callable[..., Work]] = {
     "experts": _experts,
     "route": _route,
-    "head_product": _head_product,
+    "batched_gemm": _batched_gemm,
     "linear": _linear,
     "mlp": _mlp,
 }

@@ -31,7 +31,7 @@ from trueline.ops.latent_write import triton as latent_write
 from trueline.ops.lightning import StateRow, StateTable
 from trueline.ops.lightning import triton as lightning
 from trueline.ops.lightning.triton import DecodeLaunch, PrefillLaunch
-from trueline.ops.linear_inputs import triton as linear_inputs
+from trueline.ops.qkv_prepare import triton as qkv_prepare
 from trueline.ops.rms_norm import triton as rms_norm
 from trueline.ops.rope import triton as rope
 
@@ -155,11 +155,10 @@ def prefill(heads: int, rows: int, tokens: int, launches: list[PrefillLaunch]) -
     view, rates = slots(1 + rows, heads), slopes(heads)
     inputs = [qkv(rows * tokens, heads) for _ in range(num_calls(each))]
     parts = [(slice(i * tokens, (i + 1) * tokens), StateRow(0, None, 1 + i)) for i in range(rows)]
+    prepared = lightning.prepare_prefill(parts)
 
     def call(q: Tensor, k: Tensor, v: Tensor, launch: PrefillLaunch) -> Tensor:
-        return lightning.prefill_rows(
-            q, k, v, view, parts, slopes=rates, scale=SCALE, launch=launch
-        )
+        return lightning.prefill(q, k, v, view, prepared, slopes=rates, scale=SCALE, launch=launch)
 
     def calls(launch: PrefillLaunch) -> Calls:
         return [partial(call, *x, launch) for x in inputs]
@@ -203,7 +202,7 @@ def layer_parts(n: int, heads: int = 16) -> Iterator[Work]:
     )] * 20)], 2.0 * n * 64 * (18 + 2 * heads))  # fmt: skip
     yield Work(f"rope {n}", [("", [lambda: rope.run(
         queries[..., D:], cos, sin, "pairs")] * 20)], 4.0 * n * heads * 64)  # fmt: skip
-    yield Work(f"linear_inputs {n}", [("", [lambda: linear_inputs.run(
+    yield Work(f"qkv_prepare {n}", [("", [lambda: qkv_prepare.run(
         whole[:, : 3 * heads * D], heads=heads, silu=False, norms=(norm[:D], norm[D : 2 * D]),
         eps=1e-6, rope=(cos, sin, "halves"), parts=parts,
     )] * 20)], 8.0 * n * heads * D)  # fmt: skip
@@ -266,7 +265,8 @@ def real_shapes() -> Iterator[str]:
             row = StateRow(starts[i], 1 + i if i else None, 1 + i, snapshots)
             parts.append((slice(first, first + count), row))
             first += count
-        out = lightning.prefill_rows(*x, view, parts, slopes=rates, scale=SCALE)
+        prepared = lightning.prepare_prefill(parts)
+        out = lightning.prefill(*x, view, prepared, slopes=rates, scale=SCALE)
         for (at, row), start in zip(parts, held, strict=False):
             part = _some(x, at)
             yield from _compared(f"prefill {heads} heads, {row}", part, start, rates, out[at],
@@ -321,10 +321,8 @@ def compile_some(part: int, quick: bool) -> list[str]:
         try:
             for tokens in (64, 64 * 16):  # one walk, and several
                 q, k, v = _some(x, slice(tokens))
-                parts = [(slice(0, tokens), StateRow(0, None, 1))]
-                lightning.prefill_rows(
-                    q, k, v, view, parts, slopes=rates, scale=SCALE, launch=launch
-                )
+                prepared = lightning.prepare_prefill([(slice(0, tokens), StateRow(0, None, 1))])
+                lightning.prefill(q, k, v, view, prepared, slopes=rates, scale=SCALE, launch=launch)
         except Exception as error:
             failed.append(f"FAIL prefill {launch}: {str(error).splitlines()[:1]}")
     torch.cuda.synchronize()

@@ -31,7 +31,7 @@ from trueline.ops.mla_decode import Tiling
 from trueline.ops.sampling import cpu as plain_sampling
 from trueline.ops.sampling import triton as sampling
 from trueline.ops.sparse_rows import Run, SparseRows, Table
-from trueline.ops.top_positions import triton as top
+from trueline.ops.topk import triton as top
 
 READ, MULTIPLY = 4.39e12, 770e12
 CALLS, WORKERS = 20, 8
@@ -244,11 +244,11 @@ def _turned(x: Tensor, options: dict[str, Any]) -> Tensor:
 def _turn(n: int) -> Work:
     q = torch.randn(n, HEADS, DIM, device=DEVICE, dtype=BF16)
     options = _rope(n)
-    calls: Calls = [lambda: write.turn(q, **options)] * CALLS
+    calls: Calls = [lambda: write.rotate(q, **options)] * CALLS
 
     def exact() -> float:
         wanted = _turned(q.float(), options)
-        return float((write.turn(q, **options).float() - wanted).norm() / wanted.norm()) / 4e-3
+        return float((write.rotate(q, **options).float() - wanted).norm() / wanted.norm()) / 4e-3
 
     return Work([("usual", calls)], n * HEADS * DIM * 4 / READ, exact)
 

@@ -1,6 +1,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""The list of parts of rows that programs walk, made on the device: lengths never come to the host,
-and a captured graph serves whatever lies in its buffers."""
+"""The split-KV schedule that programs walk, made on the device: lengths never come to the host, and
+a captured graph serves whatever lies in its buffers. A split is a run of a row's tiles; a row of
+several splits leaves a partial result for each, which a second kernel merges."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trueline.ops.kernel import kernel, wait_turn
+from trueline.ops.kernel import kernel, pdl_wait
 from trueline.ops.mla_decode.launch_plan import LaunchPlan
 
 CHUNK = 256
@@ -22,28 +23,28 @@ add up then."""
 
 
 @dataclass(frozen=True, slots=True)
-class WorkList:
+class SplitSchedule:
     plan: LaunchPlan
-    entries: Tensor  # [entries, 4]: row, first tile, tile after the last, slot or -1 if whole
+    entries: Tensor  # [entries, 4]: row, first tile, tile after the last, partial or -1 if whole
     bounds: Tensor  # [groups + 1]: where each group's entries begin
-    rows: Tensor  # [3, rows]: where the row's entries end, its first slot, how many parts it has
+    rows: Tensor  # [3, rows]: where the row's entries end, its first partial, its number of splits
 
     @property
-    def slots(self) -> int:
-        return self.plan.slots(self.rows.shape[1])
+    def partials(self) -> int:
+        return self.plan.partials(self.rows.shape[1])
 
 
-def work_list(lengths: Tensor, plan: LaunchPlan) -> WorkList:
+def split_schedule(lengths: Tensor, plan: LaunchPlan) -> SplitSchedule:
     """lengths [rows] int32: how many keys each row sees."""
     rows = len(lengths)
     entries = lengths.new_empty(plan.entries(rows), 4, dtype=torch.int32)
     bounds = lengths.new_empty(plan.groups + 1, dtype=torch.int32)
     table = lengths.new_empty(3, rows, dtype=torch.int32)
-    deal[(plan.groups + 1,)](
+    schedule_splits[(plan.groups + 1,)](
         lengths, entries, bounds, table, rows, len(entries), plan.groups,
         TILE=plan.tile, OVERHEAD=plan.overhead, LEAST=plan.least, LONGER=LONGER, CHUNK=CHUNK,
     )  # fmt: skip
-    return WorkList(plan, entries, bounds, table)
+    return SplitSchedule(plan, entries, bounds, table)
 
 
 @triton.jit
@@ -58,7 +59,7 @@ def group_at(unit, total, used):
 
 
 @kernel(do_not_specialize=["rows", "capacity", "groups"])
-def deal(
+def schedule_splits(
     lengths, entries, bounds, table, rows, capacity, groups,
     TILE: tl.constexpr, OVERHEAD: tl.constexpr, LEAST: tl.constexpr, LONGER: tl.constexpr,
     CHUNK: tl.constexpr,
@@ -66,7 +67,7 @@ def deal(
     """A program per group writes the group's entries; one more, which has none, what is said of
     rows. A row's units are its overhead and then its tiles; rows without keys have none. Rows that
     are about as many as groups, and about as long as each other, have a group each."""
-    wait_turn()
+    pdl_wait()
     group = tl.program_id(0)
     lane = tl.arange(0, CHUNK)
     total = tl.zeros((), tl.int64)
@@ -83,7 +84,7 @@ def deal(
     begin, end = group * total // used, (group + 1) * total // used
     units = tl.zeros((), tl.int64)
     listed = tl.zeros((), tl.int64)
-    slotted = tl.zeros((), tl.int64)
+    partials_before = tl.zeros((), tl.int64)
     earlier = tl.zeros((), tl.int64)
     counted = tl.zeros((), tl.int64)
     for chunk in range(0, rows, CHUNK):
@@ -95,24 +96,24 @@ def deal(
         own = counted + tl.cumsum(there, 0) - there
         first = tl.where(whole, own, group_at(zero, total, used))
         last = tl.where(whole, own, group_at(zero + tiles - 1, total, used))
-        parts = tl.where(tiles > 0, last - first + 1, 0)
-        pieces = tl.where(parts > 1, parts, 0)
-        entry = listed + tl.cumsum(parts, 0) - parts
-        slot = slotted + tl.cumsum(pieces, 0) - pieces
+        splits = tl.where(tiles > 0, last - first + 1, 0)
+        unmerged = tl.where(splits > 1, splits, 0)
+        entry = listed + tl.cumsum(splits, 0) - splits
+        partial = partials_before + tl.cumsum(unmerged, 0) - unmerged
         if group == groups:
-            tl.store(table + row, entry + parts, mask=row < rows)
-            tl.store(table + rows + row, slot, mask=row < rows)
-            tl.store(table + 2 * rows + row, parts, mask=row < rows)
+            tl.store(table + row, entry + splits, mask=row < rows)
+            tl.store(table + rows + row, partial, mask=row < rows)
+            tl.store(table + 2 * rows + row, splits, mask=row < rows)
         nth = group - first
-        mine = (nth >= 0) & (nth < parts) & (entry + nth < capacity)
+        mine = (nth >= 0) & (nth < splits) & (entry + nth < capacity)
         to = entries + 4 * (entry + nth)
         tl.store(to, row, mask=mine)
         tl.store(to + 1, tl.where(whole, 0, tl.maximum(begin - zero, 0)), mask=mine)
         tl.store(to + 2, tl.where(whole, tiles, tl.minimum(end - zero, tiles)), mask=mine)
-        tl.store(to + 3, tl.where(parts > 1, slot + nth, -1), mask=mine)
-        earlier += tl.sum(tl.minimum(tl.maximum(nth, 0), parts), 0)
+        tl.store(to + 3, tl.where(splits > 1, partial + nth, -1), mask=mine)
+        earlier += tl.sum(tl.minimum(tl.maximum(nth, 0), splits), 0)
         counted += tl.sum(there, 0)
         units += tl.sum(cost, 0)
-        listed += tl.sum(parts, 0)
-        slotted += tl.sum(pieces, 0)
+        listed += tl.sum(splits, 0)
+        partials_before += tl.sum(unmerged, 0)
     tl.store(bounds + group, earlier)

@@ -8,14 +8,15 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trueline.ops.kernel import kernel, wait_turn
+from trueline.ops.kernel import kernel, pdl_wait
 from trueline.ops.latent_write import Parts
-from trueline.ops.launch import power_of_two, refusals, unit_stride
-from trueline.ops.pieces import inverse_rms, turned, weighted
+from trueline.ops.launch import power_of_two, unit_stride
+from trueline.ops.qkv_prepare import IMPLEMENTATIONS
 from trueline.ops.rope.triton import places
+from trueline.ops.triton_utils import inverse_rms, rotated, weighted
 from trueline.spec.rope import Pairing
 
-__all__ = ["refusals", "run"]
+capabilities = IMPLEMENTATIONS["triton"]
 
 HEADS = 8
 """Of a program, at most."""
@@ -37,20 +38,20 @@ def prepare_heads(
     HEADS: tl.constexpr, STEP: tl.constexpr, SHIFT: tl.constexpr,
     SILU: tl.constexpr, NORM: tl.constexpr,
 ):  # fmt: skip
-    """Channels that turn come in two halves, a and b; the rest stays. Values are neither normed
-    nor turned."""
-    wait_turn()
+    """Channels that are rotated come in two halves, a and b; the rest stays. Values are neither
+    normed nor rotated."""
+    pdl_wait()
     token, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
     head = tl.program_id(2) * HEADS + tl.arange(0, HEADS)
     i, j = 2 * HALF + tl.arange(0, REST_BLOCK), tl.arange(0, HALF_BLOCK)
     has_rest = (head < heads)[:, None] & (i < D)[None, :]
-    turns = (head < heads)[:, None] & (j < HALF)[None, :]
+    rotates = (head < heads)[:, None] & (j < HALF)[None, :]
     at = qkv + token * qkv_row + (part * heads + head)[:, None] * D
     row = part * tl.num_programs(0).to(tl.int64) + token
     to = out + (row * heads + head[:, None]) * D
     rest = load(at + i[None, :], has_rest, SILU)
-    a = load(at + j[None, :] * STEP, turns, SILU)
-    b = load(at + j[None, :] * STEP + SHIFT, turns, SILU)
+    a = load(at + j[None, :] * STEP, rotates, SILU)
+    b = load(at + j[None, :] * STEP + SHIFT, rotates, SILU)
     dtype = qkv.dtype.element_ty
     if NORM:
         norm = q_norm
@@ -66,9 +67,9 @@ def prepare_heads(
     if HALF > 0:
         c = tl.load(cos + token * cos_row + j, mask=(j < HALF) & (part < 2), other=1.0)
         s = tl.load(sin + token * sin_row + j, mask=(j < HALF) & (part < 2), other=0.0)
-        a, b = turned(a, b, c[None, :], s[None, :])
-        tl.store(to + j[None, :] * STEP, a.to(dtype), mask=turns)
-        tl.store(to + j[None, :] * STEP + SHIFT, b.to(dtype), mask=turns)
+        a, b = rotated(a, b, c[None, :], s[None, :])
+        tl.store(to + j[None, :] * STEP, a.to(dtype), mask=rotates)
+        tl.store(to + j[None, :] * STEP + SHIFT, b.to(dtype), mask=rotates)
 
 
 @triton.jit

@@ -6,7 +6,10 @@ import torch
 from torch import Tensor
 
 from trueline.ops.latent_write import Parts
+from trueline.ops.qkv_prepare import IMPLEMENTATIONS
 from trueline.spec.rope import Pairing
+
+capabilities = IMPLEMENTATIONS["reference"]
 
 
 def run(
@@ -31,7 +34,7 @@ def run(
             if norms is not None and part < 2:
                 x = _normed(x, norms[part], eps, qkv.dtype)
             if rope is not None and part < 2:
-                x = _turned(x, *rope)
+                x = _rotated(x, *rope)
             out[part, :, head] = x
     q, k, v = out.to(qkv.dtype)
     return q, k, v
@@ -42,7 +45,7 @@ def _normed(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor
     return (x.to(dtype).double() * weight.double()).to(dtype).double()
 
 
-def _turned(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing) -> Tensor:
+def _rotated(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing) -> Tensor:
     x, half = x.clone(), cos.shape[-1]
     for i in range(half):
         first, second = (2 * i, 2 * i + 1) if pairing == "pairs" else (i, i + half)

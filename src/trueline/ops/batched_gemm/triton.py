@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from trueline.ops.head_product import cublas
-from trueline.ops.head_product.cublas import pack
-from trueline.ops.launch import refusals
+from trueline.ops.batched_gemm import IMPLEMENTATIONS, cublas
+from trueline.ops.batched_gemm.cublas import pack
 from trueline.ops.linear.triton import FEW_ROWS, LONGEST, streamed
 
-__all__ = ["pack", "refusals", "run"]
+__all__ = ["capabilities", "pack", "run"]
+
+capabilities = IMPLEMENTATIONS["triton"]
 
 
 def run(x: Tensor, packed: Tensor, to: Tensor | None = None) -> Tensor:

@@ -9,3 +9,20 @@
 Ascending: equal sets are equal lists, so sums over them have equal bits, and memory is walked one
 way.
 """
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from torch import Tensor
+
+from trueline.ops.capabilities import CPU, GPU, NATIVE, Capabilities
+
+
+class TopK(Protocol):
+    capabilities: Capabilities
+
+    def run(self, scores: Tensor, lengths: Tensor, topk: int) -> Tensor: ...
+
+
+IMPLEMENTATIONS = {"native": NATIVE, "cpu": CPU, "reference": CPU, "triton": GPU}

@@ -1,22 +1,29 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
+
+from trueline.ops.batched_gemm import IMPLEMENTATIONS
+from trueline.ops.capabilities import Opaque
+from trueline.ops.linear import LinearOp
+
+capabilities = IMPLEMENTATIONS["cpu"]
 
 
 @dataclass(frozen=True, slots=True)
 class Packed:
     weight: Tensor
-    linear: Any
-    heads: list[Any] | None
+    linear: LinearOp
+    heads: list[Opaque] | None
     """A batched product's bits depend on where a row stands; one product per head does not."""
 
 
-def pack(weight: Tensor, linear: Any, steady: bool) -> Packed:
-    return Packed(weight, linear, [linear.pack(head) for head in weight] if steady else None)
+def pack(weight: Tensor, linear: LinearOp, batch_invariant: bool) -> Packed:
+    return Packed(
+        weight, linear, [linear.pack(head) for head in weight] if batch_invariant else None
+    )
 
 
 def run(x: Tensor, packed: Packed, to: Tensor | None = None) -> Tensor:

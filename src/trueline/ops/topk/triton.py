@@ -9,10 +9,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trueline.ops.launch import num_sms, power_of_two, refusals
-from trueline.ops.top_positions import kernels
+from trueline.ops.launch import num_sms, power_of_two
+from trueline.ops.topk import IMPLEMENTATIONS, kernels
 
-__all__ = ["refusals", "run"]
+capabilities = IMPLEMENTATIONS["triton"]
 
 LARGEST = 16384
 """Scores that the registers of one program hold well."""

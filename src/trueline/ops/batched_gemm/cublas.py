@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
-from trueline.ops.launch import refusals
+from trueline.ops.batched_gemm import IMPLEMENTATIONS
+from trueline.ops.linear import LinearOp
 
-__all__ = ["pack", "refusals", "run"]
+capabilities = IMPLEMENTATIONS["cublas"]
 
 
-def pack(weight: Tensor, linear: Any, steady: bool) -> Tensor:
+def pack(weight: Tensor, linear: LinearOp, batch_invariant: bool) -> Tensor:
     return weight.contiguous()
 
 

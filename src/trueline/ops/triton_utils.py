@@ -21,14 +21,14 @@ def weighted(x, weight, dtype: tl.constexpr):
 
 
 @triton.jit
-def turned(a, b, cos, sin):
+def rotated(a, b, cos, sin):
     return a * cos - b * sin, b * cos + a * sin
 
 
 @triton.jit
-def turn_into(x, to, cos, sin, within, SHIFT: tl.constexpr):
-    """Channels at x, each with the one SHIFT after it, turned and stored."""
+def rotate_into(x, to, cos, sin, within, SHIFT: tl.constexpr):
+    """Channels at x, each with the one SHIFT after it, rotated and stored."""
     a, b = tl.load(x, mask=within, other=0.0), tl.load(x + SHIFT, mask=within, other=0.0)
-    a, b = turned(a.to(tl.float32), b.to(tl.float32), cos, sin)
+    a, b = rotated(a.to(tl.float32), b.to(tl.float32), cos, sin)
     tl.store(to, a.to(x.dtype.element_ty), mask=within)
     tl.store(to + SHIFT, b.to(x.dtype.element_ty), mask=within)

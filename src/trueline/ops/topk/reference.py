@@ -7,6 +7,10 @@ import math
 import torch
 from torch import Tensor
 
+from trueline.ops.topk import IMPLEMENTATIONS
+
+capabilities = IMPLEMENTATIONS["reference"]
+
 
 def run(scores: Tensor, lengths: Tensor, topk: int) -> Tensor:
     out = []

@@ -1,15 +1,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from trueline.device import large_empty
-from trueline.native import packable, panel, refusals, weighted
+from trueline.native import packable, panel, weighted
+from trueline.ops.batched_gemm import IMPLEMENTATIONS
+from trueline.ops.linear import LinearOp
 
-__all__ = ["pack", "refusals", "run"]
+capabilities = IMPLEMENTATIONS["native"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +20,7 @@ class Packed:
     inner: int
 
 
-def pack(weight: Tensor, linear: Any, steady: bool) -> Packed:
+def pack(weight: Tensor, linear: LinearOp, batch_invariant: bool) -> Packed:
     weight = packable(weight)
     heads, columns, inner = weight.shape
     data = large_empty(heads, -(-columns // panel()) * panel() * inner, dtype=weight.dtype)

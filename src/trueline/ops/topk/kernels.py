@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from trueline.ops.kernel import kernel, wait_turn
+from trueline.ops.kernel import kernel, pdl_wait
 
 _ABSENT = tl.constexpr(-(2**31))
 _SIXTEEN = tl.constexpr(16)
@@ -63,7 +63,7 @@ def select(
 ):  # fmt: skip
     """The best of one chunk of a row, of its scores or of what `source` has left of them. A row
     that sees no more than topk positions has no scores."""
-    wait_turn(False)
+    pdl_wait(False)
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     length = tl.load(lengths + row).to(tl.int32)
     slot = tl.arange(0, SLOTS)

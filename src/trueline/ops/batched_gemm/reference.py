@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
+from trueline.ops.batched_gemm import IMPLEMENTATIONS
 
-def pack(weight: Tensor, linear: Any, steady: bool) -> Tensor:
+capabilities = IMPLEMENTATIONS["reference"]
+
+
+def pack(weight: Tensor, linear: object, batch_invariant: bool) -> Tensor:
     return weight.double()
 
 

@@ -1,0 +1,118 @@
+"""What an implementation of an op, or a layer, declares about itself; and what the plan asks it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+
+from trueline import native
+from trueline.cache.layout import IndexLayout, LatentLayout
+from trueline.spec.mixer import MLASpec
+
+HALF_PRECISION = (torch.float16, torch.bfloat16)
+FLOATS = (torch.float32, *HALF_PRECISION)
+
+
+class Opaque:
+    """What an op's `pack` or `prepare` returns: only the implementation that made it looks
+    inside. Never instantiated; a type that nothing else has."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeadDims:
+    """Heads of latent attention on this rank, and the widths that are a head's own."""
+
+    count: int
+    nope: int
+    value: int
+
+    @staticmethod
+    def of(mixer: MLASpec) -> HeadDims:
+        return HeadDims(mixer.heads.count, mixer.qk_nope_head_dim, mixer.v_head_dim)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Context:
+    """What an implementation is to run with, as far as it is known at load. What a model does not
+    have is None."""
+
+    dtype: torch.dtype
+    """Of computation and of the latent cache."""
+    device: str = "cpu"
+    compute_capability: tuple[int, int] | None = None
+    """Of an NVIDIA GPU."""
+    batch_invariant: bool = False
+    heads: HeadDims | None = None
+    latent: LatentLayout | None = None
+    index: IndexLayout | None = None
+
+
+def _no_more_reasons(context: Context) -> list[str]:
+    return []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capabilities:
+    devices: tuple[str, ...]
+    dtypes: tuple[torch.dtype, ...] | None = None
+    """Of computation; None: any."""
+    weight_dtypes: tuple[torch.dtype, ...] = ()
+    """That `pack` keeps although they are not the dtype of computation."""
+    batch_invariant: bool = False
+    """Whether a row's bits depend on nothing but the row, whatever shares its step."""
+    capture: bool = False
+    """Whether a CUDA graph may hold it: `prepare` takes tables on the device, and the host never
+    waits."""
+    optional: tuple[str, ...] = ()
+    """Functions that the op's contract calls optional, and that it has."""
+    preferred: bool = False
+    """Of a package's: whether the plan takes it without being asked."""
+    refuses: Callable[[Context], list[str]] = _no_more_reasons
+    """Further reasons, which depend on dims, layouts or the machine."""
+
+    def elsewhere(self, device: str) -> list[str]:
+        return [] if device in self.devices else [f"runs on {' and '.join(self.devices)}"]
+
+    def refusals(self, context: Context) -> list[str]:
+        """Why it cannot run, on one of its devices; empty if it can."""
+        told: list[str] = []
+        if self.dtypes is not None and context.dtype not in self.dtypes:
+            told.append(_other_dtype(context.dtype, self.dtypes))
+        if context.batch_invariant and not self.batch_invariant:
+            told.append("not batch-invariant: a row's bits depend on the batch")
+        return told or self.refuses(context)
+
+
+def _other_dtype(dtype: torch.dtype, accepted: Sequence[torch.dtype]) -> str:
+    *first, last = (str(each).removeprefix("torch.") for each in accepted)
+    return f"{dtype} is not {', '.join(first)} or {last}" if first else f"{last} only"
+
+
+def undeclared(found: object) -> str | None:
+    """What is wrong with a package's declaration, if anything."""
+    declared = getattr(found, "capabilities", None)
+    if isinstance(declared, Capabilities):
+        return None
+    return (
+        "declares no capabilities: set `capabilities = Capabilities(devices=…)`, "
+        "of trueline.ops.capabilities"
+    )
+
+
+def _needs_native(context: Context) -> list[str]:
+    reason = native.unavailable()
+    return [reason] if reason else []
+
+
+CPU = Capabilities(devices=("cpu",), batch_invariant=True)
+NATIVE = Capabilities(
+    devices=("cpu",),
+    dtypes=(torch.float32,),
+    weight_dtypes=(torch.bfloat16,),
+    batch_invariant=True,
+    refuses=_needs_native,
+)
+GPU = Capabilities(devices=("cuda",), dtypes=FLOATS, capture=True)
+"""Ours for an NVIDIA GPU, which are not batch-invariant so far."""
