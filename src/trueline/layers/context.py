@@ -17,6 +17,8 @@ from trueline.ops.mla_decode import DecodeRows, DecodeTable
 from trueline.ops.mla_prefill import PrefillRow
 from trueline.parallel.collective import Collective, Sums
 from trueline.plan.plan import Plan
+from trueline.weights.formats.dense import DENSE
+from trueline.weights.value import Weight
 
 
 class Ops:
@@ -45,17 +47,32 @@ class Ops:
 
 
 @dataclass(frozen=True, slots=True)
+class Packing:
+    """The ops that keep weights, as chosen for how these are stored."""
+
+    linear: Any
+    mlp: Any
+    experts: Any
+
+
+@dataclass(frozen=True, slots=True)
 class Build:
     plan: Plan
     ops: Ops
     collective: Collective
     sums: Sums
 
+    def packing(self, *weights: Weight) -> Packing:
+        """For weights that one op packs together: what fits all of them."""
+        formats = {weight.format for weight in weights}
+        stored = formats.pop() if len(formats) == 1 else DENSE.label
+        return Packing(*(self.plan.op(op, stored) for op in ("linear", "mlp", "experts")))
+
 
 class Parameters(Protocol):
     """By name; read or drawn before, or when they are taken."""
 
-    def pop(self, name: str, /) -> Tensor: ...
+    def pop(self, name: str, /) -> Weight: ...
 
     def __iter__(self) -> Iterator[str]: ...
 
@@ -73,10 +90,10 @@ class Weights:
 
     def take(self, name: str) -> Tensor:
         """In the dtype of computation, or float32 where it is kept exact."""
-        value = self.stored(name)
+        value = self.stored(name).dequantise()
         return value if value.dtype == torch.float32 else value.to(self._compute)
 
-    def stored(self, name: str) -> Tensor:
+    def stored(self, name: str) -> Weight:
         """As it is, for ops that pack: weights may be smaller than what is computed in."""
         return self._values.pop(name).to(self._device)
 

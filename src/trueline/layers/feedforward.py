@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from trueline.layers.context import Build, Weights
 from trueline.spec.feedforward import DenseSpec, MoESpec
+from trueline.weights.value import Weight
 
 
 class MLP:
     def __init__(self, build: Build, weights: Weights, name: str) -> None:
-        self.ops, self.sums = build.ops, build.sums
-        self.packed = self.ops.mlp.pack(*_gate_up_down(weights, name), self.ops.linear)
+        self.sums = build.sums
+        gate_up, down = _gate_up_down(weights, name)
+        chosen = build.packing(gate_up, down)
+        self.op, self.linear = chosen.mlp, chosen.linear
+        self.packed = self.op.pack(gate_up, down, self.linear)
 
     def part(self, x: Tensor) -> Tensor:
         """What this rank has of the output, where the ranks' parts are added up."""
-        y: Tensor = self.ops.mlp.run(x, self.packed, self.ops.linear)
+        y: Tensor = self.op.run(x, self.packed, self.linear)
         return y
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.sums.whole:
             return self.sums.collective.add(self.part(x))
-        mlp, packed, linear = self.ops.mlp, self.packed, self.ops.linear
+        mlp, packed, linear = self.op, self.packed, self.linear
         middle = mlp.middle(x, packed, linear)
         return self.sums.over(middle, lambda full: mlp.down(full, packed, linear)).to(x.dtype)
 
 
-def _gate_up_down(weights: Weights, name: str) -> tuple[Tensor, Tensor]:
+def _gate_up_down(weights: Weights, name: str) -> tuple[Weight, Weight]:
     gate, up, down = (
         weights.stored(f"{name}.{part}_proj.weight") for part in ("gate", "up", "down")
     )
-    return torch.cat((gate, up)), down
+    return Weight.concat((gate, up)), down
 
 
 class Dense:
@@ -59,12 +62,13 @@ class MoE:
         gate_up = weights.stored(f"{name}.experts.gate_up_proj")
         down = weights.stored(f"{name}.experts.down_proj")
         self.shared: MLP | None = None
-        shared, experts = f"{name}.shared_experts", self.ops.experts
-        if _fits(spec) and hasattr(experts, "pack_with_shared"):
+        shared, chosen = f"{name}.shared_experts", build.packing(gate_up, down)
+        self.op, self.linear = chosen.experts, chosen.linear
+        if _fits(spec) and hasattr(self.op, "pack_with_shared"):
             more = _gate_up_down(weights, shared)
-            self.experts = experts.pack_with_shared(gate_up, down, *more, self.ops.linear)
+            self.experts = self.op.pack_with_shared(gate_up, down, *more, self.linear)
         else:
-            self.experts = experts.pack(gate_up, down, self.ops.linear)
+            self.experts = self.op.pack(gate_up, down, self.linear)
             self.shared = MLP(build, weights, shared) if spec.shared_width else None
 
     def forward(self, x: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -73,9 +77,7 @@ class MoE:
         if self.sums.whole:
             y = self._in_order(x, ids, weights)
             return y if self.shared is None else y + self.shared.forward(x), ids
-        y = self.ops.experts.run(
-            x, ids, weights, self.experts, self.ops.linear, first=self.spec.experts.start
-        )
+        y = self.op.run(x, ids, weights, self.experts, self.linear, first=self.spec.experts.start)
         if self.shared is not None:
             y = y + self.shared.part(x)
         return self.collective.add(y), ids
@@ -83,9 +85,8 @@ class MoE:
     def _in_order(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """A token's experts in the order of its ids, whoever holds them: what one rank has, the
         others have zeros for, so that adding rounds nothing."""
-        experts = self.ops.experts
-        mine = experts.each(x, ids, self.experts, self.ops.linear, first=self.spec.experts.start)
-        y: Tensor = experts.combine(self.collective.add(mine), weights).to(x.dtype)
+        mine = self.op.each(x, ids, self.experts, self.linear, first=self.spec.experts.start)
+        y: Tensor = self.op.combine(self.collective.add(mine), weights).to(x.dtype)
         return y
 
     def _route(self, x: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from trueline.cache.index import IndexView
 from trueline.layers.context import Build, Rope, SparseStep, Weights
+from trueline.layers.linear import Linear
 from trueline.ops.rope import inv_freq
 from trueline.spec.mixer import MLASpec
 
@@ -18,13 +19,12 @@ class Indexer:
     def __init__(self, mla: MLASpec, build: Build, weights: Weights, name: str) -> None:
         assert mla.indexer is not None
         self.spec, self.ops = mla.indexer, build.ops
-        pack = build.ops.linear.pack
         self.key_weight = weights.stored(f"{name}.wk.weight")
         """Left to the layer, which multiplies the same input by its own weights."""
-        self.q = pack(weights.stored(f"{name}.wq_b.weight"))
+        self.q = Linear(build, weights.stored(f"{name}.wq_b.weight"))
         self.norm = weights.take(f"{name}.k_norm.weight"), weights.take(f"{name}.k_norm.bias")
         by_head = weights.take(f"{name}.weights_proj.weight").float()
-        self.weights = pack(by_head * (self.spec.head_weight * self.spec.scale))
+        self.weights = self.ops.linear.pack(by_head * (self.spec.head_weight * self.spec.scale))
         ours, theirs = self.spec.rope, mla.rope
         assert torch.equal(inv_freq(ours), inv_freq(theirs)), "one table turns both"
         assert ours.cos_sin_scale == theirs.cos_sin_scale
@@ -48,7 +48,7 @@ class Indexer:
         """Logical positions [rows, topk] for the rows that see more than topk."""
         assert rope is not None
         spec, at, run = self.spec, step.at, self.ops.index_scores.run
-        q = self.ops.linear.run(q_latent[at], self.q).view(step.count, spec.heads, spec.head_dim)
+        q = self.q(q_latent[at]).view(step.count, spec.heads, spec.head_dim)
         q = self.ops.index_write.turn(q, **self._turning((rope[0][at], rope[1][at])))
         weights = self.ops.linear.run(x[at].float(), self.weights)
         chosen: list[Tensor] = [

@@ -30,14 +30,14 @@ from trueline.plan.memory import (
     plan_groups,
     slot_plan,
 )
-from trueline.plan.select import LAYERS, OWN, Choice, choose_layers, choose_op
+from trueline.plan.select import LAYERS, OWN, PACKING, Choice, choose_layers, choose_ops
 from trueline.spec.model import ModelSpec
+from trueline.weights.formats import quantised_format
+from trueline.weights.formats.dense import DENSE
 
 # Keys per product where nothing depends on it.
 FREE_TILING = Tiling(1024, full=False)
 SMALL_MODEL = 64_000_000
-PACKING = ("linear", "head_product", "mlp", "experts")
-"""Ops that keep weights."""
 
 
 K = TypeVar("K", bound=StateKind[Any])
@@ -49,6 +49,9 @@ class Plan:
     limits: Limits
     threads: int
     choices: dict[str, Choice]
+    """Of ops that keep weights: for plain float."""
+    by_format: dict[str, dict[str, Choice]]
+    """Format -> op -> what packs weights that are stored in it."""
     layers: dict[str, Choice]
     weight_dtype: torch.dtype
     compute_dtype: torch.dtype
@@ -95,8 +98,9 @@ class Plan:
         kinds = tuple(kind.of_layers(kept) for kind in self.kinds)
         return replace(self, kinds=kinds, groups=groups)
 
-    def op(self, name: str) -> Any:
-        return implementation(name, self.choices[name].name)
+    def op(self, name: str, stored: str = DENSE.label) -> Any:
+        """`stored`: the format of the weights that it is to pack."""
+        return implementation(name, self.by_format.get(stored, self.choices)[name].name)
 
     def layer(self, kind: str) -> Any:
         return LAYERS.get(kind, self.layers[kind].name)
@@ -124,6 +128,9 @@ class Plan:
         yield f"invariance   {'bitwise, whatever the batch' if self.batch_invariant else 'off'}"
         for op, choice in self.choices.items():
             yield f"{op:<12} {choice.name} ({choice.reason})"
+            for stored, chosen in self.by_format.items():
+                if op in chosen:
+                    yield f"{op:<12} {stored}: {chosen[op].name} ({chosen[op].reason})"
         for kind, choice in self.layers.items():
             if choice.name != OWN:
                 yield f"layer        {kind}: {choice.name} ({choice.reason})"
@@ -179,10 +186,16 @@ def make_plan(
     keys = next((kind.layout for kind in kinds if isinstance(kind, IndexKeys)), None)
     has: dict[Need, Any] = {"states": slotted, "indexer": keys}
     used = [op for op in OPS if op not in NEEDS or has[NEEDS[op]]]
-    choices = {op: choose_op(op, config, compute, keys, device.kind) for op in used}
+    quantised = quantised_format(spec)
+    formats = (quantised.label,) if quantised else ()
+    choices, by_format = choose_ops(used, config, compute, keys, device.kind, formats)
     max_len = max_model_len(spec, config)
     # Kernels of ours multiply by bfloat16 as it is; others want weights as they compute.
-    ours = all(choices[op].name == "native" for op in PACKING)
+    keeping = [
+        choices["head_product"],
+        *(c[op] for c in (choices, *by_format.values()) for op in PACKING),
+    ]
+    ours = all(choice.name == "native" for choice in keeping)
     kept = storage if ours and storage == torch.bfloat16 else compute
     weights = sum(p.count for p in parameters(spec)) * kept.itemsize
     budget = cache_budget(config, device, limits, weights, measured)
@@ -196,6 +209,7 @@ def make_plan(
         # Where a step takes microseconds, threads only wait for each other.
         threads=device.threads if weights >= SMALL_MODEL else 1,
         choices=choices,
+        by_format=by_format,
         layers=choose_layers(spec, config, compute),
         weight_dtype=kept,
         compute_dtype=compute,

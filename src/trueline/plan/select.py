@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -18,6 +18,7 @@ from trueline.spec.feedforward import DenseSpec, MoESpec
 from trueline.spec.mixer import LightningSpec, MLASpec
 from trueline.spec.model import LayerSpec, ModelSpec
 from trueline.spec.source import Spec
+from trueline.weights.formats.dense import DENSE
 
 OWN = "trueline"
 """The name of our class for a kind of layer."""
@@ -27,6 +28,8 @@ KINDS: dict[type[Spec], str] = {
     DenseSpec: "dense",
     MoESpec: "moe",
 }
+PACKING = ("linear", "mlp", "experts")
+"""Ops that keep weights as layers have them: chosen for each format that these are stored in."""
 # Where they are, as text: layers are built from the plan, and so stand above it.
 LAYERS = Registry(
     "trueline.layers",
@@ -48,17 +51,61 @@ class Choice:
     """With the package it comes from, if it is not ours."""
 
 
+def choose_ops(
+    ops: Iterable[str],
+    config: EngineConfig,
+    dtype: torch.dtype,
+    layout: IndexLayout | None,
+    device: str,
+    formats: Sequence[str],
+) -> tuple[dict[str, Choice], dict[str, dict[str, Choice]]]:
+    """All of them, where weights are dense; and by each further stored format, those that keep
+    weights."""
+    stored = (DENSE.label, *formats)
+    packing = {op: _choose_by_format(op, config, dtype, stored, device) for op in PACKING}
+    choices = {
+        op: packing[op][DENSE.label]
+        if op in packing
+        else choose_op(op, config, dtype, layout, device)
+        for op in ops
+    }
+    return choices, {form: {op: packing[op][form] for op in PACKING} for form in formats}
+
+
+def _choose_by_format(
+    op: str, config: EngineConfig, dtype: torch.dtype, formats: Sequence[str], device: str
+) -> dict[str, Choice]:
+    """For an op that keeps weights: one for each stored format of the model. One that was asked
+    for is taken wherever it packs the format, which must be somewhere."""
+    asked = config.ops.get(op)
+    others = replace(config, ops={name: config.ops[name] for name in config.ops if name != op})
+    packed = [form for form in formats if asked is None or not _not_packed(op, asked, form)]
+    return {
+        form: choose_op(
+            op,
+            config if form in packed or not packed else others,
+            dtype,
+            device=device,
+            stored=form,
+        )
+        for form in formats
+    }
+
+
 def choose_op(
     op: str,
     config: EngineConfig,
     dtype: torch.dtype,
     layout: IndexLayout | None = None,
     device: str = "cpu",
+    stored: str = DENSE.label,
 ) -> Choice:
     """The one asked for; or the first that runs here of those that packages call preferred, then
-    of ours."""
+    of ours. `stored`: the format of the weights that it packs, if it packs any."""
     if op in config.ops:
         name = config.ops[op]
+        if unpacked := _not_packed(op, name, stored):
+            raise UsageError(f"op {op}={name} was asked for and {unpacked[0]}")
         elsewhere = other_device(op, name, device)
         if elsewhere and not (name == "triton" and interpreting()):
             raise UsageError(f"op {op}={name} was asked for and {elsewhere[0]}, not on {device}")
@@ -72,8 +119,10 @@ def choose_op(
                 continue
             if not package and other_device(op, name, device):
                 continue  # ours for other machines are no news
-            found = other_device(op, name, device) or _refusals(
-                REGISTRY, op, name, config, dtype, layout
+            found = (
+                other_device(op, name, device)
+                or _not_packed(op, name, stored)
+                or _refusals(REGISTRY, op, name, config, dtype, layout)
             )
         except PluginError as error:  # nobody asked for it: told, and left out
             found = [str(error)]
@@ -101,6 +150,17 @@ def choose_layers(spec: ModelSpec, config: EngineConfig, dtype: torch.dtype) -> 
 
 def kinds(layer: LayerSpec) -> Iterable[str]:
     return (KINDS[type(part)] for part in (layer.mixer, layer.feed_forward))
+
+
+def _not_packed(op: str, name: str, stored: str) -> list[str]:
+    """Why an implementation does not take weights of a format. Those that say nothing of formats
+    dequantise what they are given; ours all do."""
+    if REGISTRY.package(op, name) is None:
+        return []
+    formats: Sequence[str] | None = getattr(REGISTRY.get(op, name), "formats", None)
+    if formats is None or stored in formats:
+        return []
+    return [f"packs {' and '.join(formats)} weights, not {stored} ones"]
 
 
 def _asked(

@@ -6,12 +6,14 @@ import torch
 from torch import Tensor
 
 from trueline.ops import steady
+from trueline.weights.value import Weight, dense
 
 Packed = list[tuple[Any, Any]]
 
 
-def pack(gate_up: Tensor, down: Tensor, linear: Any) -> Packed:
-    return [(linear.pack(gate_up[e]), linear.pack(down[e])) for e in range(len(down))]
+def pack(gate_up: Weight | Tensor, down: Weight | Tensor, linear: Any) -> Packed:
+    pairs = zip(dense(gate_up), dense(down), strict=True)
+    return [(linear.pack(first), linear.pack(second)) for first, second in pairs]
 
 
 def run(

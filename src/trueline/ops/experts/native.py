@@ -9,13 +9,14 @@ from torch import Tensor
 
 from trueline.native import library, refusals, weighted
 from trueline.ops.mlp import native as mlp
+from trueline.weights.value import Weight, dense
 
 __all__ = ["combine", "each", "pack", "refusals", "run"]
 
 
-def pack(gate_up: Tensor, down: Tensor, linear: Any) -> mlp.Packed:
+def pack(gate_up: Weight | Tensor, down: Weight | Tensor, linear: Any) -> mlp.Packed:
     # Not in large pages, which take long to come: most of it lies idle in a step.
-    return mlp.pack_all(gate_up, down, torch.empty)
+    return mlp.pack_all(dense(gate_up), dense(down), torch.empty)
 
 
 def run(

@@ -7,11 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trueline.weights.value import Weight, dense
+
 Packed = list[tuple[Tensor, Tensor]]
 
 
-def pack(gate_up: Tensor, down: Tensor, linear: Any) -> Packed:
-    return [(gate_up[e].double(), down[e].double()) for e in range(len(down))]
+def pack(gate_up: Weight | Tensor, down: Weight | Tensor, linear: Any) -> Packed:
+    pairs = zip(dense(gate_up), dense(down), strict=True)
+    return [(first.double(), second.double()) for first, second in pairs]
 
 
 def run(

@@ -6,6 +6,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trueline.weights.value import Weight, dense
+
 
 @dataclass(frozen=True, slots=True)
 class Packed:
@@ -15,7 +17,8 @@ class Packed:
     """A batched product's bits depend on where a row stands; one product per head does not."""
 
 
-def pack(weight: Tensor, linear: Any, steady: bool) -> Packed:
+def pack(weight: Weight | Tensor, linear: Any, steady: bool) -> Packed:
+    weight = dense(weight)
     return Packed(weight, linear, [linear.pack(head) for head in weight] if steady else None)
 
 

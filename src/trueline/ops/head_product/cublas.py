@@ -8,12 +8,13 @@ import torch
 from torch import Tensor
 
 from trueline.ops.launch import refusals
+from trueline.weights.value import Weight, dense
 
 __all__ = ["pack", "refusals", "run"]
 
 
-def pack(weight: Tensor, linear: Any, steady: bool) -> Tensor:
-    return weight.contiguous()
+def pack(weight: Weight | Tensor, linear: Any, steady: bool) -> Tensor:
+    return dense(weight).contiguous()
 
 
 def run(x: Tensor, packed: Tensor, to: Tensor | None = None) -> Tensor:

@@ -8,6 +8,7 @@ from torch import Tensor
 
 from trueline.device import large_empty
 from trueline.native import packable, panel, refusals, weighted
+from trueline.weights.value import Weight, dense
 
 __all__ = ["pack", "refusals", "run"]
 
@@ -19,8 +20,8 @@ class Packed:
     inner: int
 
 
-def pack(weight: Tensor, linear: Any, steady: bool) -> Packed:
-    weight = packable(weight)
+def pack(weight: Weight | Tensor, linear: Any, steady: bool) -> Packed:
+    weight = packable(dense(weight))
     heads, columns, inner = weight.shape
     data = large_empty(heads, -(-columns // panel()) * panel() * inner, dtype=weight.dtype)
     for head, to in zip(weight, data, strict=True):

@@ -7,9 +7,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trueline.weights.value import Weight, dense
 
-def pack(weight: Tensor, linear: Any, steady: bool) -> Tensor:
-    return weight.double()
+
+def pack(weight: Weight | Tensor, linear: Any, steady: bool) -> Tensor:
+    return dense(weight).double()
 
 
 def run(x: Tensor, packed: Tensor, to: Tensor | None = None) -> Tensor:

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from trueline.weights.value import Weight, dense
+
 # What the packing optimises for; small counts run well in it too.
 ROWS_HINT = 128
 # One to three rows run slower than four.
@@ -25,7 +27,8 @@ class Packed:
     columns: int
 
 
-def pack(weight: Tensor) -> Packed:
+def pack(weight: Weight | Tensor) -> Packed:
+    weight = dense(weight)
     columns = len(weight)
     if columns < FEWEST_COLUMNS:
         weight = pad(weight, (0, 0, 0, FEWEST_COLUMNS - columns))

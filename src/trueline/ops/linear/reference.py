@@ -5,9 +5,11 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from trueline.weights.value import Weight, dense
 
-def pack(weight: Tensor) -> Tensor:
-    return weight.to(torch.float64)
+
+def pack(weight: Weight | Tensor) -> Tensor:
+    return dense(weight).to(torch.float64)
 
 
 def run(x: Tensor, packed: Tensor) -> Tensor:

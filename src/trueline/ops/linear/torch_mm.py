@@ -8,6 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from trueline.weights.value import Weight, dense
+
 # In whole tiles, so that the bits of a row depend neither on the number of rows nor on that of
 # columns: libraries compute what is left over at an edge in another way, narrower on older CPUs.
 TILE = 16
@@ -19,7 +21,8 @@ class Packed:
     columns: int
 
 
-def pack(weight: Tensor) -> Packed:
+def pack(weight: Weight | Tensor) -> Packed:
+    weight = dense(weight)
     return Packed(_whole_tiles(weight).contiguous(), len(weight))
 
 

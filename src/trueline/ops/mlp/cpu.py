@@ -5,9 +5,10 @@ from typing import Any
 from torch import Tensor
 
 from trueline.ops import steady
+from trueline.weights.value import Weight
 
 
-def pack(gate_up: Tensor, down: Tensor, linear: Any) -> tuple[Any, Any]:
+def pack(gate_up: Weight | Tensor, down: Weight | Tensor, linear: Any) -> tuple[Any, Any]:
     return linear.pack(gate_up), linear.pack(down)
 
 

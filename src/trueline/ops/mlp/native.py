@@ -10,6 +10,7 @@ from torch import Tensor
 from trueline.device import large_empty
 from trueline.native import packable, panel, refusals, weighted
 from trueline.ops.linear import native as linear_native
+from trueline.weights.value import Weight, dense
 
 __all__ = ["down", "middle", "pack", "refusals", "run"]
 
@@ -24,8 +25,8 @@ class Packed:
     """Of `down`: more than `width` where this rank has some rows over the width of all."""
 
 
-def pack(gate_up: Tensor, down: Tensor, linear: Any) -> Packed:
-    packed = pack_all(gate_up[None], down[None], large_empty)
+def pack(gate_up: Weight | Tensor, down: Weight | Tensor, linear: Any) -> Packed:
+    packed = pack_all(dense(gate_up)[None], dense(down)[None], large_empty)
     return replace(packed, gate_up=packed.gate_up[0], down=packed.down[0])
 
 

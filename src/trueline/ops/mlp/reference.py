@@ -6,9 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
+from trueline.weights.value import Weight, dense
 
-def pack(gate_up: Tensor, down: Tensor, linear: Any) -> tuple[Tensor, Tensor]:
-    return gate_up.double(), down.double()
+
+def pack(gate_up: Weight | Tensor, down: Weight | Tensor, linear: Any) -> tuple[Tensor, Tensor]:
+    return dense(gate_up).double(), dense(down).double()
 
 
 def run(x: Tensor, packed: tuple[Tensor, Tensor], linear: Any) -> Tensor:

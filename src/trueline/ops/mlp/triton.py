@@ -12,6 +12,7 @@ from torch import Tensor
 from trueline.ops.experts import triton as experts
 from trueline.ops.launch import refusals
 from trueline.ops.mlp import kernels
+from trueline.weights.value import Weight
 
 __all__ = ["pack", "refusals", "run"]
 
@@ -26,7 +27,7 @@ class Packed:
     """The same weights where `linear` keeps them as they are: an expert that everyone takes."""
 
 
-def pack(gate_up: Tensor, down: Tensor, linear: Any) -> Packed:
+def pack(gate_up: Weight | Tensor, down: Weight | Tensor, linear: Any) -> Packed:
     first, second = linear.pack(gate_up), linear.pack(down)
     plain = isinstance(first, Tensor) and first.shape == gate_up.shape
     stream = experts.Packed(first[None], second[None], 1) if plain else None
