@@ -21,7 +21,7 @@ from trueline.layers.context import Rope, StepInput
 from trueline.layers.lightning import Lightning
 from trueline.ops.lightning import StateRow
 
-api_version = 2
+api_version = 3
 
 
 def refusals(dtype: torch.dtype, batch_invariant: bool) -> list[str]:
@@ -106,7 +106,7 @@ def decay(slopes: Tensor, tokens: Tensor) -> Tensor:
 class CountingLightning(Lightning):
     """Our layer, and how many tokens went through it."""
 
-    api_version = 2
+    api_version = 3
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)

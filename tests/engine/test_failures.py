@@ -542,7 +542,7 @@ PLUG_IN = """
 import torch
 from trueline.ops.sampling.cpu import *
 from trueline.ops.sampling import cpu
-api_version = 2
+api_version = 3
 score = cpu.score
 def sample(logits, rows):
     if rows.bias is not None:

@@ -4,9 +4,7 @@ numbers, and that conformance sees it when they do not."""
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,8 +14,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-import trueline
-from paths import ROOT
+from examples import call, install
 from trueline import LLM, SamplingParams, plugins
 from trueline.config import EngineConfig
 from trueline.engine.loading import load_engine
@@ -26,6 +23,7 @@ from trueline.models import read_model
 from trueline.plan.plan import Plan
 from trueline.verify.engine import BAND, Ask, run, same
 from trueline.verify.schedules import prompt
+from trueline.weights.formats.block_fp8 import BlockFp8
 
 Tiny = Callable[..., Path]
 Package = Callable[..., None]
@@ -33,7 +31,7 @@ LING = "bailing_moe_v2_5"
 BASE = EngineConfig(max_model_len=200, num_gpu_blocks_override=60, max_num_seqs=4)
 ASKS = [Ask(prompt(70), 4), Ask(prompt(1), 6, arrives=1)]
 # Our own kernel under another name.
-LIGHTNING = "api_version = 2\nfrom trueline.ops.lightning.cpu import decode, prefill, prepare\n"
+LIGHTNING = "api_version = 3\nfrom trueline.ops.lightning.cpu import decode, prefill, prepare\n"
 
 
 @pytest.fixture
@@ -76,29 +74,7 @@ def line(plan: Plan, start: str) -> str:
 
 @pytest.fixture(scope="module")
 def installed_example(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """examples/linear_attention, installed by pip into a directory of its own."""
-    target = tmp_path_factory.mktemp("site")
-    options = ("--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target")
-    source = str(ROOT / "examples" / "linear_attention")
-    command = [sys.executable, "-m", "pip", "install", *options, str(target), source]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return target
-
-
-def call(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """python -m …, with the packages of `directory` installed."""
-    paths = (str(directory), str(Path(trueline.__file__).parent.parent))
-    # half of a start is what pytest's other plugins import
-    fast = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=directory,
-        env=os.environ | fast | {"PYTHONPATH": os.pathsep.join(paths)},
-    )
+    return install("linear_attention", tmp_path_factory.mktemp("site"))
 
 
 def test_the_example_replaces_a_kernel_and_a_layer(installed_example: Path, tiny: Tiny) -> None:
@@ -192,9 +168,51 @@ def test_preferred_is_chosen_unless_it_refuses(package: Package, tiny: Tiny) -> 
         plan(tiny(LING), ops={"lightning": "mine"}, batch_invariant=True)
 
 
+# Our own GEMM, for weights that are stored in one format.
+LINEAR = """
+api_version = 3
+from trueline.ops.linear import torch_mm
+formats = ("block fp8",)
+packed = []
+run = torch_mm.run
+def pack(weight):
+    packed.append(weight.format)
+    return torch_mm.pack(weight)
+"""
+
+
+def test_an_op_for_one_stored_format(package: Package, tiny: Tiny) -> None:
+    """It gets the weights of its format, and others get the rest: exempt ones, router and head."""
+    exempt = ("model.layers.1.self_attn.o_proj", "model.layers.2.self_attn.kv_a_proj_with_mqa")
+    storage = BlockFp8(block=(32, 32), power_of_two_scales=False, ignored_modules=exempt)
+    model = tiny("deepseek_v3", fp8=storage)
+    package("fast", LINEAR, ops={"linear.mine": "fast"})
+    ops = {"mlp": "cpu", "experts": "cpu"}
+    mine = load_engine(model, replace(BASE, ops=ops | {"linear": "mine"}))
+    assert " mine (" not in line(mine.plan, "linear")
+    assert "linear       block fp8: mine (asked for; from fast 1.0)" in mine.plan.lines()
+    # Fused inputs, q_b and o of four layers, without two that are exempt or have a part that is;
+    # gate_up and down of a dense MLP, of three shared experts and of three times twelve routed.
+    assert sys.modules["fast"].packed == ["block fp8"] * (3 * 4 - 2 + 2 + 3 * 2 + 3 * 12 * 2)
+    done = run(model, ASKS, BASE, ops=ops | {"linear": "mine"})
+    same("by format", done, run(model, ASKS, BASE, ops=ops | {"linear": "torch_mm"}))
+    with pytest.raises(UsageError, match="linear=mine was asked for and packs block fp8 weights, "):
+        plan(tiny("deepseek_v3"), ops={"linear": "mine"})
+
+
+def test_a_preferred_op_for_one_stored_format(package: Package, tiny: Tiny) -> None:
+    package("fast", LINEAR + "preferred = True\n", ops={"linear.mine": "fast"})
+    storage = BlockFp8(block=(32, 32), power_of_two_scales=False, ignored_modules=())
+    lines = list(plan(tiny("deepseek_v3", fp8=storage)).lines())
+    assert any(text.startswith("linear       block fp8: mine (preferred") for text in lines)
+    why = "not mine: packs block fp8 weights, not dense ones"
+    assert any(text.startswith("linear  ") and why in text for text in lines)
+    assert not any("mine (" in text for text in plan(tiny("deepseek_v3")).lines())
+
+
 def test_a_layer_may_refuse(package: Package, tiny: Tiny) -> None:
     source = (
-        "from trueline.layers.mla import MLA\nclass Mine(MLA):\n    api_version = 2\n"
+        "from trueline.layers.mla import MLA\nclass Mine(MLA):\n    api_version = 3\n"
         "    @staticmethod\n    def refusals(dtype, batch_invariant):\n"
         "        return ['bits vary'] if batch_invariant else []\n"
     )
@@ -211,7 +229,7 @@ def test_feed_forward_layers_can_be_replaced(kind: str, package: Package, tiny: 
     name = {"dense": "Dense", "moe": "MoE"}[kind]
     source = (
         f"from trueline.layers.feedforward import {name}\nclass Mine({name}):\n"
-        "    api_version = 2\n    def forward(self, x, forced):\n"
+        "    api_version = 3\n    def forward(self, x, forced):\n"
         "        y, ids = super().forward(x, forced)\n        return 2 * y, ids\n"
     )
     package("doubling", source, layers={f"{kind}.mine": "doubling:Mine"})
@@ -248,8 +266,8 @@ def test_names_that_are_not_there(changes: dict[str, Any], part: str, tiny: Tiny
 @pytest.mark.parametrize(
     ("source", "part"),
     [
-        (LIGHTNING.replace("= 2", "= 7"), "states api_version 7, this Trueline has 2"),
-        (LIGHTNING.replace("api_version = 2", ""), "states api_version None, this Trueline has 2"),
+        (LIGHTNING.replace("= 3", "= 7"), "states api_version 7, this Trueline has 3"),
+        (LIGHTNING.replace("api_version = 3", ""), "states api_version None, this Trueline has 3"),
         (LIGHTNING.replace("prefill, ", ""), "lacks prefill; needed: prepare, decode, prefill"),
         ("1 / 0", "cannot be imported (odd): ZeroDivisionError('division by zero')"),
         ("import nowhere", "cannot be imported (odd): ModuleNotFoundError(\"No module named 'no"),
@@ -313,7 +331,7 @@ FAMILY = """
 from dataclasses import replace
 from trueline.models.deepseek import DEEPSEEK_V3
 
-api_version = 2
+api_version = 3
 
 def read(fields, overrides):
     line = replace(DEEPSEEK_V3, model_type="example_v3", architectures=("ExampleForCausalLM",))
@@ -360,6 +378,6 @@ def test_a_family_of_another_version_is_refused(
     package: Package, foreign: Callable[..., Path]
 ) -> None:
     model = foreign(model_type="example_v3", architectures=["ExampleForCausalLM"])
-    package("family", FAMILY.replace("= 2\n", "= 1\n"), models={"model_type.example_v3": "family"})
-    with pytest.raises(PluginError, match="states api_version 1, this Trueline has 2"):
+    package("family", FAMILY.replace("= 3\n", "= 1\n"), models={"model_type.example_v3": "family"})
+    with pytest.raises(PluginError, match="states api_version 1, this Trueline has 3"):
         read_model(model)

@@ -18,7 +18,7 @@ from trueline.weights.formats import Stored
 from trueline.weights.formats.block_fp8 import BlockFp8, Fp8Stored
 from trueline.weights.formats.dense import DenseStored
 from trueline.weights.ledger import balance
-from trueline.weights.value import Part, Weight
+from trueline.weights.value import Part, Weight, dense, unstack
 
 Tiny = Callable[..., Path]
 BLOCK = (24, 16)
@@ -95,6 +95,18 @@ def test_cuts_through_several_parts() -> None:
     for axis in range(3):
         both = Weight.concat((one, more), axis)
         assert torch.equal(both.dequantise(), torch.cat((exact, numbers), axis))
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_stacked_matrices_one_by_one(fused: bool) -> None:
+    one, exact = stack()
+    if fused:
+        one = Weight((3, 70, 50), FLOAT, (Part(DenseStored(exact), "dense", (0, 0, 0)),))
+    each = list(unstack(one))
+    assert [matrix.shape for matrix in each] == [(70, 50)] * 3
+    for ours, plain, wanted in zip(each, unstack(exact), exact, strict=True):
+        assert torch.equal(dense(ours), wanted)
+        assert torch.equal(dense(plain), wanted)
 
 
 def test_a_gap_is_our_own_bug() -> None:

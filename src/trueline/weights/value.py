@@ -64,6 +64,17 @@ class Part:
         begin = (*self.begin[:axis], self.begin[axis] + by, *self.begin[axis + 1 :])
         return replace(self, begin=begin)
 
+    def at(self, index: int) -> Part | None:
+        """What the first dim holds at an index, as a part of a weight without that dim."""
+        part = self.cut(0, index, index + 1)
+        if part is None:
+            return None
+        stored = part.stored
+        if part._leading == 0:
+            assert isinstance(stored, DenseStored), "experts in one tensor are plain float"
+            stored = DenseStored(stored.numbers[0])
+        return replace(part, stored=stored, begin=part.begin[1:])
+
 
 @dataclass(frozen=True, slots=True)
 class Weight:
@@ -102,6 +113,13 @@ class Weight:
         cuts = (part.cut(axis, span.start, span.stop) for part in self.parts)
         shape = (*self.shape[:axis], span.count, *self.shape[axis + 1 :])
         return replace(self, shape=shape, parts=tuple(part for part in cuts if part is not None))
+
+    def unstack(self) -> Iterator[Weight]:
+        """Of stacked matrices, one after the other."""
+        for index in range(self.shape[0]):
+            parts = (part.at(index) for part in self.parts)
+            kept = tuple(part for part in parts if part is not None)
+            yield replace(self, shape=self.shape[1:], parts=kept)
 
     @property
     def format(self) -> str:
@@ -145,3 +163,8 @@ def runs(stored: Stored, device: torch.device) -> Iterator[Tensor]:
 def dense(weight: Weight | Tensor) -> Tensor:
     """For an op that multiplies with plain numbers. A tensor is its own dense weight."""
     return weight if isinstance(weight, Tensor) else weight.dequantise()
+
+
+def unstack(weights: Weight | Tensor) -> Iterator[Weight | Tensor]:
+    """For an op that packs stacked matrices one by one."""
+    yield from weights if isinstance(weights, Tensor) else weights.unstack()

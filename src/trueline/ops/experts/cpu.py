@@ -6,13 +6,13 @@ import torch
 from torch import Tensor
 
 from trueline.ops import steady
-from trueline.weights.value import Weight, dense
+from trueline.weights.value import Weight, unstack
 
 Packed = list[tuple[Any, Any]]
 
 
 def pack(gate_up: Weight | Tensor, down: Weight | Tensor, linear: Any) -> Packed:
-    pairs = zip(dense(gate_up), dense(down), strict=True)
+    pairs = zip(unstack(gate_up), unstack(down), strict=True)
     return [(linear.pack(first), linear.pack(second)) for first, second in pairs]
 
 
