@@ -139,10 +139,10 @@ def test_a_tensor_of_its_own_is_not_copied() -> None:
 
 
 def test_a_weight_goes_where_it_is_sent() -> None:
-    """Its numbers are dequantised there, in runs: the host holds none of them."""
     stored, _ = fp8(33)
     sent = weight(stored).to(torch.device("meta"))
     assert sent.dequantise().device.type == "meta"
+    assert Weight.of(torch.ones(3)).to(torch.device("meta")).dequantise().device.type == "meta"
 
 
 def test_exempt_by_published_name(tiny: Tiny, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The format: `weight` int8 [rows, columns] and `weight_scale` float32 [rows], a number being its
 int8 × the scale of its row. This file is all that Trueline needs to load such a checkpoint.
 
-torch is imported for its types only: `trueline inspect` reads configs and headers without it.
+torch is imported for its type only: `trueline inspect` reads configs and headers without it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,6 @@ from trueline.weights.checkpoint import StoredTensor
 from trueline.weights.formats import Format, wrong_shape
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 api_version = 3
@@ -48,9 +47,6 @@ class Int8Stored:
         # All columns of a row have one scale.
         scales = self.scales[start:stop] if axis == 0 else self.scales
         return Int8Stored(numbers, scales)
-
-    def to(self, device: torch.device) -> Int8Stored:
-        return Int8Stored(self.numbers.to(device), self.scales.to(device))
 
     def dequantise(self) -> Tensor:
         return self.numbers.float() * self.scales[:, None]

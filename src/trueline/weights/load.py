@@ -38,7 +38,6 @@ TORCH_DTYPES = {
     "F8_E5M2": torch.float8_e5m2,
     "F8_E8M0": torch.float8_e8m0fnu,
 }
-CPU = torch.device("cpu")
 # What decides which experts run and which keys are seen: never rounded below float32.
 FLOAT32_KINDS = ("router", "correction_bias", "index_weights")
 # Serving engines' floor for the length of a column of lm_head.
@@ -174,7 +173,7 @@ def stream_weights(
     files = _Files()
     for wanted in pieces:
         for stored, _ in opened(files, wanted):
-            for numbers in runs(stored, CPU):
+            for numbers in runs(stored):
                 yield wanted.piece.source, numbers
         files.release(wanted.use.tensor)
         done += wanted.use.tensor.nbytes
@@ -214,9 +213,6 @@ class UnitColumns:
     def cut(self, axis: int, start: int, stop: int) -> UnitColumns:
         assert axis == 0, "a rank has some words, and all channels of each"
         return replace(self, numbers=self.numbers[start:stop])
-
-    def to(self, device: torch.device) -> UnitColumns:
-        return UnitColumns(self.numbers.to(device), self.lengths.to(device))
 
     def dequantise(self) -> Tensor:
         return self.numbers.double() / self.lengths

@@ -2,8 +2,7 @@
 
 A weight is made of parts, each one stored matrix or a cut of it. Cutting and concatenating only
 move the parts' edges, so nothing is ever quantised again and every number keeps its own scale,
-wherever blocks end. Numbers are read from the file, and travel to the device, when they are
-dequantised.
+wherever blocks end. Numbers are read from the file when they are dequantised.
 """
 
 from __future__ import annotations
@@ -82,7 +81,10 @@ class Weight:
     dtype: torch.dtype
     """What its numbers are rounded to, once, where they are dequantised."""
     parts: tuple[Part, ...]
+    home: torch.device = torch.device("cpu")  # noqa: RUF009
+    """Where its parts are, and are dequantised."""
     device: torch.device = torch.device("cpu")  # noqa: RUF009
+    """Where its numbers are wanted."""
 
     def __post_init__(self) -> None:
         off = prod(self.shape) - sum(prod(part.size) for part in self.parts)
@@ -93,20 +95,20 @@ class Weight:
     def of(cls, numbers: Tensor) -> Weight:
         """A plain tensor, in memory of its own."""
         part = Part(DenseStored(numbers), DENSE.label, (0,) * numbers.dim())
-        return cls(tuple(numbers.shape), numbers.dtype, (part,), numbers.device)
+        return cls(tuple(numbers.shape), numbers.dtype, (part,), numbers.device, numbers.device)
 
     @classmethod
     def concat(cls, weights: Sequence[Weight], axis: int = 0) -> Weight:
         """Parts stay as they are: their blocks need not line up, nor their formats be equal."""
         first, at = weights[0], 0
+        like = first.dtype, first.home, first.device
         parts: list[Part] = []
         for weight in weights:
-            if (weight.dtype, weight.device) != (first.dtype, first.device):
-                raise AssertionError(f"{weight.dtype} beside {first.dtype} in one weight")
+            assert (weight.dtype, weight.home, weight.device) == like, "one weight is of one kind"
             parts += [part.moved(axis, at) for part in weight.parts]
             at += weight.shape[axis]
         shape = (*first.shape[:axis], at, *first.shape[axis + 1 :])
-        return cls(shape, first.dtype, tuple(parts), first.device)
+        return replace(first, shape=shape, parts=tuple(parts))
 
     def cut(self, axis: int, span: Span) -> Weight:
         assert span.total == self.shape[axis], f"{span} of {self.shape[axis]}"
@@ -133,6 +135,7 @@ class Weight:
         return sum(part.stored.nbytes for part in self.parts)
 
     def to(self, device: torch.device) -> Weight:
+        """Wanted there: an op that packs it moves what it keeps, dequantised or as stored."""
         return replace(self, device=device)
 
     def dequantise(self, dtype: torch.dtype | None = None) -> Tensor:
@@ -141,23 +144,23 @@ class Weight:
         first = self.parts[0]
         if len(self.parts) == 1 and first.read is None and isinstance(first.stored, DenseStored):
             return first.stored.numbers.view(self.shape).to(self.device, dtype)
-        value = torch.empty(self.shape, dtype=dtype, device=self.device)
+        value = torch.empty(self.shape, dtype=dtype, device=self.home)
         for part in self.parts:
             target, at = value[part.where], 0
-            for numbers in runs(part.stored, self.device):
+            for numbers in runs(part.stored):
                 target[at : at + len(numbers)] = numbers
                 at += len(numbers)
             if part.read:
                 part.read()
-        return value
+        return value.to(self.device)
 
 
-def runs(stored: Stored, device: torch.device) -> Iterator[Tensor]:
+def runs(stored: Stored) -> Iterator[Tensor]:
     """The numbers, some rows at a time; each run lives until the next is asked for."""
     rows, *rest = stored.shape
     step = max(CHUNK // max(prod(rest), 1), 1)
     for start in range(0, rows, step):
-        yield stored.cut(0, start, min(start + step, rows)).to(device).dequantise()
+        yield stored.cut(0, start, min(start + step, rows)).dequantise()
 
 
 def dense(weight: Weight | Tensor) -> Tensor:

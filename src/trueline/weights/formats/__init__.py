@@ -17,7 +17,6 @@ from trueline.spec.model import ModelSpec, Storage
 from trueline.weights.checkpoint import StoredTensor
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 PLAIN_DTYPES = ("F32", "F16", "BF16")
@@ -36,8 +35,6 @@ class Stored(Protocol):
 
     def cut(self, axis: int, start: int, stop: int) -> Stored:
         """Some rows, or columns. Cuts need not fall on the edges of blocks."""
-
-    def to(self, device: torch.device) -> Stored: ...
 
     def dequantise(self) -> Tensor:
         """The numbers: exact, or value × scale in float32."""

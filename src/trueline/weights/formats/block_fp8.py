@@ -15,7 +15,6 @@ from trueline.weights.formats import PLAIN_DTYPES, Format, wrong_shape
 from trueline.weights.formats.exempt import is_ignored, read_ignored_modules
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 SCALE_SUFFIX = "_scale_inv"
@@ -48,9 +47,6 @@ class Fp8Stored:
             scales=self.scales.narrow(axis, low, high - low),
             first=(inside, self.first[1]) if axis == 0 else (self.first[0], inside),
         )
-
-    def to(self, device: torch.device) -> Fp8Stored:
-        return replace(self, numbers=self.numbers.to(device), scales=self.scales.to(device))
 
     def dequantise(self) -> Tensor:
         return dequantise(self.numbers, self.scales, self.first, self.block)

@@ -10,7 +10,6 @@ from trueline.weights.checkpoint import StoredTensor
 from trueline.weights.formats import PLAIN_DTYPES, Format, wrong_shape
 
 if TYPE_CHECKING:
-    import torch
     from torch import Tensor
 
 
@@ -28,9 +27,6 @@ class DenseStored:
 
     def cut(self, axis: int, start: int, stop: int) -> DenseStored:
         return DenseStored(self.numbers.narrow(axis, start, stop - start))
-
-    def to(self, device: torch.device) -> DenseStored:
-        return DenseStored(self.numbers.to(device))
 
     def dequantise(self) -> Tensor:
         return self.numbers
