@@ -15,9 +15,9 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import budget
-from trueline.spec.model import BlockFp8
 from trueline.tiny.configs import change_config, family_config
 from trueline.tiny.make import TinyOptions, make_checkpoint
+from trueline.weights.formats.block_fp8 import BlockFp8
 
 torch.set_num_threads(int(os.environ.get("TEST_THREADS", "1")))
 if not torch.cuda.is_available():  # before anything imports Triton

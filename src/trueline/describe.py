@@ -10,10 +10,10 @@ from typing import Any
 from trueline.errors import CheckpointError
 from trueline.models import config_file, read_model
 from trueline.models.statistics import cache_costs, count_parameters
-from trueline.spec.model import LayerSpec, ModelSpec
+from trueline.spec.model import LayerSpec, ModelSpec, Storage
 from trueline.spec.source import Span, Spec
 from trueline.weights.checkpoint import Checkpoint, open_checkpoint
-from trueline.weights.ledger import balance, stored_dtypes
+from trueline.weights.ledger import balance, stored_dtypes, stored_formats
 
 KIND_NAMES = {
     "MLASpec": "latent attention (MLA)",
@@ -25,8 +25,6 @@ KIND_NAMES = {
     "RopeSpec": "rotary embedding",
     "YarnSpec": "YaRN scaling",
     "RouterSpec": "expert choice",
-    "BlockFp8": "block fp8",
-    "UnsupportedStorage": "not loadable yet",
 }
 
 
@@ -96,8 +94,9 @@ def _node(spec: Spec) -> dict[str, Any]:
         for item in fields(spec)
         if isinstance(value := getattr(spec, item.name), Spec)
     }
-    kind = type(spec).__name__
-    return {"kind": KIND_NAMES.get(kind, kind), "facts": _facts(spec), **inner}
+    name = type(spec).__name__
+    kind = spec.label if isinstance(spec, Storage) else KIND_NAMES.get(name, name)
+    return {"kind": kind, "facts": _facts(spec), **inner}
 
 
 def _facts(spec: Spec) -> list[dict[str, Any]]:
@@ -138,7 +137,11 @@ def _ledger(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Any]:
     except CheckpointError as error:
         return {"refused": str(error)}
     return {
-        "used": sum(1 + (use.scale is not None) for use in ledger.uses),
+        "used": sum(len(use.tensors) for use in ledger.uses),
+        "formats": {
+            label: {"weights": count, "bytes": size}
+            for label, (count, size) in stored_formats(ledger.uses).items()
+        },
         "missing": ledger.missing,
         "unexpected": ledger.unexpected,
         "wrong": ledger.wrong,

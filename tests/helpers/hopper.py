@@ -29,6 +29,7 @@ from trueline.device import Device
 from trueline.models import read_model
 from trueline.ops.batched_gemm import cublas as batched_gemm
 from trueline.ops.linear import cublas as linear
+from trueline.weights.value import Weight
 
 SMS = 132
 MEMORY = 150 << 30
@@ -116,8 +117,8 @@ class Zeros:
     def __iter__(self) -> Any:
         return iter(self._shapes)
 
-    def pop(self, name: str) -> Tensor:
-        return UNTOUCHED(self._shapes.pop(name), dtype=self._dtype)
+    def pop(self, name: str) -> Weight:
+        return Weight.of(UNTOUCHED(self._shapes.pop(name), dtype=self._dtype))
 
 
 def run(model: Path) -> None:

@@ -33,6 +33,7 @@ from trueline.config import EngineConfig
 from trueline.device import META, Device
 from trueline.models import read_model
 from trueline.weights.load import FLOAT32_KINDS
+from trueline.weights.value import Weight
 
 Load = list[tuple[int, int, dict[str, Any]]]
 """Requests: when each arrives, the length of its prompt, and what it asks for."""
@@ -96,10 +97,10 @@ class NoData:
     def __iter__(self) -> Iterator[str]:
         return iter(self._parameters)
 
-    def pop(self, name: str) -> Tensor:
+    def pop(self, name: str) -> Weight:
         parameter = self._parameters.pop(name)
         dtype = torch.float32 if parameter.kind in FLOAT32_KINDS else self._dtype
-        return torch.empty(parameter.shape, dtype=dtype, device=META)
+        return Weight.of(torch.empty(parameter.shape, dtype=dtype, device=META))
 
 
 def warm(model: Path, cold: bool) -> tuple[Any, Any]:

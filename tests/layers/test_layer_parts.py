@@ -7,6 +7,7 @@ import torch
 
 from trueline.engine.graphs import DecodeGraphs, Kind
 from trueline.layers.context import Weights
+from trueline.weights.value import Weight
 
 
 @pytest.mark.parametrize("compute", [torch.bfloat16, torch.float16, torch.float32])
@@ -15,7 +16,8 @@ def test_what_is_kept_exact_is_handed_out_exact(compute: torch.dtype) -> None:
     this machine's plan would compute in 16 bits has no part in it."""
     exact = torch.tensor([8.0, 8.0 + 2.0**-12])
     narrow = torch.tensor([1.0, 2.0], dtype=torch.bfloat16)
-    weights = Weights({"bias": exact, "norm": narrow, "matrix": narrow}, compute)
+    values = {"bias": exact, "norm": narrow, "matrix": narrow}
+    weights = Weights({name: Weight.of(value) for name, value in values.items()}, compute)
     bias = weights.take("bias")
     assert bias.dtype == torch.float32
     assert torch.equal(bias, exact)

@@ -18,7 +18,8 @@ from trueline.models.harmless import HARMLESS, INERT_AT
 from trueline.spec.feedforward import DenseSpec
 from trueline.spec.fields import Fields
 from trueline.spec.mixer import MLASpec
-from trueline.spec.model import BlockFp8, ModelSpec
+from trueline.spec.model import ModelSpec
+from trueline.weights.formats.block_fp8 import BlockFp8
 
 WriteConfig = Callable[[dict[str, Any]], Path]
 V3, YARN = published.V3, published.V3["rope_scaling"]

@@ -22,11 +22,12 @@ from trueline.errors import CheckpointError, ConfigError
 from trueline.models import read_model
 from trueline.reference import config as second_opinion
 from trueline.spec.mixer import IndexerSpec, MLASpec
-from trueline.spec.model import BlockFp8, ModelSpec
+from trueline.spec.model import ModelSpec
 from trueline.spec.shard import local_spec, whole_spec
 from trueline.verify.cases import Subject, make_subject
 from trueline.verify.checks import CHECKS
 from trueline.weights.checkpoint import open_checkpoint
+from trueline.weights.formats.block_fp8 import BlockFp8
 from trueline.weights.ledger import balance
 from trueline.weights.load import load_weights
 

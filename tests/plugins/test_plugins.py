@@ -4,9 +4,7 @@ numbers, and that conformance sees it when they do not."""
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import replace
@@ -16,8 +14,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-import trueline
-from paths import ROOT
+from examples import call, install
 from trueline import LLM, SamplingParams, plugins
 from trueline.config import EngineConfig
 from trueline.engine.loading import load_engine
@@ -26,6 +23,7 @@ from trueline.models import read_model
 from trueline.plan.plan import Plan
 from trueline.verify.engine import BAND, Ask, run, same
 from trueline.verify.schedules import prompt
+from trueline.weights.formats.block_fp8 import BlockFp8
 
 Tiny = Callable[..., Path]
 Package = Callable[..., None]
@@ -81,29 +79,7 @@ def line(plan: Plan, start: str) -> str:
 
 @pytest.fixture(scope="module")
 def installed_example(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """examples/linear_attention, installed by pip into a directory of its own."""
-    target = tmp_path_factory.mktemp("site")
-    options = ("--quiet", "--no-deps", "--no-build-isolation", "--no-index", "--target")
-    source = str(ROOT / "examples" / "linear_attention")
-    command = [sys.executable, "-m", "pip", "install", *options, str(target), source]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return target
-
-
-def call(directory: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """python -m …, with the packages of `directory` installed."""
-    paths = (str(directory), str(Path(trueline.__file__).parent.parent))
-    # half of a start is what pytest's other plugins import
-    fast = {"PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=directory,
-        env=os.environ | fast | {"PYTHONPATH": os.pathsep.join(paths)},
-    )
+    return install("linear_attention", tmp_path_factory.mktemp("site"))
 
 
 def test_the_example_replaces_a_kernel_and_a_layer(installed_example: Path, tiny: Tiny) -> None:
@@ -197,6 +173,51 @@ def test_preferred_is_chosen_unless_it_refuses(package: Package, tiny: Tiny) -> 
     assert other == "lightning    cpu (not mine: only on Tuesdays)"
     with pytest.raises(UsageError, match="op lightning=mine was asked for and refuses: only on Tu"):
         plan(tiny(LING), ops={"lightning": "mine"}, batch_invariant=True)
+
+
+# Our own GEMM, for weights that are stored in one format.
+LINEAR = """
+api_version = 3
+from trueline.ops.capabilities import Capabilities
+from trueline.ops.linear import torch_mm
+capabilities = Capabilities(devices=("cpu",), formats=("block fp8",))
+packed = []
+run, run_wide = torch_mm.run, torch_mm.run_wide
+def pack(weight):
+    packed.append(weight.format)
+    return torch_mm.pack(weight)
+"""
+
+
+def test_an_op_for_one_stored_format(package: Package, tiny: Tiny) -> None:
+    """It gets the weights of its format, and others get the rest: exempt ones, router and head."""
+    exempt = ("model.layers.1.self_attn.o_proj", "model.layers.2.self_attn.kv_a_proj_with_mqa")
+    storage = BlockFp8(block=(32, 32), power_of_two_scales=False, ignored_modules=exempt)
+    model = tiny("deepseek_v3", fp8=storage)
+    package("fast", LINEAR, ops={"linear.mine": "fast"})
+    ops = {"mlp": "cpu", "experts": "cpu"}
+    mine = load_engine(model, replace(BASE, ops=ops | {"linear": "mine"}))
+    assert " mine (" not in line(mine.plan, "linear")
+    assert "linear       block fp8: mine (asked for; from fast 1.0)" in mine.plan.lines()
+    # Fused inputs, q_b and o of four layers, without two that are exempt or have a part that is;
+    # gate_up and down of a dense MLP, of three shared experts and of three times twelve routed.
+    assert sys.modules["fast"].packed == ["block fp8"] * (3 * 4 - 2 + 2 + 3 * 2 + 3 * 12 * 2)
+    done = run(model, ASKS, BASE, ops=ops | {"linear": "mine"})
+    same("by format", done, run(model, ASKS, BASE, ops=ops | {"linear": "torch_mm"}))
+    with pytest.raises(UsageError, match="linear=mine was asked for and packs block fp8 weights, "):
+        plan(tiny("deepseek_v3"), ops={"linear": "mine"})
+
+
+def test_a_preferred_op_for_one_stored_format(package: Package, tiny: Tiny) -> None:
+    package(
+        "fast", LINEAR.replace("formats=", "preferred=True, formats="), ops={"linear.mine": "fast"}
+    )
+    storage = BlockFp8(block=(32, 32), power_of_two_scales=False, ignored_modules=())
+    lines = list(plan(tiny("deepseek_v3", fp8=storage)).lines())
+    assert any(text.startswith("linear       block fp8: mine (preferred") for text in lines)
+    why = "not mine: packs block fp8 weights, not dense ones"
+    assert any(text.startswith("linear  ") and why in text for text in lines)
+    assert not any("mine (" in text for text in plan(tiny("deepseek_v3")).lines())
 
 
 def test_a_layer_may_refuse(package: Package, tiny: Tiny) -> None:

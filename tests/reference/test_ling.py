@@ -29,12 +29,13 @@ from trueline.reference import config as second_opinion
 from trueline.reference import lightning
 from trueline.spec.feedforward import DenseSpec, MoESpec
 from trueline.spec.mixer import LightningSpec, MLASpec, head_slopes
-from trueline.spec.model import BlockFp8, ModelSpec
+from trueline.spec.model import ModelSpec
 from trueline.spec.shard import local_spec, whole_spec
 from trueline.tiny.configs import family_config
 from trueline.verify.cases import CASES, make_subject
 from trueline.verify.checks import CHECKS
 from trueline.weights.checkpoint import open_checkpoint
+from trueline.weights.formats.block_fp8 import BlockFp8
 from trueline.weights.ledger import balance
 from trueline.weights.load import load_weights
 

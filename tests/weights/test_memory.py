@@ -11,7 +11,7 @@ import pytest
 
 from paths import CONFIGS
 from trueline.cli import main
-from trueline.spec.model import BlockFp8
+from trueline.weights.formats.block_fp8 import BlockFp8
 
 Tiny = Callable[..., Path]
 MB = 1_000_000

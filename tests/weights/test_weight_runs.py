@@ -13,10 +13,11 @@ import torch
 
 from trueline.errors import CheckpointError
 from trueline.models import read_model
-from trueline.spec.model import BlockFp8
 from trueline.spec.shard import local_spec
 from trueline.weights import load
+from trueline.weights import value as value_module
 from trueline.weights.checkpoint import read_header
+from trueline.weights.formats.block_fp8 import BlockFp8
 
 Tiny = Callable[..., Path]
 BLOCK = BlockFp8(block=(24, 16), power_of_two_scales=False, ignored_modules=())
@@ -38,6 +39,7 @@ def test_runs_of_any_length(
         for length in (1, 100, 1000):  # numbers: less than a row, some rows, more
             with monkeypatch.context() as patch:
                 patch.setattr(load, "CHUNK", length)
+                patch.setattr(value_module, "CHUNK", length)
                 cut = load.load_weights(model, spec, dtype=torch.float32)
             assert whole.keys() == cut.keys()
             for name, value in whole.items():

@@ -22,13 +22,13 @@ from trueline.models.parameters import parameters
 from trueline.reference import config as second_opinion
 from trueline.reference.weights import load_weights as load_reference_weights
 from trueline.spec.feedforward import MoESpec
-from trueline.spec.model import BlockFp8
 from trueline.spec.shard import local_spec, whole_spec
 from trueline.tiny.configs import FAMILIES
 from trueline.verify.cases import CASES, Subject, make_subject
 from trueline.verify.checks import ledger
 from trueline.weights.checkpoint import open_checkpoint
-from trueline.weights.ledger import balance, is_ignored
+from trueline.weights.formats.block_fp8 import BlockFp8
+from trueline.weights.ledger import balance
 from trueline.weights.load import load_weights
 
 Tiny = Callable[..., Path]
@@ -172,7 +172,7 @@ def test_names_are_exempt_by_full_name(tiny: Tiny) -> None:
     assert "model.layers.1.mlp.experts.1.up_proj.weight" not in fp8
     assert "model.layers.1.mlp.experts.11.up_proj.weight" in fp8
     assert "model.layers.1.self_attn.o_proj.weight" not in fp8
-    assert not is_ignored(storage, "model.layers.10.mlp.gate.weight")
+    assert not storage.exempts("model.layers.10.mlp.gate.weight")
     ledger(as_subject(model))
 
 
@@ -309,7 +309,7 @@ PLAIN_DAMAGE: dict[str, tuple[Callable[[dict[str, Tensor]], Any], list[str]]] = 
     "float64": (put(KV_A, torch.ones(37, dtype=torch.float64)), ["F64", "F32, F16, BF16"]),
     "fp8 unannounced": (
         lambda t: t.update({UP: t[UP].to(torch.float8_e4m3fn)}),
-        ["F8_E4M3", "no fp8 quantization_config"],
+        ["F8_E4M3", "config.json has no quantization_config"],
     ),
     "fp8 norm": (lambda t: t.update({KV_A: t[KV_A].to(torch.float8_e4m3fn)}), ["F8_E4M3"]),
     "packed": (

@@ -188,6 +188,8 @@ def _print_checkpoint(console: Console, report: dict[str, Any]) -> None:
         return
     table.add_section()
     table.add_row("used exactly once", str(checkpoint["used"]), "")
+    for label, stored in checkpoint["formats"].items():
+        table.add_row(f"  {label} weights", str(stored["weights"]), human_bytes(stored["bytes"]))
     for reason, unused in checkpoint["unused_by_choice"].items():
         table.add_row(f"unused, {reason}", str(unused["tensors"]), human_bytes(unused["bytes"]))
     for what in ("missing", "unexpected", "wrong"):

@@ -95,9 +95,9 @@ def make_tiny(
         Start a new file at this size.
     """
     from trueline.spec.fields import read_json
-    from trueline.spec.model import BlockFp8
     from trueline.tiny.configs import change_config, family_config
     from trueline.tiny.make import TinyOptions, make_checkpoint
+    from trueline.weights.formats.block_fp8 import BlockFp8
 
     if config is None:
         made = family_config(family)

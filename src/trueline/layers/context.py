@@ -20,6 +20,8 @@ from trueline.ops.mlp import InvariantMLP
 from trueline.ops.registry import implementation
 from trueline.parallel.collective import Collective, Sums
 from trueline.plan.plan import Plan
+from trueline.weights.formats.dense import DENSE
+from trueline.weights.value import Weight
 
 ANYWHERE = Capabilities(devices=("cpu", "cuda"), batch_invariant=True, capture=True)
 """Of a layer that is made of ops: they may refuse, it does not."""
@@ -32,7 +34,6 @@ class Ops:
         name = {op: choice.name for op, choice in plan.selections.items()}
         self.linear = implementation("linear", name["linear"])
         self.batched_gemm = implementation("batched_gemm", name["batched_gemm"])
-        self.mlp = implementation("mlp", name["mlp"])
         self.rms_norm = implementation("rms_norm", name["rms_norm"])
         self.rope = implementation("rope", name["rope"])
         self.latent_write = implementation("latent_write", name["latent_write"])
@@ -40,20 +41,8 @@ class Ops:
         self.mla_decode = implementation("mla_decode", name["mla_decode"])
         self.mla_prefill = implementation("mla_prefill", name["mla_prefill"])
         self.route = implementation("route", name["route"])
-        self.experts = implementation("experts", name["experts"])
         self.recurrent = RecurrentOps(name) if plan.slots else None
         self.sparse = SparseOps(name) if plan.kind(IndexKeys) else None
-        self._extensions(plan)
-
-    def _extensions(self, plan: Plan) -> None:
-        """The same objects, with more functions: declared, so nobody has to look."""
-        invariant = plan.batch_invariant
-        self.invariant_mlp = cast("InvariantMLP[Opaque]", self.mlp) if invariant else None
-        self.invariant_experts = (
-            cast("InvariantExperts[Opaque]", self.experts) if invariant else None
-        )
-        shared = "pack_with_shared" in self.experts.capabilities.optional
-        self.shared_experts = cast("SharedExperts[Opaque]", self.experts) if shared else None
         masked = "run_chosen" in self.mla_prefill.capabilities.optional
         self.masked_prefill = cast("MaskedPrefill[Opaque]", self.mla_prefill) if masked else None
 
@@ -77,6 +66,24 @@ class SparseOps:
         self.sparse_mla = implementation("sparse_mla", name["sparse_mla"])
 
 
+class Packing:
+    """The ops that keep weights, as chosen for how these are stored."""
+
+    def __init__(self, plan: Plan, stored: str) -> None:
+        chosen = plan.by_format.get(stored, plan.selections)
+        self.linear = implementation("linear", chosen["linear"].name)
+        self.mlp = implementation("mlp", chosen["mlp"].name)
+        self.experts = implementation("experts", chosen["experts"].name)
+        # The same objects, with more functions: declared, so nobody has to look.
+        invariant = plan.batch_invariant
+        self.invariant_mlp = cast("InvariantMLP[Opaque]", self.mlp) if invariant else None
+        self.invariant_experts = (
+            cast("InvariantExperts[Opaque]", self.experts) if invariant else None
+        )
+        shared = "pack_with_shared" in self.experts.capabilities.optional
+        self.shared_experts = cast("SharedExperts[Opaque]", self.experts) if shared else None
+
+
 @dataclass(frozen=True, slots=True)
 class Build:
     plan: Plan
@@ -84,11 +91,16 @@ class Build:
     collective: Collective
     sums: Sums
 
+    def packing(self, *weights: Weight) -> Packing:
+        """For weights that one op packs together: what fits all of them."""
+        formats = {weight.format for weight in weights}
+        return Packing(self.plan, formats.pop() if len(formats) == 1 else DENSE.label)
+
 
 class Parameters(Protocol):
     """By name; read or drawn before, or when they are taken."""
 
-    def pop(self, name: str, /) -> Tensor: ...
+    def pop(self, name: str, /) -> Weight: ...
 
     def __iter__(self) -> Iterator[str]: ...
 
@@ -106,10 +118,10 @@ class Weights:
 
     def take(self, name: str) -> Tensor:
         """In the dtype of computation, or float32 where it is kept exact."""
-        value = self.stored(name)
+        value = self.stored(name).dequantise()
         return value if value.dtype == torch.float32 else value.to(self._compute)
 
-    def stored(self, name: str) -> Tensor:
+    def stored(self, name: str) -> Weight:
         """As it is, for ops that pack: weights may be smaller than what is computed in."""
         return self._values.pop(name).to(self._device)
 

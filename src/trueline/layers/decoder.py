@@ -18,6 +18,7 @@ from trueline.spec.feedforward import FeedForwardSpec
 from trueline.spec.mixer import MixerSpec
 from trueline.spec.model import LayerSpec, ModelSpec
 from trueline.spec.rope import RopeSpec
+from trueline.weights.value import Weight
 
 
 @dataclass(slots=True)
@@ -74,8 +75,9 @@ class Layer:
 class Decoder:
     def __init__(self, spec: ModelSpec, build: Build, weights: Weights) -> None:
         self.spec, self.ops, self.collective = spec, build.ops, build.collective
-        embedding = weights.stored("model.embed_tokens.weight")
-        head = embedding if spec.tied_embeddings else weights.stored("lm_head.weight")
+        embedding = weights.stored("model.embed_tokens.weight").dequantise()
+        tied = spec.tied_embeddings
+        head: Weight | Tensor = embedding if tied else weights.stored("lm_head.weight")
         self.embedding = embedding
         self.compute = build.plan.compute_dtype
         self.layers = [Layer(layer, build, weights) for layer in spec.layers]

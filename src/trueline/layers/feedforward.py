@@ -2,36 +2,39 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from trueline.layers.context import ANYWHERE, Build, Weights
 from trueline.spec.feedforward import DenseSpec, MoESpec
+from trueline.weights.value import Weight
 
 
 class MLP:
     def __init__(self, build: Build, weights: Weights, name: str) -> None:
-        self.ops, self.sums = build.ops, build.sums
-        self.packed = self.ops.mlp.pack(*_gate_up_down(weights, name), self.ops.linear)
+        self.sums = build.sums
+        gate_up, down = _gate_up_down(weights, name)
+        chosen = build.packing(gate_up, down)
+        self.op, self.linear, self.invariant = chosen.mlp, chosen.linear, chosen.invariant_mlp
+        self.packed = self.op.pack(gate_up, down, self.linear)
 
     def part(self, x: Tensor) -> Tensor:
         """What this rank has of the output, where the ranks' parts are added up."""
-        return self.ops.mlp.run(x, self.packed, self.ops.linear)
+        return self.op.run(x, self.packed, self.linear)
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.sums.whole:
             return self.sums.collective.add(self.part(x))
-        mlp, packed, linear = self.ops.invariant_mlp, self.packed, self.ops.linear
+        mlp, packed, linear = self.invariant, self.packed, self.linear
         assert mlp is not None, "sums are whole in batch-invariant mode only"
         middle = mlp.middle(x, packed, linear)
         return self.sums.over(middle, lambda full: mlp.down(full, packed, linear)).to(x.dtype)
 
 
-def _gate_up_down(weights: Weights, name: str) -> tuple[Tensor, Tensor]:
+def _gate_up_down(weights: Weights, name: str) -> tuple[Weight, Weight]:
     gate, up, down = (
         weights.stored(f"{name}.{part}_proj.weight") for part in ("gate", "up", "down")
     )
-    return torch.cat((gate, up)), down
+    return Weight.concat((gate, up)), down
 
 
 class Dense:
@@ -58,12 +61,14 @@ class MoE:
         gate_up = weights.stored(f"{name}.experts.gate_up_proj")
         down = weights.stored(f"{name}.experts.down_proj")
         self.shared: MLP | None = None
-        shared, fused = f"{name}.shared_experts", self.ops.shared_experts
+        shared, chosen = f"{name}.shared_experts", build.packing(gate_up, down)
+        self.op, self.linear, fused = chosen.experts, chosen.linear, chosen.shared_experts
+        self.invariant = chosen.invariant_experts
         if _fits(spec) and fused is not None:
             more = _gate_up_down(weights, shared)
-            self.experts = fused.pack_with_shared(gate_up, down, *more, self.ops.linear)
+            self.experts = fused.pack_with_shared(gate_up, down, *more, self.linear)
         else:
-            self.experts = self.ops.experts.pack(gate_up, down, self.ops.linear)
+            self.experts = self.op.pack(gate_up, down, self.linear)
             self.shared = MLP(build, weights, shared) if spec.shared_width else None
 
     def forward(self, x: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor | None]:
@@ -72,9 +77,7 @@ class MoE:
         if self.sums.whole:
             y = self._in_order(x, ids, weights)
             return y if self.shared is None else y + self.shared.forward(x), ids
-        y = self.ops.experts.run(
-            x, ids, weights, self.experts, self.ops.linear, first=self.spec.experts.start
-        )
+        y = self.op.run(x, ids, weights, self.experts, self.linear, first=self.spec.experts.start)
         if self.shared is not None:
             y = y + self.shared.part(x)
         return self.collective.add(y), ids
@@ -82,9 +85,9 @@ class MoE:
     def _in_order(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """A token's experts in the order of its ids, whoever holds them: what one rank has, the
         others have zeros for, so that adding rounds nothing."""
-        experts = self.ops.invariant_experts
+        experts = self.invariant
         assert experts is not None, "sums are whole in batch-invariant mode only"
-        mine = experts.each(x, ids, self.experts, self.ops.linear, first=self.spec.experts.start)
+        mine = experts.each(x, ids, self.experts, self.linear, first=self.spec.experts.start)
         return experts.combine(self.collective.add(mine), weights).to(x.dtype)
 
     def _route(self, x: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor]:

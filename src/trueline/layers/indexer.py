@@ -8,6 +8,7 @@ from torch import Tensor
 
 from trueline.cache.index import IndexView
 from trueline.layers.context import Build, Rope, SparseStep, Weights
+from trueline.layers.linear import WeightGemm
 from trueline.ops.rope import inv_freq
 from trueline.spec.mixer import MLASpec
 
@@ -17,13 +18,12 @@ class Indexer:
         assert mla.indexer is not None
         assert build.ops.sparse is not None, "the plan knows of the layers with an indexer"
         self.spec, self.ops, self.sparse = mla.indexer, build.ops, build.ops.sparse
-        pack = build.ops.linear.pack
         self.key_weight = weights.stored(f"{name}.wk.weight")
         """Left to the layer, which multiplies the same input by its own weights."""
-        self.q = pack(weights.stored(f"{name}.wq_b.weight"))
+        self.q = WeightGemm(build, weights.stored(f"{name}.wq_b.weight"))
         self.norm = weights.take(f"{name}.k_norm.weight"), weights.take(f"{name}.k_norm.bias")
         by_head = weights.take(f"{name}.weights_proj.weight").float()
-        self.weights = pack(by_head * (self.spec.head_weight * self.spec.scale))
+        self.weights = self.ops.linear.pack(by_head * (self.spec.head_weight * self.spec.scale))
         ours, theirs = self.spec.rope, mla.rope
         assert torch.equal(inv_freq(ours), inv_freq(theirs)), "one table rotates both"
         assert ours.cos_sin_scale == theirs.cos_sin_scale
@@ -51,7 +51,7 @@ class Indexer:
         """Logical positions [rows, topk] for the rows that see more than topk."""
         assert rope is not None
         spec, at, run = self.spec, step.at, self.sparse.index_scores.run
-        q = self.ops.linear.run(q_latent[at], self.q).view(step.count, spec.heads, spec.head_dim)
+        q = self.q(q_latent[at]).view(step.count, spec.heads, spec.head_dim)
         q = self.sparse.index_write.rotate(
             q, cos=rope[0][at], sin=rope[1][at], pairing=spec.rope.pairing, rope=self.ops.rope
         )

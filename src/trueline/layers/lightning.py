@@ -10,7 +10,9 @@ from trueline.cache.kinds import LayerViews
 from trueline.cache.kinds.lightning import LightningState
 from trueline.cache.state import StateView
 from trueline.layers.context import ANYWHERE, Build, Rope, StepInput, Weights
+from trueline.layers.linear import WeightGemm
 from trueline.spec.mixer import LightningSpec
+from trueline.weights.value import Weight
 
 
 class Lightning:
@@ -20,20 +22,21 @@ class Lightning:
         self.spec, self.ops, self.sums = spec, build.ops, build.sums
         assert build.ops.recurrent is not None, "the plan knows of the layers with a state"
         self.recurrent = build.ops.recurrent
-        pack = build.ops.linear.pack
-        parts = (weights.stored(f"{name}.{part}.weight") for part in ("query_key_value", "g_proj"))
-        self.qkv_gate = pack(torch.cat(tuple(parts)))
+        parts = tuple(
+            weights.stored(f"{name}.{part}.weight") for part in ("query_key_value", "g_proj")
+        )
+        self.qkv_gate = WeightGemm(build, Weight.concat(parts))
         self.norms = None
         if spec.qk_norm:
             names = (f"{name}.query_layernorm.weight", f"{name}.key_layernorm.weight")
             self.norms = weights.take(names[0]), weights.take(names[1])
         self.out_norm = weights.take(f"{name}.g_norm.weight")
-        self.o = pack(weights.stored(f"{name}.o_proj.weight"))
+        self.o = WeightGemm(build, weights.stored(f"{name}.o_proj.weight"))
         self.slopes = torch.tensor(spec.slopes, device=build.plan.device.torch)
 
     def forward(self, x: Tensor, step: StepInput, views: LayerViews, rope: Rope) -> Tensor:
         spec, ops, view = self.spec, self.ops, views[LightningState]
-        whole = ops.linear.run(x, self.qkv_gate)
+        whole = self.qkv_gate(x)
         channels = spec.heads.count * spec.head_dim
         q, k, v = self.recurrent.qkv_prepare.run(
             whole[:, : 3 * channels],
@@ -52,7 +55,7 @@ class Lightning:
             eps=spec.norm_eps,
             parts=ops.parts,
         )
-        return self.sums.over(out, lambda x: ops.linear.run(x, self.o))
+        return self.sums.over(out, self.o)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, step: StepInput, view: StateView) -> Tensor:
         states = step.states

@@ -15,8 +15,10 @@ from trueline.cache.kinds.latent import Latent
 from trueline.cache.store import LatentView
 from trueline.layers.context import ANYWHERE, Build, Rope, SparseStep, StepInput, Weights
 from trueline.layers.indexer import Indexer
+from trueline.layers.linear import WeightGemm
 from trueline.ops.mla_prefill import HeadWeights
 from trueline.spec.mixer import MLASpec
+from trueline.weights.value import Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,27 +35,28 @@ class MLA:
 
     def __init__(self, spec: MLASpec, build: Build, weights: Weights, name: str) -> None:
         self.spec, self.ops, self.sums = spec, build.ops, build.sums
-        pack = build.ops.linear.pack
         own = spec.indexer is not None and not spec.indexer.shared
         self.indexer = Indexer(spec, build, weights, f"{name}.indexer") if own else None
         first = "q_proj" if spec.q_lora_rank is None else "q_a_proj"
         query = weights.stored(f"{name}.{first}.weight")
         latent = weights.stored(f"{name}.kv_a_proj_with_mqa.weight")
         index = [self.indexer.key_weight] if self.indexer else []
-        self.widths = [len(query), spec.kv_lora_rank, spec.qk_rope_head_dim, sum(map(len, index))]
+        index_width = sum(key.shape[0] for key in index)
+        self.widths = [query.shape[0], spec.kv_lora_rank, spec.qk_rope_head_dim, index_width]
         # One product gives the query (or its latent), the key-value latent and the index key.
-        self.first = pack(torch.cat((query, latent, *index)))
+        self.first = WeightGemm(build, Weight.concat((query, latent, *index)))
         if spec.q_lora_rank is not None:
             self.q_norm = weights.take(f"{name}.q_a_layernorm.weight")
-            self.q_b = pack(weights.stored(f"{name}.q_b_proj.weight"))
+            self.q_b = WeightGemm(build, weights.stored(f"{name}.q_b_proj.weight"))
         self.kv_norm = weights.take(f"{name}.kv_a_layernorm.weight")
-        heads = _split_heads(spec, weights.stored(f"{name}.kv_b_proj.weight"))
+        # Its parts are transposed and divided by heads: dequantised, whatever it is stored as.
+        heads = _split_heads(spec, weights.stored(f"{name}.kv_b_proj.weight").dequantise())
         pack_heads, batch_invariant = build.ops.batched_gemm.pack, build.plan.batch_invariant
         self.absorb = pack_heads(heads.key, build.ops.linear, batch_invariant)
         self.expand = pack_heads(heads.value, build.ops.linear, batch_invariant)
         compute = build.plan.compute_dtype
         self.heads = HeadWeights(heads.key.to(compute), heads.value.to(compute))
-        self.o = pack(weights.stored(f"{name}.o_proj.weight"))
+        self.o = WeightGemm(build, weights.stored(f"{name}.o_proj.weight"))
 
     def forward(self, x: Tensor, step: StepInput, views: LayerViews, rope: Rope) -> Tensor:
         spec = self.spec
@@ -77,7 +80,7 @@ class MLA:
         if self.indexer is not None:
             self._select(self.indexer, x, made, step, views[IndexKeys], rope)
         out = self._attend(q_nope, wide, step, latent)
-        return self.sums.over(out.flatten(1), lambda x: self.ops.linear.run(x, self.o))
+        return self.sums.over(out.flatten(1), self.o)
 
     def _attend(self, q_nope: Tensor, wide: Tensor, step: StepInput, latent: LatentView) -> Tensor:
         """[n, heads, value]. Rows of one kind are not put together again."""
@@ -103,10 +106,10 @@ class MLA:
 
     def _project(self, x: Tensor) -> Projected:
         spec, ops = self.spec, self.ops
-        q, latent, key, index_key = torch.split(ops.linear.run(x, self.first), self.widths, dim=-1)
+        q, latent, key, index_key = torch.split(self.first(x), self.widths, dim=-1)
         if spec.q_lora_rank is not None:
             q_latent = ops.rms_norm.run(q, self.q_norm, spec.latent_norm_eps)
-            q = ops.linear.run(q_latent, self.q_b)
+            q = self.q_b(q_latent)
         else:
             q_latent = q
         return Projected(q.reshape(len(x), spec.heads.count, -1), latent, key, q_latent, index_key)

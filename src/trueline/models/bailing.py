@@ -26,13 +26,13 @@ from trueline.models.parts import (
     read_dtype,
     read_mtp_layers,
     read_shared_width,
-    read_storage,
     read_tied,
     read_token_ids,
     read_turning,
     rope_section,
     whole,
 )
+from trueline.models.storage import read_storage
 from trueline.spec.feedforward import DenseSpec, MoESpec, RouterSpec
 from trueline.spec.fields import Fields
 from trueline.spec.mixer import LightningSpec

@@ -22,11 +22,11 @@ from trueline.models.parts import (
     read_override,
     read_rope,
     read_shared_width,
-    read_storage,
     read_tied,
     read_token_ids,
     whole,
 )
+from trueline.models.storage import read_storage
 from trueline.spec.feedforward import DenseSpec, FeedForwardSpec, MoESpec, RouterSpec
 from trueline.spec.fields import Fields
 from trueline.spec.mixer import MLASpec

@@ -16,12 +16,11 @@ from trueline.models.parts import (
     read_dtype,
     read_layer_types,
     read_shared_width,
-    read_storage,
     read_token_ids,
     read_yarn,
-    unsupported,
     whole,
 )
+from trueline.models.storage import read_storage, unsupported
 from trueline.spec.feedforward import MoESpec, RouterSpec
 from trueline.spec.fields import Fields
 from trueline.spec.mixer import CompressedSpec
@@ -81,7 +80,7 @@ def read(fields: Fields, overrides: dict[str, Any]) -> ModelSpec:
     return spec
 
 
-def read_v4_storage(fields: Fields) -> Fact[Storage]:
+def read_v4_storage(fields: Fields) -> Fact[Storage | None]:
     """The published checkpoints hold their experts in fp4 beside block fp8."""
     storage = read_storage(fields)
     if not fields.has("expert_dtype"):

@@ -10,7 +10,8 @@ from typing import Any
 
 from trueline.errors import ConfigError
 from trueline.models.deepseek import KIMI_K2, read_decoder
-from trueline.models.parts import check_architectures, finish, read_storage
+from trueline.models.parts import check_architectures, finish
+from trueline.models.storage import read_storage
 from trueline.spec.fields import Fields
 from trueline.spec.model import ModelSpec
 from trueline.spec.source import Source

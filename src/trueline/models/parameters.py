@@ -76,10 +76,6 @@ class Parameter:
     def count(self) -> int:
         return prod(self.shape)
 
-    @property
-    def may_be_fp8(self) -> bool:
-        return self.kind == "matrix"
-
 
 def parameters(spec: ModelSpec) -> Iterator[Parameter]:
     if spec.not_runnable:

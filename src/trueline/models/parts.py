@@ -1,15 +1,14 @@
-"""Readers for the parts that families share: rope in all its spellings, dtype, stored format."""
+"""Readers for the parts that families share: rope in all its spellings, widths, dtype, tokens."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
 from trueline.errors import ConfigError
 from trueline.models.harmless import HARMLESS, INERT_AT
 from trueline.spec.fields import Fields
-from trueline.spec.model import DTYPE_BYTES, BlockFp8, Storage, UnsupportedStorage
+from trueline.spec.model import DTYPE_BYTES
 from trueline.spec.rope import RopeSpec, YarnSpec
 from trueline.spec.source import Fact, Source, Span, default, formula
 
@@ -148,68 +147,6 @@ def read_token_ids(fields: Fields, key: str) -> Fact[tuple[int, ...]]:
         return fields.list_of(key, is_id, "token ids", length=None)
     one = fields.integer(key, minimum=0)
     return Fact((one.value,), one.source)
-
-
-def read_storage(fields: Fields) -> Fact[Storage]:
-    """How the checkpoint is stored; formats we cannot load yet are named, not guessed."""
-    section = fields.section("quantization_config", accepts="the keys of block fp8")
-    if section is None:
-        return default(None, "no quantization_config: plain float")
-    source = Source("key", section.prefix.removesuffix("."))
-    method = section.name("quant_method")
-    if method.value != "fp8":
-        fmt = section.raw.get("format")
-        name = f"{method.value} ({fmt})" if fmt else method.value
-        return Fact(unsupported(name, method.source.text), source)
-    section.choice("fmt", ("e4m3",), default=default("e4m3", "block fp8 has no other"))
-    section.choice(
-        "activation_scheme", ("dynamic",), default=default("dynamic", "block fp8 has no other")
-    )
-    section.must_equal("dequantize", False, "weights are dequantised on load anyway")
-    block = section.list_of(
-        "weight_block_size", lambda v: type(v) is int and 0 < v <= 65536, "block sizes", length=2
-    )
-    scale_fmt = section.choice(
-        "scale_fmt", ("float32", "ue8m0"), default=default("float32", "plain scales")
-    )
-    ignored = _ignored_modules(section)
-    section.finish({})
-    storage = BlockFp8.of(
-        block=block,
-        power_of_two_scales=Fact(scale_fmt.value == "ue8m0", scale_fmt.source),
-        ignored_modules=ignored,
-    )
-    return Fact(storage, source)
-
-
-def unsupported(name: str, key: str) -> UnsupportedStorage:
-    return UnsupportedStorage(
-        name=name,
-        why="only plain float and block fp8 (quant_method fp8) checkpoints can be loaded yet",
-        sources={"name": Source("key", key)},
-    )
-
-
-def _ignored_modules(section: Fields) -> Fact[tuple[str, ...]]:
-    spellings = ("modules_to_not_convert", "ignored_layers", "ignore")
-    present = [key for key in spellings if section.has(key)]
-    if not present:
-        return default((), "nothing is exempt by name")
-    if len(present) > 1:
-        section.refuse(present[1], f"only one of {', '.join(spellings)}")
-    return section.list_of(
-        present[0], _is_module_name, "module names, or 're:' and a regular expression", length=None
-    )
-
-
-def _is_module_name(value: Any) -> bool:
-    if not isinstance(value, str) or not value:
-        return False
-    try:
-        re.compile(value.removeprefix("re:"))
-    except re.error:
-        return not value.startswith("re:")
-    return True
 
 
 def finish(fields: Fields) -> None:

@@ -60,6 +60,9 @@ class Capabilities:
     """Of computation; None: any."""
     weight_dtypes: tuple[torch.dtype, ...] = ()
     """That `pack` keeps although they are not the dtype of computation."""
+    formats: tuple[str, ...] | None = None
+    """Labels of the stored formats whose weights `pack` takes as they are stored, and no others.
+    None: it dequantises whatever it is given."""
     batch_invariant: bool = False
     """Whether a row's bits depend on nothing but the row, whatever shares its step."""
     capture: bool = False
@@ -74,6 +77,12 @@ class Capabilities:
 
     def elsewhere(self, device: str) -> list[str]:
         return [] if device in self.devices else [f"runs on {' and '.join(self.devices)}"]
+
+    def not_packed(self, stored: str) -> list[str]:
+        """Why it does not take weights of a format."""
+        if self.formats is None or stored in self.formats:
+            return []
+        return [f"packs {' and '.join(self.formats)} weights, not {stored} ones"]
 
     def refusals(self, context: Context) -> list[str]:
         """Why it cannot run, on one of its devices; empty if it can."""

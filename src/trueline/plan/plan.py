@@ -33,14 +33,13 @@ from trueline.plan.memory import (
     plan_groups,
     slot_plan,
 )
-from trueline.plan.select import LAYERS, OWN, Selection, choose_layers, choose_op
+from trueline.plan.select import LAYERS, OWN, PACKING, Selection, choose_layers, choose_ops
 from trueline.spec.model import ModelSpec
+from trueline.weights.formats import quantised_format
 
 # Keys per product where nothing depends on it.
 FREE_TILING = Tiling(1024, full=False)
 SMALL_MODEL = 64_000_000
-PACKING = ("linear", "batched_gemm", "mlp", "experts")
-"""Ops that keep weights."""
 
 
 K = TypeVar("K", bound=StateKind[Any])
@@ -52,6 +51,9 @@ class Plan:
     limits: Limits
     threads: int
     selections: dict[str, Selection]
+    """Of ops that keep weights: for plain float."""
+    by_format: dict[str, dict[str, Selection]]
+    """Format -> op -> what packs weights that are stored in it."""
     layers: dict[str, Selection]
     weight_dtype: torch.dtype
     compute_dtype: torch.dtype
@@ -128,6 +130,9 @@ class Plan:
         yield f"invariance   {'bitwise, whatever the batch' if self.batch_invariant else 'off'}"
         for op, chosen in self.selections.items():
             yield f"{op:<12} {chosen.name} ({chosen.reason})"
+            for stored, others in self.by_format.items():
+                if op in others:
+                    yield f"{op:<12} {stored}: {others[op].name} ({others[op].reason})"
         for kind, choice in self.layers.items():
             if choice.name != OWN:
                 yield f"layer        {kind}: {choice.name} ({choice.reason})"
@@ -193,12 +198,19 @@ def make_plan(
         latent=latent.layout if latent else None,
         index=keys,
     )
-    selections = {op: choose_op(op, config, context) for op in used}
-    declared = {op: capabilities(op, chosen.name) for op, chosen in selections.items()}
-    capture = all(each.capture for each in declared.values())
+    quantised = quantised_format(spec)
+    formats = (quantised.label,) if quantised else ()
+    selections, by_format = choose_ops(used, config, context, formats)
+    declared = [
+        (op, capabilities(op, chosen.name))
+        for each in (selections, *by_format.values())
+        for op, chosen in each.items()
+    ]
+    capture = all(each.capture for _, each in declared)
     max_len = max_model_len(spec, config)
     # Some kernels multiply by weights as they are stored; others want them as they compute.
-    as_stored = all(storage in declared[op].weight_dtypes for op in PACKING)
+    keeping = ("batched_gemm", *PACKING)
+    as_stored = all(storage in each.weight_dtypes for op, each in declared if op in keeping)
     kept = storage if as_stored else compute
     weights = sum(p.count for p in parameters(spec)) * kept.itemsize
     budget = cache_budget(config, device, limits, weights, measured)
@@ -212,6 +224,7 @@ def make_plan(
         # Where a step takes microseconds, threads only wait for each other.
         threads=device.threads if weights >= SMALL_MODEL else 1,
         selections=selections,
+        by_format=by_format,
         layers=choose_layers(spec, config, context),
         weight_dtype=kept,
         compute_dtype=compute,

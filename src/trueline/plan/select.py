@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -18,6 +18,7 @@ from trueline.spec.feedforward import DenseSpec, MoESpec
 from trueline.spec.mixer import LightningSpec, MLASpec
 from trueline.spec.model import LayerSpec, ModelSpec
 from trueline.spec.source import Spec
+from trueline.weights.formats.dense import DENSE
 
 OWN = "trueline"
 """The name of our class for a kind of layer."""
@@ -27,6 +28,8 @@ KINDS: dict[type[Spec], str] = {
     DenseSpec: "dense",
     MoESpec: "moe",
 }
+PACKING = ("linear", "mlp", "experts")
+"""Ops that keep weights as layers have them: chosen for each format that these are stored in."""
 # Where they are, as text: layers are built from the plan, and so stand above it.
 LAYERS = Registry(
     "trueline.layers",
@@ -49,12 +52,48 @@ class Selection:
     """With the package it comes from, if it is not ours."""
 
 
-def choose_op(op: str, config: EngineConfig, context: Context) -> Selection:
+def choose_ops(
+    ops: Iterable[str], config: EngineConfig, context: Context, formats: Sequence[str]
+) -> tuple[dict[str, Selection], dict[str, dict[str, Selection]]]:
+    """All of them, where weights are dense; and by each further stored format, those that keep
+    weights."""
+    stored = (DENSE.label, *formats)
+    packing = {op: _choose_by_format(op, config, context, stored) for op in PACKING}
+    selections = {
+        op: packing[op][DENSE.label] if op in packing else choose_op(op, config, context)
+        for op in ops
+    }
+    return selections, {form: {op: packing[op][form] for op in PACKING} for form in formats}
+
+
+def _choose_by_format(
+    op: str, config: EngineConfig, context: Context, formats: Sequence[str]
+) -> dict[str, Selection]:
+    """For an op that keeps weights: one for each stored format of the model. One that was asked
+    for is taken wherever it packs the format, which must be somewhere."""
+    asked = config.ops.get(op)
+    others = replace(config, ops={name: config.ops[name] for name in config.ops if name != op})
+    packed = [
+        form for form in formats if asked is None or not capabilities(op, asked).not_packed(form)
+    ]
+    return {
+        form: choose_op(
+            op, config if form in packed or not packed else others, context, stored=form
+        )
+        for form in formats
+    }
+
+
+def choose_op(
+    op: str, config: EngineConfig, context: Context, stored: str = DENSE.label
+) -> Selection:
     """The one asked for; or the first that runs here of those that packages call preferred, then
-    of ours."""
+    of ours. `stored`: the format of the weights that it packs, if it packs any."""
     device = context.device
     if op in config.ops:
         name = config.ops[op]
+        if unpacked := capabilities(op, name).not_packed(stored):
+            raise UsageError(f"op {op}={name} was asked for and {unpacked[0]}")
         elsewhere = capabilities(op, name).elsewhere(device)
         if elsewhere and not (name == "triton" and interpreting()):
             raise UsageError(f"op {op}={name} was asked for and {elsewhere[0]}, not on {device}")
@@ -70,7 +109,7 @@ def choose_op(op: str, config: EngineConfig, context: Context) -> Selection:
             elsewhere = declared.elsewhere(device)
             if elsewhere and not package:
                 continue  # ours for other machines are no news
-            found = elsewhere or _op_refusals(op, name, context)
+            found = elsewhere or declared.not_packed(stored) or _op_refusals(op, name, context)
         except PluginError as error:  # nobody asked for it: told, and left out
             found = [str(error)]
         if not found:

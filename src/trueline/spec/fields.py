@@ -1,6 +1,7 @@
 """A strict reader of one JSON object: every key is read, listed as harmless, or an error.
 
-Only family readers in `models/` use it; after them nobody reads config.json.
+Only family readers in `models/` use it, and stored formats (`weights/formats/`) for their part of
+`quantization_config`; after them nobody reads config.json.
 """
 
 from __future__ import annotations

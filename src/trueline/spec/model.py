@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from trueline.spec.feedforward import FeedForwardSpec
 from trueline.spec.mixer import MixerSpec
@@ -12,23 +13,21 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
-class BlockFp8(Spec):
-    """float8_e4m3fn weights with one scale per block: W = weight × weight_scale_inv."""
+class Storage(Spec):
+    """How a checkpoint stores its quantised weights. `weights/formats/` has those we can load."""
 
-    block: tuple[int, int]
-    power_of_two_scales: bool
-    ignored_modules: tuple[str, ...]
+    label: ClassVar[str]
+    """What reports call it."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnsupportedStorage(Spec):
+class UnsupportedStorage(Storage):
     """A stored format that `inspect` can name and the loader refuses by that name."""
+
+    label = "not loadable yet"
 
     name: str
     why: str
-
-
-Storage = BlockFp8 | UnsupportedStorage | None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -57,7 +56,8 @@ class ModelSpec(Spec):
     whole width. None: all channels, but a part of each sum, for the ranks to add up."""
     norm_head: bool = False
     """Whether each column of lm_head is divided by its length over the whole vocabulary."""
-    storage: Storage = None
+    storage: Storage | None = None
+    """None: plain float."""
     renamed: tuple[tuple[str, str], ...] = ()
     """What its files call parameters that others share: (our name, theirs), the first that fits."""
     refused_inputs: tuple[str, ...] = ()

@@ -8,8 +8,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from trueline.errors import UsageError, did_you_mean
-from trueline.spec.model import BlockFp8
 from trueline.tiny.tokenizer import SPECIALS
+from trueline.weights.formats.block_fp8 import BlockFp8
 
 _COMMON: dict[str, Any] = {
     "attention_bias": False,

@@ -21,11 +21,11 @@ from trueline.errors import UsageError
 from trueline.models import read_model
 from trueline.models.parameters import Parameter, parameters
 from trueline.spec.mixer import MLASpec
-from trueline.spec.model import BlockFp8, ModelSpec
+from trueline.spec.model import ModelSpec
 from trueline.tiny.tokenizer import write_tokenizer
 from trueline.weights.checkpoint import INDEX_NAME
 from trueline.weights.dummy import draw
-from trueline.weights.ledger import SCALE_SUFFIX, is_ignored
+from trueline.weights.formats.block_fp8 import SCALE_SUFFIX, BlockFp8
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PREFIX = {"kimi_k25": "language_model."}
@@ -96,10 +96,10 @@ def _tensors(spec: ModelSpec, options: TinyOptions) -> Iterator[tuple[str, Tenso
 def _stored(
     name: str, value: Tensor, spec: ModelSpec, options: TinyOptions, parameter: Parameter
 ) -> Iterator[tuple[str, Tensor]]:
-    storage = spec.storage if parameter.may_be_fp8 else None
+    storage = spec.storage if parameter.kind == "matrix" else None
     if parameter.kind in PRECISE_KINDS:
         yield "", value
-    elif isinstance(storage, BlockFp8) and not is_ignored(storage, name):
+    elif isinstance(storage, BlockFp8) and not storage.exempts(name):
         weight, scale = quantise(value, storage)
         yield "", weight
         yield SCALE_SUFFIX, scale

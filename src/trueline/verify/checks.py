@@ -34,6 +34,7 @@ from trueline.verify.rope import rope_contract
 from trueline.verify.routing import routing
 from trueline.verify.schedules import ENGINE_CHECKS
 from trueline.verify.sparse import index_cache, sparse_ops
+from trueline.verify.weight_values import weight_values
 from trueline.weights.checkpoint import open_checkpoint
 from trueline.weights.ledger import balance
 from trueline.weights.load import load_weights
@@ -250,6 +251,7 @@ CHECKS: Mapping[str, Callable[[Subject], None]] = {
     "oracle": oracle,
     "absorbed = expanded": absorbed_equals_expanded,
     "ledger": ledger,
+    "weight values": weight_values,
     "strict": strict,
     "routing": routing,
     "op = reference": attention_ops,

@@ -26,7 +26,7 @@ from trueline.verify.ops import attended
 from trueline.verify.ops.attention import SCALE, TILINGS, same_attention
 from trueline.verify.ops.data import L, R, paged, randn
 from trueline.verify.schedules import base, prompt
-from trueline.weights.load import load_weights
+from trueline.weights.load import StoredWeights
 
 OVER_TABLES = (
     *("mla_decode", "lightning", "index_scores", "topk", "sparse_mla"),
@@ -111,7 +111,7 @@ def emulated(subject: Subject, config: EngineConfig) -> EngineCore:
     needed = {op for op in ours if op in make_plan(spec, config, find_device("cpu")).selections}
     config = replace(config, ops={op: ours[op] for op in needed})
     plan = make_plan(spec, config, find_device("cpu"))
-    values = load_weights(subject.model, spec, dtype=plan.weight_dtype)
+    values = StoredWeights(subject.model, spec, dtype=plan.weight_dtype)
     runner = Runner(spec, plan, build_decoder(spec, plan, values), capture=again)
     assert runner.graphs is not None
     runner.graphs.capture_all()

@@ -20,7 +20,7 @@ from trueline.verify.cases import Subject
 from trueline.verify.engine import Ask, oracle, serve
 from trueline.verify.failed import CheckFailed
 from trueline.verify.schedules import base, prompt
-from trueline.weights.load import load_weights
+from trueline.weights.load import StoredWeights
 
 HEAD = prompt(88, 3)
 BUDGET = 54
@@ -75,6 +75,6 @@ def interpreted(subject: Subject, config: EngineConfig) -> EngineCore:
     """On a CPU: Triton's prefill, and for the rest what a CPU has."""
     spec = read_model(subject.model, config.facts)
     plan = make_plan(spec, replace(config, ops={"mla_prefill": "triton"}), find_device("cpu"))
-    values = load_weights(subject.model, spec, dtype=plan.weight_dtype)
+    values = StoredWeights(subject.model, spec, dtype=plan.weight_dtype)
     runner = Runner(spec, plan, build_decoder(spec, plan, values))
     return EngineCore(LocalExecutor(runner, threaded=plan.limits.overlap), plan, config)

@@ -18,7 +18,7 @@ from trueline.plan.plan import make_plan
 from trueline.spec.shard import local_spec
 from trueline.verify.engine import Ask, Run, run, same, serve
 from trueline.verify.failed import CheckFailed
-from trueline.weights.load import load_weights
+from trueline.weights.load import StoredWeights
 
 
 def ranks_are_as_one(model: Path, asks: Sequence[Ask], config: EngineConfig, *sizes: int) -> None:
@@ -43,7 +43,7 @@ def serve_on_ranks(model: Path, asks: Sequence[Ask], config: EngineConfig, size:
         try:
             local = local_spec(spec, number, size, whole_sums=config.batch_invariant)
             plan = make_plan(local, config, find_device("cpu"))
-            values = load_weights(model, local, dtype=plan.weight_dtype)
+            values = StoredWeights(model, local, dtype=plan.weight_dtype)
             decoder = build_decoder(local, plan, values, group.rank(number))
             runner = Runner(local, plan, decoder)
             executor = LocalExecutor(runner, threaded=plan.limits.overlap)

@@ -13,6 +13,7 @@ from torch import Tensor
 from trueline.models.parameters import Kind, parameters
 from trueline.spec.model import ModelSpec
 from trueline.weights.load import FLOAT32_KINDS
+from trueline.weights.value import Weight
 
 # What is left of a drawn correction bias, so that it does not choose the experts.
 EVEN = 0.01
@@ -30,12 +31,13 @@ class DummyWeights:
     def __iter__(self) -> Iterator[str]:
         return iter(self._parameters)
 
-    def pop(self, name: str) -> Tensor:
+    def pop(self, name: str) -> Weight:
         parameter = self._parameters.pop(name)
         value = draw(name, parameter.shape, parameter.kind, self._seed, self._device)
         if parameter.kind == "correction_bias":
             value *= EVEN  # a checkpoint's bias evens out what its router prefers: ours has none
-        return value.to(torch.float32 if parameter.kind in FLOAT32_KINDS else self._dtype)
+        dtype = torch.float32 if parameter.kind in FLOAT32_KINDS else self._dtype
+        return Weight.of(value.to(dtype))
 
 
 def draw(

@@ -3,9 +3,8 @@ reason, every parameter is filled exactly once. No torch."""
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trueline.errors import CheckpointError, did_you_mean
@@ -16,13 +15,11 @@ from trueline.models.parameters import (
     published_name,
     unused_by_choice,
 )
-from trueline.spec.model import BlockFp8, ModelSpec, UnsupportedStorage
+from trueline.spec.model import ModelSpec, UnsupportedStorage
 from trueline.spec.shard import whole_spec
 from trueline.weights.checkpoint import Checkpoint, StoredTensor
-
-PLAIN_DTYPES = ("F32", "F16", "BF16")
-SCALE_SUFFIX = "_scale_inv"
-SCALE_DTYPES = ("F32", "F8_E8M0")
+from trueline.weights.formats import PLAIN_DTYPES, Format, may_be_quantised
+from trueline.weights.formats.dense import DENSE
 
 # Names by which other stored formats give themselves away, for a refusal by name.
 FOREIGN_FORMATS = {
@@ -36,12 +33,21 @@ FOREIGN_FORMATS = {
 
 @dataclass(frozen=True, slots=True)
 class Use:
-    """One stored tensor that fills (part of) a parameter, with its scales if it is block fp8."""
+    """The stored tensors of one weight, which fills (part of) a parameter."""
 
     parameter: Parameter
     piece: Piece
-    tensor: StoredTensor
-    scale: StoredTensor | None = None
+    format: Format
+    tensors: tuple[StoredTensor, ...]
+
+    @property
+    def tensor(self) -> StoredTensor:
+        """The one that holds its numbers."""
+        return self.tensors[0]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(tensor.nbytes for tensor in self.tensors)
 
 
 @dataclass(slots=True)
@@ -90,6 +96,16 @@ def stored_dtypes(tensors: Iterable[StoredTensor]) -> dict[str, tuple[int, int]]
     return {dtype: (counts[dtype], sizes[dtype]) for dtype in sorted(counts)}
 
 
+def stored_formats(uses: Iterable[Use]) -> dict[str, tuple[int, int]]:
+    """Format -> (weights, bytes), scales included."""
+    counts: Counter[str] = Counter()
+    sizes: Counter[str] = Counter()
+    for use in uses:
+        counts[use.format.label] += 1
+        sizes[use.format.label] += use.nbytes
+    return {label: (counts[label], sizes[label]) for label in sorted(counts)}
+
+
 def balance(checkpoint: Checkpoint, spec: ModelSpec) -> Ledger:
     """Match what is stored with what the whole model needs, strictly both ways."""
     if isinstance(spec.storage, UnsupportedStorage):
@@ -104,20 +120,19 @@ def balance(checkpoint: Checkpoint, spec: ModelSpec) -> Ledger:
         if parameter.fused is not None and parameter.fused.source in found:
             pieces = (parameter.fused,)
         for piece in pieces:
-            tensor = found.get(piece.source)
-            if tensor is None:
+            fmt = _format_of(spec, parameter, piece, found)
+            names = fmt.names(piece.source)
+            if names[0] not in found:
                 ledger.missing.append(piece.source)
                 continue
-            taken.add(piece.source)
-            scale_name = piece.source + SCALE_SUFFIX
-            scale = found.get(scale_name) if tensor.dtype == "F8_E4M3" else None
-            if scale is not None:
-                taken.add(scale_name)
-            problem = _problem(spec, parameter, piece, tensor, scale)
+            there = [name for name in names if name in found]
+            taken.update(there)
+            use = Use(parameter, piece, fmt, tuple(found[name] for name in there))
+            problem = _problem(spec, use, names)
             if problem:
                 ledger.wrong.append(problem)
             else:
-                ledger.uses.append(Use(parameter, piece, tensor, scale))
+                ledger.uses.append(use)
     _sort_rest(ledger, spec, found, taken)
     _note_plain_weights(ledger, spec)
     return ledger
@@ -135,43 +150,33 @@ def _by_published_name(
     return found
 
 
-def _problem(
-    spec: ModelSpec,
-    parameter: Parameter,
-    piece: Piece,
-    tensor: StoredTensor,
-    scale: StoredTensor | None,
-) -> str | None:
-    if tensor.shape != piece.shape:
-        return f"{tensor}: the config wants shape {list(piece.shape)}"
-    if tensor.dtype in PLAIN_DTYPES:
-        return None
+def _format_of(
+    spec: ModelSpec, parameter: Parameter, piece: Piece, found: Mapping[str, StoredTensor]
+) -> Format:
+    """The checkpoint's, unless the weight is plain float or may be nothing else."""
     storage = spec.storage
+    if not isinstance(storage, Format) or not may_be_quantised(parameter, piece):
+        return DENSE
+    numbers = found.get(storage.names(piece.source)[0])
+    return DENSE if numbers is None or numbers.dtype in PLAIN_DTYPES else storage
+
+
+def _problem(spec: ModelSpec, use: Use, names: Sequence[str]) -> str | None:
+    tensor, piece = use.tensor, use.piece
     accepted = ", ".join(PLAIN_DTYPES)
-    if tensor.dtype != "F8_E4M3" or not parameter.may_be_fp8 or piece is parameter.fused:
-        return f"{tensor}: accepted here: {accepted}"
-    if not isinstance(storage, BlockFp8):
-        return f"{tensor}: accepted: {accepted}; config.json has no fp8 quantization_config"
-    if is_ignored(storage, tensor.name) or is_ignored(storage, piece.source):
+    if use.format is DENSE:
+        problem = DENSE.problem(piece.shape, use.tensors)
+        announced = spec.storage is not None or not may_be_quantised(use.parameter, piece)
+        if problem and tensor.shape == piece.shape and not announced:
+            return f"{problem}; config.json has no quantization_config"
+        return problem
+    if use.format.exempts(tensor.name) or use.format.exempts(piece.source):
         return f"{tensor}: accepted: {accepted}; quantization_config exempts it by name"
-    if scale is None:
-        return f"{tensor}: its '{tensor.name}{SCALE_SUFFIX}' is missing"
-    blocks = [-(-size // block) for size, block in zip(tensor.shape, storage.block, strict=True)]
-    if list(scale.shape) != blocks or scale.dtype not in SCALE_DTYPES:
-        return f"{scale}: accepted: {' or '.join(SCALE_DTYPES)} {blocks}"
-    return None
-
-
-def is_ignored(storage: BlockFp8, weight: str) -> bool:
-    """Whether a weight's module, or a module around it, is exempt. By full name, never by part of
-    one: 'mlp.gate' does not exempt 'mlp.gate_proj', nor 'layers.1' 'layers.11'."""
-    module = weight.rpartition(".")[0]
-    return any(
-        bool(re.fullmatch(entry[3:], module))
-        if entry.startswith("re:")
-        else module == entry or module.startswith(entry + ".")
-        for entry in storage.ignored_modules
-    )
+    if len(use.tensors) < len(names):
+        stored = {published_name(spec, each.name) for each in use.tensors}
+        missing = next(name for name in names if name not in stored)
+        return f"{tensor}: its '{missing}' is missing"
+    return use.format.problem(piece.shape, use.tensors)
 
 
 def _sort_rest(
@@ -194,14 +199,15 @@ def _sort_rest(
 
 
 def _note_plain_weights(ledger: Ledger, spec: ModelSpec) -> None:
-    if not isinstance(spec.storage, BlockFp8):
+    storage = spec.storage
+    if not isinstance(storage, Format):
         return
     plain = [
         use
         for use in ledger.uses
-        if use.scale is None
-        and use.parameter.may_be_fp8
-        and not is_ignored(spec.storage, use.tensor.name)
+        if use.format is DENSE
+        and use.parameter.kind == "matrix"
+        and not storage.exempts(use.tensor.name)
     ]
     if plain:
         ledger.notes.append(

@@ -1,14 +1,15 @@
-"""Stream a checkpoint into parameters: memory-mapped, each byte read once, in file order.
+"""A checkpoint's parameters as weights: memory-mapped, each byte read once.
 
-Pages are given back to the system as soon as a tensor has been copied, so that host memory never
-holds much more than the model itself.
+Pages are given back to the system as soon as a tensor has been dequantised, so that host memory
+never holds much more than the model itself.
 """
 
 from __future__ import annotations
 
 import mmap
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -16,21 +17,29 @@ from torch import Tensor
 
 from trueline.errors import CheckpointError
 from trueline.models.parameters import Parameter, Piece, parameters
-from trueline.spec.model import BlockFp8, ModelSpec
+from trueline.spec.model import ModelSpec
 from trueline.weights.checkpoint import Checkpoint, StoredTensor, open_checkpoint
+from trueline.weights.formats import Stored
 from trueline.weights.ledger import Use, balance
+from trueline.weights.value import CHUNK, Part, Weight, runs
 
 TORCH_DTYPES = {
+    "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
+    "I64": torch.int64,
+    "I32": torch.int32,
+    "I16": torch.int16,
+    "I8": torch.int8,
+    "U8": torch.uint8,
+    "BOOL": torch.bool,
     "F8_E4M3": torch.float8_e4m3fn,
+    "F8_E5M2": torch.float8_e5m2,
     "F8_E8M0": torch.float8_e8m0fnu,
 }
 # What decides which experts run and which keys are seen: never rounded below float32.
 FLOAT32_KINDS = ("router", "correction_bias", "index_weights")
-# Dequantised in runs of this many numbers, so that float32 copies stay small.
-CHUNK = 1 << 24
 # Serving engines' floor for the length of a column of lm_head.
 SHORTEST_COLUMN = 1e-7
 
@@ -73,9 +82,9 @@ class _Files:
 
 
 class StoredWeights:
-    """The parameters of a checkpoint, each read when it is taken, so that whoever packs one and
-    lets it go never holds all of them twice. Names are those of `models/parameters.py`, iterated
-    in file order."""
+    """The parameters of a checkpoint. Their numbers are read when they are dequantised, so that
+    whoever packs one and lets it go never holds all of them twice. Names are those of
+    `models/parameters.py`, iterated in file order."""
 
     def __init__(
         self, model: Path, spec: ModelSpec, *, dtype: torch.dtype, progress: Progress | None = None
@@ -83,43 +92,51 @@ class StoredWeights:
         checkpoint = open_checkpoint(model)
         if checkpoint is None:
             raise CheckpointError(f"{model}: no *.safetensors files; accepted: a model directory")
-        self._spec, self._dtype, self._progress = spec, dtype, progress
+        self._dtype, self._progress = dtype, progress
         self._files = _Files()
         self._uses: dict[str, list[Wanted]] = {}
         for wanted in wanted_pieces(checkpoint, spec):
             self._uses.setdefault(wanted.parameter.name, []).append(wanted)
         uses = (wanted.use for several in self._uses.values() for wanted in several)
         self._total = sum(use.tensor.nbytes for use in uses)
+        self._read: set[str] = set()
         self._done = 0
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._uses)
 
-    def pop(self, name: str) -> Tensor:
+    def pop(self, name: str) -> Weight:
         pieces = self._uses.pop(name)
         parameter = pieces[0].parameter
+        parts = tuple(part for wanted in pieces for part in self._parts(wanted))
         exact = parameter.kind in FLOAT32_KINDS
-        value = torch.empty(parameter.shape, dtype=torch.float32 if exact else self._dtype)
-        unwritten = value.numel()
-        for wanted in pieces:
-            for put, numbers in read_piece(self._files, wanted, self._spec):
-                target = value[put]
-                target.copy_(numbers)
-                unwritten -= target.numel()
-            self._done += wanted.use.tensor.nbytes
-            if self._progress:
-                self._progress(self._done, self._total)
-        if unwritten:  # the ledger balanced, so this is our own bug
-            raise AssertionError(f"{name}: not filled exactly once: {unwritten} numbers off")
-        return value
+        return Weight(parameter.shape, torch.float32 if exact else self._dtype, parts)
+
+    def _parts(self, wanted: Wanted) -> Iterator[Part]:
+        """What this rank has of a stored tensor, at its place in the parameter."""
+        label, read = wanted.use.format.label, partial(self._finish, wanted.use.tensor)
+        for stored, put in opened(self._files, wanted):
+            leading = [at for at in put if isinstance(at, int)]
+            inside = [at.start or 0 for at in put if isinstance(at, slice)]
+            rest = len(stored.shape) - len(inside)
+            yield Part(stored, label, (*leading, *inside, *(0,) * rest), read)
+
+    def _finish(self, tensor: StoredTensor) -> None:
+        self._files.release(tensor)
+        if tensor.name in self._read:  # another run of its rows came before
+            return
+        self._read.add(tensor.name)
+        self._done += tensor.nbytes
+        if self._progress:
+            self._progress(self._done, self._total)
 
 
 def load_weights(
     model: Path, spec: ModelSpec, *, dtype: torch.dtype, progress: Progress | None = None
 ) -> dict[str, Tensor]:
-    """All parameters of `spec` (whole, or one rank's)."""
+    """All parameters of `spec` (whole, or one rank's), dequantised."""
     stored = StoredWeights(model, spec, dtype=dtype, progress=progress)
-    return {name: stored.pop(name) for name in list(stored)}
+    return {name: stored.pop(name).dequantise() for name in list(stored)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,84 +172,55 @@ def stream_weights(
     done = 0
     files = _Files()
     for wanted in pieces:
-        for _, numbers in read_piece(files, wanted, spec):
-            yield wanted.piece.source, numbers
+        for stored, _ in opened(files, wanted):
+            for numbers in runs(stored):
+                yield wanted.piece.source, numbers
+        files.release(wanted.use.tensor)
         done += wanted.use.tensor.nbytes
         if progress:
             progress(done, total)
 
 
-def read_piece(
-    files: _Files, wanted: Wanted, spec: ModelSpec
-) -> Iterator[tuple[tuple[int | slice, ...], Tensor]]:
-    """Numbers, and where they go in the parameter."""
-    for part in wanted.piece.split():
-        for piece, numbers in _chunks(files, wanted.use, wanted.parameter, part, spec):
-            yield piece.put, numbers
-    files.release(wanted.use.tensor)
+def opened(files: _Files, wanted: Wanted) -> Iterator[tuple[Stored, tuple[int | slice, ...]]]:
+    """What is wanted of a stored tensor, and where it goes in the parameter."""
+    use, values = wanted.use, [files.view(tensor) for tensor in wanted.use.tensors]
+    whole: Stored = use.format.open(use.tensors, values)
+    if wanted.parameter.unit_columns:
+        whole = UnitColumns(values[0], column_lengths(values[0]))
+    for piece in wanted.piece.split():
+        stored = whole
+        for axis, taken in enumerate(piece.take):
+            start, stop, _ = taken.indices(stored.shape[axis])
+            stored = stored.cut(axis, start, stop)
+        yield stored, piece.put
 
 
-def _chunks(
-    files: _Files, use: Use, parameter: Parameter, piece: Piece, spec: ModelSpec
-) -> Iterator[tuple[Piece, Tensor]]:
-    stored = files.view(use.tensor)
-    if parameter.unit_columns:
-        at = 0
-        for numbers in unit_columns(stored, piece.take[0]):
-            yield _rows(piece, at, len(numbers)), numbers
-            at += len(numbers)
-        return
-    if use.scale is None:
-        yield piece, stored[piece.take]
-        return
-    assert isinstance(spec.storage, BlockFp8)
-    scale = _scales(files.view(use.scale), use.scale, spec.storage)
-    full = (*piece.take, *(slice(None),) * (2 - len(piece.take)))
-    rows, columns = (
-        torch.arange(*part.indices(size)) for part, size in zip(full, stored.shape, strict=True)
-    )
-    step = max(CHUNK // max(len(columns), 1), 1)
-    for start in range(0, len(rows), step):
-        part = rows[start : start + step]
-        numbers = dequantise(stored, scale, part, columns, spec.storage.block)
-        yield _rows(piece, start, len(part)), numbers
+@dataclass(frozen=True, slots=True)
+class UnitColumns:
+    """Rows whose columns are divided by their lengths over *all* stored rows."""
+
+    numbers: Tensor
+    lengths: Tensor
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.numbers.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.numbers.nbytes
+
+    def cut(self, axis: int, start: int, stop: int) -> UnitColumns:
+        assert axis == 0, "a rank has some words, and all channels of each"
+        return replace(self, numbers=self.numbers[start:stop])
+
+    def dequantise(self) -> Tensor:
+        return self.numbers.double() / self.lengths
 
 
-def unit_columns(stored: Tensor, taken: slice) -> Iterator[Tensor]:
-    """The taken rows, in runs, each column divided by its length over *all* rows."""
+def column_lengths(stored: Tensor) -> Tensor:
     step = max(CHUNK // stored.shape[1], 1)
     squares = torch.zeros(stored.shape[1], dtype=torch.float64)
     for start in range(0, len(stored), step):
         squares += stored[start : start + step].double().square().sum(0)
-    lengths = squares.sqrt().clamp_min(SHORTEST_COLUMN)
-    for start in range(taken.start, taken.stop, step):
-        yield stored[start : min(start + step, taken.stop)].double() / lengths
-
-
-def _rows(piece: Piece, start: int, count: int) -> Piece:
-    """The same destination, narrowed to a run of its rows."""
-    *outer, last = piece.put or (slice(0, None),)
-    if isinstance(last, slice):
-        begin = (last.start or 0) + start
-        put = (*outer, slice(begin, begin + count))
-    else:
-        put = (*outer, last, slice(start, start + count))
-    return Piece(piece.source, piece.shape, piece.take, put)
-
-
-def _scales(scale: Tensor, stored: StoredTensor, storage: BlockFp8) -> Tensor:
-    numbers = scale.to(torch.float32)
-    if not bool(torch.isfinite(numbers).all()) or bool((numbers <= 0).any()):
-        raise CheckpointError(f"{stored}: accepted: positive, finite scales")
-    if storage.power_of_two_scales and bool((torch.frexp(numbers).mantissa != 0.5).any()):
-        raise CheckpointError(f"{stored}: scale_fmt is ue8m0, but not all are powers of two")
-    return numbers
-
-
-def dequantise(
-    weight: Tensor, scale: Tensor, rows: Tensor, columns: Tensor, block: tuple[int, int]
-) -> Tensor:
-    """weight × scale of its block, for these rows and columns (consecutive, any cut)."""
-    corner = weight[int(rows[0]) : int(rows[-1]) + 1, int(columns[0]) : int(columns[-1]) + 1]
-    scales = scale[rows // block[0]][:, columns // block[1]]
-    return corner.to(torch.float32) * scales
+    return squares.sqrt().clamp_min(SHORTEST_COLUMN)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from trueline.ops.capabilities import CPU, GPU, NATIVE, Capabilities
 from trueline.ops.linear import LinearOp
+from trueline.weights.value import Weight
 
 Packed = TypeVar("Packed")
 
@@ -17,7 +18,7 @@ Packed = TypeVar("Packed")
 class BatchedGemm(Protocol[Packed]):
     capabilities: Capabilities
 
-    def pack(self, weight: Tensor, linear: LinearOp, batch_invariant: bool) -> Packed: ...
+    def pack(self, weight: Weight | Tensor, linear: LinearOp, batch_invariant: bool) -> Packed: ...
 
     def run(self, x: Tensor, packed: Packed, to: Tensor | None = None) -> Tensor: ...
 

@@ -8,6 +8,7 @@ from torch import Tensor
 from trueline.ops.batched_gemm import IMPLEMENTATIONS
 from trueline.ops.capabilities import Opaque
 from trueline.ops.linear import LinearOp
+from trueline.weights.value import Weight, dense
 
 capabilities = IMPLEMENTATIONS["cpu"]
 
@@ -20,7 +21,8 @@ class Packed:
     """A batched product's bits depend on where a row stands; one product per head does not."""
 
 
-def pack(weight: Tensor, linear: LinearOp, batch_invariant: bool) -> Packed:
+def pack(weight: Weight | Tensor, linear: LinearOp, batch_invariant: bool) -> Packed:
+    weight = dense(weight)
     return Packed(
         weight, linear, [linear.pack(head) for head in weight] if batch_invariant else None
     )

@@ -7,12 +7,13 @@ from torch import Tensor
 
 from trueline.ops.batched_gemm import IMPLEMENTATIONS
 from trueline.ops.linear import LinearOp
+from trueline.weights.value import Weight, dense
 
 capabilities = IMPLEMENTATIONS["cublas"]
 
 
-def pack(weight: Tensor, linear: LinearOp, batch_invariant: bool) -> Tensor:
-    return weight.contiguous()
+def pack(weight: Weight | Tensor, linear: LinearOp, batch_invariant: bool) -> Tensor:
+    return dense(weight).contiguous()
 
 
 def run(x: Tensor, packed: Tensor, to: Tensor | None = None) -> Tensor:

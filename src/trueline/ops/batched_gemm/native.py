@@ -9,6 +9,7 @@ from trueline.device import large_empty
 from trueline.native import packable, panel, weighted
 from trueline.ops.batched_gemm import IMPLEMENTATIONS
 from trueline.ops.linear import LinearOp
+from trueline.weights.value import Weight, dense
 
 capabilities = IMPLEMENTATIONS["native"]
 
@@ -20,8 +21,8 @@ class Packed:
     inner: int
 
 
-def pack(weight: Tensor, linear: LinearOp, batch_invariant: bool) -> Packed:
-    weight = packable(weight)
+def pack(weight: Weight | Tensor, linear: LinearOp, batch_invariant: bool) -> Packed:
+    weight = packable(dense(weight))
     heads, columns, inner = weight.shape
     data = large_empty(heads, -(-columns // panel()) * panel() * inner, dtype=weight.dtype)
     for head, to in zip(weight, data, strict=True):

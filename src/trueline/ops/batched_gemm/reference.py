@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from trueline.ops.batched_gemm import IMPLEMENTATIONS
+from trueline.weights.value import Weight, dense
 
 capabilities = IMPLEMENTATIONS["reference"]
 
 
-def pack(weight: Tensor, linear: object, batch_invariant: bool) -> Tensor:
-    return weight.double()
+def pack(weight: Weight | Tensor, linear: object, batch_invariant: bool) -> Tensor:
+    return dense(weight).double()
 
 
 def run(x: Tensor, packed: Tensor, to: Tensor | None = None) -> Tensor:

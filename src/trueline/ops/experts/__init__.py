@@ -23,6 +23,7 @@ from torch import Tensor
 
 from trueline.ops.capabilities import CPU, GPU, NATIVE, Capabilities
 from trueline.ops.linear import LinearOp
+from trueline.weights.value import Weight
 
 Packed = TypeVar("Packed")
 
@@ -30,7 +31,7 @@ Packed = TypeVar("Packed")
 class Experts(Protocol[Packed]):
     capabilities: Capabilities
 
-    def pack(self, gate_up: Tensor, down: Tensor, linear: LinearOp) -> Packed: ...
+    def pack(self, gate_up: Weight | Tensor, down: Weight | Tensor, linear: LinearOp) -> Packed: ...
 
     def run(
         self,
@@ -58,10 +59,10 @@ class SharedExperts(Experts[Packed], Protocol[Packed]):
 
     def pack_with_shared(
         self,
-        gate_up: Tensor,
-        down: Tensor,
-        shared_gate_up: Tensor,
-        shared_down: Tensor,
+        gate_up: Weight | Tensor,
+        down: Weight | Tensor,
+        shared_gate_up: Weight | Tensor,
+        shared_down: Weight | Tensor,
         linear: LinearOp,
     ) -> Packed: ...
 

@@ -7,14 +7,16 @@ from trueline.ops import invariant_math
 from trueline.ops.capabilities import Opaque
 from trueline.ops.experts import IMPLEMENTATIONS
 from trueline.ops.linear import LinearOp
+from trueline.weights.value import Weight, unstack
 
 capabilities = IMPLEMENTATIONS["cpu"]
 
 Packed = list[tuple[Opaque, Opaque]]
 
 
-def pack(gate_up: Tensor, down: Tensor, linear: LinearOp) -> Packed:
-    return [(linear.pack(gate_up[e]), linear.pack(down[e])) for e in range(len(down))]
+def pack(gate_up: Weight | Tensor, down: Weight | Tensor, linear: LinearOp) -> Packed:
+    pairs = zip(unstack(gate_up), unstack(down), strict=True)
+    return [(linear.pack(first), linear.pack(second)) for first, second in pairs]
 
 
 def run(

@@ -9,13 +9,14 @@ from trueline.native import library, weighted
 from trueline.ops.experts import IMPLEMENTATIONS
 from trueline.ops.linear import LinearOp
 from trueline.ops.mlp import native as mlp
+from trueline.weights.value import Weight, dense
 
 capabilities = IMPLEMENTATIONS["native"]
 
 
-def pack(gate_up: Tensor, down: Tensor, linear: LinearOp) -> mlp.Packed:
+def pack(gate_up: Weight | Tensor, down: Weight | Tensor, linear: LinearOp) -> mlp.Packed:
     # Not in large pages, which take long to come: most of it lies idle in a step.
-    return mlp.pack_all(gate_up, down, torch.empty)
+    return mlp.pack_all(dense(gate_up), dense(down), torch.empty)
 
 
 def run(

@@ -6,14 +6,16 @@ import torch
 from torch import Tensor
 
 from trueline.ops.experts import IMPLEMENTATIONS
+from trueline.weights.value import Weight, dense
 
 capabilities = IMPLEMENTATIONS["reference"]
 
 Packed = list[tuple[Tensor, Tensor]]
 
 
-def pack(gate_up: Tensor, down: Tensor, linear: object) -> Packed:
-    return [(gate_up[e].double(), down[e].double()) for e in range(len(down))]
+def pack(gate_up: Weight | Tensor, down: Weight | Tensor, linear: object) -> Packed:
+    pairs = zip(dense(gate_up), dense(down), strict=True)
+    return [(first.double(), second.double()) for first, second in pairs]
 
 
 def run(

@@ -15,6 +15,7 @@ from torch import Tensor
 from trueline.ops.experts import IMPLEMENTATIONS, few, kernels
 from trueline.ops.launch import power_of_two, unit_stride
 from trueline.ops.linear import LinearOp
+from trueline.weights.value import Weight, dense
 
 capabilities = IMPLEMENTATIONS["triton"]
 
@@ -95,18 +96,22 @@ def _at_once(column: int, held: int = HELD_BYTES) -> Tiles:
     return Tiles(columns, 0, max(power_of_two(columns * column // WARP_BYTES), 4))
 
 
-def pack(gate_up: Tensor, down: Tensor, linear: LinearOp) -> Packed:
-    return Packed(gate_up.contiguous(), down.contiguous(), 0)
+def pack(gate_up: Weight | Tensor, down: Weight | Tensor, linear: LinearOp) -> Packed:
+    return Packed(dense(gate_up).contiguous(), dense(down).contiguous(), 0)
 
 
 def pack_with_shared(
-    gate_up: Tensor, down: Tensor, shared_gate_up: Tensor, shared_down: Tensor, linear: LinearOp
+    gate_up: Weight | Tensor,
+    down: Weight | Tensor,
+    shared_gate_up: Weight | Tensor,
+    shared_down: Weight | Tensor,
+    linear: LinearOp,
 ) -> Packed:
     width = down.shape[2]
     count = shared_down.shape[1] // width
-    more = shared_gate_up.view(2, count, width, -1).transpose(0, 1).flatten(1, 2)
-    more_down = shared_down.view(-1, count, width).transpose(0, 1)
-    return Packed(torch.cat((gate_up, more)), torch.cat((down, more_down)), count)
+    more = dense(shared_gate_up).view(2, count, width, -1).transpose(0, 1).flatten(1, 2)
+    more_down = dense(shared_down).view(-1, count, width).transpose(0, 1)
+    return Packed(torch.cat((dense(gate_up), more)), torch.cat((dense(down), more_down)), count)
 
 
 def run(

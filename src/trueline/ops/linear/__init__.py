@@ -1,6 +1,9 @@
 """y = x Wᵀ. `pack(weight [out, in])` once at load, `run(x [n, in], packed)` -> [n, out].
 
-The packed form belongs to the implementation; the plain weight may be freed.
+The weight is a `Weight` (weights/value.py), or a tensor, which is its own dense weight. `pack`
+calls `dense` where the implementation multiplies with plain numbers; one that keeps quantised
+weights as they are stored says which in `formats`, and is given no others. The packed form belongs
+to the implementation; the weight may be freed.
 
 `run_wide(x, packed)` -> [n, out] in float32, of which logits are made. On a GPU it has the digits
 of the sums whatever dtype x has, where `run` rounds them to x's; on a CPU, those of `run`."""
@@ -12,6 +15,7 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from trueline.ops.capabilities import CPU, GPU, NATIVE, Capabilities, Context, Opaque
+from trueline.weights.value import Weight
 
 Packed = TypeVar("Packed")
 
@@ -19,7 +23,7 @@ Packed = TypeVar("Packed")
 class Linear(Protocol[Packed]):
     capabilities: Capabilities
 
-    def pack(self, weight: Tensor) -> Packed: ...
+    def pack(self, weight: Weight | Tensor) -> Packed: ...
 
     def run(self, x: Tensor, packed: Packed) -> Tensor: ...
 

@@ -7,12 +7,13 @@ from torch import Tensor
 from torch.nn.functional import linear
 
 from trueline.ops.linear import IMPLEMENTATIONS
+from trueline.weights.value import Weight, dense
 
 capabilities = IMPLEMENTATIONS["cublas"]
 
 
-def pack(weight: Tensor) -> Tensor:
-    return weight.contiguous()
+def pack(weight: Weight | Tensor) -> Tensor:
+    return dense(weight).contiguous()
 
 
 def run(x: Tensor, packed: Tensor) -> Tensor:

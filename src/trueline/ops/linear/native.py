@@ -11,6 +11,7 @@ from torch import Tensor
 from trueline.device import large_empty
 from trueline.native import packable, panel, weighted
 from trueline.ops.linear import IMPLEMENTATIONS
+from trueline.weights.value import Weight, dense
 
 capabilities = IMPLEMENTATIONS["native"]
 
@@ -22,8 +23,8 @@ class Packed:
     inner: int
 
 
-def pack(weight: Tensor) -> Packed:
-    weight = packable(weight)
+def pack(weight: Weight | Tensor) -> Packed:
+    weight = packable(dense(weight))
     columns, inner = weight.shape
     data = large_empty(-(-columns // panel()) * panel() * inner, dtype=weight.dtype)
     weighted("pack_weight", weight.dtype)(weight.data_ptr(), columns, inner, data.data_ptr())

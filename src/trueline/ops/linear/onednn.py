@@ -13,6 +13,7 @@ from torch.nn.functional import pad
 
 from trueline.ops.capabilities import Context
 from trueline.ops.linear import IMPLEMENTATIONS
+from trueline.weights.value import Weight, dense
 
 capabilities = IMPLEMENTATIONS["onednn"]
 
@@ -30,7 +31,8 @@ class Packed:
     columns: int
 
 
-def pack(weight: Tensor) -> Packed:
+def pack(weight: Weight | Tensor) -> Packed:
+    weight = dense(weight)
     columns = len(weight)
     if columns < FEWEST_COLUMNS:
         weight = pad(weight, (0, 0, 0, FEWEST_COLUMNS - columns))

@@ -6,12 +6,13 @@ import torch
 from torch import Tensor
 
 from trueline.ops.linear import IMPLEMENTATIONS
+from trueline.weights.value import Weight, dense
 
 capabilities = IMPLEMENTATIONS["reference"]
 
 
-def pack(weight: Tensor) -> Tensor:
-    return weight.to(torch.float64)
+def pack(weight: Weight | Tensor) -> Tensor:
+    return dense(weight).to(torch.float64)
 
 
 def run(x: Tensor, packed: Tensor) -> Tensor:

@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from trueline.ops.linear import IMPLEMENTATIONS
+from trueline.weights.value import Weight, dense
 
 capabilities = IMPLEMENTATIONS["torch_mm"]
 
@@ -23,7 +24,8 @@ class Packed:
     columns: int
 
 
-def pack(weight: Tensor) -> Packed:
+def pack(weight: Weight | Tensor) -> Packed:
+    weight = dense(weight)
     return Packed(_whole_tiles(weight).contiguous(), len(weight))
 
 

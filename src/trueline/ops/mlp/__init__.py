@@ -14,6 +14,7 @@ from torch import Tensor
 
 from trueline.ops.capabilities import CPU, GPU, NATIVE, Capabilities
 from trueline.ops.linear import LinearOp
+from trueline.weights.value import Weight
 
 Packed = TypeVar("Packed")
 
@@ -21,7 +22,7 @@ Packed = TypeVar("Packed")
 class MLP(Protocol[Packed]):
     capabilities: Capabilities
 
-    def pack(self, gate_up: Tensor, down: Tensor, linear: LinearOp) -> Packed: ...
+    def pack(self, gate_up: Weight | Tensor, down: Weight | Tensor, linear: LinearOp) -> Packed: ...
 
     def run(self, x: Tensor, packed: Packed, linear: LinearOp) -> Tensor: ...
 

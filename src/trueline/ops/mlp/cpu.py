@@ -6,11 +6,14 @@ from trueline.ops import invariant_math
 from trueline.ops.capabilities import Opaque
 from trueline.ops.linear import LinearOp
 from trueline.ops.mlp import IMPLEMENTATIONS
+from trueline.weights.value import Weight
 
 capabilities = IMPLEMENTATIONS["cpu"]
 
 
-def pack(gate_up: Tensor, down: Tensor, linear: LinearOp) -> tuple[Opaque, Opaque]:
+def pack(
+    gate_up: Weight | Tensor, down: Weight | Tensor, linear: LinearOp
+) -> tuple[Opaque, Opaque]:
     return linear.pack(gate_up), linear.pack(down)
 
 

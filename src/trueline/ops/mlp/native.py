@@ -11,6 +11,7 @@ from trueline.native import packable, panel, weighted
 from trueline.ops.linear import LinearOp
 from trueline.ops.linear import native as linear_native
 from trueline.ops.mlp import IMPLEMENTATIONS
+from trueline.weights.value import Weight, dense
 
 capabilities = IMPLEMENTATIONS["native"]
 
@@ -25,8 +26,8 @@ class Packed:
     """Of `down`: more than `width` where this rank has some rows over the width of all."""
 
 
-def pack(gate_up: Tensor, down: Tensor, linear: LinearOp) -> Packed:
-    packed = pack_all(gate_up[None], down[None], large_empty)
+def pack(gate_up: Weight | Tensor, down: Weight | Tensor, linear: LinearOp) -> Packed:
+    packed = pack_all(dense(gate_up)[None], dense(down)[None], large_empty)
     return replace(packed, gate_up=packed.gate_up[0], down=packed.down[0])
 
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 from torch import Tensor
 
 from trueline.ops.mlp import IMPLEMENTATIONS
+from trueline.weights.value import Weight, dense
 
 capabilities = IMPLEMENTATIONS["reference"]
 
 
-def pack(gate_up: Tensor, down: Tensor, linear: object) -> tuple[Tensor, Tensor]:
-    return gate_up.double(), down.double()
+def pack(gate_up: Weight | Tensor, down: Weight | Tensor, linear: object) -> tuple[Tensor, Tensor]:
+    return dense(gate_up).double(), dense(down).double()
 
 
 def run(x: Tensor, packed: tuple[Tensor, Tensor], linear: object) -> Tensor:

@@ -12,6 +12,7 @@ from trueline.ops.capabilities import Opaque
 from trueline.ops.experts import triton as experts
 from trueline.ops.linear import LinearOp
 from trueline.ops.mlp import IMPLEMENTATIONS, kernels
+from trueline.weights.value import Weight
 
 capabilities = IMPLEMENTATIONS["triton"]
 
@@ -26,7 +27,7 @@ class Packed:
     """The same weights where `linear` keeps them as they are: an expert that everyone takes."""
 
 
-def pack(gate_up: Tensor, down: Tensor, linear: LinearOp) -> Packed:
+def pack(gate_up: Weight | Tensor, down: Weight | Tensor, linear: LinearOp) -> Packed:
     first, second = linear.pack(gate_up), linear.pack(down)
     stream = None
     if isinstance(first, Tensor) and isinstance(second, Tensor) and first.shape == gate_up.shape:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ from trueline.spec.source import formula
 from trueline.verify.faults import Fault, Make, Rewriting
 from trueline.weights import ledger as ledger_module
 from trueline.weights import load
+from trueline.weights.formats.block_fp8 import BlockFp8
+from trueline.weights.formats.dense import DenseStored
 
 
 def _index_facts(**wrong: Any) -> Make:
@@ -142,21 +144,31 @@ def _spare_taken_for_wrong(original: Make) -> Make:
     return lambda spec, name: None if ".indexer." in name else original(spec, name)
 
 
-def _scales_by_head(original: Make) -> Make:
+class _ScalesByHead(BlockFp8):
     """Each head of kv_b_proj gets a run of scale rows, as if blocks ended where heads do."""
 
-    def broken(files: Any, use: Any, parameter: Any, piece: Any, spec: Any) -> Iterator[Any]:
-        if not parameter.name.endswith("kv_b_proj.weight"):
-            yield from original(files, use, parameter, piece, spec)
-            return
-        mla, (rows, columns) = spec.layers[0].mixer, spec.storage.block
-        stored, scale = files.view(use.tensor).float(), files.view(use.scale)
-        height = mla.qk_nope_head_dim + mla.v_head_dim
-        each = len(scale) // mla.heads.total
-        head, inside = torch.arange(len(stored)) // height, torch.arange(len(stored)) % height
-        at = head * each + (inside // rows).clamp_max(each - 1)
-        across = torch.arange(stored.shape[1]) // columns
-        yield piece, stored * scale[at][:, across]
+    height: ClassVar[int]
+
+    def open(self, tensors: Any, values: Any) -> Any:
+        stored, scale = values[0].float(), values[1]
+        each = len(scale) * self.height // len(stored)
+        row = torch.arange(len(stored))
+        inside = (row % self.height // self.block[0]).clamp_max(each - 1)
+        at = row // self.height * each + inside
+        across = torch.arange(stored.shape[1]) // self.block[1]
+        return DenseStored(stored * scale[at][:, across])
+
+
+def _scales_by_head(original: Make) -> Make:
+    def broken(checkpoint: Any, spec: Any) -> list[Any]:
+        mla, facts = spec.layers[0].mixer, vars(spec.storage)
+        _ScalesByHead.height = mla.qk_nope_head_dim + mla.v_head_dim
+        return [
+            replace(each, use=replace(each.use, format=_ScalesByHead(**facts)))
+            if each.parameter.name.endswith("kv_b_proj.weight")
+            else each
+            for each in original(checkpoint, spec)
+        ]
 
     return broken
 
@@ -245,5 +257,5 @@ INDEXER_FAULTS = [
     Fault("index-spare-known", "the reference takes them for the layer's own", "ledger",
           "glm5-spare", reference_weights, "is_foreign", lambda _: lambda name, config: False),
     Fault("kv-b-scales-by-head", "scale rows of kv_b_proj split per head", "ledger", "glm5-fp8",
-          load, "_chunks", _scales_by_head),
+          load, "wanted_pieces", _scales_by_head),
 ]  # fmt: skip

@@ -153,8 +153,8 @@ def _rotated_last(original: Make) -> Make:
 
 
 def _rows_at_unit_length(_: Make) -> Make:
-    def broken(stored: Tensor, taken: slice) -> Iterator[Tensor]:
-        yield torch.nn.functional.normalize(stored.double()[taken], dim=1)
+    def broken(self: Any) -> Tensor:
+        return torch.nn.functional.normalize(self.numbers.double(), dim=1)
 
     return broken
 
@@ -229,5 +229,5 @@ LING_FAULTS = [
           bailing, "ModelSpec",
           lambda original: Rewriting(original, norm_head=formula(False, "guessed"))),
     Fault("ling-head-rows", "norm_head norms words, not channels", "ledger", "ling-norm-head",
-          load, "unit_columns", _rows_at_unit_length),
+          load.UnitColumns, "dequantise", _rows_at_unit_length),
 ]  # fmt: skip

@@ -35,8 +35,8 @@ def _experts_per_rank(_: Make) -> Make:
     """Each rank adds up its own experts' shares, then these sums are added."""
 
     def broken(self: MoE, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        first, linear = self.spec.experts.start, self.ops.linear
-        mine = self.ops.experts.run(x, ids, weights, self.experts, linear, first=first)
+        first = self.spec.experts.start
+        mine = self.op.run(x, ids, weights, self.experts, self.linear, first=first)
         return self.collective.add(mine)
 
     return broken

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from trueline.models import deepseek
@@ -16,13 +17,20 @@ from trueline.spec.source import formula
 from trueline.verify.faults import Fault, Make, Rewriting
 from trueline.weights import ledger as ledger_module
 from trueline.weights import load
+from trueline.weights import value as value_module
+from trueline.weights.formats import block_fp8
 
 
 def _dequantise(change: Callable[..., Tensor]) -> Make:
-    return lambda _: lambda weight, scale, rows, columns, block: change(
-        weight[rows[0] : rows[-1] + 1, columns[0] : columns[-1] + 1].float(),
-        scale, rows, columns, block,
-    )  # fmt: skip
+    """`change` gets numbers, scales, the place of each row and column among them, and the block."""
+
+    def broken(numbers: Tensor, scales: Tensor, first: Any, block: Any) -> Tensor:
+        rows, columns = (
+            torch.arange(at, at + size) for at, size in zip(first, numbers.shape, strict=True)
+        )
+        return change(numbers.float(), scales, rows, columns, block)
+
+    return lambda _: broken
 
 
 def _guessed_block(weight: Tensor, scale: Tensor, rows: Tensor, columns: Tensor, _: Any) -> Tensor:
@@ -31,6 +39,51 @@ def _guessed_block(weight: Tensor, scale: Tensor, rows: Tensor, columns: Tensor,
     at = [(n // d).clamp_max(s - 1)
           for n, d, s in zip((rows, columns), side, scale.shape, strict=True)]  # fmt: skip
     return weight * scale[at[0]][:, at[1]]
+
+
+def _whole_blocks_only(
+    weight: Tensor, scale: Tensor, rows: Tensor, columns: Tensor, block: Any
+) -> Tensor:
+    """Numbers of a partial block at the edge get the scale of the last whole one."""
+    last = [max(len(n) // side - 1, 0) for n, side in zip((rows, columns), block, strict=True)]
+    at = [(n // side).clamp_max(most)
+          for n, side, most in zip((rows, columns), block, last, strict=True)]  # fmt: skip
+    return weight * scale[at[0]][:, at[1]]
+
+
+def _scales_cut_across(original: Make) -> Make:
+    """A cut of columns takes rows of the scales, and the other way round."""
+
+    def broken(self: Any, axis: int, start: int, stop: int) -> Any:
+        cut, turned = original(self, axis, start, stop), replace(self, scales=self.scales.T)
+        scales = original(turned, axis, start, stop).scales.T
+        grid = [-(-(at + n) // b) for at, n, b in zip(cut.first, cut.shape, cut.block, strict=True)]
+        at = [torch.arange(n).clamp_max(m - 1) for n, m in zip(grid, scales.shape, strict=True)]
+        return replace(cut, scales=scales[at[0]][:, at[1]])
+
+    return broken
+
+
+def _cuts_begin_blocks(original: Make) -> Make:
+    return lambda *given: replace(original(*given), first=(0, 0))
+
+
+def _merged(original: Any) -> Any:
+    """Numbers and scales of two weights are concatenated alike, wherever the first one ends."""
+
+    def broken(cls: Any, weights: Any, axis: int = 0) -> Any:
+        right = original.__func__(cls, weights, axis)
+        stored = [part.stored for weight in weights for part in weight.parts]
+        if not all(isinstance(each, block_fp8.Fp8Stored) for each in stored):
+            return right
+        numbers, scales = (
+            torch.cat([getattr(each, name) for each in stored], axis)
+            for name in ("numbers", "scales")
+        )
+        one = block_fp8.Fp8Stored(numbers, scales, stored[0].block, stored[0].first)
+        return replace(right, parts=(replace(right.parts[0], stored=one),))
+
+    return classmethod(broken)
 
 
 def _ignored_by_part(_: Make) -> Make:
@@ -68,16 +121,24 @@ def _everything_skipped(_: Make) -> Make:
 
 WEIGHT_FAULTS = [
     Fault("fp8-divided", "weight_scale_inv taken at its name: divided", "ledger", "fp8",
-          load, "dequantise",
+          block_fp8, "dequantise",
           _dequantise(lambda w, s, r, c, b: w / s[r // b[0]][:, c // b[1]])),
     Fault("fp8-no-scale", "fp8 weights without their scales", "ledger", "fp8",
-          load, "dequantise", _dequantise(lambda w, s, r, c, b: w)),
+          block_fp8, "dequantise", _dequantise(lambda w, s, r, c, b: w)),
     Fault("fp8-guessed-block", "block side inferred from a ratio", "ledger", "fp8",
-          load, "dequantise", _dequantise(_guessed_block)),
+          block_fp8, "dequantise", _dequantise(_guessed_block)),
     Fault("fp8-one-scale-a-row", "scales of the first block column for all", "ledger", "fp8",
-          load, "dequantise", _dequantise(lambda w, s, r, c, b: w * s[r // b[0]][:, :1])),
+          block_fp8, "dequantise", _dequantise(lambda w, s, r, c, b: w * s[r // b[0]][:, :1])),
     Fault("fp8-ignored-by-part", "the ignore list matches parts of names", "ledger", "fp8-exempt",
-          ledger_module, "is_ignored", _ignored_by_part),
+          block_fp8.BlockFp8, "exempts", _ignored_by_part),
+    Fault("fp8-partial-block", "a partial edge block gets its neighbour's scale", "ledger", "fp8",
+          block_fp8, "dequantise", _dequantise(_whole_blocks_only)),
+    Fault("fp8-cut-across", "scales cut along the other axis", "weight values", "fp8",
+          block_fp8.Fp8Stored, "cut", _scales_cut_across),
+    Fault("fp8-cut-on-edges", "a cut is taken to begin where a block does", "weight values", "fp8",
+          block_fp8.Fp8Stored, "cut", _cuts_begin_blocks),
+    Fault("fp8-concat-merged", "after concat, rows get the scale of a neighbour block",
+          "weight values", "fp8", value_module.Weight, "concat", _merged),
     Fault("experts-swapped", "up rows before gate rows in the stacked experts", "ledger", "v3",
           parameter_table, "_moe", _swapped_halves),
     Fault("prefix-lost", "K2.5's weight prefix is not known", "ledger", "k25",

@@ -1,0 +1,83 @@
+"""Stored formats of weights, one file each.
+
+A format says which stored tensors make up one weight, what may be wrong with them, and what numbers
+they mean. `models/storage.py` has the table of formats by `quant_method`; packages add theirs
+through entry points. No torch is imported here: `inspect` reads configs and headers without it.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Protocol
+
+from trueline.models.parameters import Parameter, Piece, parameters
+from trueline.spec.model import ModelSpec, Storage
+from trueline.weights.checkpoint import StoredTensor
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+PLAIN_DTYPES = ("F32", "F16", "BF16")
+
+
+class Stored(Protocol):
+    """The tensors that make up one weight, or a cut of it. Never changed: methods give new ones."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the numbers that it means."""
+
+    @property
+    def nbytes(self) -> int:
+        """As stored, scales included."""
+
+    def cut(self, axis: int, start: int, stop: int) -> Stored:
+        """Some rows, or columns. Cuts need not fall on the edges of blocks."""
+
+    def dequantise(self) -> Tensor:
+        """The numbers: exact, or value × scale in float32."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format(Storage, ABC):
+    """A format with the facts of one checkpoint, as `read` found them in its config."""
+
+    @abstractmethod
+    def names(self, weight: str) -> tuple[str, ...]:
+        """Names of the tensors that make up a weight. The first one holds its numbers."""
+
+    @abstractmethod
+    def problem(self, shape: tuple[int, ...], tensors: Sequence[StoredTensor]) -> str | None:
+        """What is wrong with their headers, for a weight of this shape; None if nothing is."""
+
+    @abstractmethod
+    def open(self, tensors: Sequence[StoredTensor], values: Sequence[Tensor]) -> Stored:
+        """The weight that these tensors make up, after a check of its scales. `tensors` has what
+        an error names."""
+
+    def exempts(self, weight: str) -> bool:
+        """Whether the config says that a weight of this name is stored unquantised."""
+        return False
+
+
+def wrong_shape(tensor: StoredTensor, shape: tuple[int, ...]) -> str | None:
+    if tensor.shape == shape:
+        return None
+    return f"{tensor}: the config wants shape {list(shape)}"
+
+
+def may_be_quantised(parameter: Parameter, piece: Piece) -> bool:
+    """Matrices may be, unless all experts stand in one tensor."""
+    return parameter.kind == "matrix" and piece is not parameter.fused
+
+
+def quantised_format(spec: ModelSpec) -> Format | None:
+    """The format that a checkpoint has beside plain float, if any of its weights may be in it."""
+    storage = spec.storage
+    if not isinstance(storage, Format):
+        return None
+    matrices = (p for p in parameters(spec) if p.kind == "matrix")
+    names = (piece.source for parameter in matrices for piece in parameter.pieces)
+    return None if all(map(storage.exempts, names)) else storage

@@ -1,0 +1,125 @@
+"""Block fp8, as DeepSeek-V3 is published: float8_e4m3fn numbers and a scale per block of rows and
+columns. The blocks at the last edges may be partial."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from trueline.errors import CheckpointError
+from trueline.spec.fields import Fields
+from trueline.spec.source import Fact, default
+from trueline.weights.checkpoint import StoredTensor
+from trueline.weights.formats import PLAIN_DTYPES, Format, wrong_shape
+from trueline.weights.formats.exempt import is_ignored, read_ignored_modules
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+SCALE_SUFFIX = "_scale_inv"
+SCALE_DTYPES = ("F32", "F8_E8M0")
+
+
+@dataclass(frozen=True, slots=True)
+class Fp8Stored:
+    numbers: Tensor  # [rows, columns] float8_e4m3fn
+    scales: Tensor  # [blocks, blocks] float32, those of the blocks that `numbers` touch
+    block: tuple[int, int]
+    first: tuple[int, int] = (0, 0)
+    """Where the first row and column stand in their block: a cut may begin inside of one."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.numbers.shape)
+
+    @property
+    def nbytes(self) -> int:
+        return self.numbers.nbytes + self.scales.nbytes
+
+    def cut(self, axis: int, start: int, stop: int) -> Fp8Stored:
+        block, first = self.block[axis], self.first[axis]
+        low, high = (first + start) // block, -(-(first + stop) // block)
+        inside = (first + start) % block
+        return replace(
+            self,
+            numbers=self.numbers.narrow(axis, start, stop - start),
+            scales=self.scales.narrow(axis, low, high - low),
+            first=(inside, self.first[1]) if axis == 0 else (self.first[0], inside),
+        )
+
+    def dequantise(self) -> Tensor:
+        return dequantise(self.numbers, self.scales, self.first, self.block)
+
+
+def dequantise(
+    numbers: Tensor, scales: Tensor, first: tuple[int, int], block: tuple[int, int]
+) -> Tensor:
+    """number × the scale of its block; `first` is where the first one stands in its block."""
+    import torch  # `inspect` reads configs with this file, and needs none
+
+    rows, columns = (
+        torch.arange(at, at + size, device=numbers.device)
+        for size, at in zip(numbers.shape, first, strict=True)
+    )
+    return numbers.float() * scales[rows // block[0]][:, columns // block[1]]
+
+
+@dataclass(frozen=True, kw_only=True)
+class BlockFp8(Format):
+    """W = weight × weight_scale_inv of its block."""
+
+    label = "block fp8"
+
+    block: tuple[int, int]
+    power_of_two_scales: bool
+    ignored_modules: tuple[str, ...]
+
+    def names(self, weight: str) -> tuple[str, ...]:
+        return weight, weight + SCALE_SUFFIX
+
+    def exempts(self, weight: str) -> bool:
+        return is_ignored(self.ignored_modules, weight)
+
+    def problem(self, shape: tuple[int, ...], tensors: Sequence[StoredTensor]) -> str | None:
+        weight, scale = tensors
+        if wrong := wrong_shape(weight, shape):
+            return wrong
+        if weight.dtype != "F8_E4M3":
+            return f"{weight}: accepted here: F8_E4M3, {', '.join(PLAIN_DTYPES)}"
+        blocks = [-(-size // block) for size, block in zip(shape, self.block, strict=True)]
+        if list(scale.shape) != blocks or scale.dtype not in SCALE_DTYPES:
+            return f"{scale}: accepted: {' or '.join(SCALE_DTYPES)} {blocks}"
+        return None
+
+    def open(self, tensors: Sequence[StoredTensor], values: Sequence[Tensor]) -> Fp8Stored:
+        weight, scales = values[0], values[1].float()
+        if not bool(scales.isfinite().all()) or bool((scales <= 0).any()):
+            raise CheckpointError(f"{tensors[1]}: accepted: positive, finite scales")
+        if self.power_of_two_scales and bool((scales.frexp().mantissa != 0.5).any()):
+            raise CheckpointError(
+                f"{tensors[1]}: scale_fmt is ue8m0, but not all are powers of two"
+            )
+        return Fp8Stored(weight, scales, self.block)
+
+
+def read(section: Fields) -> BlockFp8:
+    """Of `quantization_config` with quant_method fp8."""
+    section.choice("fmt", ("e4m3",), default=default("e4m3", "block fp8 has no other"))
+    section.choice(
+        "activation_scheme", ("dynamic",), default=default("dynamic", "block fp8 has no other")
+    )
+    section.must_equal("dequantize", False, "weights are dequantised on load anyway")
+    block = section.list_of(
+        "weight_block_size", lambda v: type(v) is int and 0 < v <= 65536, "block sizes", length=2
+    )
+    scale_fmt = section.choice(
+        "scale_fmt", ("float32", "ue8m0"), default=default("float32", "plain scales")
+    )
+    ignored = read_ignored_modules(section)
+    section.finish({})
+    return BlockFp8.of(
+        block=block,
+        power_of_two_scales=Fact(scale_fmt.value == "ue8m0", scale_fmt.source),
+        ignored_modules=ignored,
+    )

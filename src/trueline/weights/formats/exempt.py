@@ -1,0 +1,44 @@
+"""The list of modules that a `quantization_config` exempts, for formats that have one."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from trueline.spec.fields import Fields
+from trueline.spec.source import Fact, default
+
+SPELLINGS = ("modules_to_not_convert", "ignored_layers", "ignore")
+
+
+def read_ignored_modules(section: Fields) -> Fact[tuple[str, ...]]:
+    present = [key for key in SPELLINGS if section.has(key)]
+    if not present:
+        return default((), "nothing is exempt by name")
+    if len(present) > 1:
+        section.refuse(present[1], f"only one of {', '.join(SPELLINGS)}")
+    return section.list_of(
+        present[0], _is_module_name, "module names, or 're:' and a regular expression", length=None
+    )
+
+
+def _is_module_name(value: Any) -> bool:
+    if not isinstance(value, str) or not value:
+        return False
+    try:
+        re.compile(value.removeprefix("re:"))
+    except re.error:
+        return not value.startswith("re:")
+    return True
+
+
+def is_ignored(modules: tuple[str, ...], weight: str) -> bool:
+    """Whether a weight's module, or a module around it, is exempt. By full name, never by part of
+    one: 'mlp.gate' does not exempt 'mlp.gate_proj', nor 'layers.1' 'layers.11'."""
+    module = weight.rpartition(".")[0]
+    return any(
+        bool(re.fullmatch(entry[3:], module))
+        if entry.startswith("re:")
+        else module == entry or module.startswith(entry + ".")
+        for entry in modules
+    )
