@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from pathlib import Path
+
 import pytest
 import torch
 
+from trueline.config import EngineConfig
+from trueline.engine.dry_run import Outline
 from trueline.engine.graphs import DecodeGraphs, Kind
+from trueline.engine.loading import load_engine
 from trueline.layers.context import Weights
 from trueline.weights.value import Weight
 
@@ -35,3 +41,12 @@ def test_a_graph_chooses_from_the_first_row_that_must(longest: int, chooses: boo
     graphs.sizes, graphs.topk = [1, 2, 4], 24
     assert graphs.kind_for(3, longest) == Kind(4, chooses)
     assert graphs.kind_for(4, longest) == Kind(4, chooses)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "bailing_moe_v2_5", "deepseek_v32"])
+def test_no_layer_keeps_a_weight_that_was_packed(family: str, tiny: Callable[..., Path]) -> None:
+    """It would hold the checkpoint's files open, and on a GPU a second copy. Warm-up takes layers
+    apart into tensors, which such a weight does not survive."""
+    loaded = load_engine(tiny(family), EngineConfig(max_model_len=64))
+    for layer in loaded.core.executor.runner.decoder.layers:
+        assert Outline(layer).tensors()

@@ -18,8 +18,6 @@ class Indexer:
         assert mla.indexer is not None
         assert build.ops.sparse is not None, "the plan knows of the layers with an indexer"
         self.spec, self.ops, self.sparse = mla.indexer, build.ops, build.ops.sparse
-        self.key_weight = weights.stored(f"{name}.wk.weight")
-        """Left to the layer, which multiplies the same input by its own weights."""
         self.q = WeightGemm(build, weights.stored(f"{name}.wq_b.weight"))
         self.norm = weights.take(f"{name}.k_norm.weight"), weights.take(f"{name}.k_norm.bias")
         by_head = weights.take(f"{name}.weights_proj.weight").float()

@@ -40,7 +40,7 @@ class MLA:
         first = "q_proj" if spec.q_lora_rank is None else "q_a_proj"
         query = weights.stored(f"{name}.{first}.weight")
         latent = weights.stored(f"{name}.kv_a_proj_with_mqa.weight")
-        index = [self.indexer.key_weight] if self.indexer else []
+        index = [weights.stored(f"{name}.indexer.wk.weight")] if own else []
         index_width = sum(key.shape[0] for key in index)
         self.widths = [query.shape[0], spec.kv_lora_rank, spec.qk_rope_head_dim, index_width]
         # One product gives the query (or its latent), the key-value latent and the index key.
