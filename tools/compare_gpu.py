@@ -1,4 +1,4 @@
-"""Two revisions on one GPU, measured alternately: machines of one kind differ by more than a change.
+"""Two revisions on one GPU, measured alternately: machines of one kind differ by several percent.
 
     git archive REVISION src bench | tar x -C .before    # bench/ where the revision has it
     tools/gpu.sh run python3 tools/compare_gpu.py .before [MODEL...]
