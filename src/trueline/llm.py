@@ -17,7 +17,7 @@ from trueline.errors import EngineBroken, UsageError, described, did_you_mean
 from trueline.outputs import RequestOutput
 from trueline.text.chat import render_chat
 from trueline.text.tokenizer import Tokenizer
-from trueline.utils.gc_frozen import no_long_pauses
+from trueline.utils.gc_frozen import gc_frozen
 from trueline.utils.hub import find_model
 from trueline.utils.progress import generation_progress, progress_bar
 
@@ -205,7 +205,7 @@ class LLM:
     def _run(self, count: int, show: bool) -> dict[str, RequestOutput]:
         done: dict[str, RequestOutput] = {}
         shown = generation_progress(count, show and sys.stderr.isatty())
-        with no_long_pauses(), shown as report:
+        with gc_frozen(), shown as report:
             while len(done) < count:
                 for output in self.llm_engine.step():
                     if output.finished:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from trueline import LLM, SamplingParams
 from trueline.engine.batch import Batch
-from trueline.engine.graphs import DecodeGraphs, Kind, Made
+from trueline.engine.graphs import DecodeGraphs, GraphKey, GraphOutputs
 from trueline.engine.runner import Runner
 from trueline.ops.sampling import SamplingState, triton
 from trueline.outputs import RequestOutput
@@ -30,7 +30,9 @@ class Emulated(DecodeGraphs):
     def __init__(self, runner: Runner) -> None:
         self.runner, self.num_plain = runner, 0
 
-    def run(self, batch: Batch, rows: Sequence[SamplingState], places: Mapping[str, int]) -> Made:
+    def run(
+        self, batch: Batch, rows: Sequence[SamplingState], places: Mapping[str, int]
+    ) -> GraphOutputs:
         hidden = self.runner._forward(batch)
         logits = self.runner.decoder.logits(hidden)
         told = self._values(batch, rows, places)
@@ -42,7 +44,9 @@ class Emulated(DecodeGraphs):
         tokens, bad = triton.draw(logits, *given)
         self.runner.drawn[: len(tokens)] = tokens
         self.num_plain += all(row.is_plain for row in rows)
-        return Made(hidden, logits, self.runner.drawn[: len(tokens)], bad, Kind(len(rows), False))
+        return GraphOutputs(
+            hidden, logits, self.runner.drawn[: len(tokens)], bad, GraphKey(len(rows), False)
+        )
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from trueline.engine.graphs import FEW, FIELDS, FixedInputs, ladder
+from trueline.engine.graphs import FEW, FIELDS, InputBuffers, capture_sizes
 from trueline.verify.failed import CheckFailed
 from trueline.verify.faults.gpu import GPU_FAULTS
 from trueline.verify.graphs import heads_are_padded
@@ -24,7 +24,7 @@ def test_unpadded_heads_are_seen(heads: int) -> None:
 
 @pytest.mark.parametrize("most", [1, 2, 3, 8, 63, 64, 100, 256, 1000])
 def test_every_batch_has_a_graph_at_most_a_third_larger(most: int) -> None:
-    sizes = ladder(most)
+    sizes = capture_sizes(most)
     assert sizes == sorted(set(sizes))
     assert sizes[-1] == most
     for rows in range(1, most + 1):
@@ -45,7 +45,7 @@ def test_rows_and_padding_of_every_step(seed: int) -> None:
     has none of them. What a step does not give is what padding has. The copy of the step before may
     still be under way: nothing is written where that one was."""
     draw, most, width = random.Random(seed), 2 * FEW + 5, 4
-    fixed = FixedInputs(most, width, torch.device("cpu"))
+    fixed = InputBuffers(most, width, torch.device("cpu"))
     sizes = [0, 1, FEW - 1, FEW, FEW + 1, 2 * FEW, most - 1, most]
     pool = [[[3 * i + j] * (1 + (i + j // 2) % width) for j in (1, 2, 3)] for i in range(most)]
     rows = [draw.choice(each) for each in pool]

@@ -10,7 +10,7 @@ import torch
 
 from trueline.config import EngineConfig
 from trueline.engine.dry_run import Outline
-from trueline.engine.graphs import DecodeGraphs, Kind
+from trueline.engine.graphs import DecodeGraphs, GraphKey
 from trueline.engine.loading import load_engine
 from trueline.layers.context import Weights
 from trueline.weights.value import Weight
@@ -39,8 +39,8 @@ def test_a_graph_chooses_from_the_first_row_that_must(longest: int, chooses: boo
     """A row that sees topk positions takes them all; with one more it chooses."""
     graphs = object.__new__(DecodeGraphs)
     graphs.sizes, graphs.topk = [1, 2, 4], 24
-    assert graphs.kind_for(3, longest) == Kind(4, chooses)
-    assert graphs.kind_for(4, longest) == Kind(4, chooses)
+    assert graphs.key_for(3, longest) == GraphKey(4, chooses)
+    assert graphs.key_for(4, longest) == GraphKey(4, chooses)
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "bailing_moe_v2_5", "deepseek_v32"])

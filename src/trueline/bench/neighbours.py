@@ -18,7 +18,7 @@ from trueline.bench.workload import Workload
 from trueline.engine.params import SamplingParams
 from trueline.errors import UsageError
 from trueline.llm import LLMEngine
-from trueline.utils.gc_frozen import no_long_pauses
+from trueline.utils.gc_frozen import gc_frozen
 
 # One program with a busy process on each of the cores named; ends with whoever holds its standard
 # input. One session, because Linux shares cores among sessions first (autogroup): two sessions
@@ -127,7 +127,7 @@ def measure_beside(
     while len(started) < batch:
         started |= {out.request_id for out in engine.step() if out.outputs[0].token_ids}
     made = []
-    with no_long_pauses():
+    with gc_frozen():
         for _ in range(rounds):
             alone = _rate(engine, batch, seconds)
             with neighbours.at_work():

@@ -15,7 +15,7 @@ from trueline.engine.params import SamplingParams
 from trueline.errors import EngineBroken
 from trueline.llm import LLMEngine
 from trueline.outputs import RequestOutput
-from trueline.utils.gc_frozen import no_long_pauses
+from trueline.utils.gc_frozen import gc_frozen
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ def timed(engine: LLMEngine, prompts: list[list[int]], output_len: int) -> Figur
     for i, prompt in enumerate(prompts):
         engine.add_request(f"bench-{i}", {"prompt_token_ids": prompt}, params)
     first: dict[str, float] = {}
-    with no_long_pauses():
+    with gc_frozen():
         for now, request_id in _tokens(engine):
             first.setdefault(request_id, now - start)
     total = time.perf_counter() - start

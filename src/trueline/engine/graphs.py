@@ -77,14 +77,14 @@ class CudaCapture:
         return graph.replay
 
 
-def ladder(most: int) -> list[int]:
+def capture_sizes(most: int) -> list[int]:
     """Batch sizes worth a graph of their own, up to the largest batch."""
     sizes = chain((1, 2, 4), range(8, 65, 8), range(80, 129, 16), range(160, most + 32, 32))
     return [*(size for size in sizes if size < most), most]
 
 
 @dataclass(frozen=True, slots=True)
-class Kind:
+class GraphKey:
     """Of which a graph is: how many rows, and whether they choose among their positions."""
 
     size: int
@@ -92,17 +92,17 @@ class Kind:
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class GraphOutputs:
     """Rows of the fixed buffers: theirs until the next step."""
 
     hidden: Tensor
     logits: Tensor
     tokens: Tensor
     bad: Tensor
-    kind: Kind
+    kind: GraphKey
 
 
-class FixedInputs:
+class InputBuffers:
     """What a step tells the graphs, in one buffer on the device and one copy to it. Two pinned
     buffers take turns: the copy of a step may still be under way when the next is written."""
 
@@ -168,12 +168,12 @@ class DecodeGraphs:
         self.draw = cast("CapturedSampling", plan.sampling).draw  # declared: the plan captures
         rows = plan.limits.max_num_seqs
         most = -(-plan.max_model_len // plan.block_size)
-        self.fixed = FixedInputs(rows, most, drawn.device)
+        self.fixed = InputBuffers(rows, most, drawn.device)
         self.bad = torch.zeros(rows, dtype=torch.bool, device=drawn.device)
-        self.sizes = ladder(rows)
+        self.sizes = capture_sizes(rows)
         self.topk = plan.max_model_len if inputs.topk is None else inputs.topk
         """Rows that see more than this choose."""
-        self._captured: dict[Kind, tuple[Step, dict[str, Tensor]]] = {}
+        self._captured: dict[GraphKey, tuple[Step, dict[str, Tensor]]] = {}
 
     @torch.inference_mode()
     def capture_all(self, progress: Callable[[int, int], None] | None = None) -> None:
@@ -181,32 +181,34 @@ class DecodeGraphs:
         the others fit into its memory."""
         self.fixed.fill({}, [])
         choices = (True, False) if self.plan.max_model_len > self.topk else (False,)
-        kinds = [Kind(size, chooses) for size in reversed(self.sizes) for chooses in choices]
+        kinds = [GraphKey(size, chooses) for size in reversed(self.sizes) for chooses in choices]
         for done, kind in enumerate(kinds, 1):
             self._captured[kind] = self._capture(kind)
             if progress:
                 progress(done, len(kinds))
 
-    def run(self, batch: Batch, rows: Sequence[SamplingState], places: Mapping[int, int]) -> Made:
+    def run(
+        self, batch: Batch, rows: Sequence[SamplingState], places: Mapping[int, int]
+    ) -> GraphOutputs:
         """`places`: where each request's token is among those drawn last."""
         count = len(batch.rows)
         self.fixed.fill(self._values(batch, rows, places), batch.blocks)
-        kind = self.kind_for(count, max(batch.positions) + 1)
+        kind = self.key_for(count, max(batch.positions) + 1)
         replay, made = self._captured[kind]
         replay()
         hidden, logits = made["hidden"][:count], made["logits"][:count]
-        return Made(hidden, logits, self.drawn[:count], self.bad[:count], kind)
+        return GraphOutputs(hidden, logits, self.drawn[:count], self.bad[:count], kind)
 
-    def kind_for(self, count: int, longest: int) -> Kind:
+    def key_for(self, count: int, longest: int) -> GraphKey:
         """The graph for so many rows, of which one sees `longest` positions and none more."""
         size = next(size for size in self.sizes if size >= count)
-        return Kind(size, longest > self.topk)
+        return GraphKey(size, longest > self.topk)
 
-    def whole(self, kind: Kind) -> Tensor:
+    def whole(self, kind: GraphKey) -> Tensor:
         """What this graph made last, padded rows included."""
         return self._captured[kind][1]["hidden"]
 
-    def rehearse(self, count: int, context: int) -> Step:
+    def dummy_step(self, count: int, context: int) -> Step:
         """A step of made-up rows at positions after `context`, to be timed."""
         size = self.plan.block_size
         each = -(-(context + 1) // size)
@@ -225,7 +227,7 @@ class DecodeGraphs:
             slots = [1 + i % (self.plan.slots.num_slots - 1) for i in rows]
             values |= {"starts": [context] * count, "sources": slots, "slots": slots}
         self.fixed.fill(values, blocks)
-        replay, _ = self._captured[self.kind_for(count, context + 1)]
+        replay, _ = self._captured[self.key_for(count, context + 1)]
         return replay
 
     def _values(
@@ -246,7 +248,7 @@ class DecodeGraphs:
             values |= StateTable.columns([row for _, row in batch.states])
         return values
 
-    def _capture(self, kind: Kind) -> tuple[Step, dict[str, Tensor]]:
+    def _capture(self, kind: GraphKey) -> tuple[Step, dict[str, Tensor]]:
         made: dict[str, Tensor] = {}
 
         def step() -> None:
@@ -254,7 +256,7 @@ class DecodeGraphs:
 
         return self.capture(step), made
 
-    def _step(self, kind: Kind) -> tuple[Tensor, Tensor]:
+    def _step(self, kind: GraphKey) -> tuple[Tensor, Tensor]:
         """What is captured: every tensor is a fixed buffer or made here."""
         size = kind.size
         fields = {name: field[:size] for name, field in self.fixed.fields.items()}

@@ -117,7 +117,7 @@ class Decoder:
         x = self.ops.rms_norm.run(hidden, self.norm, self.spec.norm_eps)
         # Rounded to 16 bits, logits would often be equal.
         mine = self.ops.linear.run_wide(x, self.head)
-        return mine if self._holds_all_words() else self.collective.join(mine, 1)
+        return mine if self._holds_all_words() else self.collective.all_gather(mine, 1)
 
     def _embed(self, tokens: Tensor) -> Tensor:
         if self._holds_all_words():
@@ -125,7 +125,7 @@ class Decoder:
         words = self.spec.vocab
         mine = (tokens >= words.start) & (tokens < words.stop)
         rows = self.embedding[(tokens - words.start).clamp(0, words.count - 1)].to(self.compute)
-        return self.collective.add(rows * mine[:, None])
+        return self.collective.all_reduce(rows * mine[:, None])
 
     def _holds_all_words(self) -> bool:
         return self.spec.vocab.count == self.spec.vocab.total

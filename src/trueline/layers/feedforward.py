@@ -23,7 +23,7 @@ class MLP:
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.sums.whole:
-            return self.sums.collective.add(self.part(x))
+            return self.sums.collective.all_reduce(self.part(x))
         mlp, packed, linear = self.invariant, self.packed, self.linear
         assert mlp is not None, "sums are whole in batch-invariant mode only"
         middle = mlp.middle(x, packed, linear)
@@ -80,7 +80,7 @@ class MoE:
         y = self.op.run(x, ids, weights, self.experts, self.linear, first=self.spec.experts.start)
         if self.shared is not None:
             y = y + self.shared.part(x)
-        return self.collective.add(y), ids
+        return self.collective.all_reduce(y), ids
 
     def _in_order(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """A token's experts in the order of its ids, whoever holds them: what one rank has, the
@@ -88,7 +88,7 @@ class MoE:
         experts = self.invariant
         assert experts is not None, "sums are whole in batch-invariant mode only"
         mine = experts.each(x, ids, self.experts, self.linear, first=self.spec.experts.start)
-        return experts.combine(self.collective.add(mine), weights).to(x.dtype)
+        return experts.combine(self.collective.all_reduce(mine), weights).to(x.dtype)
 
     def _route(self, x: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor]:
         linear, router = self.ops.linear, self.spec.router

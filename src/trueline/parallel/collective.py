@@ -12,20 +12,20 @@ from torch import Tensor
 
 
 class Collective(Protocol):
-    def add(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Tensor) -> Tensor:
         """The sum of every rank's x."""
 
-    def join(self, x: Tensor, dim: int) -> Tensor:
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
         """Every rank's x, one after the other along dim."""
 
 
 class Solo:
     """One rank: everything is already here."""
 
-    def add(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Tensor) -> Tensor:
         return x
 
-    def join(self, x: Tensor, dim: int) -> Tensor:
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
         return x
 
 
@@ -40,8 +40,8 @@ class Sums:
     def over(self, x: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
         """product(x) of every rank's x [n, part] together."""
         if self.whole:
-            return self.collective.join(product(self.collective.join(x, 1)), 1)
-        return self.collective.add(product(x))
+            return self.collective.all_gather(product(self.collective.all_gather(x, 1)), 1)
+        return self.collective.all_reduce(product(x))
 
 
 class Threads:
@@ -70,8 +70,8 @@ class ThreadRank:
     def __init__(self, group: Threads, rank: int) -> None:
         self._group, self._rank = group, rank
 
-    def add(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Tensor) -> Tensor:
         return torch.stack(self._group.meet(self._rank, x)).sum(0)
 
-    def join(self, x: Tensor, dim: int) -> Tensor:
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
         return torch.cat(self._group.meet(self._rank, x), dim)

@@ -28,7 +28,7 @@ from trueline.server.process.messages import Progress, Ready
 from trueline.server.service import Service
 from trueline.text.tokenizer import Tokenizer
 from trueline.utils.environment import environment_key
-from trueline.utils.gc_frozen import no_long_pauses
+from trueline.utils.gc_frozen import gc_frozen
 from trueline.utils.hub import find_model
 
 FLUSH_SECONDS = 5.0
@@ -41,7 +41,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 def run(model: str, engine: EngineConfig, config: ServerConfig) -> int:
     """Until a signal or the engine's end; the exit code."""
     keep_stderr()
-    with asyncio.Runner(loop_factory=_loop_factory()) as runner, no_long_pauses():
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner, gc_frozen():
         return runner.run(_Life(model, engine, config).whole())
 
 

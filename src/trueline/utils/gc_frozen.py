@@ -13,7 +13,7 @@ FEW = 1000
 
 
 @contextmanager
-def no_long_pauses() -> Iterator[None]:
+def gc_frozen() -> Iterator[None]:
     """What exists now is not looked at until the end. Where somebody has said so for good, it stays
     so."""
     ours = gc.get_freeze_count() < FEW

@@ -11,7 +11,7 @@ from trueline.config import EngineConfig
 from trueline.device import find_device
 from trueline.engine.core import EngineCore
 from trueline.engine.executor import LocalExecutor, local_runner
-from trueline.engine.graphs import DecodeGraphs, Made
+from trueline.engine.graphs import DecodeGraphs, GraphOutputs
 from trueline.engine.loading import load_engine
 from trueline.engine.runner import Runner, build_decoder
 from trueline.models import read_model
@@ -123,10 +123,10 @@ def again(step: Callable[[], Any]) -> Callable[[], Any]:
     return step
 
 
-def _watched(graphs: DecodeGraphs, sizes: set[tuple[int, int]]) -> Callable[..., Made]:
+def _watched(graphs: DecodeGraphs, sizes: set[tuple[int, int]]) -> Callable[..., GraphOutputs]:
     plain = graphs.run
 
-    def watched(*given: Any) -> Made:
+    def watched(*given: Any) -> GraphOutputs:
         made = plain(*given)
         sizes.add((made.kind.size, len(made.tokens)))
         padded = graphs.whole(made.kind)[len(made.tokens) :]

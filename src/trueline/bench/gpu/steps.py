@@ -22,7 +22,7 @@ def decode_profile(engine: LLMEngine, batch: int, context: int) -> dict[str, Any
     graphs = local_runner(engine.core.executor).graphs
     if graphs is None:
         return {}
-    replay = graphs.rehearse(batch, context)
+    replay = graphs.dummy_step(batch, context)
     with profile(activities=[ProfilerActivity.CUDA]) as trace:
         for _ in range(REPLAYS):
             replay()

@@ -39,7 +39,7 @@ from trueline.server.process.messages import (
     encode,
 )
 from trueline.server.process.meter import Meter
-from trueline.utils.gc_frozen import no_long_pauses
+from trueline.utils.gc_frozen import gc_frozen
 
 if TYPE_CHECKING:
     from trueline.engine.core import EngineCore
@@ -190,7 +190,7 @@ class Serving:
 
     def run(self) -> None:
         """Until Stop."""
-        with no_long_pauses():
+        with gc_frozen():
             while self.take():
                 self.step()
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from trueline.engine import graphs
-from trueline.engine.graphs import DecodeGraphs, FixedInputs
+from trueline.engine.graphs import DecodeGraphs, InputBuffers
 from trueline.engine.inputs import Inputs
 from trueline.layers.mla import MLA
 from trueline.ops.mla_decode.launch_plan import LaunchPlan
@@ -33,7 +33,7 @@ def _padded_with(**values: int) -> Make:
 def _cells_of_the_first(fill: Make) -> Make:
     """Padded rows write where the first row does, after it."""
 
-    def broken(self: FixedInputs, values: Any, blocks: Any) -> None:
+    def broken(self: InputBuffers, values: Any, blocks: Any) -> None:
         fill(self, values, blocks)
         if blocks:
             self.fields["cells"][len(blocks) :] = self.fields["cells"][0]
@@ -45,7 +45,7 @@ def _one_step_behind(fill: Make) -> Make:
     """Context lengths stay what they were when the rows were last filled in."""
     before: dict[int, Any] = {}
 
-    def broken(self: FixedInputs, values: Any, blocks: Any) -> None:
+    def broken(self: InputBuffers, values: Any, blocks: Any) -> None:
         now = values.get("lengths", [])
         stale = before.get(len(blocks), now)
         before[len(blocks)] = now
@@ -64,8 +64,8 @@ def _tokens_of_the_host(values: Make) -> Make:
     return broken
 
 
-def _never_choosing(kind_for: Make) -> Make:
-    return lambda self, count, longest: kind_for(self, count, min(longest, self.topk))
+def _never_choosing(key_for: Make) -> Make:
+    return lambda self, count, longest: key_for(self, count, min(longest, self.topk))
 
 
 def _choices_of_the_row_before(attend: Make) -> Make:
@@ -107,15 +107,15 @@ GPU_FAULTS = [
     Fault("padded-rows-read", "padded rows see positions of the null block", _G, _M,
           graphs, "FIELDS", _padded_with(lengths=3)),
     Fault("padded-rows-write", "padded rows write a row's cache", _G, _M,
-          FixedInputs, "fill", _cells_of_the_first),
+          InputBuffers, "fill", _cells_of_the_first),
     Fault("stale-lengths", "a graph sees the contexts of the step before", _G, _M,
-          FixedInputs, "fill", _one_step_behind),
+          InputBuffers, "fill", _one_step_behind),
     Fault("stale-drawn-token", "a graph does not see the token drawn last", _G, _M,
           DecodeGraphs, "_values", _tokens_of_the_host),
     Fault("padded-rows-state", "padded rows write a sequence's state", _G, _L,
           graphs, "FIELDS", _padded_with(slots=1)),
     Fault("graph-never-chooses", "a row that sees more than top-k is run by the graph of those "
-          "that see all", _G, _V, DecodeGraphs, "kind_for", _never_choosing),
+          "that see all", _G, _V, DecodeGraphs, "key_for", _never_choosing),
     Fault("masked-row-before", "tokens hide what the token before did not choose", _H, _V,
           MLA, "_attend_masked", _choices_of_the_row_before),
     Fault("masked-nothing-hidden", "tokens of masked prefill see everything", _H, _V,

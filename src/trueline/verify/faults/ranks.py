@@ -20,13 +20,13 @@ def _own_part_first(over: Make) -> Make:
         if not self.whole:
             summed: Tensor = over(self, x, product)
             return summed
-        full, part = self.collective.join(x, 1), x.shape[1]
+        full, part = self.collective.all_gather(x, 1), x.shape[1]
         total = torch.zeros(())
         for start in range(0, full.shape[1], part):
             mine = torch.zeros_like(full)
             mine[:, start : start + part] = full[:, start : start + part]
             total = total + product(mine)
-        return self.collective.join(total, 1)
+        return self.collective.all_gather(total, 1)
 
     return broken
 
@@ -37,7 +37,7 @@ def _experts_per_rank(_: Make) -> Make:
     def broken(self: MoE, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         first = self.spec.experts.start
         mine = self.op.run(x, ids, weights, self.experts, self.linear, first=first)
-        return self.collective.add(mine)
+        return self.collective.all_reduce(mine)
 
     return broken
 
@@ -83,5 +83,5 @@ RANK_FAULTS = [
     Fault("scalar-tail", "the last channels of a rank's gate take another exp", _BITS, _L,
           invariant_math, "RUN", lambda _: 1),
     Fault("ranks-reversed", "what the ranks made is joined from the last to the first", _BITS, _L,
-          ThreadRank, "join", _last_rank_first),
+          ThreadRank, "all_gather", _last_rank_first),
 ]  # fmt: skip

@@ -160,7 +160,7 @@ STATE_FAULTS = [
     Fault("engine-rank-slopes", "rank 1 decays with the slopes of rank 0", "ranks = one", _L,
           LightningSpec, "slopes", _first_heads),
     Fault("ranks-not-added", "what the ranks computed is not added up", "ranks = one", _L,
-          ThreadRank, "add", lambda add: lambda self, x: (add(self, x), x)[1]),
+          ThreadRank, "all_reduce", lambda add: lambda self, x: (add(self, x), x)[1]),
     Fault("one-rope-for-all", "all layers turn by the first layer's table", "engine oracle", _L,
           Ropes, "at", lambda at: lambda self, p: [at(self, p)[0]] * len(self.of_layer)),
 ]  # fmt: skip

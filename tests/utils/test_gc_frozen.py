@@ -14,7 +14,7 @@ from trueline.bench.workload import Workload, measure
 from trueline.llm import LLMEngine
 from trueline.server.process.child import Serving
 from trueline.utils import gc_frozen as pauses
-from trueline.utils.gc_frozen import no_long_pauses
+from trueline.utils.gc_frozen import gc_frozen
 
 
 @pytest.fixture(autouse=True)
@@ -39,20 +39,20 @@ def frozen_at(monkeypatch: pytest.MonkeyPatch) -> list[bool]:
 
 
 def test_while_it_lasts() -> None:
-    with no_long_pauses():
+    with gc_frozen():
         assert gc.get_freeze_count() > 1000
     assert gc.get_freeze_count() < 1000
 
 
 def test_also_when_it_fails() -> None:
-    with pytest.raises(KeyError), no_long_pauses():
+    with pytest.raises(KeyError), gc_frozen():
         raise KeyError
     assert gc.get_freeze_count() < 1000
 
 
 def test_what_somebody_froze_stays() -> None:
     gc.freeze()
-    with no_long_pauses():
+    with gc_frozen():
         pass
     assert gc.get_freeze_count() > 1000
 
@@ -69,7 +69,7 @@ def test_the_interpreter_keeps_some_out_of_sight(
         unfreeze=lambda: done.append("unfreeze"),
     )
     monkeypatch.setattr(pauses, "gc", fake)
-    with no_long_pauses():
+    with gc_frozen():
         assert done == ["freeze"] * ours
     assert done == ["freeze", "unfreeze"] * ours
 
