@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 
 from trueline.config import EngineConfig
 from trueline.device import Device
+from trueline.errors import UsageError
 from trueline.models import read_model
-from trueline.plan.memory import Limits, Measured, cache_budget
+from trueline.plan.memory import Limits, Measured, cache_budget, plan_groups
 from trueline.plan.plan import make_plan
 from trueline.spec.mixer import MLASpec
 from trueline.spec.model import ModelSpec
@@ -104,3 +105,40 @@ def test_spacing_is_a_multiple_of_the_block(spec: ModelSpec) -> None:
         state = make_plan(spec, replace(BASE, block_size=size), CPU).slots
         assert state is not None
         assert state.spacing == spacing
+
+
+@dataclass(frozen=True)
+class Paged:
+    """As much of a kind as is planned with."""
+
+    block_size: int
+    block_bytes: int
+    window: int | None = None
+
+
+LIMITS = Limits(3, 20, 0.5, overlap=False)
+
+
+def test_groups_hold_as_many_tokens_as_each_other() -> None:
+    kinds = [Paged(4, 40), Paged(6, 30), Paged(4, 8)]
+    # per token (40 + 8) / 4 + 30 / 6 = 17 bytes; for 3 sequences of 50 tokens there is enough
+    for budget, tokens in ((17 * 120, 120), (17 * 48, 48)):
+        first, second = plan_groups(kinds, EngineConfig(), LIMITS, budget, 50)
+        assert first.kinds == (kinds[0], kinds[2])
+        assert (first.num_blocks, second.num_blocks) == (tokens // 4, tokens // 6)
+        assert sum(g.num_blocks * g.block_bytes for g in (first, second)) <= budget
+    first, second = plan_groups(kinds, EngineConfig(), LIMITS, 10**9, 50)
+    assert (first.num_blocks, second.num_blocks) == (3 * 13 + 1, 3 * 9 + 1)
+
+
+def test_a_window_has_enough_for_all_sequences() -> None:
+    """Whatever it holds comes first; the others share the rest."""
+    kinds = [Paged(4, 40), Paged(2, 10, window=5)]
+    full, window = plan_groups(kinds, EngineConfig(), LIMITS, 2000, 10_000)
+    # a window of 5 touches 3 blocks of 2 and may begin anywhere; a step brings 20 tokens
+    assert window.num_blocks == 3 * (3 + 2) + 20 // 2 + 1
+    assert full.num_blocks == (2000 - 10 * window.num_blocks) // 40
+    chosen = EngineConfig(num_gpu_blocks_override=7)
+    assert [g.num_blocks for g in plan_groups(kinds, chosen, LIMITS, 0, 50)] == [8, 8]
+    with pytest.raises(UsageError, match="one block takes 40"):
+        plan_groups(kinds, EngineConfig(), LIMITS, 10 * window.num_blocks + 79, 50)

@@ -33,9 +33,9 @@ def _everything_is_seen(build: Make) -> Make:
 def _keys_of_long_rows_only(select: Make) -> Make:
     """Steps that choose nothing leave no keys behind."""
 
-    def broken(self: MLA, x: Any, made: Any, step: Any, view: Any, rope: Any) -> None:
+    def broken(self: MLA, indexer: Any, x: Any, made: Any, step: Any, view: Any, rope: Any) -> None:
         if step.sparse is not None:
-            select(self, x, made, step, view, rope)
+            select(self, indexer, x, made, step, view, rope)
 
     return broken
 
