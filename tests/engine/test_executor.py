@@ -9,6 +9,8 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
+from trueline.cache.kinds.latent import Latent
+from trueline.cache.kinds.lightning import LightningState
 from trueline.config import EngineConfig
 from trueline.engine.core import EngineCore
 from trueline.engine.executor import LocalExecutor, StepFailed
@@ -93,3 +95,35 @@ def test_an_id_that_comes_again_is_another_request(tiny: Tiny) -> None:
     assert rest() == right
     assert core.add(ask(1)) == first + 1
     assert rest() == right
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_who_has_ended_is_told_until_it_is_heard_and_no_longer(overlap: bool, tiny: Tiny) -> None:
+    """Or messages would grow with every request that ever was."""
+    core = load_engine(tiny("deepseek_v3"), EngineConfig(**OPTIONS, overlap=overlap)).core
+    for _ in range(4):
+        serve(core, [Ask(prompt(9), 2), Ask(prompt(3), 5)])
+    assert len(core.ended) <= 2
+    assert set(core.executor.runner.sampling_states) == set(core.ended)
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_poison_reaches_what_nobody_owns(overlap: bool, tiny: Tiny) -> None:
+    """Free blocks, the unwritten end of an owned one, free slots; and nothing that is owned."""
+    config = EngineConfig(**OPTIONS, overlap=overlap, poison=True, enable_prefix_caching=False)
+    core = load_engine(tiny("bailing_moe_v2_5"), config).core
+    params = SamplingParams(temperature=0.0, max_tokens=9, ignore_eos=True)
+    core.add(CoreRequest(request_id="a", prompt_token_ids=prompt(11), params=params))
+    for _ in range(2):
+        core.step()
+    request, caches = core.requests["a"], core.executor.runner.caches
+    rows = caches.first(Latent).rows[:-1].view(-1, 8, caches.first(Latent).layout.width)
+    first, second = request.tables[0]
+    core.executor.worker.shutdown()
+    assert bool(rows[first].isfinite().all())
+    assert bool(rows[second, :3].isfinite().all())
+    assert bool(rows[second, 5:].isnan().all())
+    free = [block for block in core.pool.ids if block not in (first, second)]
+    assert bool(rows[free].isnan().all())
+    states = caches.first(LightningState).state
+    assert int(states.isnan().flatten(1).all(1).sum()) == len(states) - 1
