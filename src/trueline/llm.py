@@ -9,11 +9,11 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from trueline.answers import Answer, Prompt, read_prompt
 from trueline.config import EngineConfig
 from trueline.engine.loading import Progress, load_engine
 from trueline.engine.params import SamplingParams
 from trueline.errors import EngineBroken, UsageError, described, did_you_mean
+from trueline.output_processor import Prompt, RequestOutputState, read_prompt
 from trueline.outputs import RequestOutput
 from trueline.text.chat import render_chat
 from trueline.text.tokenizer import Tokenizer
@@ -46,8 +46,8 @@ class LLMEngine:
         self.eos_token_ids = list(self.spec.eos_token_ids)
         if self.tokenizer is not None:
             self.eos_token_ids = sorted({*self.eos_token_ids, *self.tokenizer.eos_ids})
-        self._requests: dict[str, Answer] = {}
-        self._parent: dict[str, Answer] = {}
+        self._requests: dict[str, RequestOutputState] = {}
+        self._parent: dict[str, RequestOutputState] = {}
 
     def add_request(
         self,
@@ -63,7 +63,7 @@ class LLMEngine:
         params.check_model(self.spec.vocab.total, self.config.max_logprobs)
         text, ids = read_prompt(prompt, self.tokenizer, self.spec.vocab.total)
         params.check_length(len(ids), self.plan.max_model_len)
-        request = Answer(request_id, text, ids, params, self.tokenizer)
+        request = RequestOutputState(request_id, text, ids, params, self.tokenizer)
         added: list[str] = []
         try:
             for core in request.core_requests(self.eos_token_ids, priority, cache_salt):
@@ -74,47 +74,46 @@ class LLMEngine:
                 self.core.abort(core_id, report=False)
             raise
         self._requests[request_id] = request
-        self._parent.update({copy.core_id: request for copy in request.copies})
+        self._parent.update({sequence.core_id: request for sequence in request.sequences})
 
     def abort_request(self, request_id: str) -> bool:
         request = self._requests.get(request_id)
         if request is None:
             return False
-        aborted = [self.core.abort(copy.core_id) for copy in request.copies]
+        aborted = [self.core.abort(sequence.core_id) for sequence in request.sequences]
         return any(aborted)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests) or self.core.has_unfinished()
 
     def step(self) -> list[RequestOutput]:
-        """One step of the core; every request that has news, in its whole present state. Requests
-        whose step failed end with the reason "error" and its words. EngineBroken: all are lost."""
-        changed: dict[str, Answer] = {}
+        """One step of the core; the outputs of every request that it changed, in their whole
+        present state. Requests whose step failed end with the finish_reason "error", and `error`
+        says why. EngineBroken: all are lost."""
+        changed: dict[str, RequestOutputState] = {}
         try:
-            told = self.core.step()
+            outputs = self.core.step()
         except EngineBroken:
             self._requests.clear()
             self._parent.clear()
             raise
-        for news in told:
-            request = self._parent.get(news.request_id)
+        for output in outputs:
+            request = self._parent.get(output.request_id)
             if request is None:  # the rest of a request that has ended, as by a stop string
                 continue
             try:
-                request.take(news)
-            except Exception as error:  # in the tokenizer, say: no reason to lose others' news
+                request.update(output)
+            except Exception as error:  # in the tokenizer, say: other requests go on
                 request.fail(f"its text could not be made: {described(error)}")
             changed[request.request_id] = request
             for core_id in request.to_stop():
                 self.core.abort(core_id, report=False)
-        outputs = []
         for request in changed.values():
-            outputs.append(request.output())
             if request.finished:
                 del self._requests[request.request_id]
-                for copy in request.copies:
-                    del self._parent[copy.core_id]
-        return outputs
+                for sequence in request.sequences:
+                    del self._parent[sequence.core_id]
+        return [request.output() for request in changed.values()]
 
 
 class LLM:

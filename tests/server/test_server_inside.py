@@ -16,7 +16,7 @@ from inside import Inside
 from trueline.engine.messages import CoreOutput, CoreRequest
 from trueline.engine.params import SamplingParams, sequence_seed
 from trueline.server.protocol.bodies import SAMPLING
-from trueline.server.service import Run, Times
+from trueline.server.service import Generation, Times
 
 Tiny = Callable[..., Path]
 PROMPT = [3, 1, 4, 1, 5]
@@ -110,7 +110,7 @@ def test_times_are_those_between_tokens(inside: Inside, monkeypatch: pytest.Monk
     monkeypatch.setattr("trueline.server.service.time.monotonic", lambda: clock[0])
     seen: list[tuple[str, float]] = []
     monkeypatch.setattr(inside.service.metrics, "observe", lambda *told: seen.append(told))
-    run = Run(inside.service, [], [])
+    run = Generation(inside.service, [], [])
     times = Times()
     for now, count, scheduled in ((2.0, 3, 0.5), (8.0, 4, None), (9.0, 1, None)):
         clock[0] = now

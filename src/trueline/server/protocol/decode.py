@@ -12,7 +12,7 @@ import msgspec
 from trueline.errors import did_you_mean
 from trueline.server.protocol.bodies import NotOffered
 from trueline.server.protocol.errors import ApiError, bad_request
-from trueline.server.protocol.limits import Limits
+from trueline.server.protocol.limits import RequestLimits
 from trueline.server.protocol.shape import SMALL, check_shape
 
 _WHERE = re.compile(r"(.*?)(?: - at (?:`key` in )?`\$?([^`]*)`)?", re.DOTALL)
@@ -40,7 +40,7 @@ def _decoder(body: type) -> msgspec.json.Decoder[Any]:
     return msgspec.json.Decoder(body)
 
 
-def decode(body: type, data: bytes, limits: Limits) -> Any:
+def decode(body: type, data: bytes, limits: RequestLimits) -> Any:
     check_shape(data, limits.max_values)
     try:
         try:

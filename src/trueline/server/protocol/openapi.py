@@ -10,7 +10,7 @@ from msgspec import UNSET
 from trueline import __version__
 from trueline.server.protocol import bodies, responses
 from trueline.server.protocol.errors import ErrorResponse
-from trueline.server.protocol.limits import Limits
+from trueline.server.protocol.limits import RequestLimits
 
 _REQUESTS: tuple[Any, ...] = (
     *(bodies.CompletionBody, bodies.ChatBody, bodies.DetokenizeBody),
@@ -40,7 +40,7 @@ _LOGPROBS = ("logprobs", "top_logprobs", "prompt_logprobs")
 _STREAM = "A stream of server-sent events, each a chunk, after the last `data: [DONE]`."
 
 
-def openapi(limits: Limits, *, with_keys: bool = True) -> dict[str, Any]:
+def openapi(limits: RequestLimits, *, with_keys: bool = True) -> dict[str, Any]:
     """What this server takes and gives. `with_keys`: whether it asks for an API key."""
     _, schemas = msgspec.json.schema_components(
         (*_REQUESTS, *_RESPONSES), ref_template="#/components/schemas/{name}"
@@ -139,7 +139,7 @@ def _paths() -> dict[str, Any]:
     }
 
 
-def _bound_fields(fields: dict[str, Any], limits: Limits) -> None:
+def _bound_fields(fields: dict[str, Any], limits: RequestLimits) -> None:
     """What these limits add to the bounds of the structs."""
     fields["model"]["anyOf"][0]["enum"] = list(limits.models)
     for name in _LOGPROBS:
@@ -156,7 +156,7 @@ def _bound_fields(fields: dict[str, Any], limits: Limits) -> None:
         fields["chat_template"] = {"description": "null", "type": "null"}
 
 
-def _prompt_kinds(limits: Limits) -> list[dict[str, Any]]:
+def _prompt_kinds(limits: RequestLimits) -> list[dict[str, Any]]:
     """msgspec has one kind of list in a union; these are the lists that are taken."""
     text = {"type": "string"}
     ids = {

@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from trueline.answers import read_prompt
 from trueline.errors import UsageError
+from trueline.output_processor import read_prompt
 from trueline.server.protocol.errors import ApiError, bad_request, from_usage
-from trueline.server.protocol.limits import Limits
-from trueline.server.protocol.pieces import in_pieces
+from trueline.server.protocol.limits import RequestLimits
+from trueline.server.protocol.raw_json import in_pieces
 from trueline.server.protocol.requests import (
     ChatRequest,
     CompletionRequest,
@@ -29,7 +29,7 @@ unlike any message."""
 
 
 def completion_prompts(
-    request: CompletionRequest, tokenizer: Tokenizer, limits: Limits
+    request: CompletionRequest, tokenizer: Tokenizer, limits: RequestLimits
 ) -> list[tuple[str | None, list[int]]]:
     """For each prompt its text, where that is what was given, and its tokens."""
     found = []
@@ -54,7 +54,7 @@ def completion_prompts(
 def chat_prompt(
     request: ChatRequest,
     tokenizer: Tokenizer,
-    limits: Limits,
+    limits: RequestLimits,
     templates: TemplateProcess | None = None,
 ) -> tuple[str, list[int]]:
     """The text that the template makes of the messages, and its tokens. `templates` renders those
@@ -73,7 +73,7 @@ def chat_prompt(
 def tokenize(
     request: TokenizeRequest,
     tokenizer: Tokenizer,
-    limits: Limits,
+    limits: RequestLimits,
     templates: TemplateProcess | None = None,
 ) -> bytes:
     if isinstance(request.text, Conversation):
@@ -84,8 +84,8 @@ def tokenize(
     ids = _encode(name, text, tokenizer, request.add_special_tokens)
     limits.check_tokens(name, len(ids))
     names = [tokenizer.token_text(token) for token in ids] if request.return_token_strs else None
-    told: Any = Tokenized(len(ids), limits.max_model_len, in_pieces(ids), in_pieces(names))
-    return msgspec.json.encode(told)
+    tokenized: Any = Tokenized(len(ids), limits.max_model_len, in_pieces(ids), in_pieces(names))
+    return msgspec.json.encode(tokenized)
 
 
 def detokenize(request: DetokenizeRequest, tokenizer: Tokenizer) -> bytes:

@@ -19,7 +19,7 @@ from trueline.server.protocol.bodies import (
 )
 from trueline.server.protocol.decode import decode
 from trueline.server.protocol.errors import bad_request, from_usage
-from trueline.server.protocol.limits import Limits
+from trueline.server.protocol.limits import RequestLimits
 
 _OURS = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template")
 """Names that chat_template_kwargs cannot have: the request itself says them."""
@@ -84,7 +84,7 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     tokens: list[int]
 
 
-def read_completion(body: bytes, limits: Limits) -> CompletionRequest:
+def read_completion(body: bytes, limits: RequestLimits) -> CompletionRequest:
     fields = decode(CompletionBody, body, limits)
     model = limits.model(fields.model)
     prompts = _prompts(fields.prompt, limits)
@@ -124,7 +124,7 @@ def read_completion(body: bytes, limits: Limits) -> CompletionRequest:
     )
 
 
-def read_chat(body: bytes, limits: Limits) -> ChatRequest:
+def read_chat(body: bytes, limits: RequestLimits) -> ChatRequest:
     fields = decode(ChatBody, body, limits)
     model = limits.model(fields.model)
     if fields.top_logprobs and not fields.logprobs:
@@ -159,7 +159,7 @@ def read_chat(body: bytes, limits: Limits) -> ChatRequest:
     )
 
 
-def read_tokenize(body: bytes, limits: Limits) -> TokenizeRequest:
+def read_tokenize(body: bytes, limits: RequestLimits) -> TokenizeRequest:
     """A text, or messages: the two have different defaults."""
     is_chat = decode(TokenizeBody, body, limits).messages is not msgspec.UNSET
     fields = decode(TokenizeChatBody if is_chat else TokenizePromptBody, body, limits)
@@ -174,14 +174,14 @@ def read_tokenize(body: bytes, limits: Limits) -> TokenizeRequest:
     )
 
 
-def read_detokenize(body: bytes, limits: Limits) -> DetokenizeRequest:
+def read_detokenize(body: bytes, limits: RequestLimits) -> DetokenizeRequest:
     fields = decode(DetokenizeBody, body, limits)
     model = limits.model(fields.model)
     _check_ids("tokens", fields.tokens, limits)
     return DetokenizeRequest(model=model, tokens=fields.tokens)
 
 
-def _answer_length(fields: Any, limits: Limits, *names: str) -> dict[str, int | None]:
+def _answer_length(fields: Any, limits: RequestLimits, *names: str) -> dict[str, int | None]:
     given = {name: getattr(fields, name) for name in names}
     limits.check_answer(given)
     return given
@@ -202,7 +202,7 @@ def _generating(fields: Any) -> dict[str, Any]:
     }
 
 
-def _params(fields: Any, limits: Limits, changes: dict[str, Any]) -> SamplingParams:
+def _params(fields: Any, limits: RequestLimits, changes: dict[str, Any]) -> SamplingParams:
     given = {name: value for name in SAMPLING if (value := getattr(fields, name)) is not None}
     try:
         params = SamplingParams.from_mapping(given | changes)
@@ -212,7 +212,7 @@ def _params(fields: Any, limits: Limits, changes: dict[str, Any]) -> SamplingPar
     return params
 
 
-def _check_sequences(num_prompts: int, n: int, limits: Limits) -> None:
+def _check_sequences(num_prompts: int, n: int, limits: RequestLimits) -> None:
     if num_prompts * n > limits.max_sequences:
         raise bad_request(
             f"{num_prompts} prompts × n = {n}: accepted: up to {limits.max_sequences} sequences in "
@@ -222,7 +222,7 @@ def _check_sequences(num_prompts: int, n: int, limits: Limits) -> None:
 
 
 def _prompts(
-    prompt: str | list[str | int | list[int]], limits: Limits
+    prompt: str | list[str | int | list[int]], limits: RequestLimits
 ) -> tuple[str | tuple[int, ...], ...]:
     if isinstance(prompt, str):
         return (prompt,)
@@ -247,7 +247,7 @@ def _prompts(
     return tuple(tuple(ids) for ids in prompt)  # type: ignore[arg-type]
 
 
-def _check_ids(name: str, ids: Any, limits: Limits) -> None:
+def _check_ids(name: str, ids: Any, limits: RequestLimits) -> None:
     highest = max(ids, default=0)
     if highest >= limits.vocab_size:
         raise bad_request(
@@ -257,7 +257,7 @@ def _check_ids(name: str, ids: Any, limits: Limits) -> None:
         )
 
 
-def _conversation(fields: Any, limits: Limits) -> Conversation:
+def _conversation(fields: Any, limits: RequestLimits) -> Conversation:
     if fields.chat_template is not None and not limits.request_templates:
         raise bad_request(
             "chat_template: this server renders with its own; --trust-request-chat-template lets "

@@ -1,5 +1,4 @@
-"""Long lists as JSON. Encoding stops every other thread until it is done, so it is done piece by
-piece."""
+"""Long lists as raw JSON. Encoding holds the GIL until it is done, so it goes by pieces."""
 
 from __future__ import annotations
 

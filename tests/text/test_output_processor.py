@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trueline.answers import Answer
 from trueline.engine.messages import CoreOutput, TokenScore
 from trueline.engine.params import SamplingParams
+from trueline.output_processor import RequestOutputState
 from trueline.outputs import CompletionOutput
 from trueline.server.process.streams import Stream
 from trueline.text.tokenizer import Tokenizer
@@ -29,12 +29,12 @@ def tokenizer(tiny: Any) -> Tokenizer:
 def answer(
     tokenizer: Tokenizer, params: SamplingParams, pieces: list[list[int]]
 ) -> CompletionOutput:
-    found = Answer("a", None, [1], params, tokenizer)
+    found = RequestOutputState("a", None, [1], params, tokenizer)
     for place, ids in enumerate(pieces):
         end = "length" if place == len(pieces) - 1 else None
         scores = [TokenScore(token, -float(token), 1) for token in ids]
-        found.take(CoreOutput(request_id="a/0", token_ids=ids, scores=scores, finish_reason=end))
-    return found.copies[0].completion
+        found.update(CoreOutput(request_id="a/0", token_ids=ids, scores=scores, finish_reason=end))
+    return found.sequences[0].completion
 
 
 @given(
@@ -113,14 +113,18 @@ def test_the_stop_position_is_what_its_definition_says(
 
 def test_a_stop_is_told_to_the_engine_once(tokenizer: Tokenizer) -> None:
     params = SamplingParams(stop=["b"], n=3, max_tokens=9, temperature=1.0)
-    found = Answer("a", None, [1], params, tokenizer)
+    found = RequestOutputState("a", None, [1], params, tokenizer)
     ids = tokenizer.encode("abab", add_special_tokens=False)
     for index in (2, 0):
         scores = [TokenScore(token, -1.0, 1) for token in ids]
-        found.take(CoreOutput(request_id=f"a/{index}", token_ids=ids, scores=scores))
+        found.update(CoreOutput(request_id=f"a/{index}", token_ids=ids, scores=scores))
         assert found.to_stop() == [f"a/{index}"]
         assert found.to_stop() == []
-    assert [copy.completion.finish_reason for copy in found.copies] == ["stop", None, "stop"]
+    assert [sequence.completion.finish_reason for sequence in found.sequences] == [
+        "stop",
+        None,
+        "stop",
+    ]
 
 
 NEWS = st.builds(
@@ -160,7 +164,7 @@ def test_news_put_together_say_what_they_said_one_by_one(
 
 
 def test_what_was_cached_is_not_forgotten(tokenizer: Tokenizer) -> None:
-    found = Answer("a", None, [1], SamplingParams(max_tokens=9), tokenizer)
+    found = RequestOutputState("a", None, [1], SamplingParams(max_tokens=9), tokenizer)
     for cached in (0, 32, 0):
-        found.take(CoreOutput(request_id="a/0", num_cached_tokens=cached))
+        found.update(CoreOutput(request_id="a/0", num_cached_tokens=cached))
     assert found.output().num_cached_tokens == 32

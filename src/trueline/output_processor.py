@@ -1,4 +1,5 @@
-"""What the core tells of token ids, as text: one answer a request, with all its sequences."""
+"""The output processor: makes text of the token ids that the core samples, and one RequestOutput of
+all sequences of a request."""
 
 from __future__ import annotations
 
@@ -51,8 +52,9 @@ def _checked(ids: Any, vocab_size: int) -> list[int]:
     return values
 
 
-class Shared:
-    """What all sequences of a request have in common, whatever their prompts: made once."""
+class PreparedParams:
+    """SamplingParams with stop strings and bad words made ready for use, once for all prompts that
+    share them."""
 
     def __init__(self, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
         self.params, self.tokenizer = params, tokenizer
@@ -60,10 +62,10 @@ class Shared:
         if params.bad_words and tokenizer is None:
             raise UsageError("bad_words need a tokenizer")
         self.bad_word_ids = bad_word_ids(tokenizer, params.bad_words) if tokenizer else []
-        self.each = [self._copy(i) for i in range(params.n)]
+        self.each = [self._params_of(i) for i in range(params.n)]
         """The params of each of the n sequences of a prompt."""
 
-    def _copy(self, index: int) -> SamplingParams:
+    def _params_of(self, index: int) -> SamplingParams:
         params = self.params
         if params.n == 1:
             return params
@@ -71,8 +73,8 @@ class Shared:
         return msgspec.structs.replace(params, n=1, seed=seed)
 
 
-class Answer:
-    """A user's request: n copies in the core, put together again."""
+class RequestOutputState:
+    """The outputs of a user's request, put together from its n sequences in the core."""
 
     def __init__(
         self,
@@ -81,60 +83,60 @@ class Answer:
         ids: list[int],
         params: SamplingParams,
         tokenizer: Tokenizer | None,
-        shared: Shared | None = None,
+        prepared: PreparedParams | None = None,
     ) -> None:
         self.request_id, self.prompt, self.ids, self.params = request_id, prompt, ids, params
         self.tokenizer = tokenizer
-        self.shared = shared or Shared(params, tokenizer)
-        self.copies = [Copy(self, i) for i in range(params.n)]
-        self.of_sequence = {copy.core_id: copy for copy in self.copies}
+        self.prepared = prepared or PreparedParams(params, tokenizer)
+        self.sequences = [SequenceOutputState(self, i) for i in range(params.n)]
+        self.of_sequence = {sequence.core_id: sequence for sequence in self.sequences}
         self.stopped: list[str] = []
-        """Copies that have ended here and the core does not know of yet, as by a stop string."""
+        """Core ids of sequences that ended here, as by a stop string, and still run in the core."""
         self._output = RequestOutput(
             request_id,
             prompt,
             ids,
             None if params.prompt_logprobs is None else [None],
-            [copy.completion for copy in self.copies],
+            [sequence.completion for sequence in self.sequences],
         )
 
     def core_requests(
         self, eos_token_ids: list[int], priority: int = 0, cache_salt: str | None = None
     ) -> Iterator[CoreRequest]:
         """One for every sequence."""
-        for copy in self.copies:
+        for sequence in self.sequences:
             yield CoreRequest(
-                request_id=copy.core_id,
+                request_id=sequence.core_id,
                 prompt_token_ids=self.ids,
-                params=copy.params,
+                params=sequence.params,
                 eos_token_ids=eos_token_ids,
-                bad_word_ids=self.shared.bad_word_ids,
+                bad_word_ids=self.prepared.bad_word_ids,
                 priority=priority,
                 cache_salt=cache_salt,
             )
 
     @property
     def finished(self) -> bool:
-        return all(copy.completion.finished for copy in self.copies)
+        return all(sequence.completion.finished for sequence in self.sequences)
 
-    def take(self, news: CoreOutput) -> None:
-        copy, output = self.of_sequence[news.request_id], self._output
-        if copy.index == 0:
-            output.num_cached_tokens = max(output.num_cached_tokens, news.num_cached_tokens)
-            if output.prompt_logprobs is not None:
-                output.prompt_logprobs += map(self.logprobs, news.prompt_scores)
-        copy.take(news)
+    def update(self, output: CoreOutput) -> None:
+        sequence, request = self.of_sequence[output.request_id], self._output
+        if sequence.index == 0:
+            request.num_cached_tokens = max(request.num_cached_tokens, output.num_cached_tokens)
+            if request.prompt_logprobs is not None:
+                request.prompt_logprobs += map(self.logprobs, output.prompt_scores)
+        sequence.update(output)
 
     def fail(self, why: str) -> None:
-        """End all copies that have not ended, here and in the core."""
-        for copy in self.copies:
-            if not copy.completion.finished:
-                copy.completion.finish_reason = "error"
-                copy.completion.error = f"request '{self.request_id}': {why}"
-                self.stopped.append(copy.core_id)
+        """End all sequences that have not ended, here and in the core."""
+        for sequence in self.sequences:
+            if not sequence.completion.finished:
+                sequence.completion.finish_reason = "error"
+                sequence.completion.error = f"request '{self.request_id}': {why}"
+                self.stopped.append(sequence.core_id)
 
     def to_stop(self) -> list[str]:
-        """Told once."""
+        """Core ids of sequences to abort in the core; each is returned once."""
         ended, self.stopped = self.stopped, []
         return ended
 
@@ -156,12 +158,14 @@ class Answer:
         return self.tokenizer.token_text(token) if self.tokenizer else None
 
 
-class Copy:
-    def __init__(self, request: Answer, index: int) -> None:
+class SequenceOutputState:
+    """The output of one of them."""
+
+    def __init__(self, request: RequestOutputState, index: int) -> None:
         params = request.params
         self.request, self.index = request, index
         self.core_id = f"{request.request_id}/{index}"
-        self.params = request.shared.each[index]
+        self.params = request.prepared.each[index]
         logprobs: list[dict[int, Logprob] | None] | None = []
         self.completion = CompletionOutput(
             index, logprobs=logprobs if params.logprobs is not None else None
@@ -171,19 +175,19 @@ class Copy:
             if request.tokenizer
             else None
         )
-        self.stops = StopChecker(request.shared.stops, params.include_stop_str_in_output)
+        self.stops = StopChecker(request.prepared.stops, params.include_stop_str_in_output)
 
-    def take(self, news: CoreOutput) -> None:
-        """Where a text may end it, token by token: it ends at the same one, however many come at
-        once."""
-        ids, scores = news.token_ids, news.scores
+    def update(self, output: CoreOutput) -> None:
+        """Token by token where a stop string may end it: it ends at the same token, however many
+        come at once."""
+        ids, scores = output.token_ids, output.scores
         step = 1 if self.params.stop else max(len(ids), 1)
         for end in range(step, max(len(ids), 1) + 1, step):
-            last = news if end >= len(ids) else None
-            self._take(ids[end - step : end], scores[end - step : end], last)
+            last = output if end >= len(ids) else None
+            self._add(ids[end - step : end], scores[end - step : end], last)
 
-    def _take(self, ids: list[int], scores: list[TokenScore], last: CoreOutput | None) -> None:
-        """`last`: the news that end with these tokens."""
+    def _add(self, ids: list[int], scores: list[TokenScore], last: CoreOutput | None) -> None:
+        """`last`: the output that ends with these tokens."""
         done = self.completion
         if done.finished:
             return
