@@ -13,7 +13,12 @@ from trueline.config import EngineConfig
 from trueline.engine.loading import Progress, load_engine
 from trueline.engine.params import SamplingParams
 from trueline.errors import EngineBroken, UsageError, described, did_you_mean
-from trueline.output_processor import Prompt, RequestOutputState, read_prompt
+from trueline.output_processor import (
+    PreparedParams,
+    Prompt,
+    RequestOutputState,
+    read_prompt,
+)
 from trueline.outputs import RequestOutput
 from trueline.text.chat import render_chat
 from trueline.text.tokenizer import Tokenizer
@@ -47,7 +52,7 @@ class LLMEngine:
         if self.tokenizer is not None:
             self.eos_token_ids = sorted({*self.eos_token_ids, *self.tokenizer.eos_ids})
         self._requests: dict[str, RequestOutputState] = {}
-        self._parent: dict[str, RequestOutputState] = {}
+        self._by_sequence: dict[str, RequestOutputState] = {}
 
     def add_request(
         self,
@@ -63,24 +68,24 @@ class LLMEngine:
         params.check_model(self.spec.vocab.total, self.config.max_logprobs)
         text, ids = read_prompt(prompt, self.tokenizer, self.spec.vocab.total)
         params.check_length(len(ids), self.plan.max_model_len)
-        request = RequestOutputState(request_id, text, ids, params, self.tokenizer)
+        request = RequestOutputState(request_id, text, ids, PreparedParams(params, self.tokenizer))
         added: list[str] = []
         try:
             for core in request.core_requests(self.eos_token_ids, priority, cache_salt):
                 self.core.add(core)
                 added.append(core.request_id)
         except BaseException:
-            for core_id in added:
-                self.core.abort(core_id, report=False)
+            for name in added:
+                self.core.abort(name, report=False)
             raise
         self._requests[request_id] = request
-        self._parent.update({sequence.core_id: request for sequence in request.sequences})
+        self._by_sequence.update(dict.fromkeys(request.sequence_ids, request))
 
     def abort_request(self, request_id: str) -> bool:
         request = self._requests.get(request_id)
         if request is None:
             return False
-        aborted = [self.core.abort(sequence.core_id) for sequence in request.sequences]
+        aborted = [self.core.abort(name) for name in request.sequence_ids]
         return any(aborted)
 
     def has_unfinished_requests(self) -> bool:
@@ -95,25 +100,25 @@ class LLMEngine:
             outputs = self.core.step()
         except EngineBroken:
             self._requests.clear()
-            self._parent.clear()
+            self._by_sequence.clear()
             raise
         for output in outputs:
-            request = self._parent.get(output.request_id)
+            request = self._by_sequence.get(output.request_id)
             if request is None:  # the rest of a request that has ended, as by a stop string
                 continue
             try:
                 request.update(output)
             except Exception as error:  # in the tokenizer, say: other requests go on
                 request.fail(f"its text could not be made: {described(error)}")
-            changed[request.request_id] = request
-            for core_id in request.to_stop():
-                self.core.abort(core_id, report=False)
+            changed[request.output.request_id] = request
+            for name in request.to_stop():
+                self.core.abort(name, report=False)
         for request in changed.values():
-            if request.finished:
-                del self._requests[request.request_id]
-                for sequence in request.sequences:
-                    del self._parent[sequence.core_id]
-        return [request.output() for request in changed.values()]
+            if request.output.finished:
+                del self._requests[request.output.request_id]
+                for name in request.sequence_ids:
+                    del self._by_sequence[name]
+        return [request.output for request in changed.values()]
 
 
 class LLM:

@@ -62,10 +62,10 @@ class PreparedParams:
         if params.bad_words and tokenizer is None:
             raise UsageError("bad_words need a tokenizer")
         self.bad_word_ids = bad_word_ids(tokenizer, params.bad_words) if tokenizer else []
-        self.each = [self._params_of(i) for i in range(params.n)]
+        self.of_sequence = [self._of_sequence(i) for i in range(params.n)]
         """The params of each of the n sequences of a prompt."""
 
-    def _params_of(self, index: int) -> SamplingParams:
+    def _of_sequence(self, index: int) -> SamplingParams:
         params = self.params
         if params.n == 1:
             return params
@@ -74,77 +74,126 @@ class PreparedParams:
 
 
 class RequestOutputState:
-    """The outputs of a user's request, put together from its n sequences in the core."""
+    """A request on the text side: makes text of the tokens that the core samples for its n
+    sequences, and adds it to `output`. The core knows a sequence by the request's id; where there
+    are several, by the request's id and their index."""
 
     def __init__(
-        self,
-        request_id: str,
-        prompt: str | None,
-        ids: list[int],
-        params: SamplingParams,
-        tokenizer: Tokenizer | None,
-        prepared: PreparedParams | None = None,
+        self, request_id: str, prompt: str | None, ids: list[int], prepared: PreparedParams
     ) -> None:
-        self.request_id, self.prompt, self.ids, self.params = request_id, prompt, ids, params
-        self.tokenizer = tokenizer
-        self.prepared = prepared or PreparedParams(params, tokenizer)
-        self.sequences = [SequenceOutputState(self, i) for i in range(params.n)]
-        self.of_sequence = {sequence.core_id: sequence for sequence in self.sequences}
-        self.stopped: list[str] = []
-        """Core ids of sequences that ended here, as by a stop string, and still run in the core."""
-        self._output = RequestOutput(
+        params, tokenizer = prepared.params, prepared.tokenizer
+        self.prepared = prepared
+        self.output = RequestOutput(
             request_id,
             prompt,
             ids,
             None if params.prompt_logprobs is None else [None],
-            [sequence.completion for sequence in self.sequences],
+            [
+                CompletionOutput(i, logprobs=None if params.logprobs is None else [])
+                for i in range(params.n)
+            ],
         )
+        """The same object from the first token to the last."""
+        several = params.n > 1
+        self.sequence_ids = [
+            f"{request_id}/{i}" if several else request_id for i in range(params.n)
+        ]
+        self._indices = {name: i for i, name in enumerate(self.sequence_ids)}
+        self._detokenizers = [
+            Detokenizer(tokenizer, params.skip_special_tokens) if tokenizer else None
+            for _ in range(params.n)
+        ]
+        self._stop_checkers = [
+            StopChecker(prepared.stops, params.include_stop_str_in_output) for _ in range(params.n)
+        ]
+        self._stopped: list[str] = []
 
     def core_requests(
         self, eos_token_ids: list[int], priority: int = 0, cache_salt: str | None = None
     ) -> Iterator[CoreRequest]:
         """One for every sequence."""
-        for sequence in self.sequences:
+        for name, params in zip(self.sequence_ids, self.prepared.of_sequence, strict=True):
             yield CoreRequest(
-                request_id=sequence.core_id,
-                prompt_token_ids=self.ids,
-                params=sequence.params,
+                request_id=name,
+                prompt_token_ids=self.output.prompt_token_ids,
+                params=params,
                 eos_token_ids=eos_token_ids,
                 bad_word_ids=self.prepared.bad_word_ids,
                 priority=priority,
                 cache_salt=cache_salt,
             )
 
-    @property
-    def finished(self) -> bool:
-        return all(sequence.completion.finished for sequence in self.sequences)
+    def completion(self, sequence_id: str) -> CompletionOutput:
+        return self.output.outputs[self._indices[sequence_id]]
 
     def update(self, output: CoreOutput) -> None:
-        sequence, request = self.of_sequence[output.request_id], self._output
-        if sequence.index == 0:
+        """Token by token where a stop string may end a sequence: it ends at the same token, however
+        many come at once."""
+        index, request = self._indices[output.request_id], self.output
+        if index == 0:
             request.num_cached_tokens = max(request.num_cached_tokens, output.num_cached_tokens)
             if request.prompt_logprobs is not None:
-                request.prompt_logprobs += map(self.logprobs, output.prompt_scores)
-        sequence.update(output)
+                request.prompt_logprobs += map(self._logprobs, output.prompt_scores)
+        ids, scores = output.token_ids, output.scores
+        step = 1 if self.prepared.params.stop else max(len(ids), 1)
+        for end in range(step, max(len(ids), 1) + 1, step):
+            last = output if end >= len(ids) else None
+            self._add(index, ids[end - step : end], scores[end - step : end], last)
 
     def fail(self, why: str) -> None:
         """End all sequences that have not ended, here and in the core."""
-        for sequence in self.sequences:
-            if not sequence.completion.finished:
-                sequence.completion.finish_reason = "error"
-                sequence.completion.error = f"request '{self.request_id}': {why}"
-                self.stopped.append(sequence.core_id)
+        for name, completion in zip(self.sequence_ids, self.output.outputs, strict=True):
+            if not completion.finished:
+                completion.finish_reason = "error"
+                completion.error = f"request '{self.output.request_id}': {why}"
+                self._stopped.append(name)
 
     def to_stop(self) -> list[str]:
-        """Core ids of sequences to abort in the core; each is returned once."""
-        ended, self.stopped = self.stopped, []
-        return ended
+        """Ids of sequences that ended here, as by a stop string, and still run in the core; each is
+        returned once."""
+        stopped, self._stopped = self._stopped, []
+        return stopped
 
-    def output(self) -> RequestOutput:
-        """The same object every time: what is new is added to it."""
-        return self._output
+    def _add(
+        self, index: int, ids: list[int], scores: list[TokenScore], last: CoreOutput | None
+    ) -> None:
+        """`last`: the output that ends with these tokens."""
+        completion, detokenizer = self.output.outputs[index], self._detokenizers[index]
+        if completion.finished:
+            return
+        for token, score in zip(ids, scores, strict=True):
+            completion.token_ids.append(token)
+            if completion.logprobs is not None:
+                total = completion.cumulative_logprob or 0.0
+                completion.cumulative_logprob = total + score.logprob
+                completion.logprobs.append(self._logprobs(score))
+        reason = last.finish_reason if last else None
+        if detokenizer is not None:
+            shows_end = self.prepared.params.include_stop_str_in_output
+            hides_end = reason == "stop" and not shows_end
+            # the end token is not part of the text
+            self._add_text(index, detokenizer.push(ids[:-1] if hides_end else ids))
+        if last is not None and reason and not completion.finished:
+            self._add_text(index, detokenizer.flush() if detokenizer else "", last=True)
+            if not completion.finished:
+                completion.finish_reason, completion.stop_reason = reason, last.stop_reason
+                completion.error = last.error
 
-    def logprobs(self, score: TokenScore) -> dict[int, Logprob]:
+    def _add_text(self, index: int, text: str, last: bool = False) -> None:
+        completion, stop_checker = self.output.outputs[index], self._stop_checkers[index]
+        if len(completion.token_ids) < self.prepared.params.min_tokens:
+            completion.text += text  # too early to stop
+        elif text:
+            found = stop_checker.push(text)
+            completion.text += found.text
+            if found.matched is not None:
+                completion.finish_reason, completion.stop_reason = "stop", found.matched
+                self._stopped.append(self.sequence_ids[index])
+                return
+        if last:
+            completion.text += stop_checker.flush()
+
+    def _logprobs(self, score: TokenScore) -> dict[int, Logprob]:
         """The likeliest tokens by rank, and the token itself."""
         found = {
             token: Logprob(value, rank, self._text(token))
@@ -155,68 +204,5 @@ class RequestOutputState:
         return found
 
     def _text(self, token: int) -> str | None:
-        return self.tokenizer.token_text(token) if self.tokenizer else None
-
-
-class SequenceOutputState:
-    """The output of one of them."""
-
-    def __init__(self, request: RequestOutputState, index: int) -> None:
-        params = request.params
-        self.request, self.index = request, index
-        self.core_id = f"{request.request_id}/{index}"
-        self.params = request.prepared.each[index]
-        logprobs: list[dict[int, Logprob] | None] | None = []
-        self.completion = CompletionOutput(
-            index, logprobs=logprobs if params.logprobs is not None else None
-        )
-        self.text = (
-            Detokenizer(request.tokenizer, params.skip_special_tokens)
-            if request.tokenizer
-            else None
-        )
-        self.stops = StopChecker(request.prepared.stops, params.include_stop_str_in_output)
-
-    def update(self, output: CoreOutput) -> None:
-        """Token by token where a stop string may end it: it ends at the same token, however many
-        come at once."""
-        ids, scores = output.token_ids, output.scores
-        step = 1 if self.params.stop else max(len(ids), 1)
-        for end in range(step, max(len(ids), 1) + 1, step):
-            last = output if end >= len(ids) else None
-            self._add(ids[end - step : end], scores[end - step : end], last)
-
-    def _add(self, ids: list[int], scores: list[TokenScore], last: CoreOutput | None) -> None:
-        """`last`: the output that ends with these tokens."""
-        done = self.completion
-        if done.finished:
-            return
-        for token, score in zip(ids, scores, strict=True):
-            done.token_ids.append(token)
-            if done.logprobs is not None:
-                done.cumulative_logprob = (done.cumulative_logprob or 0.0) + score.logprob
-                done.logprobs.append(self.request.logprobs(score))
-        reason = last.finish_reason if last else None
-        if self.text is not None:
-            hides_end = reason == "stop" and not self.params.include_stop_str_in_output
-            # the end token is not part of the text
-            self._add_text(self.text.push(ids[:-1] if hides_end else ids))
-        if last is not None and reason and not done.finished:
-            self._add_text(self.text.flush() if self.text else "", last=True)
-            if not done.finished:
-                done.finish_reason, done.stop_reason = reason, last.stop_reason
-                done.error = last.error
-
-    def _add_text(self, text: str, last: bool = False) -> None:
-        if len(self.completion.token_ids) < self.params.min_tokens:
-            self.completion.text += text  # too early to stop
-        elif text:
-            found = self.stops.push(text)
-            self.completion.text += found.text
-            if found.matched is not None:
-                self.completion.finish_reason = "stop"
-                self.completion.stop_reason = found.matched
-                self.request.stopped.append(self.core_id)
-                return
-        if last:
-            self.completion.text += self.stops.flush()
+        tokenizer = self.prepared.tokenizer
+        return tokenizer.token_text(token) if tokenizer else None

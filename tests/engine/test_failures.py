@@ -71,9 +71,8 @@ BOOKS = ("engine/core.py", "engine/scheduler.py", "engine/states.py", "engine/re
          "engine/failures.py", "device.py")  # fmt: skip
 # They hand on what is there already.
 TRIVIAL = {
-    *("LLMEngine.step", "RequestOutputState.output", "RequestOutputState.finished"),
-    *("RequestOutputState.to_stop", "RequestOutputState.fail"),
-    "CompletionOutput.finished",
+    *("LLMEngine.step", "RequestOutputState.to_stop", "RequestOutputState.fail"),
+    *("RequestOutput.finished", "CompletionOutput.finished"),
 }
 
 

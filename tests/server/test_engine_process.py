@@ -26,7 +26,7 @@ from trueline.config import EngineConfig
 from trueline.engine.loading import load_engine
 from trueline.engine.messages import CoreOutput, CoreRequest, TokenScore
 from trueline.errors import RequestRejected
-from trueline.output_processor import RequestOutputState
+from trueline.output_processor import PreparedParams, RequestOutputState
 from trueline.server.process.client import SHUTTING_DOWN, EngineClient, EngineFailed
 from trueline.server.process.engine_process import EngineLoop, serve
 from trueline.server.process.messages import (
@@ -200,7 +200,7 @@ def test_answers_are_those_of_an_engine_in_this_process(shared: Running, model: 
     wanted = LLM(model, skip_tokenizer_init=True, **OPTIONS).generate(prompts, params)
 
     async def answer(i: int) -> RequestOutputState:
-        found = RequestOutputState(f"same-{i}", None, asked[i][0], params[i], None)
+        found = RequestOutputState(f"same-{i}", None, asked[i][0], PreparedParams(params[i], None))
         async for news in shared.client.generate(list(found.core_requests(EOS))):
             found.update(news)
         return found
@@ -210,7 +210,7 @@ def test_answers_are_those_of_an_engine_in_this_process(shared: Running, model: 
 
     stops = 0
     for found, known in zip(shared.do(all_of_them()), wanted, strict=True):
-        output = found.output()
+        output = found.output
         assert output.finished
         assert output.outputs == known.outputs
         assert output.prompt_logprobs == known.prompt_logprobs

@@ -11,7 +11,7 @@ import pytest
 
 from trueline.engine.messages import CoreOutput, TokenScore
 from trueline.engine.params import SamplingParams
-from trueline.output_processor import RequestOutputState
+from trueline.output_processor import PreparedParams, RequestOutputState
 from trueline.server.service import Generation
 from trueline.text.tokenizer import Tokenizer
 
@@ -42,9 +42,8 @@ def generated(tiny: Any) -> tuple[Generation, FakeStream]:
     """Two sequences of which the first meets a stop string with its second token."""
     tokenizer = Tokenizer.load(tiny("deepseek_v3"))
     a, x = tokenizer.encode("ax", add_special_tokens=False)
-    answer = RequestOutputState(
-        "q", None, [1], SamplingParams(n=2, stop=["x"], max_tokens=9), tokenizer
-    )
+    params = PreparedParams(SamplingParams(n=2, stop=["x"], max_tokens=9), tokenizer)
+    state = RequestOutputState("q", None, [1], params)
     stream = FakeStream(
         [
             CoreOutput(request_id=name, token_ids=[token], scores=[TokenScore(token, -1.0, 1)])
@@ -60,7 +59,7 @@ def generated(tiny: Any) -> tuple[Generation, FakeStream]:
     service: Any = SimpleNamespace(
         metrics=metrics, engine=engine, check_room=lambda count: None, offload=offload
     )
-    return Generation(service, [answer], list(answer.core_requests([]))), stream
+    return Generation(service, [state], list(state.core_requests([]))), stream
 
 
 def test_one_of_several_that_a_stop_string_ends(generated: tuple[Generation, FakeStream]) -> None:

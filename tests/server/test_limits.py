@@ -210,10 +210,10 @@ def test_bad_words_in_order_and_once(tokenizer: Tokenizer) -> None:
 
 
 def test_sequences_share_what_they_can(tokenizer: Tokenizer) -> None:
-    shared = PreparedParams(SamplingParams(n=3, stop="x", bad_words=["a"]), tokenizer)
-    assert [params.n for params in shared.each] == [1, 1, 1]
+    prepared = PreparedParams(SamplingParams(n=3, stop="x", bad_words=["a"]), tokenizer)
+    assert [params.n for params in prepared.of_sequence] == [1, 1, 1]
     one = SamplingParams(seed=5)
-    assert PreparedParams(one, tokenizer).each == [one]
+    assert PreparedParams(one, tokenizer).of_sequence == [one]
 
 
 def test_a_row_says_what_never_changes_once() -> None:

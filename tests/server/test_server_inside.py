@@ -66,7 +66,23 @@ def test_every_field_reaches_the_engine(inside: Inside, asked: list[CoreRequest]
         assert request.cache_salt == "mine"
         assert request.bad_word_ids
     assert len(asked) == 2
-    assert len({request.request_id for request in asked}) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "suffixes"),
+    [
+        ({}, [""]),
+        ({"n": 2, "temperature": 1.0}, ["/0", "/1"]),
+        ({"prompt": [PROMPT, PROMPT]}, ["-0", "-1"]),
+        ({"prompt": [PROMPT] * 2, "n": 2, "temperature": 1.0}, ["-0/0", "-0/1", "-1/0", "-1/1"]),
+    ],
+)
+def test_the_engine_knows_a_request_by_its_response_id(
+    inside: Inside, asked: list[CoreRequest], fields: dict[str, Any], suffixes: list[str]
+) -> None:
+    """Whose errors then name what the client knows, whatever x-request-id it has sent."""
+    response_id = ask(inside, **fields)["id"]
+    assert [request.request_id for request in asked] == [response_id + each for each in suffixes]
 
 
 def test_every_end_token_is_known_to_the_engine(

@@ -17,7 +17,7 @@ from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
 from trueline.engine.messages import CoreOutput, TokenScore
-from trueline.output_processor import RequestOutputState
+from trueline.output_processor import PreparedParams, RequestOutputState
 from trueline.outputs import CompletionOutput, RequestOutput
 from trueline.server.protocol import (
     ApiError,
@@ -59,7 +59,7 @@ def score(token: int, top: int) -> TokenScore:
 
 
 class Talk:
-    """A request, its answers, and its chunks, fed with made-up outputs."""
+    """A request, its outputs, and its chunks, fed with made-up outputs."""
 
     def __init__(self, tokenizer: Tokenizer, kind: str, fields: dict[str, Any]) -> None:
         body = json.dumps(fields).encode()
@@ -77,16 +77,16 @@ class Talk:
                 CompletionWriter(*NAMES, completion, tokenizer) for _ in range(2)
             )
             self.params = completion.params
-        self.answers = [
-            RequestOutputState(str(i), text, ids, self.params, tokenizer)
+        self.states = [
+            RequestOutputState(str(i), text, ids, PreparedParams(self.params, tokenizer))
             for i, (text, ids) in enumerate(prompts)
         ]
 
     def output(self, prompt: int, sequence: int, ids: list[int], **more: Any) -> Output:
         top = self.params.logprobs or 0
-        answer = self.answers[prompt]
+        state = self.states[prompt]
         output = CoreOutput(
-            request_id=answer.sequences[sequence].core_id,
+            request_id=state.sequence_ids[sequence],
             token_ids=ids,
             scores=[score(token, top) for token in ids],
             **more,
@@ -95,15 +95,15 @@ class Talk:
 
     def scored(self, prompt: int, sequence: int) -> Output:
         top = self.params.prompt_logprobs or 0
-        scores = [score(token, top) for token in self.answers[prompt].ids[1:]]
+        scores = [score(token, top) for token in self.states[prompt].output.prompt_token_ids[1:]]
         return self.output(prompt, sequence, [], prompt_scores=scores, num_cached_tokens=2)
 
     def update(self, output: Output) -> list[bytes]:
-        self.answers[output[0]].update(output[2])
+        self.states[output[0]].update(output[2])
         return list(self.writer.delta(self.outputs()))
 
     def outputs(self) -> list[RequestOutput]:
-        return [answer.output() for answer in self.answers]
+        return [state.output for state in self.states]
 
 
 def payload(chunk: bytes) -> dict[str, Any]:
@@ -229,19 +229,19 @@ def outputs_of_a_sequence(draw: st.DrawFn, tokenizer: Tokenizer) -> list[list[in
 def all_outputs(data: st.DataObject, talk: Talk, tokenizer: Tokenizer) -> list[Output]:
     """Of all sequences, in random order but each in its own."""
     queues: list[list[Output]] = []
-    for prompt, answer in enumerate(talk.answers):
-        for sequence in answer.sequences:
+    for prompt, state in enumerate(talk.states):
+        for index in range(len(state.sequence_ids)):
             pieces = data.draw(outputs_of_a_sequence(tokenizer))
             if talk.params.max_tokens == 1:
                 pieces = [pieces[0][:1]]
             end = data.draw(st.sampled_from(["length", "stop", "late"]))
-            queue = [talk.output(prompt, sequence.index, ids) for ids in pieces]
+            queue = [talk.output(prompt, index, ids) for ids in pieces]
             if end == "late":  # an end without a token
-                queue.append(talk.output(prompt, sequence.index, [], finish_reason="length"))
+                queue.append(talk.output(prompt, index, [], finish_reason="length"))
             else:
                 queue[-1][2].finish_reason = end
                 queue[-1][2].stop_reason = 257 if end == "stop" else None
-            queues.append([talk.scored(prompt, sequence.index), *queue])
+            queues.append([talk.scored(prompt, index), *queue])
     found = []
     while queues:
         queue = data.draw(st.sampled_from(queues))
@@ -420,8 +420,11 @@ def test_what_a_stream_says_of_the_prompt_waits_for_it(tokenizer: Tokenizer) -> 
     assert talk.update(talk.scored(0, 1)) == []
     chunks = [payload(chunk) for chunk in talk.update(talk.scored(0, 0))]
     assert chunks[0]["choices"][0]["index"] == 1
-    assert chunks[0]["prompt_token_ids"] == talk.answers[0].ids
-    (entry,) = (chunks[0]["prompt_logprobs"][2][key] for key in [str(talk.answers[0].ids[2])])
+    assert chunks[0]["prompt_token_ids"] == talk.states[0].output.prompt_token_ids
+    (entry,) = (
+        chunks[0]["prompt_logprobs"][2][key]
+        for key in [str(talk.states[0].output.prompt_token_ids[2])]
+    )
     assert set(entry) == {"logprob", "rank", "decoded_token"}
     assert "prompt_logprobs" not in chunks[1]
     later = [payload(chunk) for chunk in talk.update(talk.output(0, 0, [6]))]
@@ -440,7 +443,7 @@ def test_scoring(tokenizer: Tokenizer) -> None:
     assert found["tokens"] == ["h", "bytes:\\xe2", "bytes:\\x82", "bytes:\\xac", "y"]
     assert found["text_offset"] == [0, 1, 1, 1, 2]
     assert found["token_logprobs"][0] is found["top_logprobs"][0] is None
-    h = talk.answers[0].ids[4]
+    h = talk.states[0].output.prompt_token_ids[4]
     assert found["token_logprobs"][4] == -7.25 - h / 64
     assert found["top_logprobs"][4] == {"y": -7.25 - h / 64, tokenizer.token_text(h + 1): -0.5}
 
@@ -448,7 +451,7 @@ def test_scoring(tokenizer: Tokenizer) -> None:
 def test_offsets_of_special_tokens(tokenizer: Tokenizer) -> None:
     """In the text where it spells them, nowhere where the tokenizer put them."""
     talk = simple(tokenizer, prompt="a<|user|>b", echo=True, logprobs=0)
-    talk.answers[0].ids.insert(0, 256)
+    talk.states[0].output.prompt_token_ids.insert(0, 256)
     talk.update(talk.scored(0, 0))
     talk.update(talk.output(0, 0, tokenizer.encode("cd"), finish_reason="length"))
     (choice,) = json.loads(talk.again.whole(talk.outputs()))["choices"]

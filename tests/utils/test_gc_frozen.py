@@ -89,7 +89,8 @@ def test_generating(tiny: Any, frozen_at: list[bool]) -> None:
 def test_serving(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     engine = SimpleNamespace(
-        handle_messages=lambda: len(seen) < 3, step=lambda: seen.append(gc.get_freeze_count() > 1000)
+        handle_messages=lambda: len(seen) < 3,
+        step=lambda: seen.append(gc.get_freeze_count() > 1000),
     )
     EngineLoop.run(engine)  # type: ignore[arg-type]
     assert seen == [True] * 3

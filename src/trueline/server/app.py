@@ -157,8 +157,7 @@ class RequestMiddleware:
         headers = dict(scope["headers"])
         name = request_id(headers.get(b"x-request-id"))
         log_fields: dict[str, Any] = {}
-        scope["request_id"], scope["unique"] = name, uuid.uuid4().hex
-        scope["log_fields"] = log_fields
+        scope["request_id"], scope["log_fields"] = name, log_fields
         began, status = time.monotonic(), 0
 
         rest = Rest(receive, headers)

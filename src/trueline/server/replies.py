@@ -27,6 +27,8 @@ SSE = [
 class ResponseWriter(Protocol):
     """Turns outputs into the bytes of a response."""
 
+    response_id: str
+
     def delta(self, outputs: Sequence[RequestOutput]) -> Iterable[bytes]: ...
 
     def weight(self, outputs: Sequence[RequestOutput]) -> int: ...
@@ -47,6 +49,8 @@ class Reply(Response):
         log_fields: dict[str, object],
     ) -> None:
         self.generation, self.writer, self.streams = generation, writer, stream
+        self.outputs = [state.output for state in generation.states]
+        """One for every prompt."""
         self.log_fields = log_fields
         self.background = None
 
@@ -66,9 +70,8 @@ class Reply(Response):
             self._account()
 
     def _account(self) -> None:
-        states = self.generation.states
-        completions = [sequence.completion for state in states for sequence in state.sequences]
-        self.log_fields["prompt_tokens"] = sum(len(state.ids) for state in states)
+        completions = [each for output in self.outputs for each in output.outputs]
+        self.log_fields["prompt_tokens"] = sum(len(each.prompt_token_ids) for each in self.outputs)
         self.log_fields["output_tokens"] = sum(len(each.token_ids) for each in completions)
         self.log_fields["finish"] = ",".join(each.finish_reason or "none" for each in completions)
 
@@ -92,14 +95,14 @@ class Reply(Response):
             async with self._in_time() as outputs:
                 async for _ in outputs:
                     if not started:
-                        if error := failure(self._all()):
+                        if error := failure(self.outputs):
                             raise error
                         started = True
                         await send({"type": "http.response.start", "status": 200, "headers": SSE})
                     data = await self._offload(self._delta)
                     if data:
                         await send({"type": "http.response.body", "body": data, "more_body": True})
-            failed = failure(self._all())
+            failed = failure(self.outputs)
             data = b"" if failed else (self.writer.final_usage() or b"") + DONE
         except ApiError as error:
             if not started:
@@ -110,15 +113,11 @@ class Reply(Response):
         await send({"type": "http.response.body", "body": data})
 
     async def _offload(self, make: Callable[[Sequence[RequestOutput]], bytes]) -> bytes:
-        outputs = self._all()
-        weight = self.writer.weight(outputs) * PER_SCORE
-        return await self.generation.service.offload(weight, make, outputs)
+        weight = self.writer.weight(self.outputs) * PER_SCORE
+        return await self.generation.service.offload(weight, make, self.outputs)
 
     def _delta(self, outputs: Sequence[RequestOutput]) -> bytes:
         return b"".join(self.writer.delta(outputs))
-
-    def _all(self) -> list[RequestOutput]:
-        return [state.output() for state in self.generation.states]
 
     @asynccontextmanager
     async def _in_time(self) -> AsyncIterator[AsyncIterator[RequestOutput]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -38,7 +39,7 @@ async def completions(request: Request) -> Response:
         size, prompts.completion_prompts, asked, service.tokenizer, limits
     )
     writer = CompletionWriter(
-        f"cmpl-{_name(request)}", int(time.time()), FINGERPRINT, asked, service.tokenizer
+        f"cmpl-{uuid.uuid4().hex}", int(time.time()), FINGERPRINT, asked, service.tokenizer
     )
     return await _reply(request, size, asked, found, writer)
 
@@ -50,7 +51,7 @@ async def chat(request: Request) -> Response:
         asked.conversation, size, prompts.chat_prompt, asked, service.tokenizer, limits
     )
     writer = ChatWriter(
-        f"chatcmpl-{_name(request)}", int(time.time()), FINGERPRINT, asked, service.tokenizer
+        f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), FINGERPRINT, asked, service.tokenizer
     )
     return await _reply(request, size, asked, [found], writer)
 
@@ -109,7 +110,7 @@ async def _reply(
     service = _service(request)
     num_sequences = len(found) * asked.params.n
     states, core = await service.offload(
-        size * num_sequences, _states, service, _name(request), asked, found
+        size * num_sequences, _states, service, writer.response_id, asked, found
     )
     generation = Generation(service, states, core)
     return Reply(generation, writer, asked.stream, request.scope["log_fields"])
@@ -117,11 +118,13 @@ async def _reply(
 
 def _states(
     service: Service,
-    name: str,
+    response_id: str,
     asked: GenerateRequest,
     found: Sequence[tuple[str | None, list[int]]],
 ) -> tuple[list[RequestOutputState], list[CoreRequest]]:
-    """Also the requests for the engine."""
+    """One for every prompt, and the requests for the engine. Unlike the id that a client gives in a
+    header, the response's is unique: the engine knows a prompt by it, and of several by its index
+    too."""
     params = asked.params
     prepared = PreparedParams(params, service.tokenizer)
     chosen = {
@@ -131,8 +134,9 @@ def _states(
         "stop_token_ids": len(params.stop_token_ids),
     }
     service.limits().check_chosen_ids(chosen, len(found) * params.n)
+    several = len(found) > 1
     states = [
-        RequestOutputState(f"{name}-{i}", text, ids, params, service.tokenizer, prepared)
+        RequestOutputState(f"{response_id}-{i}" if several else response_id, text, ids, prepared)
         for i, (text, ids) in enumerate(found)
     ]
     core = [
@@ -146,12 +150,6 @@ def _states(
 def _service(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
-
-
-def _name(request: Request) -> str:
-    """Unlike the id a client gives, nobody else has it."""
-    name: str = request.scope["unique"]
-    return name
 
 
 def _json(body: bytes) -> Response:

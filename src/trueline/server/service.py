@@ -137,11 +137,9 @@ class Generation:
         self, service: Service, states: list[RequestOutputState], requests: list[CoreRequest]
     ) -> None:
         self.service, self.states, self.requests = service, states, requests
-        self.of_sequence = {
-            sequence.core_id: state for state in states for sequence in state.sequences
-        }
+        self.by_sequence = {name: state for state in states for name in state.sequence_ids}
         self.arrived = time.monotonic()
-        self.times = {core_id: Times() for core_id in self.of_sequence}
+        self.times = {name: Times() for name in self.by_sequence}
 
     async def outputs(self) -> AsyncGenerator[RequestOutput]:
         self.service.check_room(len(self.requests))
@@ -149,12 +147,12 @@ class Generation:
         try:
             async for output in stream:
                 for each in (output, *stream.waiting()):
-                    state = self.of_sequence[each.request_id]
+                    state = self.by_sequence[each.request_id]
                     weight = _num_scores(each) * PER_SCORE
                     await self.service.offload(weight, self._update, state, each)
                     if ended := state.to_stop():
                         stream.abort(ended)
-                yield state.output()
+                yield state.output
         except EngineDead as error:
             raise ApiError(503, str(error), code="engine_dead") from None
         except RequestRejected as error:
@@ -163,15 +161,13 @@ class Generation:
             stream.abort()
 
     def _update(self, state: RequestOutputState, output: CoreOutput) -> None:
-        sequence = state.of_sequence[output.request_id]
-        before = sequence.completion.finished
+        completion = state.completion(output.request_id)
+        before = completion.finished
         state.update(output)
         self._time(self.times[output.request_id], output)
-        done = sequence.completion
-        if done.finished and not before:
-            self._ended(
-                self.times[output.request_id], len(done.token_ids), done.finish_reason or ""
-            )
+        if completion.finished and not before:
+            reason = completion.finish_reason or ""
+            self._ended(self.times[output.request_id], len(completion.token_ids), reason)
 
     def _time(self, times: Times, output: CoreOutput) -> None:
         if output.first_scheduled is not None:

@@ -77,14 +77,15 @@ _NO_DELTA = _Delta("", None, UNSET, None, None)
 class _Writer:
     def __init__(
         self,
-        request_id: str,
+        response_id: str,
         created: int,
         fingerprint: str,
         request: GenerateRequest,
         tokenizer: Tokenizer,
     ) -> None:
+        self.response_id = response_id
         self._names: dict[str, Any] = {
-            "id": request_id,
+            "id": response_id,
             "created": created,
             "model": request.model,
             "system_fingerprint": fingerprint,
