@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from trueline.config import EngineConfig
 from trueline.engine.loading import Progress, load_engine
@@ -20,7 +20,7 @@ from trueline.output_processor import (
     read_prompt,
 )
 from trueline.outputs import RequestOutput
-from trueline.text.chat import render_chat
+from trueline.text.chat import Message, render_chat
 from trueline.text.tokenizer import Tokenizer
 from trueline.utils.gc_frozen import gc_frozen
 from trueline.utils.hub import find_model
@@ -175,22 +175,23 @@ class LLM:
 
     def chat(
         self,
-        messages: Sequence[Any],
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         *,
         add_generation_prompt: bool = True,
         chat_template: str | None = None,
-        tools: list[Any] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
     ) -> list[RequestOutput]:
         """One conversation (a list of messages) or several; rendered with the model's template."""
         tokenizer = self.llm_engine.tokenizer
         if tokenizer is None:
             raise UsageError("chat needs a tokenizer")
         several = bool(messages) and isinstance(messages[0], (list, tuple))
-        prompts = []
-        for one in messages if several else [messages]:
+        conversations = messages if several else [messages]
+        prompts: list[Prompt] = []
+        for one in cast("Sequence[Sequence[Message]]", conversations):
             text = render_chat(
                 chat_template or tokenizer,
                 one,

@@ -3,8 +3,8 @@ all sequences of a request."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping
+from typing import cast
 
 import msgspec
 
@@ -16,7 +16,7 @@ from trueline.text.detokenize import Detokenizer
 from trueline.text.stop import StopChecker, StopStrings
 from trueline.text.tokenizer import Tokenizer, bad_word_ids
 
-Prompt = str | Mapping[str, Any]
+Prompt = str | Mapping[str, object]
 
 
 def read_prompt(
@@ -30,20 +30,21 @@ def read_prompt(
                 f"prompt: found keys {sorted(prompt)}; accepted: 'prompt' or 'prompt_token_ids'"
             )
         if "prompt_token_ids" in prompt:
-            return prompt.get("prompt"), _checked(prompt["prompt_token_ids"], vocab_size)
-        prompt = prompt["prompt"]
-    if not isinstance(prompt, str):
+            text = cast("str | None", prompt.get("prompt"))
+            return text, _checked(prompt["prompt_token_ids"], vocab_size)
+    given = prompt["prompt"] if isinstance(prompt, Mapping) else prompt
+    if not isinstance(given, str):
         raise UsageError(
-            f"prompt: found {type(prompt).__name__}; accepted: text, "
+            f"prompt: found {type(given).__name__}; accepted: text, "
             "{'prompt': text} or {'prompt_token_ids': [...]}"
         )
     if tokenizer is None:
         raise UsageError("a text prompt needs a tokenizer: give prompt_token_ids instead")
-    return prompt, _checked(tokenizer.encode(prompt), vocab_size)
+    return given, _checked(tokenizer.encode(given), vocab_size)
 
 
-def _checked(ids: Any, vocab_size: int) -> list[int]:
-    values = list(ids)
+def _checked(ids: object, vocab_size: int) -> list[int]:
+    values = list(cast("Iterable[int]", ids))
     if not values:
         raise UsageError("the prompt is empty: accepted: at least one token")
     for token in values:

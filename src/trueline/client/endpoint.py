@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
@@ -69,7 +69,7 @@ class Endpoint:
             raise UsageError(f"{self.base}: give --model; the server has: {listed}")
         return known[0]
 
-    def ask(self, path: str, body: dict[str, Any]) -> Iterator[Chunk]:
+    def ask(self, path: str, body: Mapping[str, object]) -> Iterator[Chunk]:
         """The chunks of a stream, or the one of an answer that comes whole. It is sent when the
         first is asked for."""
         return self._answer(self._client(), self.url(path), msgspec.json.encode(body))

@@ -8,7 +8,7 @@ import itertools
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from trueline.client.endpoint import Endpoint
 from trueline.client.load import Load, Shape
@@ -150,7 +150,7 @@ def _tell(run: LoadRun, report: Report, start: float) -> None:
         report(int(time.perf_counter() - start), int(run.load.duration))
 
 
-def run_loop(work: Coroutine[Any, Any, T]) -> T:
+def run_loop(work: Coroutine[object, None, T]) -> T:
     """uvloop where it is installed: less of the core for the client, more for the server."""
     try:
         import uvloop

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from trueline.client.wire import Chunk, TokenUsage
 
@@ -75,7 +74,7 @@ class StreamedResponse:
         parts.append(f"ended by {self.finish_reason or 'no reason given'}")
         return ", ".join(parts)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         usage = self.usage
         return {
             "id": self.id,

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from trueline.client.endpoint import Endpoint
 from trueline.client.response import StreamedResponse, gather
@@ -18,7 +17,7 @@ HELP = """/reset          forget the conversation, keep the system prompt
 
 
 class ChatSession:
-    def __init__(self, server: Endpoint, body: dict[str, Any], system: str | None) -> None:
+    def __init__(self, server: Endpoint, body: dict[str, object], system: str | None) -> None:
         self.server = server
         self.body = body
         """What every request says beside its messages."""

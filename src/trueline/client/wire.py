@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from trueline.errors import TruelineError
+from trueline.utils.json_types import JsonValue
 
 
 class ServerError(TruelineError):
@@ -67,8 +66,8 @@ class Chunk(msgspec.Struct):
     object: str | None = None
     choices: list[ResponseChoice] = []
     usage: TokenUsage | None = None
-    error: Any = None
-    message: Any = None
+    error: JsonValue = None
+    message: JsonValue = None
 
 
 _decode = msgspec.json.Decoder(Chunk).decode

@@ -103,7 +103,7 @@ async def metrics(request: Request) -> Response:
     return Response(text, headers={"content-type": CONTENT_TYPE})
 
 
-def _json(value: Any, status: int = 200) -> Response:
+def _json(value: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
@@ -156,7 +156,7 @@ class RequestMiddleware:
             return
         headers = dict(scope["headers"])
         name = request_id(headers.get(b"x-request-id"))
-        log_fields: dict[str, Any] = {}
+        log_fields: dict[str, object] = {}
         scope["request_id"], scope["log_fields"] = name, log_fields
         began, status = time.monotonic(), 0
 

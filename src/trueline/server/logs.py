@@ -9,7 +9,7 @@ import sys
 import traceback
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import TextIO
 
 NAME = "trueline.server"
 
@@ -53,7 +53,7 @@ def keep_stderr() -> None:
         sys.stderr = _Unbreakable(sys.stderr)
 
 
-def event(logger: logging.Logger, what: str, level: int = logging.INFO, **fields: Any) -> None:
+def event(logger: logging.Logger, what: str, level: int = logging.INFO, **fields: object) -> None:
     if logger.isEnabledFor(level):
         given = {name: value for name, value in fields.items() if value is not None}
         logger.log(level, what, extra={"fields": given})

@@ -11,9 +11,10 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar, TypeVarTuple, cast
 
 T = TypeVar("T")
+Given = TypeVarTuple("Given")
 
 
 class OffloadThread:
@@ -21,16 +22,16 @@ class OffloadThread:
     end."""
 
     def __init__(self) -> None:
-        self._jobs: SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[asyncio.Future[object], Callable[[], object]]] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    async def run(self, work: Callable[..., T], *given: Any) -> T:
+    async def run(self, work: Callable[[*Given], T], *given: *Given) -> T:
         """The result of `work(*given)`. Work whose caller was cancelled is not begun."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="trueline-offload", daemon=True)
             self._thread.start()
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._jobs.put((done, lambda: work(*given)))
+        self._jobs.put((cast("asyncio.Future[object]", done), lambda: work(*given)))
         return await done
 
     def _work(self) -> None:
@@ -48,7 +49,7 @@ class OffloadThread:
             del done, work, result, error  # nothing of a request is kept until the next one
 
 
-def _settle(done: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+def _settle(done: asyncio.Future[object], result: object, error: Exception | None) -> None:
     if done.cancelled():
         return
     if error is not None:

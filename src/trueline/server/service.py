@@ -6,7 +6,7 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar, TypeVarTuple
 
 from trueline.engine.messages import CoreOutput, CoreRequest
 from trueline.errors import RequestRejected
@@ -32,6 +32,7 @@ BIG = 1 << 12
 PER_SCORE = 4
 """A token's logprob is as much work as so many bytes of a request."""
 T = TypeVar("T")
+Given = TypeVarTuple("Given")
 
 
 @dataclass
@@ -52,7 +53,7 @@ class Service:
         self.templates = TemplateProcess()
         self._template_thread = OffloadThread()
 
-    async def offload(self, size: int, work: Callable[..., T], *given: Any) -> T:
+    async def offload(self, size: int, work: Callable[[*Given], T], *given: *Given) -> T:
         """Small work at once; big work in one thread for all requests, so that the event loop goes
         on streaming, and offloaded work takes one core at most."""
         if size < BIG:
@@ -60,7 +61,11 @@ class Service:
         return await self._offload_thread.run(work, *given)
 
     async def prompted(
-        self, asked: Conversation | str, size: int, work: Callable[..., T], *given: Any
+        self,
+        asked: Conversation | str,
+        size: int,
+        work: Callable[[*Given, TemplateProcess | None], T],
+        *given: *Given,
     ) -> T:
         """`offload`; a template that the request brings is rendered in a thread of its own kind:
         only requests that bring one wait for it."""

@@ -16,7 +16,6 @@ import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
 
 from trueline.errors import UsageError
 from trueline.text.templates import render_template
@@ -42,7 +41,7 @@ class TemplateProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def render(self, template: str, values: Mapping[str, Any]) -> str:
+    def render(self, template: str, values: Mapping[str, object]) -> str:
         """As `render_template`; UsageError also where it takes too much."""
         with self._lock:
             reply = self._exchange({"template": template, "values": values})
@@ -61,7 +60,7 @@ class TemplateProcess:
                 self._process.kill()
                 self._ended()
 
-    def _exchange(self, asked: dict[str, Any]) -> dict[str, str] | None:
+    def _exchange(self, asked: dict[str, object]) -> dict[str, str] | None:
         process = self._running()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -114,7 +113,7 @@ def main(cpu_seconds: int) -> None:
         sys.stdout.flush()
 
 
-def _reply(template: str, values: dict[str, Any]) -> dict[str, str]:
+def _reply(template: str, values: dict[str, object]) -> dict[str, str]:
     try:
         text = render_template(template, values)
     except UsageError as error:

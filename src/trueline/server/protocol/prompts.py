@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from trueline.errors import UsageError
@@ -22,6 +20,7 @@ from trueline.server.protocol.responses import Detokenized, Tokenized
 from trueline.text.chat import render_chat, template_and_values
 from trueline.text.template_process import TemplateProcess
 from trueline.text.tokenizer import Tokenizer
+from trueline.utils.json_types import JsonObject
 
 _HERE = "\u2063the-answer-goes-on-here\u2063"
 """Put at the end of a message to see where its template leaves it; invisible separators make it
@@ -84,8 +83,8 @@ def tokenize(
     ids = _encode(name, text, tokenizer, request.add_special_tokens)
     limits.check_tokens(name, len(ids))
     names = [tokenizer.token_text(token) for token in ids] if request.return_token_strs else None
-    tokenized: Any = Tokenized(len(ids), limits.max_model_len, in_pieces(ids), in_pieces(names))
-    return msgspec.json.encode(tokenized)
+    shown = None if names is None else in_pieces(names)
+    return msgspec.json.encode(Tokenized(len(ids), limits.max_model_len, in_pieces(ids), shown))
 
 
 def detokenize(request: DetokenizeRequest, tokenizer: Tokenizer) -> bytes:
@@ -133,7 +132,7 @@ def _about_messages(error: UsageError) -> ApiError:
     return bad_request(found.message, found.param or "messages")
 
 
-def _marked(place: int, message: dict[str, Any]) -> dict[str, Any]:
+def _marked(place: int, message: JsonObject) -> JsonObject:
     content = message.get("content")
     if isinstance(content, list) and content:
         last = content[-1]

@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from typing import TypeVar, cast
 
 import msgspec
 
 PIECE = 256
 _encode = msgspec.json.Encoder().encode
+T = TypeVar("T")
 
 
-def in_pieces(values: Sequence[Any] | None) -> Any:
-    """What is encoded as `values` are."""
-    if values is None or len(values) <= PIECE:
+def in_pieces(values: list[T]) -> list[T]:
+    """What is encoded as `values` are: raw JSON in place of a long list."""
+    if len(values) <= PIECE:
         return values
     pieces = (_encode(values[i : i + PIECE])[1:-1] for i in range(0, len(values), PIECE))
-    return msgspec.Raw(b"[" + b",".join(pieces) + b"]")
+    return cast("list[T]", msgspec.Raw(b"[" + b",".join(pieces) + b"]"))

@@ -8,7 +8,7 @@ only the text is escaped.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, TypedDict, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -29,9 +29,12 @@ from trueline.server.protocol.responses import (
     ChatChunkChoice,
     ChatCompletion,
     ChatDelta,
+    ChatLogprobs,
     ChatMessage,
     Completion,
     CompletionChoice,
+    CompletionLogprobs,
+    FinishReason,
     PromptTokensDetails,
     Usage,
 )
@@ -40,6 +43,8 @@ from trueline.text.tokenizer import Tokenizer
 _encode = msgspec.json.Encoder().encode
 _BLANK = "\0"
 _BLANK_JSON = _encode(_BLANK)
+_ENDS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
+"""Reasons of the core that OpenAI's protocol has."""
 
 
 def failure(outputs: Sequence[RequestOutput]) -> ApiError | None:
@@ -63,18 +68,38 @@ class _Sent:
         self.scores: CompletionScores | None = None
 
 
-class _Delta(NamedTuple):
+Choice = TypeVar("Choice", CompletionChoice, ChatChunkChoice)
+Scores = TypeVar("Scores", CompletionLogprobs, ChatLogprobs)
+
+
+class _Names(TypedDict):
+    """What every chunk of a response says."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+class _PromptFields(TypedDict, total=False):
+    """What a request may ask to hear of its prompt."""
+
+    prompt_token_ids: list[int]
+    prompt_logprobs: Logprobs
+
+
+class _Delta(NamedTuple, Generic[Scores]):
     text: str
-    logprobs: Any
+    logprobs: Scores | None
     token_ids: list[int] | UnsetType
-    finish_reason: Any
+    finish_reason: FinishReason | None
     stop_reason: int | str | None
 
 
-_NO_DELTA = _Delta("", None, UNSET, None, None)
+_NO_DELTA: _Delta[ChatLogprobs] = _Delta("", None, UNSET, None, None)
 
 
-class _Writer:
+class _Writer(Generic[Choice, Scores]):
     def __init__(
         self,
         response_id: str,
@@ -84,7 +109,7 @@ class _Writer:
         tokenizer: Tokenizer,
     ) -> None:
         self.response_id = response_id
-        self._names: dict[str, Any] = {
+        self._names: _Names = {
             "id": response_id,
             "created": created,
             "model": request.model,
@@ -158,13 +183,13 @@ class _Writer:
     def _template(self, sent: _Sent) -> msgspec.Struct:
         raise NotImplementedError
 
-    def _chunk(self, choices: list[Any], usage: Any, **more: Any) -> msgspec.Struct:
+    def _chunk(self, choices: list[Choice], usage: Usage | UnsetType | None) -> msgspec.Struct:
         raise NotImplementedError
 
-    def _logprobs(self, sent: _Sent, ids: list[int], logprobs: Logprobs) -> Any:
+    def _logprobs(self, sent: _Sent, ids: list[int], logprobs: Logprobs) -> Scores:
         raise NotImplementedError
 
-    def _new_since(self, sent: _Sent, completion: CompletionOutput) -> _Delta:
+    def _new_since(self, sent: _Sent, completion: CompletionOutput) -> _Delta[Scores]:
         """What is new of a completion; marks it as sent."""
         ids = completion.token_ids[sent.tokens :]
         logprobs = None
@@ -173,7 +198,7 @@ class _Writer:
         text = completion.text[sent.text :]
         sent.text += len(text)
         sent.tokens += len(ids)
-        ended = completion.finish_reason if completion.finish_reason in ("stop", "length") else None
+        ended = _ENDS.get(completion.finish_reason or "")
         sent.finished = completion.finished
         shown_ids = ids if self._request.return_token_ids else UNSET
         return _Delta(text, logprobs, shown_ids, ended, completion.stop_reason)
@@ -183,9 +208,9 @@ class _Writer:
         found = output.prompt_logprobs
         return found is None or len(found) == len(output.prompt_token_ids)
 
-    def _prompt_fields(self, output: RequestOutput) -> dict[str, Any]:
+    def _prompt_fields(self, output: RequestOutput) -> _PromptFields:
         request, found = self._request, output.prompt_logprobs
-        fields: dict[str, Any] = {}
+        fields: _PromptFields = {}
         if request.return_token_ids:
             fields["prompt_token_ids"] = in_pieces(output.prompt_token_ids)
         if request.prompt_logprobs is not None and found is not None:
@@ -223,7 +248,7 @@ def _event(chunk: msgspec.Struct) -> bytes:
     return b"data: " + _encode(chunk) + b"\n\n"
 
 
-class CompletionWriter(_Writer):
+class CompletionWriter(_Writer[CompletionChoice, CompletionLogprobs]):
     _request: CompletionRequest
 
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
@@ -235,8 +260,10 @@ class CompletionWriter(_Writer):
                 choices.append(self._choice(_Sent(len(choices)), output, self._shown(completion)))
         return _encode(self._chunk(choices, self._usage()))
 
-    def _chunk(self, choices: list[Any], usage: Any, **more: Any) -> Completion:
-        return Completion(**self._names, choices=choices, usage=usage, **more)
+    def _chunk(
+        self, choices: list[CompletionChoice], usage: Usage | UnsetType | None
+    ) -> Completion:
+        return Completion(**self._names, choices=choices, usage=usage)
 
     def _template(self, sent: _Sent) -> Completion:
         choice = CompletionChoice(
@@ -256,7 +283,8 @@ class CompletionWriter(_Writer):
         self, sent: _Sent, output: RequestOutput, completion: CompletionOutput
     ) -> CompletionChoice:
         request = self._request
-        echoed, fields, scores = "", {}, None
+        echoed, scores = "", None
+        fields: _PromptFields = {}
         if not sent.started:
             fields = self._prompt_fields(output)
             if request.logprobs is not None:
@@ -284,7 +312,7 @@ class CompletionWriter(_Writer):
             **fields,
         )
 
-    def _logprobs(self, sent: _Sent, ids: list[int], logprobs: Logprobs) -> Any:
+    def _logprobs(self, sent: _Sent, ids: list[int], logprobs: Logprobs) -> CompletionLogprobs:
         assert sent.scores is not None
         return sent.scores.answer(ids, logprobs)
 
@@ -302,7 +330,7 @@ class CompletionWriter(_Writer):
         return CompletionOutput(completion.index, finish_reason=ended)
 
 
-class ChatWriter(_Writer):
+class ChatWriter(_Writer[ChatChunkChoice, ChatLogprobs]):
     _request: ChatRequest
 
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
@@ -328,8 +356,13 @@ class ChatWriter(_Writer):
             ChatCompletion(**self._names, choices=choices, usage=self._usage(), **fields)
         )
 
-    def _chunk(self, choices: list[Any], usage: Any, **more: Any) -> ChatChunk:
-        return ChatChunk(**self._names, choices=choices, usage=usage, **more)
+    def _chunk(
+        self,
+        choices: list[ChatChunkChoice],
+        usage: Usage | UnsetType | None,
+        prompt: _PromptFields | None = None,
+    ) -> ChatChunk:
+        return ChatChunk(**self._names, choices=choices, usage=usage, **(prompt or {}))
 
     def _template(self, sent: _Sent) -> ChatChunk:
         return self._chunk([_chunk_choice(sent, ChatDelta(content=_BLANK))], self._chunk_usage())
@@ -341,20 +374,22 @@ class ChatWriter(_Writer):
             role = _chunk_choice(sent, ChatDelta(role="assistant", content=""))
             # what is said of the prompt is said once
             is_first = not any(sent.started for sent in self._sent.values())
-            fields = self._prompt_fields(output) if is_first else {}
-            yield _event(self._chunk([role], self._chunk_usage(), **fields))
+            fields = self._prompt_fields(output) if is_first else None
+            yield _event(self._chunk([role], self._chunk_usage(), fields))
         new = self._new_since(sent, completion)
         if new.text or new.finish_reason or new.token_ids or new.logprobs:
             delta = ChatDelta(content=new.text) if new.text else ChatDelta()
             choice = _chunk_choice(sent, delta, new)
             yield _event(self._chunk([choice], self._chunk_usage()))
 
-    def _logprobs(self, sent: _Sent, ids: list[int], logprobs: Logprobs) -> Any:
+    def _logprobs(self, sent: _Sent, ids: list[int], logprobs: Logprobs) -> ChatLogprobs:
         assert self._request.logprobs is not None
         return chat_logprobs(self._tokenizer, ids, logprobs, self._request.logprobs)
 
 
-def _chunk_choice(sent: _Sent, delta: ChatDelta, new: _Delta = _NO_DELTA) -> ChatChunkChoice:
+def _chunk_choice(
+    sent: _Sent, delta: ChatDelta, new: _Delta[ChatLogprobs] = _NO_DELTA
+) -> ChatChunkChoice:
     return ChatChunkChoice(
         index=sent.index,
         delta=delta,
