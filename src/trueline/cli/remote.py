@@ -1,4 +1,4 @@
-"""What the verbs that talk to a server share: where it is, how to get in, how to sample."""
+"""Options that the verbs which talk to a server share: address, API key, sampling."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run says in numbers."""
+"""The figures of a load run."""
 
 from __future__ import annotations
 
