@@ -8,9 +8,9 @@ from typing import Any, get_args
 import torch
 from torch import Tensor
 
+from trueline.cache.kinds.latent import PrefillSlice
 from trueline.cache.layout import LatentLayout
 from trueline.cache.store import LatentStore
-from trueline.layers.context import PrefillSlice
 from trueline.ops.mla_decode import DecodeRows, DecodeTable, Tiling
 from trueline.ops.mla_prefill import Form, PrefillRow
 from trueline.verify.bounds import AROUND, Attended, rounding
