@@ -16,7 +16,7 @@ from trueline.engine.messages import StepMessage, StepRow
 from trueline.engine.params import SamplingParams
 from trueline.layers.decoder import Decoder
 from trueline.ops.sampling import SamplingState, build_rows
-from trueline.plan.memory import GroupPlan, Measured
+from trueline.plan.memory import GroupPlan, Measured, SlotPlan
 from trueline.plan.plan import Plan
 from trueline.spec.model import ModelSpec
 
@@ -104,7 +104,7 @@ def made_up_batch(
                 is_decode=is_decode,
                 samples=is_decode,
                 num_drafts=count - known,
-                state=_slots(plan, number, start, count - known),
+                state=_slots(plan.slots, number, start, count - known, spread),
             )
         )
     return build_batch(StepMessage(rows=made), [group.block_size for group in plan.groups])
@@ -118,8 +118,11 @@ def _table(plan: Plan, group: GroupPlan, num_positions: int, row: int | None) ->
     return [1 + (row * each + i) % (group.num_blocks - 1) for i in range(each)]
 
 
-def _slots(plan: Plan, row: int, start: int, num_drafts: int) -> StateSlots | None:
-    if plan.slots is None:
+def _slots(
+    plan: SlotPlan | None, row: int, start: int, num_drafts: int, spread: bool
+) -> StateSlots | None:
+    """Of its own; over the whole cache, as far as there are enough."""
+    if plan is None:
         return None
-    slot = 1 + row % (plan.slots.num_slots - 1)
+    slot = 1 + (row % (plan.num_slots - 1) if spread else row)
     return StateSlots(slot, slot if start else None, (), (slot,) * num_drafts)

@@ -3,7 +3,7 @@ guessed, and a cache that holds nothing of what was wrong."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 
@@ -146,7 +146,7 @@ def same_scores(what: str, one: Run, two: Run) -> None:
                 raise CheckFailed(f"{what}: request {i}: {a} and {b}")
 
 
-DRAFT_CHECKS: Mapping[str, Callable[[Subject], None]] = {
+DRAFT_CHECKS: dict[str, Callable[[Subject], None]] = {
     "drafts = plain": drafts_are_plain,
     "drafts = plain, captured": captured_drafts_are_plain,
 }

@@ -3,7 +3,7 @@ being replayed, over the same fixed buffers and with the same padding, its kerne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -141,7 +141,7 @@ def _watched(graphs: DecodeGraphs, sizes: set[tuple[int, int]]) -> Callable[...,
     return watched
 
 
-GPU_CHECKS: Mapping[str, Callable[[Subject], None]] = {
+GPU_CHECKS: dict[str, Callable[[Subject], None]] = {
     "any heads": any_heads,
     "graph = eager": graph_is_eager,
     "masked prefill": masked_prefill,
