@@ -23,7 +23,7 @@ from trueline.verify.failed import CheckFailed
 from trueline.verify.faults import Fault
 from trueline.verify.faults.gpu import GPU_FAULTS
 from trueline.verify.graphs import GPU_CHECKS, graph_is_eager
-from trueline.verify.halves import half_is_float64
+from trueline.verify.half_precision import half_is_float64
 from trueline.verify.ops import OP_CHECKS, OpCheck, lightning
 from trueline.verify.ops.attention import TILINGS, decode_table, mla_prefill_wide
 from trueline.verify.ops.data import SMALL, WIDE, Dims, paged, randn

@@ -25,10 +25,10 @@ from trueline.models.parts import (
     finish,
     read_dtype,
     read_mtp_layers,
+    read_shared_rope,
     read_shared_width,
     read_tied,
     read_token_ids,
-    read_turning,
     rope_section,
     whole,
 )
@@ -135,22 +135,24 @@ def read_mla_layers(fields: Fields, num_layers: int) -> Fact[tuple[bool, ...]]:
 
 
 def read_ropes(fields: Fields, max_position: Fact[int]) -> tuple[RopeSpec, Fact[Any]]:
-    """Of latent layers: pairs, all of their rotated key. Of linear layers: halves, a share of the
-    head. Both turn at the same base under the same scaling, each over its own width."""
+    """Of latent layers: interleaved, all of their rotated key. Of linear layers: half-split, a
+    share of the head. Both have the same base and scaling, each over its own width."""
     section = rope_section(fields)
     dim = read_linear_rope_dim(fields, section)
-    turning = read_turning(fields, section, max_position)
-    fields.must_equal("rope_interleave", True, "this family's latent attention rotates pairs")
+    shared = read_shared_rope(fields, section, max_position)
+    fields.must_equal(
+        "rope_interleave", True, "this family's latent attention rotates interleaved channels"
+    )
     mla = RopeSpec.of(
         dim=mla_rope_dim(fields),
-        pairing=default("pairs", f"{FAMILY}: latent layers rotate neighbouring channels"),
-        **turning,
+        pairing=default("interleaved", f"{FAMILY}: latent layers rotate interleaved channels"),
+        **shared,
     )
     rotates = fields.boolean("linear_rope", default=default(True, "linear layers rotate"))
     if not rotates.value:
         return mla, Fact(None, rotates.source)
-    halves = default("halves", f"{FAMILY}: linear layers rotate channels half a width apart")
-    return mla, Fact(RopeSpec.of(dim=dim, pairing=halves, **turning), rotates.source)
+    half_split = default("half-split", f"{FAMILY}: linear layers rotate half-split channels")
+    return mla, Fact(RopeSpec.of(dim=dim, pairing=half_split, **shared), rotates.source)
 
 
 def read_linear_rope_dim(fields: Fields, section: Fields | None) -> Fact[int]:

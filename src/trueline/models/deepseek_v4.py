@@ -145,8 +145,8 @@ def read_ropes(fields: Fields, max_position: Fact[int]) -> tuple[RopeSpec, RopeS
         yarn = read_yarn(yarn_section, max_position)
         yarn_section.finish({})
     no_magnitude = formula(False, "deepseek_v4: no mscale, neither on cos/sin nor on the scale")
-    pairs = default("pairs", "deepseek_v4 rotates neighbouring channels")
-    common = {"dim": dim, "pairing": pairs, "yarn_scales_magnitude": no_magnitude}
+    interleaved = default("interleaved", "deepseek_v4 rotates interleaved channels")
+    common = {"dim": dim, "pairing": interleaved, "yarn_scales_magnitude": no_magnitude}
     return (
         RopeSpec.of(
             **common, base=base, yarn=formula(None, "deepseek_v4: window layers have none")

@@ -23,15 +23,15 @@ LETTERS = {"F": "full", "S": "shared"}
 class Indexing:
     """What a family's indexer has of its own."""
 
-    pairs: bool
+    interleaved: bool
     """How it rotates where the file does not say."""
     may_share: bool = False
     """Whether layers may see what an earlier one selected."""
 
 
 def read_indexer(fields: Fields, own: Indexing, rope: RopeSpec, family: str) -> IndexerSpec:
-    """Of a layer with an indexer of its own. It turns by the same table as the layer's attention,
-    over as many channels, but not always in the same pairs."""
+    """Of a layer with an indexer of its own. It rotates by the same table as the layer's attention,
+    over as many channels, but not always in the same pairing."""
     if fields.integer_or_null("q_lora_rank").value is None:
         fields.refuse("q_lora_rank", "an integer: the indexer's queries come from that latent")
     head_dim = fields.integer("index_head_dim", maximum=MAX_INDEX_HEADS)
@@ -51,9 +51,9 @@ def read_pairing(fields: Fields, own: Indexing, family: str) -> Fact[str]:
     """The key decides; without it the family does, as in transformers."""
     interleave = fields.boolean(
         "indexer_rope_interleave",
-        default=default(own.pairs, f"{family}: as transformers computes it"),
+        default=default(own.interleaved, f"{family}: as transformers computes it"),
     )
-    return Fact("pairs" if interleave.value else "halves", interleave.source)
+    return Fact("interleaved" if interleave.value else "half-split", interleave.source)
 
 
 def index_rope(rope: RopeSpec, pairing: Fact[str]) -> RopeSpec:

@@ -171,7 +171,7 @@ def _moe(moe: MoESpec, name: str, D: int, outputs: Span | None) -> Iterator[Para
     yield _plain(f"{name}.gate.weight", (E.total, D), "router")
     if moe.router.correction_bias:
         yield _plain(f"{name}.gate.e_score_correction_bias", (E.total,), "correction_bias")
-    halves = (("gate_proj", slice(0, width)), ("up_proj", slice(width, 2 * width)))
+    projections = (("gate_proj", slice(0, width)), ("up_proj", slice(width, 2 * width)))
     here = range(E.start, E.stop)
     taken = (slice(E.start, E.stop),)
     chosen = Fraction(moe.router.top_k, E.total)
@@ -182,7 +182,7 @@ def _moe(moe: MoESpec, name: str, D: int, outputs: Span | None) -> Iterator[Para
         tuple(
             Piece(f"{name}.experts.{e}.{part}.weight", (width, D), put=(e - E.start, rows))
             for e in here
-            for part, rows in halves
+            for part, rows in projections
         ),
         Piece(f"{name}.experts.gate_up_proj", (E.total, 2 * width, D), take=taken),
         active_share=chosen,

@@ -26,10 +26,12 @@ def read_rope(
         place.must_equal(
             "partial_rotary_factor", 1.0, "latent attention rotates all of qk_rope_head_dim"
         )
-    return RopeSpec.of(dim=dim, pairing=pairing, **read_turning(fields, section, max_position))
+    return RopeSpec.of(dim=dim, pairing=pairing, **read_shared_rope(fields, section, max_position))
 
 
-def read_turning(fields: Fields, section: Fields | None, max_position: Fact[int]) -> dict[str, Any]:
+def read_shared_rope(
+    fields: Fields, section: Fields | None, max_position: Fact[int]
+) -> dict[str, Any]:
     """What all ropes of a model share, whatever they rotate: base, and YaRN or not. `rope_theta`
     may stand inside the section or beside it."""
     if section is None:

@@ -188,12 +188,12 @@ extern "C" void rms_norm(const float* x, int64_t x_row, const float* weight, flo
   });
 }
 
-// x [n, heads, 2 half] at these strides -> y, contiguous. pairs: channels (2i, 2i + 1) turn
+// x [n, heads, 2 half] at these strides -> y, contiguous. interleaved: channels (2i, 2i + 1) rotate
 // together; else (i, i + half).
 extern "C" void rotate(const float* x, int64_t x_row, int64_t x_head, const float* cos,
                        const float* sin, float* y, int64_t n, int64_t heads, int64_t half,
-                       int64_t pairs) {
-  int64_t step = pairs ? 2 : 1, apart = pairs ? 1 : half;
+                       int64_t interleaved) {
+  int64_t step = interleaved ? 2 : 1, apart = interleaved ? 1 : half;
   parallel(n, heads * half, [=](int64_t row) {
     for (int64_t head = 0; head < heads; head++) {
       const float* from = x + row * x_row + head * x_head;

@@ -56,7 +56,7 @@ class Config:
     rms_norm_eps: float
     latent_norm_eps: float
     rope_theta: float
-    rope_pairs: bool  # channels (2i, 2i+1) turn together; else (i, i + R/2)
+    rope_interleaved: bool  # channels (2i, 2i+1) together; else half-split: (i, i + R/2)
     yarn: Yarn | None
     tie_word_embeddings: bool
 
@@ -129,7 +129,7 @@ def read_config(
         family=family,
         latent_norm_eps=latent_norm_eps,
         rope_theta=rope.get("rope_theta") or raw["rope_theta"],
-        rope_pairs=v2 or raw.get("rope_interleave") is not False,
+        rope_interleaved=v2 or raw.get("rope_interleave") is not False,
         yarn=read_yarn(rope, raw),
         tie_word_embeddings=top.get("tie_word_embeddings", raw.get("tie_word_embeddings", False)),
         moe_layer_freq=raw.get("moe_layer_freq", 1),
@@ -257,8 +257,8 @@ def yarn_ramp(theta: float, yarn: Yarn, dim: int) -> Tensor:
     """0 where a channel keeps its frequency, 1 where it is slowed by the full factor."""
 
     def channel(rotations: float) -> float:
-        turns = yarn.original_max_position_embeddings / (rotations * 2 * math.pi)
-        return (dim * math.log(turns)) / (2 * math.log(theta))
+        length = yarn.original_max_position_embeddings / (rotations * 2 * math.pi)
+        return (dim * math.log(length)) / (2 * math.log(theta))
 
     low, high = channel(yarn.beta_fast), channel(yarn.beta_slow)
     if yarn.truncate:
@@ -272,7 +272,7 @@ def yarn_ramp(theta: float, yarn: Yarn, dim: int) -> Tensor:
 def v4_layer_rope(raw_config: dict[str, Any], layer: int) -> tuple[Tensor, float, float]:
     """DeepSeek-V4: (inv_freq, cos_sin_scale, softmax_scale) of one layer.
 
-    Layers with a compressor turn by compress_rope_theta under YaRN, the others by rope_theta
+    Layers with a compressor rotate by compress_rope_theta under YaRN, the others by rope_theta
     without it; no mscale touches the table or the softmax scale.
     """
     raw = Raw(raw_config)

@@ -21,7 +21,7 @@ class Indexer:
     index_n_heads: int
     index_head_dim: int
     index_topk: int
-    pairs: bool  # how the first qk_rope_head_dim channels turn; else in halves
+    interleaved: bool  # the first qk_rope_head_dim channels; else half-split
     shared: tuple[bool, ...]  # per layer: sees what the last full layer selected
 
 
@@ -49,7 +49,7 @@ def read_indexer(raw: Mapping[str, Any]) -> Indexer | None:
         index_n_heads=raw["index_n_heads"],
         index_head_dim=raw["index_head_dim"],
         index_topk=raw["index_topk"],
-        pairs=stated(raw, "indexer_rope_interleave", glm),
+        interleaved=stated(raw, "indexer_rope_interleave", glm),
         shared=tuple({"full": False, "shared": True}[kind] for kind in kinds),
     )
 

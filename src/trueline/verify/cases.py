@@ -177,7 +177,7 @@ CASES: Mapping[str, Case] = {
             "rope_parameters": {"type": "yarn", "factor": 3.0, "mscale_all_dim": 0.6},
         },
     ),
-    "v3-halves": Case("deepseek_v3", keys={"rope_interleave": False}),
+    "v3-half-split": Case("deepseek_v3", keys={"rope_interleave": False}),
     "v3-attention-factor": Case("deepseek_v3", rope={"attention_factor": 1.2}),
     "v3-no-yarn-scaling": Case("deepseek_v3", rope={"apply_yarn_scaling": False}),
     "v3-no-truncate": Case("deepseek_v3", rope={"truncate": False}),
@@ -213,7 +213,7 @@ CASES: Mapping[str, Case] = {
     "v32-near": Case(_V32),
     "v32-shallow": Case(_V32, keys=_SHALLOW),
     "v32-plain": Case(_V32, yarn=False),
-    "v32-pairs": Case(_V32, keys={"indexer_rope_interleave": True}),
+    "v32-interleaved": Case(_V32, keys={"indexer_rope_interleave": True}),
     "v32-all-keys": Case(_V32, keys={"index_topk": 48}),
     "v32-more-than-all": Case(_V32, keys={"index_topk": 61}),
     "v32-ties": Case(_V32, keys={"index_n_heads": 2}),
@@ -233,7 +233,7 @@ CASES: Mapping[str, Case] = {
     "glm5-types": Case(_GLM5, keys={"indexer_types": ["full", "shared"] * 3}, absent=_FREQUENCY),
     "glm5-pattern": Case(_GLM5, keys={"index_topk_pattern": "FSSFSF"}, absent=_FREQUENCY),
     "glm5-offset": Case(_GLM5, absent=("index_skip_topk_offset",), keys={"index_topk_freq": 2}),
-    "glm5-halves": Case(_GLM5, keys={"indexer_rope_interleave": False}),
+    "glm5-half-split": Case(_GLM5, keys={"indexer_rope_interleave": False}),
     "glm5-saved": Case(
         _GLM5,
         keys={

@@ -99,7 +99,7 @@ def _mla_facts(mla: MLASpec, config: second_opinion.Config, at: str) -> Iterator
     ):
         yield at + name, getattr(mla, name), getattr(config, name)
     yield at + "softmax_scale", mla.softmax_scale, second_opinion.softmax_scale(config)
-    yield at + "rope.pairing", mla.rope.pairing == "pairs", config.rope_pairs
+    yield at + "rope.pairing", mla.rope.pairing == "interleaved", config.rope_interleaved
     yield at + "cos_sin_scale", mla.rope.cos_sin_scale, second_opinion.cos_sin_scale(config)
     theirs = second_opinion.inverse_frequencies(config)
     yield at + "rope.inv_freq", inv_freq(mla.rope), theirs

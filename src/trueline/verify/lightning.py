@@ -54,7 +54,7 @@ def linear_facts(
     if mixer.rope is not None:
         theirs = reference_config.linear_inverse_frequencies(config)
         yield at + "rope.inv_freq", inv_freq(mixer.rope), theirs
-        yield at + "rope.pairing", mixer.rope.pairing, "halves"
+        yield at + "rope.pairing", mixer.rope.pairing, "half-split"
         scale = reference_config.cos_sin_scale(config)
         yield at + "cos_sin_scale", mixer.rope.cos_sin_scale, scale
     slopes = second_opinion.slopes(
@@ -122,7 +122,7 @@ def _sum_layer(
             if norm is not None:
                 if raw["use_qk_norm"]:
                     part = _normed(part, eps) * w[norm]
-                part = _turned(raw, part, positions)
+                part = _rotated(raw, part, positions)
             parts.append(part)
         q, k, v = parts
         slope = _slope(heads, head) * (1 - (layer - minus) / (raw["num_hidden_layers"] - 1) + 1e-5)
@@ -148,15 +148,15 @@ def _slope(heads: int, head: int) -> float:
     return float(2.0 ** (-4 * (2 * (head - power) + 1) / power))
 
 
-def _turned(raw: Mapping[str, Any], x: Tensor, positions: Tensor) -> Tensor:
+def _rotated(raw: Mapping[str, Any], x: Tensor, positions: Tensor) -> Tensor:
     """Channel pairs (i, i + width/2) as complex numbers; the table is float32, as in training."""
     if not raw.get("linear_rope", True):
         return x
     width = round(raw["head_dim"] * raw["partial_rotary_factor"])
     steps = torch.arange(0, width, 2, dtype=torch.float32) / width
     angle = positions.to(torch.float32)[:, None] * (1.0 / raw["rope_theta"] ** steps)
-    turn = torch.complex(angle.cos().double(), angle.sin().double())
-    pairs = torch.complex(x[:, : width // 2], x[:, width // 2 : width]) * turn
+    rotation = torch.complex(angle.cos().double(), angle.sin().double())
+    pairs = torch.complex(x[:, : width // 2], x[:, width // 2 : width]) * rotation
     return torch.cat((pairs.real, pairs.imag, x[:, width:]), dim=1)
 
 

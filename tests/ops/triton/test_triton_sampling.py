@@ -39,8 +39,8 @@ def test_dtypes_and_strides(dtype: torch.dtype) -> None:
         row(temperature=0.8, top_p=0.9, logprobs=3),
         row(temperature=0, logit_bias={3: 1.0}),
     ]
-    turned = view.T.contiguous().T
-    for logits in (view, turned):
+    column_major = view.T.contiguous().T
+    for logits in (view, column_major):
         same(checked_draw(op, logits, rows), checked_draw(reference, view, rows), tolerance=GATE)
     assert not checked_draw(op, view, rows).bad.any()
 

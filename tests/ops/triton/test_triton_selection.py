@@ -198,7 +198,12 @@ def test_index_write(storage: str, dtype: torch.dtype) -> None:
 
 def test_nothing_to_write() -> None:
     view, _ = sequences([4], 16, "float32")
-    none = {"cos": torch.empty(0, 4), "sin": torch.empty(0, 4), "pairing": "pairs", "rope": None}
+    none = {
+        "cos": torch.empty(0, 4),
+        "sin": torch.empty(0, 4),
+        "pairing": "interleaved",
+        "rope": None,
+    }
     empty, one = torch.empty(0, dtype=torch.long), torch.ones(16)
     write_op.run(torch.empty(0, 16), view, empty, norm=one, bias=one, eps=0.1, **none)
     assert write_op.rotate(torch.empty(0, 3, 16), **none).shape == (0, 3, 16)

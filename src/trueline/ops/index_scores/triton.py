@@ -1,4 +1,4 @@
-"""Every layout; keys as they are stored, fp8 turned into what the queries are. Nothing is written
+"""Every layout; keys as they are stored, fp8 cast to the dtype of the queries. Nothing is written
 from a row's length on, nor in rows that are not scored: topk looks at neither."""
 
 from __future__ import annotations

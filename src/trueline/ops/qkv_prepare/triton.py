@@ -91,7 +91,7 @@ def run(
     n, d = len(qkv), qkv.shape[1] // (3 * heads)
     # any pointer will do for what is not there
     q_norm, k_norm = norms or (qkv, qkv)
-    cos, sin, pairing = rope or (qkv, qkv, "halves")
+    cos, sin, pairing = rope or (qkv, qkv, "half-split")
     cos, sin, half = unit_stride(cos), unit_stride(sin), cos.shape[-1] if rope else 0
     step, shift = places(half, pairing)
     some, made = min(HEADS, power_of_two(heads)), 3 if silu else 2

@@ -21,7 +21,7 @@ HEADS = 16
 
 def places(half: int, pairing: Pairing) -> tuple[int, int]:
     """Channel i · step is rotated with channel i · step + shift."""
-    return (2, 1) if pairing == "pairs" else (1, half)
+    return (2, 1) if pairing == "interleaved" else (1, half)
 
 
 @kernel

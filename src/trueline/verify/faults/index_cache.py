@@ -96,8 +96,8 @@ def _ties_to_the_last(run: Make) -> Make:
         made: Tensor = run(scores, lengths, topk).clone()
         for row in (lengths > topk).nonzero()[:, 0].tolist():
             length = int(lengths[row])
-            turned = scores[row : row + 1, :length].flip(1)
-            mirrored = run(turned, lengths[row : row + 1], topk)
+            mirrored_scores = scores[row : row + 1, :length].flip(1)
+            mirrored = run(mirrored_scores, lengths[row : row + 1], topk)
             made[row] = (length - 1 - mirrored[0]).sort().values
         return made
 

@@ -17,7 +17,7 @@ from trueline.reference import config as reference_config
 from trueline.reference import dsa, indexer
 from trueline.reference import model as reference_model
 from trueline.reference import weights as reference_weights
-from trueline.reference.parts import linear, rotate_halves, rotate_pairs, top_k
+from trueline.reference.parts import linear, rotate_half_split, rotate_interleaved, top_k
 from trueline.spec import mixer, rope
 from trueline.spec.source import formula
 from trueline.verify.faults import Fault, Make, Rewriting
@@ -176,18 +176,18 @@ def _scales_by_head(original: Make) -> Make:
 _SPEC, _IS = mixer.IndexerSpec, "index = sum"
 
 INDEXER_FAULTS = [
-    Fault("index-spec-pairs", "V3.2's indexer in pairs, as its attention", "one-spec", "v32",
-          index_reader, "read_pairing", _pairing("pairs")),
-    Fault("index-spec-halves", "GLM-5's indexer in halves: indexer_rope_interleave not read",
-          "one-spec", "glm5", index_reader, "read_pairing", _pairing("halves")),
-    Fault("index-spec-default", "GLM-5 without the key in halves", "one-spec", "glm5-saved",
+    Fault("index-spec-interleaved", "V3.2's indexer interleaved, as its attention", "one-spec",
+          "v32", index_reader, "read_pairing", _pairing("interleaved")),
+    Fault("index-spec-half-split", "GLM-5's indexer half-split: indexer_rope_interleave not read",
+          "one-spec", "glm5", index_reader, "read_pairing", _pairing("half-split")),
+    Fault("index-spec-default", "GLM-5 without the key half-split", "one-spec", "glm5-saved",
           index_reader, "read_pairing",
           lambda original: lambda fields, own, family: original(
-              fields, replace(own, pairs=False), family)),
-    Fault("index-pairs", "the reference's V3.2 indexer in pairs", "oracle", "v32",
-          indexer, "rotate_halves", lambda _: rotate_pairs),
-    Fault("index-halves", "the reference's GLM-5 indexer in halves", "oracle", "glm5",
-          indexer, "rotate_pairs", lambda _: rotate_halves),
+              fields, replace(own, interleaved=False), family)),
+    Fault("index-interleaved", "the reference's V3.2 indexer interleaved", "oracle", "v32",
+          indexer, "rotate_half_split", lambda _: rotate_interleaved),
+    Fault("index-half-split", "the reference's GLM-5 indexer half-split", "oracle", "glm5",
+          indexer, "rotate_interleaved", lambda _: rotate_half_split),
     Fault("index-rotation-last", "the last channels of index heads rotate", "oracle", "v32",
           indexer, "rotate_first",
           lambda original: lambda config, x, rope: original(config, x.flip(-1), rope).flip(-1)),

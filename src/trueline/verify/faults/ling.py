@@ -16,7 +16,7 @@ from trueline.reference import bailing as reference_bailing
 from trueline.reference import config as reference_config
 from trueline.reference import lightning
 from trueline.reference import model as reference_model
-from trueline.reference.parts import rms_norm, rotate_pairs
+from trueline.reference.parts import rms_norm, rotate_interleaved
 from trueline.spec import mixer
 from trueline.spec.source import Span, formula
 from trueline.verify.faults import Fault, Make, Rewriting
@@ -170,11 +170,11 @@ LING_FAULTS = [
           bailing, "read_linear_rope_dim", _whole_head_rotates),
     Fault("ling-rotation-last", "linear layers rotate the last channels", "linear = sum", "ling",
           _LINEAR, "rotate_first", _rotated_last),
-    Fault("ling-spec-pairs", "linear layers rotate pairs", "one-spec", "ling",
+    Fault("ling-spec-interleaved", "linear layers rotate interleaved channels", "one-spec", "ling",
           bailing, "RopeSpec",
-          lambda original: Rewriting(original, pairing=formula("pairs", "guessed"))),
-    Fault("ling-pairs", "the reference's linear layers rotate pairs", "linear = sum", "ling-far",
-          _LINEAR, "rotate_halves", lambda _: rotate_pairs),
+          lambda original: Rewriting(original, pairing=formula("interleaved", "guessed"))),
+    Fault("ling-interleaved", "the reference's linear layers rotate interleaved channels",
+          "linear = sum", "ling-far", _LINEAR, "rotate_half_split", lambda _: rotate_interleaved),
     Fault("ling-spec-slope-renumbered", "slope by the number among linear layers", "one-spec",
           "ling", bailing, "at_layer", _renumbered(3)),
     Fault("ling-slope-renumbered", "the reference's slope by that number", "linear = sum", "ling",

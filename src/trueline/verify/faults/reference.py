@@ -12,15 +12,17 @@ from torch import Tensor
 from trueline.models import deepseek
 from trueline.reference import config as reference_config
 from trueline.reference import model as reference_model
-from trueline.reference.parts import linear, rotate_halves, rotate_pairs
+from trueline.reference.parts import linear, rotate_half_split, rotate_interleaved
 from trueline.verify.faults import Fault, Make
 
 
 def _half_rotation(rotate: Make) -> Make:
     def broken(config: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         half = x.shape[-1] // 4 * 2
-        turned: Tensor = rotate(config, x[..., :half], cos[..., : half // 2], sin[..., : half // 2])
-        return torch.cat((turned, x[..., half:]), dim=-1)
+        rotated: Tensor = rotate(
+            config, x[..., :half], cos[..., : half // 2], sin[..., : half // 2]
+        )
+        return torch.cat((rotated, x[..., half:]), dim=-1)
 
     return broken
 
@@ -162,10 +164,12 @@ def _magnitude(config: Any) -> float:
 _MODEL, _CONFIG = reference_model, reference_config
 
 REFERENCE_FAULTS = [
-    Fault("halves-for-pairs", "MLA rotates halves instead of pairs", "oracle", "v3",
-          _MODEL, "rotate", lambda _: lambda c, x, cos, sin: rotate_halves(x, cos, sin)),
-    Fault("pairs-for-halves", "rope_interleave false is ignored", "oracle", "v3-halves",
-          _MODEL, "rotate", lambda _: lambda c, x, cos, sin: rotate_pairs(x, cos, sin)),
+    Fault("half-split-for-interleaved", "MLA rotates half-split instead of interleaved channels",
+          "oracle", "v3",
+          _MODEL, "rotate", lambda _: lambda c, x, cos, sin: rotate_half_split(x, cos, sin)),
+    Fault("interleaved-for-half-split", "rope_interleave false is ignored", "oracle",
+          "v3-half-split", _MODEL, "rotate",
+          lambda _: lambda c, x, cos, sin: rotate_interleaved(x, cos, sin)),
     Fault("half-rotation", "partial_rotary_factor halves the rotated dims (story 1)", "oracle",
           "v3", _MODEL, "rotate", _half_rotation),
     Fault("no-mscale", "softmax scale without YaRN's mscale²", "oracle", "v3",

@@ -55,8 +55,8 @@ def _prefill_first(state_step: Make) -> Make:
     def broken(self: Any, batch: Any) -> Any:
         count = batch.num_decode_rows
         rows = [row for _, row in batch.states]
-        turned = [*rows[len(rows) - count :], *rows[: len(rows) - count]]
-        states = tuple((at, row) for (at, _), row in zip(batch.states, turned, strict=True))
+        prefill_first = [*rows[len(rows) - count :], *rows[: len(rows) - count]]
+        states = tuple((at, row) for (at, _), row in zip(batch.states, prefill_first, strict=True))
         return state_step(self, replace(batch, states=states))
 
     return broken
@@ -161,6 +161,6 @@ STATE_FAULTS = [
           LightningSpec, "slopes", _first_heads),
     Fault("ranks-not-added", "what the ranks computed is not added up", "ranks = one", _L,
           ThreadRank, "all_reduce", lambda add: lambda self, x: (add(self, x), x)[1]),
-    Fault("one-rope-for-all", "all layers turn by the first layer's table", "engine oracle", _L,
+    Fault("one-rope-for-all", "all layers rotate by the first layer's table", "engine oracle", _L,
           Ropes, "at", lambda at: lambda self, p: [at(self, p)[0]] * len(self.of_layer)),
 ]  # fmt: skip

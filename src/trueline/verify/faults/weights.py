@@ -55,8 +55,8 @@ def _scales_cut_across(original: Make) -> Make:
     """A cut of columns takes rows of the scales, and the other way round."""
 
     def broken(self: Any, axis: int, start: int, stop: int) -> Any:
-        cut, turned = original(self, axis, start, stop), replace(self, scales=self.scales.T)
-        scales = original(turned, axis, start, stop).scales.T
+        cut, transposed = original(self, axis, start, stop), replace(self, scales=self.scales.T)
+        scales = original(transposed, axis, start, stop).scales.T
         grid = [-(-(at + n) // b) for at, n, b in zip(cut.first, cut.shape, cut.block, strict=True)]
         at = [torch.arange(n).clamp_max(m - 1) for n, m in zip(grid, scales.shape, strict=True)]
         return replace(cut, scales=scales[at[0]][:, at[1]])
@@ -90,7 +90,7 @@ def _ignored_by_part(_: Make) -> Make:
     return lambda storage, weight: any(entry in weight for entry in storage.ignored_modules)
 
 
-def _swapped_halves(original: Make) -> Make:
+def _swapped_gate_and_up(original: Make) -> Make:
     def broken(moe: Any, *rest: Any) -> Iterator[Any]:
         for parameter in original(moe, *rest):
             if not parameter.name.endswith("gate_up_proj"):
@@ -140,7 +140,7 @@ WEIGHT_FAULTS = [
     Fault("fp8-concat-merged", "after concat, rows get the scale of a neighbour block",
           "weight values", "fp8", value_module.Weight, "concat", _merged),
     Fault("experts-swapped", "up rows before gate rows in the stacked experts", "ledger", "v3",
-          parameter_table, "_moe", _swapped_halves),
+          parameter_table, "_moe", _swapped_gate_and_up),
     Fault("prefix-lost", "K2.5's weight prefix is not known", "ledger", "k25",
           ledger_module, "published_name", lambda _: lambda spec, stored: stored),
     Fault("mtp-as-main", "the MTP layer is not skipped", "ledger", "v3-mtp",

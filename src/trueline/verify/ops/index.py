@@ -1,4 +1,4 @@
-"""What an indexer writes and turns before scores, and what is left alone."""
+"""What an indexer writes and rotates before scores, and what is left alone."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from trueline.verify.ops.data import close, randn, require, within
 from trueline.verify.ops.parts import ROTATION
 
 DIM, ROPE, HEADS = 48, 20, 5
-PAIRINGS: tuple[Pairing, ...] = ("pairs", "halves")
+PAIRINGS: tuple[Pairing, ...] = ("interleaved", "half-split")
 BLOCKS = 6
 STEP = {"float32": 0.0, "float16": 2.0**-10, "bfloat16": 2.0**-7, "e4m3fn": 2.0**-3,
         "e4m3fnuz": 2.0**-3}  # fmt: skip
 """From a stored number to the next: one at the edge may round either way."""
 
 
-def turning(n: int, pairing: Pairing) -> dict[str, Any]:
+def rotation(n: int, pairing: Pairing) -> dict[str, Any]:
     """Angles of a wider table."""
     angles = 100 * randn(n, ROPE // 2 + 3, seed=3)[:, 1:-2]
     return {"cos": 1.3 * angles.cos(), "sin": 1.3 * angles.sin(), "pairing": pairing, "rope": rope}
@@ -62,7 +62,7 @@ def _writes(op: Any, dtype: torch.dtype, layout: IndexLayout, pairing: Pairing) 
         "norm": (0.5 + randn(DIM, seed=2).abs()).to(dtype),
         "bias": randn(DIM, seed=4).to(dtype),
         "eps": 0.3,
-        **turning(n, pairing),
+        **rotation(n, pairing),
     }
     cells = (torch.arange(n) * 7 + 2) % count
     stores = [IndexStore(layout, 2, BLOCKS) for _ in range(2)]
@@ -101,7 +101,7 @@ def index_rotate(op: Any, dtype: torch.dtype = torch.float32) -> None:
         for n, heads in ((1, 1), (4, HEADS), (3, 17)):
             wide = randn(n, heads + 1, DIM + 3, seed=n).to(dtype)
             q, before = wide[:, 1:, 2:-1], wide.clone()
-            ours, wanted = (each.rotate(q, **turning(n, pairing)) for each in (op, exact))
+            ours, wanted = (each.rotate(q, **rotation(n, pairing)) for each in (op, exact))
             what = f"index_write, {heads} heads rotated in {pairing}"
             require(torch.equal(wide, before), f"{what}: writes its input")
             require(ours.dtype == dtype, f"{what}: {ours.dtype}")

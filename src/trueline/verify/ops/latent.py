@@ -20,7 +20,7 @@ from trueline.verify.ops.parts import ROTATION
 
 def latent_write(op: Any, dtype: torch.dtype = torch.float32) -> None:
     """Parts of one wider product, as the layer hands them over; scattered cells, NaN elsewhere."""
-    pairings: tuple[Pairing, ...] = ("pairs", "halves")
+    pairings: tuple[Pairing, ...] = ("interleaved", "half-split")
     for pairing in pairings:
         for n, block_size in ((1, 1), (9, 3), (5, 16)):
             whole = (randn(n, L + R + H * R + 3, seed=n) * 3).to(dtype)
@@ -48,12 +48,12 @@ def latent_write(op: Any, dtype: torch.dtype = torch.float32) -> None:
             require(torch.equal(whole, before), f"{what}: writes its input")
             # either side of a rounding, ours and the reference's, before the weight and after it
             twice = rounding(4 if narrow(dtype) else 1, dtype)
-            turned = rounding(ROTATION) + twice
-            close(f"{what}: queries", ours[..., L:], wanted[..., L:], turned)
+            rotated = rounding(ROTATION) + twice
+            close(f"{what}: queries", ours[..., L:], wanted[..., L:], rotated)
             rows, exact_rows = (store.rows[0] for store in stores)
             for part, off in (
                 (slice(0, L), norm_bound(L) + twice),
-                (slice(L, L + R), turned),
+                (slice(L, L + R), rotated),
             ):
                 close(f"{what}: cache", rows[cells, part], exact_rows[cells, part], off)
             others = torch.ones(len(rows), dtype=torch.bool)

@@ -25,13 +25,13 @@ INPUTS = norm_bound(D) + rounding(ROTATION + 2 * AROUND)
 
 def qkv_prepare(op: Any, dtype: torch.dtype = torch.float32) -> None:
     """All that a model may leave out, on parts of one wider product; far into both ends of silu."""
-    turns: tuple[tuple[Pairing, int] | None, ...] = (
-        ("pairs", 3),
-        ("halves", 3),
-        ("halves", 7),
+    rotations: tuple[tuple[Pairing, int] | None, ...] = (
+        ("interleaved", 3),
+        ("half-split", 3),
+        ("half-split", 7),
         None,
     )
-    for n, turn in ((1, turns[0]), (4, turns[1]), (9, turns[2]), (3, turns[3])):
+    for n, rotation in zip((1, 4, 9, 3), rotations, strict=True):
         for silu, normed in ((False, True), (True, False), (True, True), (False, False)):
             whole = (8 * randn(n, 3 * HEADS * D + 5, seed=n)).to(dtype)
             qkv = whole[:, 2:-3]
@@ -41,7 +41,7 @@ def qkv_prepare(op: Any, dtype: torch.dtype = torch.float32) -> None:
                 "silu": silu,
                 "norms": norms if normed else None,
                 "eps": 1e-2,
-                "rope": None if turn is None else (*_angles(n, turn[1]), turn[0]),
+                "rope": rotation and (*_angles(n, rotation[1]), rotation[0]),
                 "parts": PARTS,
             }
             before = whole.clone()
@@ -49,7 +49,7 @@ def qkv_prepare(op: Any, dtype: torch.dtype = torch.float32) -> None:
             require(torch.equal(whole, before), "qkv_prepare: writes its input")
             exact = inputs_reference.run(qkv, **options)
             for name, mine, wanted in zip("qkv", ours, exact, strict=True):
-                what = f"qkv_prepare, {n} tokens, {turn}, silu {silu}, norms {normed}: {name}"
+                what = f"qkv_prepare, {n} tokens, {rotation}, silu {silu}, norms {normed}: {name}"
                 _same(what, mine, wanted, INPUTS * wanted.double().abs())
 
 

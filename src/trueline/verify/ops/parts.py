@@ -127,7 +127,7 @@ def rope(op: Any, dtype: torch.dtype = torch.float32) -> None:
     cos, sin = 1.3 * angles.cos(), 1.3 * angles.sin()
     before = x.clone()
     off = bounds.rounding(ROTATION) + (bounds.unit(dtype) if bounds.narrow(dtype) else 0.0)
-    pairings: tuple[Pairing, ...] = ("pairs", "halves")
+    pairings: tuple[Pairing, ...] = ("interleaved", "half-split")
     for pairing in pairings:
         ours = op.run(x, cos, sin, pairing)
         exact = rope_reference.run(x.double(), cos.double(), sin.double(), pairing)

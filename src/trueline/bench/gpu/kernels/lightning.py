@@ -198,13 +198,13 @@ def layer_parts(n: int, heads: int = 16) -> Iterator[Work]:
     queries, whole, weight = draw(n, heads, D + 64), draw(n, 4 * heads * D), draw(heads * D)
     yield Work(f"latent_write {n}", [("", [lambda: latent_write.run(
         latent[:, :512], latent[:, 512:], queries[..., D:], view, cells,
-        norm=norm, eps=1e-6, cos=cos, sin=sin, pairing="pairs", parts=parts,
+        norm=norm, eps=1e-6, cos=cos, sin=sin, pairing="interleaved", parts=parts,
     )] * 20)], 2.0 * n * 64 * (18 + 2 * heads))  # fmt: skip
     yield Work(f"rope {n}", [("", [lambda: rope.run(
-        queries[..., D:], cos, sin, "pairs")] * 20)], 4.0 * n * heads * 64)  # fmt: skip
+        queries[..., D:], cos, sin, "interleaved")] * 20)], 4.0 * n * heads * 64)  # fmt: skip
     yield Work(f"qkv_prepare {n}", [("", [lambda: qkv_prepare.run(
         whole[:, : 3 * heads * D], heads=heads, silu=False, norms=(norm[:D], norm[D : 2 * D]),
-        eps=1e-6, rope=(cos, sin, "halves"), parts=parts,
+        eps=1e-6, rope=(cos, sin, "half-split"), parts=parts,
     )] * 20)], 8.0 * n * heads * D)  # fmt: skip
     yield Work(f"gated_norm {n}", [("", [lambda: gated_norm.run(
         whole[:, : heads * D], whole[:, 3 * heads * D :],

@@ -68,7 +68,7 @@ def cells(quick: bool) -> Iterator[Cell]:
     yield Cell("top", (1024, 32768))
     for n in (1, 64) if quick else (1, 16, 64, 4096):
         yield Cell("write", (n, "bfloat16"))
-        yield Cell("turn", (n,))
+        yield Cell("rotate", (n,))
     yield Cell("write", (64, "e4m3fn"))
     for way in ("greedy", "drawn"):
         for n in (1, 16, 64, 256):
@@ -212,7 +212,7 @@ def _top(n: int, width: int) -> Work:
 
 def _rope(n: int) -> dict[str, Any]:
     angles = torch.randn(n, ROPE // 2, device=DEVICE) * 100
-    return {"cos": angles.cos(), "sin": angles.sin(), "pairing": "halves", "rope": None}
+    return {"cos": angles.cos(), "sin": angles.sin(), "pairing": "half-split", "rope": None}
 
 
 def _write(n: int, storage: str) -> Work:
@@ -241,7 +241,7 @@ def _turned(x: Tensor, options: dict[str, Any]) -> Tensor:
     return torch.cat((a * c - b * s, b * c + a * s, x[..., ROPE:]), -1)
 
 
-def _turn(n: int) -> Work:
+def _rotate(n: int) -> Work:
     q = torch.randn(n, HEADS, DIM, device=DEVICE, dtype=BF16)
     options = _rope(n)
     calls: Calls = [lambda: write.rotate(q, **options)] * CALLS
@@ -319,7 +319,7 @@ MAKERS: dict[str, Callable[..., Work]] = {
     "prefill": _prefill,
     "top": _top,
     "write": _write,
-    "turn": _turn,
+    "rotate": _rotate,
     "greedy": _greedy,
     "drawn": _drawn,
     "logprobs": _logprobs,

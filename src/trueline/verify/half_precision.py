@@ -31,14 +31,14 @@ def half_is_float64(subject: Subject, dtype: Half, band: float) -> float:
     worst = 0.0
     for i in range(len(ASKS)):
         if ours.tokens[i] != exact[0].tokens[i]:
-            raise CheckFailed(f"halves: request {i}: other tokens than those allowed")
+            raise CheckFailed(f"half precision: request {i}: other tokens than those allowed")
         left, right = ours.logprobs(i), exact[0].logprobs(i)
         off = (left - right).abs().amax(-1)
         if not bool(off.max() <= band):  # also when NaN
             at = int(off.argmax())
             raise CheckFailed(
-                f"halves: {dtype}: request {i}, position {at}: off by {float(off[at]):.3g} in "
-                f"logprob, accepted {band:g}"
+                f"half precision: {dtype}: request {i}, position {at}: off by "
+                f"{float(off[at]):.3g} in logprob, accepted {band:g}"
             )
         worst = max(worst, float(off.max()))
     return worst
