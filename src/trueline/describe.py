@@ -10,7 +10,7 @@ from typing import Any
 from trueline.errors import CheckpointError
 from trueline.models import config_file, read_model
 from trueline.models.statistics import cache_costs, count_parameters
-from trueline.spec.model import LayerSpec, ModelSpec, Storage
+from trueline.spec.model import LayerSpec, ModelSpec, WeightStorage
 from trueline.spec.source import Span, Spec
 from trueline.weights.checkpoint import Checkpoint, open_checkpoint
 from trueline.weights.ledger import balance, stored_dtypes, stored_formats
@@ -95,7 +95,7 @@ def _node(spec: Spec) -> dict[str, Any]:
         if isinstance(value := getattr(spec, item.name), Spec)
     }
     name = type(spec).__name__
-    kind = spec.label if isinstance(spec, Storage) else KIND_NAMES.get(name, name)
+    kind = spec.label if isinstance(spec, WeightStorage) else KIND_NAMES.get(name, name)
     return {"kind": kind, "facts": _facts(spec), **inner}
 
 

@@ -89,7 +89,7 @@ def test_five_minutes_of_everything(subjects: dict[str, Subject]) -> None:
         poison=True,
         facts=subject.facts,
     )
-    tally = soak(subject.model, config, 300, tell=print)
+    tally = soak(subject.model, config, 300, report=print)
     assert min(tally.finished, tally.aborted, tally.preemptions, tally.evictions) > 0
 
 

@@ -108,13 +108,13 @@ def test_a_shared_layer_keeps_no_index_key(write_config: WriteConfig) -> None:
     assert [field.name for field in dense.cache_fields] == ["latent", "rope_key"]
 
 
-KINDS = ["full", "full", "shared", "shared", "full", "shared"]
+INDEXER_TYPES = ["full", "full", "shared", "shared", "full", "shared"]
 # Six layers, in every spelling: which are full.
 SHARING: dict[str, tuple[dict[str, Any], list[int]]] = {
     "nothing": ({}, [0, 1, 2, 3, 4, 5]),
-    "types": ({"indexer_types": KINDS}, [0, 1, 4]),
+    "types": ({"indexer_types": INDEXER_TYPES}, [0, 1, 4]),
     "pattern": ({"index_topk_pattern": "FFSSFS"}, [0, 1, 4]),
-    "pattern in words": ({"index_topk_pattern": KINDS}, [0, 1, 4]),
+    "pattern in words": ({"index_topk_pattern": INDEXER_TYPES}, [0, 1, 4]),
     "freq": ({"index_topk_freq": 3}, [0, 1, 4]),
     "freq 1": ({"index_topk_freq": 1}, [0, 1, 2, 3, 4, 5]),
     "freq 2, offset 1": ({"index_topk_freq": 2, "index_skip_topk_offset": 1}, [0, 2, 4]),
@@ -122,7 +122,7 @@ SHARING: dict[str, tuple[dict[str, Any], list[int]]] = {
     "freq 3, offset 9": ({"index_topk_freq": 3, "index_skip_topk_offset": 9}, [0, 1, 2, 3, 4, 5]),
     "offset alone": ({"index_skip_topk_offset": 3}, [0, 1, 2, 3, 4, 5]),
     "told three times": (
-        {"indexer_types": KINDS, "index_topk_pattern": "FFSSFS", "index_topk_freq": 3},
+        {"indexer_types": INDEXER_TYPES, "index_topk_pattern": "FFSSFS", "index_topk_freq": 3},
         [0, 1, 4],
     ),
     "nulls": (
@@ -219,8 +219,14 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         SIX | {"layer_types": ["indexed_attention"] * 5 + ["full_attention"]},
         ["'layer_types'", "a list of 6", "indexed_attention"],
     ),
-    "too few types": (SIX | {"indexer_types": KINDS[:5]}, ["'indexer_types'", "a list of 6"]),
-    "unknown type": (SIX | {"indexer_types": [*KINDS[:5], "none"]}, ["'indexer_types'", "shared"]),
+    "too few types": (
+        SIX | {"indexer_types": INDEXER_TYPES[:5]},
+        ["'indexer_types'", "a list of 6"],
+    ),
+    "unknown type": (
+        SIX | {"indexer_types": [*INDEXER_TYPES[:5], "none"]},
+        ["'indexer_types'", "shared"],
+    ),
     "first layer shared": (
         SIX | {"indexer_types": ["shared"] * 6},
         ["'indexer_types'", "layer 0 full"],
@@ -240,7 +246,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["'index_skip_topk_offset': found -1"],
     ),
     "types and freq differ": (
-        SIX | {"indexer_types": KINDS, "index_topk_freq": 2},
+        SIX | {"indexer_types": INDEXER_TYPES, "index_topk_freq": 2},
         ["'index_topk_freq': found 2", "what 'indexer_types' says", "layer 3, 4"],
     ),
     "pattern and freq differ": (

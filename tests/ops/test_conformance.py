@@ -130,7 +130,7 @@ def nothing_rotated(run: Function) -> Function:
 
 
 def halves_swapped(run: Function) -> Function:
-    """Each reader of a row takes the other one's columns."""
+    """Each consumer warp group takes the other one's columns."""
 
     def broken(*given: Any, **named: Any) -> tuple[Tensor, Tensor]:
         out, lse = run(*given, **named)
@@ -202,7 +202,7 @@ ROUNDED = {
 MISTAKES = [
     *(Mistake("digits of float16", op, OP_CHECKS[op][0].what, function, from_float16)
       for op, function in ROUNDED.items()),
-    Mistake("rounded products", "linear", "numbers", "run",
+    Mistake("rounded GEMM", "linear", "numbers", "run",
             lambda run: lambda x, packed: run(x.bfloat16().float(), packed)),
     Mistake("bits of the count", "linear", "bits", "run", of_the_count),
     Mistake("bits of the columns", "linear", "ranks", "run", of_the_columns),
@@ -267,7 +267,7 @@ MISTAKES = [
     Mistake("bits of the heads", "sparse_mla", "ranks", "run", of_the_heads),
     Mistake("rounded logits", "route", "choices", "choose",
             lambda choose: lambda x, *given: choose(x.bfloat16().float(), *given)),
-    Mistake("rounded products", "linear", "numbers", "run_wide",
+    Mistake("rounded GEMM", "linear", "numbers", "run_wide",
             lambda run: lambda x, packed: run(x.bfloat16().float(), packed)),
     Mistake("weights with the bias", "route", "choices", "run",
             lambda run: lambda logits, bias, *rest:

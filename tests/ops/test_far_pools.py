@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trueline.cache.index import IndexStore, IndexView
-from trueline.cache.layout import KINDS, IndexLayout, LatentLayout
+from trueline.cache.layout import INDEX_LAYOUTS, IndexLayout, LatentLayout
 from trueline.cache.state import StateStore, StateView
 from trueline.cache.store import LatentStore, LatentView
 from trueline.device import interpreting
@@ -38,8 +38,8 @@ from trueline.ops.rope import triton as rope
 from trueline.ops.route import triton as route
 from trueline.ops.sparse_rows import Run, SparseRows, Table
 from trueline.verify.ops import randn
+from trueline.verify.ops.basic import ROUTERS
 from trueline.verify.ops.linear_layer import PARTS
-from trueline.verify.ops.parts import ROUTERS
 
 NUMBERS = (1 << 31) + (1 << 20)
 """Of float32, each with an offset; the last ones' do not fit 32 bits."""
@@ -153,7 +153,7 @@ def index_pools(far: Tensor, layout: IndexLayout) -> list[tuple[IndexView, int]]
     return [(small, 0), (IndexView(data, layout, small.offsets), blocks - KEPT)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", INDEX_LAYOUTS)
 @pytest.mark.parametrize("storage", ["float32", "e4m3fn"])
 def test_keys_of_the_last_blocks(far: Tensor, storage: str, kind: str) -> None:
     layout = IndexLayout(16, 16, storage, kind)
@@ -250,11 +250,11 @@ PER_TOKEN: dict[str, Callable[[Tensor], Any]] = {
         x[:, :16], torch.tensor([[0], [3], [2]]), torch.ones(3, 1), EXPERTS, None
     ),
     "sorted experts": lambda x: experts.run_with(
-        experts.Launch("sorted", experts.Tiles(16, 16), experts.Tiles(16, 16)),
+        experts.ExpertsLaunch("sorted", experts.GemmTiles(16, 16), experts.GemmTiles(16, 16)),
         x[:, :16], torch.tensor([[0], [3], [2]]), torch.ones(3, 1), EXPERTS,
     ),
     "route": lambda x: route.choose_with(
-        route.Launch(16, 16, 16, 16), x[:, :16], ROUTER, None, ROUTERS["v2 greedy"]
+        route.RouteLaunch(16, 16, 16, 16), x[:, :16], ROUTER, None, ROUTERS["v2 greedy"]
     ),
 }  # fmt: skip
 

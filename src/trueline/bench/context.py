@@ -69,7 +69,7 @@ def measure_contexts(
     engine: LLMEngine, contexts: list[int], batch: int, steps: int, say: Callable[[str], None]
 ) -> list[ContextFigures]:
     """The longest first, so that nothing that grows with use flatters it."""
-    clock = Clock(engine)
+    clock = OpClock(engine)
     found = []
     for context in sorted(contexts, reverse=True):
         say(f"a context of {context:,} tokens, {batch} requests")
@@ -77,7 +77,7 @@ def measure_contexts(
     return sorted(found, key=lambda figures: figures.context)
 
 
-class Clock:
+class OpClock:
     """Adds up the time that an engine spends in ops over the paged cache."""
 
     def __init__(self, engine: LLMEngine) -> None:
@@ -102,7 +102,7 @@ class Clock:
         return run
 
 
-def _at(engine: LLMEngine, clock: Clock, context: int, batch: int, steps: int) -> ContextFigures:
+def _at(engine: LLMEngine, clock: OpClock, context: int, batch: int, steps: int) -> ContextFigures:
     draw = random.Random(context)
     prompt = [draw.randrange(engine.spec.vocab.total) for _ in range(context)]
     pretend_computed(engine, prompt)

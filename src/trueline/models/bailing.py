@@ -10,15 +10,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, Final
 
-from trueline.models.deepseek import (
-    MAX_HEADS,
-    group_score,
-    mla_rope_dim,
-    read_groups,
-    read_mla,
-    read_top_k,
-)
-from trueline.models.parts import (
+from trueline.models.common import (
     MAX_EXPERTS,
     MAX_LAYERS,
     choose_override,
@@ -31,6 +23,14 @@ from trueline.models.parts import (
     read_token_ids,
     rope_section,
     whole,
+)
+from trueline.models.deepseek import (
+    MAX_HEADS,
+    group_score,
+    mla_rope_dim,
+    read_groups,
+    read_mla,
+    read_top_k,
 )
 from trueline.models.storage import read_storage
 from trueline.spec.feedforward import DenseSpec, MoESpec, RouterSpec

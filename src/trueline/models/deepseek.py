@@ -10,8 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from trueline.models.indexer import Indexing, read_indexer, read_shared_layers, rewritten
-from trueline.models.parts import (
+from trueline.models.common import (
     MAX_EXPERTS,
     MAX_LAYERS,
     check_architectures,
@@ -26,6 +25,7 @@ from trueline.models.parts import (
     read_token_ids,
     whole,
 )
+from trueline.models.indexer import Indexing, read_indexer, read_shared_layers, rewritten
 from trueline.models.storage import read_storage
 from trueline.spec.feedforward import DenseSpec, FeedForwardSpec, MoESpec, RouterSpec
 from trueline.spec.fields import Fields

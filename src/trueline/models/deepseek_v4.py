@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from trueline.models.parts import (
+from trueline.models.common import (
     MAX_EXPERTS,
     MAX_LAYERS,
     ROPE_KEYS,
@@ -24,7 +24,7 @@ from trueline.models.storage import read_storage, unsupported
 from trueline.spec.feedforward import MoESpec, RouterSpec
 from trueline.spec.fields import Fields
 from trueline.spec.mixer import CompressedSpec
-from trueline.spec.model import LayerSpec, ModelSpec, Storage
+from trueline.spec.model import LayerSpec, ModelSpec, WeightStorage
 from trueline.spec.rope import RopeSpec
 from trueline.spec.source import Fact, Source, default, formula
 
@@ -80,7 +80,7 @@ def read(fields: Fields, overrides: dict[str, Any]) -> ModelSpec:
     return spec
 
 
-def read_v4_storage(fields: Fields) -> Fact[Storage | None]:
+def read_v4_storage(fields: Fields) -> Fact[WeightStorage | None]:
     """The published checkpoints hold their experts in fp4 beside block fp8."""
     storage = read_storage(fields)
     if not fields.has("expert_dtype"):

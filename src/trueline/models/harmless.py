@@ -26,7 +26,7 @@ HARMLESS: Mapping[str, str] = {
     "router_aux_loss_coef": _TRAINING,
     "router_jitter_noise": _TRAINING,
     "gradient_checkpointing": _TRAINING,
-    "pretraining_tp": "how the weights were split while training; the product is the same",
+    "pretraining_tp": "how the weights were split while training; the result is the same",
     "ep_size": "how experts were spread while training; the sum is the same",
     # bookkeeping
     "_name_or_path": _SAVED_BY_LIBRARY,
@@ -37,7 +37,7 @@ HARMLESS: Mapping[str, str] = {
     "use_bfloat16": _SAVED_BY_LIBRARY,
     "use_cache": _SAVED_BY_LIBRARY,
     "tf_legacy_loss": _SAVED_BY_LIBRARY,
-    "chunk_size_feed_forward": "splits a product over tokens; the product is the same",
+    "chunk_size_feed_forward": "splits a GEMM over tokens; the result is the same",
     "head_dim": "transformers writes qk_rope_head_dim here; latent attention has its own widths",
     # outputs
     "output_attentions": _OUTPUTS,

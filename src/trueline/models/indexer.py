@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from trueline.models.parts import MAX_LAYERS, read_layer_types
+from trueline.models.common import MAX_LAYERS, read_layer_types
 from trueline.spec.fields import Fields
 from trueline.spec.mixer import IndexerSpec
 from trueline.spec.rope import RopeSpec
@@ -15,7 +15,7 @@ from trueline.spec.source import Fact, Source, Spec, default, formula
 S = TypeVar("S", bound=Spec)
 MAX_INDEX_HEADS = 65536
 LAYER_TYPES = ("indexed_attention", "deepseek_sparse_attention")
-KINDS = ("full", "shared")
+INDEXER_TYPES = ("full", "shared")
 LETTERS = {"F": "full", "S": "shared"}
 
 
@@ -106,7 +106,7 @@ def _differing(one: tuple[bool, ...], two: tuple[bool, ...]) -> str:
 
 
 def _listed(fields: Fields, num_layers: int) -> Fact[tuple[bool, ...]]:
-    kinds = read_layer_types(fields, "indexer_types", KINDS, num_layers)
+    kinds = read_layer_types(fields, "indexer_types", INDEXER_TYPES, num_layers)
     return Fact(tuple(kind == "shared" for kind in kinds.value), kinds.source)
 
 
@@ -115,7 +115,7 @@ def _pattern(fields: Fields, num_layers: int) -> Fact[tuple[bool, ...]]:
     key = "index_topk_pattern"
     pattern = fields.raw[key]
     if isinstance(pattern, list):
-        kinds = read_layer_types(fields, key, KINDS, num_layers)
+        kinds = read_layer_types(fields, key, INDEXER_TYPES, num_layers)
         return Fact(tuple(kind == "shared" for kind in kinds.value), kinds.source)
     known = isinstance(pattern, str) and all(letter in LETTERS for letter in pattern)
     if not known or len(pattern) != num_layers:

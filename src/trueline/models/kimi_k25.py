@@ -9,8 +9,8 @@ from dataclasses import replace
 from typing import Any
 
 from trueline.errors import ConfigError
+from trueline.models.common import check_architectures, finish
 from trueline.models.deepseek import KIMI_K2, read_decoder
-from trueline.models.parts import check_architectures, finish
 from trueline.models.storage import read_storage
 from trueline.spec.fields import Fields
 from trueline.spec.model import ModelSpec

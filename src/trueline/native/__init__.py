@@ -43,7 +43,7 @@ _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 SIGNATURES = {
     "pack_weight": (_POINTER, _INT, _INT, _POINTER),
     "pack_gate_up": (_POINTER, _INT, _INT, _POINTER),
-    "product": (
+    "gemm": (
         *(_POINTER, _INT, _INT, _POINTER, _POINTER, _INT, _INT),
         *(_INT, _INT, _INT, _INT),
     ),
@@ -83,9 +83,9 @@ SIGNATURES = {
     ),
 }
 
-# Products also take weights in bfloat16, under another name.
+# GEMMs also take weights in bfloat16, under another name.
 SUFFIX = {torch.float32: "", torch.bfloat16: "_bf16"}
-for _name in ("pack_weight", "pack_gate_up", "product", "middle", "gated", "routed", "parts"):
+for _name in ("pack_weight", "pack_gate_up", "gemm", "middle", "gated", "routed", "parts"):
     SIGNATURES[f"{_name}_bf16"] = SIGNATURES[_name]
 
 

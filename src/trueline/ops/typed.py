@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trueline.ops.experts import reference as experts_reference
     from trueline.ops.experts import triton as experts_triton
     from trueline.ops.gated_norm import GatedNorm
-    from trueline.ops.gated_norm import parts as gated_norm_parts
+    from trueline.ops.gated_norm import composed as gated_norm_composed
     from trueline.ops.gated_norm import reference as gated_norm_reference
     from trueline.ops.gated_norm import triton as gated_norm_triton
     from trueline.ops.index_scores import IndexScores
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from trueline.ops.index_scores import reference as index_scores_reference
     from trueline.ops.index_scores import triton as index_scores_triton
     from trueline.ops.index_write import IndexWrite
-    from trueline.ops.index_write import parts as index_write_parts
+    from trueline.ops.index_write import composed as index_write_composed
     from trueline.ops.index_write import reference as index_write_reference
     from trueline.ops.index_write import triton as index_write_triton
     from trueline.ops.latent_write import LatentWrite
-    from trueline.ops.latent_write import parts as latent_write_parts
+    from trueline.ops.latent_write import composed as latent_write_composed
     from trueline.ops.latent_write import reference as latent_write_reference
     from trueline.ops.latent_write import triton as latent_write_triton
-    from trueline.ops.lightning import Lightning
+    from trueline.ops.lightning import LightningAttention
     from trueline.ops.lightning import cpu as lightning_cpu
     from trueline.ops.lightning import reference as lightning_reference
     from trueline.ops.lightning import triton as lightning_triton
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from trueline.ops.mlp import reference as mlp_reference
     from trueline.ops.mlp import triton as mlp_triton
     from trueline.ops.qkv_prepare import QKVPrepare
-    from trueline.ops.qkv_prepare import parts as qkv_prepare_parts
+    from trueline.ops.qkv_prepare import composed as qkv_prepare_composed
     from trueline.ops.qkv_prepare import reference as qkv_prepare_reference
     from trueline.ops.qkv_prepare import triton as qkv_prepare_triton
     from trueline.ops.rms_norm import RMSNorm
@@ -130,7 +130,7 @@ if TYPE_CHECKING:
         rope_triton,
     )
     latent_write: tuple[LatentWrite, ...] = (
-        latent_write_parts,
+        latent_write_composed,
         latent_write_reference,
         latent_write_triton,
     )
@@ -147,23 +147,23 @@ if TYPE_CHECKING:
         mla_prefill_hopper,
         mla_prefill_triton,
     )
-    lightning: tuple[Lightning[Any, Any], ...] = (
+    lightning: tuple[LightningAttention[Any, Any], ...] = (
         lightning_cpu,
         lightning_reference,
         lightning_triton,
     )
     index_write: tuple[IndexWrite, ...] = (
-        index_write_parts,
+        index_write_composed,
         index_write_reference,
         index_write_triton,
     )
     qkv_prepare: tuple[QKVPrepare, ...] = (
-        qkv_prepare_parts,
+        qkv_prepare_composed,
         qkv_prepare_reference,
         qkv_prepare_triton,
     )
     gated_norm: tuple[GatedNorm, ...] = (
-        gated_norm_parts,
+        gated_norm_composed,
         gated_norm_reference,
         gated_norm_triton,
     )

@@ -25,7 +25,7 @@ COMPUTED: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Linear:
+class LinearFacts:
     """The linear layers; they have as many heads as the latent ones."""
 
     head_dim: int
@@ -58,12 +58,12 @@ def in_deepseek_words(raw: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def read_linear(raw: Mapping[str, Any], rope: Mapping[str, Any], layer_factor: str) -> Linear:
+def read_linear(raw: Mapping[str, Any], rope: Mapping[str, Any], layer_factor: str) -> LinearFacts:
     if layer_factor not in LAYER_FACTORS:
         raise ConfigError(f"linear_layer_factor '{layer_factor}'; the reference has 'l', 'l-1'")
     key = "partial_rotary_factor"
     share = rope[key] if key in rope else raw[key]
-    return Linear(
+    return LinearFacts(
         head_dim=raw["head_dim"],
         rotary_dim=round(raw["head_dim"] * share) if raw.get("linear_rope", True) else 0,
         use_qk_norm=raw["use_qk_norm"],
@@ -74,14 +74,14 @@ def read_linear(raw: Mapping[str, Any], rope: Mapping[str, Any], layer_factor: s
     )
 
 
-def is_linear(linear: Linear, num_layers: int, layer: int) -> bool:
+def is_linear(linear: LinearFacts, num_layers: int, layer: int) -> bool:
     """The last layer of each group, and every layer behind the last whole group, is latent."""
     group, place = divmod(layer, linear.layer_group_size)
     whole_groups = num_layers // linear.layer_group_size
     return group < whole_groups and place < linear.layer_group_size - 1
 
 
-def slopes(linear: Linear, num_heads: int, num_layers: int, layer: int) -> list[float]:
+def slopes(linear: LinearFacts, num_heads: int, num_layers: int, layer: int) -> list[float]:
     """Per head: the state decays by exp(-slope) at every token of this layer."""
     power = 1
     while power * 2 <= num_heads:

@@ -74,17 +74,17 @@ class Config:
     routed_scaling_factor: float
 
     fp8_block: tuple[int, int] | None
-    linear: bailing.Linear | None  # None: every layer is latent
-    indexer: dsa.Indexer | None  # None: a query sees every key before it
+    linear: bailing.LinearFacts | None  # None: every layer is latent
+    indexer: dsa.IndexerFacts | None  # None: a query sees every key before it
     norm_head: bool  # each column of lm_head at unit length
 
     @property
-    def linear_facts(self) -> bailing.Linear:
+    def linear_facts(self) -> bailing.LinearFacts:
         assert self.linear is not None
         return self.linear
 
     @property
-    def indexer_facts(self) -> dsa.Indexer:
+    def indexer_facts(self) -> dsa.IndexerFacts:
         assert self.indexer is not None
         return self.indexer
 

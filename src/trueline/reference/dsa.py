@@ -17,7 +17,7 @@ COMPUTED: dict[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True)
-class Indexer:
+class IndexerFacts:
     index_n_heads: int
     index_head_dim: int
     index_topk: int
@@ -31,7 +31,7 @@ def stated(raw: Mapping[str, Any], key: str, otherwise: Any) -> Any:
     return otherwise if value is None else value
 
 
-def read_indexer(raw: Mapping[str, Any]) -> Indexer | None:
+def read_indexer(raw: Mapping[str, Any]) -> IndexerFacts | None:
     """None for a family that has none."""
     family = raw["model_type"]
     if family not in FAMILIES:
@@ -45,7 +45,7 @@ def read_indexer(raw: Mapping[str, Any]) -> Indexer | None:
     kinds = index_kinds(raw) if glm else ["full"] * raw["num_hidden_layers"]
     if len(kinds) != raw["num_hidden_layers"] or kinds[0] != "full":
         raise ConfigError(f"config.json: index layers {kinds}; one a layer, the first one full")
-    return Indexer(
+    return IndexerFacts(
         index_n_heads=raw["index_n_heads"],
         index_head_dim=raw["index_head_dim"],
         index_topk=raw["index_topk"],

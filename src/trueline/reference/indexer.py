@@ -14,7 +14,7 @@ from torch import Tensor
 from trueline.errors import UsageError
 from trueline.reference import dsa
 from trueline.reference.config import Config
-from trueline.reference.parts import (
+from trueline.reference.functional import (
     Pair,
     Params,
     linear,

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trueline.reference import bailing
 from trueline.reference.config import Config
-from trueline.reference.parts import Pair, Params, linear, rms_norm, rotate_half_split, wide
+from trueline.reference.functional import Pair, Params, linear, rms_norm, rotate_half_split, wide
 
 TILE = 16  # any size gives the same numbers; this one puts several into a short prompt
 

@@ -14,8 +14,7 @@ from torch import Tensor
 from trueline.reference import config as facts
 from trueline.reference import indexer, lightning
 from trueline.reference.config import Config
-from trueline.reference.indexer import Selections
-from trueline.reference.parts import (
+from trueline.reference.functional import (
     Pair,
     Params,
     linear,
@@ -25,6 +24,7 @@ from trueline.reference.parts import (
     top_k,
     wide,
 )
+from trueline.reference.indexer import Selections
 
 Ints = Sequence[int] | Tensor
 Trace = dict[int, Tensor] | None  # layer -> expert ids [T, K]

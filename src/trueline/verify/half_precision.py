@@ -10,7 +10,7 @@ from trueline.engine.executor import local_runner
 from trueline.engine.loading import load_engine
 from trueline.layers.decoder import Replay
 from trueline.verify.cases import Subject
-from trueline.verify.engine import Ask, Run, oracle, serve
+from trueline.verify.engine import Ask, EngineRun, oracle, serve
 from trueline.verify.failed import CheckFailed
 from trueline.verify.schedules import base, prompt
 
@@ -46,7 +46,7 @@ def half_is_float64(subject: Subject, dtype: Half, band: float) -> float:
 
 def _served(
     subject: Subject, dtype: Half | Literal["float32"], choices: list[Replay] | None
-) -> tuple[Run, list[Replay]]:
+) -> tuple[EngineRun, list[Replay]]:
     core = load_engine(subject.model, replace(base(subject), dtype=dtype)).core
     if choices is None:
         local_runner(core.executor).recorded = []

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trueline.cache.index import IndexStore, IndexView
-from trueline.cache.layout import GROUP, KINDS, STORAGES, IndexLayout, LatentLayout
+from trueline.cache.layout import GROUP, INDEX_LAYOUTS, STORAGES, IndexLayout, LatentLayout
 from trueline.cache.store import LatentStore, LatentView
 from trueline.ops.capabilities import Context
 from trueline.ops.index_scores import reference as scores_reference
@@ -41,7 +41,7 @@ ROUNDING = {"float32": 0.0, "bfloat16": 2.0**-8, "float16": 2.0**-10, "e4m3": 2.
 
 
 @dataclass(frozen=True)
-class Step:
+class MixedStep:
     """A mixed step: decode rows, then prefill runs, with a cache of each kind that holds them."""
 
     rows: SparseRows
@@ -59,7 +59,7 @@ class Step:
 def layouts(storage: str) -> Iterator[IndexLayout]:
     """All that exist in this storage."""
     for size in BLOCK_SIZES:
-        for kind in KINDS:
+        for kind in INDEX_LAYOUTS:
             if kind != "shuffled" or size % GROUP == 0:
                 yield IndexLayout(DIM, size, storage, kind)
 
@@ -69,7 +69,7 @@ def mixed_step(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     dims: Dims = SMALL,
-) -> Step:
+) -> MixedStep:
     """The same keys in every layout. One position of every longer sequence is a needle."""
     size = layout.block_size
     shapes = [*((length, 1) for length in DECODE), *PREFILL]
@@ -84,7 +84,7 @@ def mixed_step(
     latent = LatentStore(LatentLayout(*dims.cached, size), 2, num_blocks, dtype)
     keys = [numbers(run, DIM, seed + 7 * i) for i, run in enumerate(runs)]
     # The second layer: an address that forgets its layer shows.
-    step = Step(SparseRows(runs), keys, index.views[1], latent.views[1], torch.empty(0))
+    step = MixedStep(SparseRows(runs), keys, index.views[1], latent.views[1], torch.empty(0))
     owned = torch.cat([step.cells(i) for i in range(len(runs))])
     unowned = torch.ones(num_blocks * size, dtype=torch.bool)
     unowned[owned] = False
@@ -94,7 +94,7 @@ def mixed_step(
         step.index.write(step.cells(i), keys[i])
         rows = numbers(run, dims.width, seed + 7 * i + 1)
         step.latent.write(step.cells(i), rows[:, : dims.latent], rows[:, dims.latent :])
-    return Step(step.rows, keys, step.index, step.latent, unowned.nonzero()[:, 0])
+    return MixedStep(step.rows, keys, step.index, step.latent, unowned.nonzero()[:, 0])
 
 
 def numbers(run: Run, width: int, seed: int) -> Tensor:
@@ -104,7 +104,7 @@ def numbers(run: Run, width: int, seed: int) -> Tensor:
     return made
 
 
-def queries(step: Step, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+def queries(step: MixedStep, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     n = len(step.rows.lengths)
     return randn(n, INDEX_HEADS, DIM, seed=5).to(dtype), randn(n, INDEX_HEADS, seed=6)
 
@@ -222,7 +222,7 @@ def _exact_scores(storage: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def score_bound(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
-    """Of index scores, [n, s]: a product for each head, then their weighted sum, each rounded."""
+    """Of index scores, [n, s]: a dot product per head, then their weighted sum, each rounded."""
     squares = torch.einsum("nhd,sd->nhs", q.double().square(), keys.double().square())
     each = bounds.dot_bound(q.shape[-1], squares.sqrt(), q.dtype)
     each = each + bounds.rounding(bounds.AROUND) * squares.sqrt()
@@ -260,7 +260,7 @@ def topk(op: Any, _: torch.dtype = torch.float32) -> None:
         fail("sparse op = reference", f"topk: row {row} chose others")
 
 
-def selections(step: Step) -> dict[str, Tensor]:
+def selections(step: MixedStep) -> dict[str, Tensor]:
     """Lists of positions for every row: all it sees, some of it, and nothing."""
     lengths = torch.tensor(step.rows.lengths)
     n, longest = len(lengths), int(lengths.max())

@@ -219,11 +219,11 @@ def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefill, "launch", small_plan)
 
 
-def small_plan(*given: Any) -> prefill_cut.LaunchPlan:
+def small_plan(*given: Any) -> prefill_cut.PrefillLaunchPlan:
     return replace(prefill_cut.launch(*given), queries=32, keys=128, workspace=192)
 
 
-def large_plan(*given: Any) -> prefill_cut.LaunchPlan:
+def large_plan(*given: Any) -> prefill_cut.PrefillLaunchPlan:
     return replace(prefill_cut.launch(*given), queries=128, keys=128)
 
 
@@ -272,23 +272,23 @@ def test_prefill_rows_together() -> None:
 
 @pytest.mark.parametrize("workspace", [64, 128, 1024])
 def test_queries_see_every_key_once(workspace: int) -> None:
-    plan = prefill_cut.LaunchPlan(32, 16, 4, 3, 1, workspace)
+    plan = prefill_cut.PrefillLaunchPlan(32, 16, 4, 3, 1, workspace)
     shapes = [(0, 1), (200, 40), (0, 100), (63, 1), (127, 2), (0, 64)]
     parts, token = [], 0
     for number, (start, count) in enumerate(shapes):
         ids = [number] * 10
         parts.append(PrefillSlice(slice(token, token + count), PrefillRow(start, count, ids)))
         token += count
-    blocks, runs, state = prefill_cut.cut(parts, plan)
+    blocks, chunks, state = prefill_cut.cut(parts, plan)
     assert blocks == [number for number in range(len(shapes)) for _ in range(10)]
     seen: dict[int, list[int]] = {}
     finished: set[int] = set()
-    for run in runs:
-        assert run.total <= workspace
-        taken = sorted(to + i for _, _, n, to in quadruples(run.places) for i in range(n))
-        assert taken == list(range(run.total))
-        assert [tile.seen for tile in run.tiles] == sorted(t.seen for t in run.tiles)[::-1]
-        for tile in run.tiles:
+    for chunk in chunks:
+        assert chunk.total <= workspace
+        taken = sorted(to + i for _, _, n, to in quadruples(chunk.places) for i in range(n))
+        assert taken == list(range(chunk.total))
+        assert [tile.seen for tile in chunk.tiles] == sorted(t.seen for t in chunk.tiles)[::-1]
+        for tile in chunk.tiles:
             for i in range(tile.queries):
                 visible = min(tile.position + i + 1 - tile.first, tile.keys)
                 mine = seen.setdefault(tile.token + i, [])

@@ -46,9 +46,10 @@ def test_dtypes_and_strides(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.parametrize(
-    "how", [op.Launch(64, 64, 4), op.Launch(256, 64, 4), op.Launch(128, 32, 4)]
+    "how",
+    [op.SamplingLaunch(64, 64, 4), op.SamplingLaunch(256, 64, 4), op.SamplingLaunch(128, 32, 4)],
 )
-def test_any_cut_gives_the_same_tokens(how: op.Launch) -> None:
+def test_any_cut_gives_the_same_tokens(how: op.SamplingLaunch) -> None:
     """Ties across chunks, bad rows in any of them, a last chunk that is not full."""
     logits = hard_logits(9, 500, 4)
     logits[1] = 0.0
@@ -102,7 +103,7 @@ def test_noise_in_float32_is_near_enough() -> None:
 
 def test_near_ties_are_settled_in_float64() -> None:
     """Two tokens whose scores differ by 1e-9, in one tile, in two, and in one lane of two."""
-    how = op.Launch(64, 16, 4)
+    how = op.SamplingLaunch(64, 16, 4)
     for a, b in ((3, 7), (3, 20), (3, 19), (60, 61), (10, 70)):
         noise = [reference.noise(5, 9, token) for token in (a, b)]
         for gap, winner in ((1e-9, a), (-1e-9, b)):
@@ -136,7 +137,7 @@ def test_the_edge_of_min_p_is_exact() -> None:
                 torch.tensor([1]),
                 torch.tensor([0.3], dtype=torch.float64),
             )
-            tokens, _ = op.draw(logits, warm, *given, how=op.Launch(16, 16, 4))
+            tokens, _ = op.draw(logits, warm, *given, how=op.SamplingLaunch(16, 16, 4))
             assert tokens.tolist() == [winner]
 
 
@@ -154,4 +155,4 @@ def test_logprobs_of_a_large_vocabulary_are_exact() -> None:
 def test_chunks_grow_with_the_work() -> None:
     assert op.launch(1, 102_400, 132).chunk == 1024
     assert op.launch(256, 102_400, 132).chunk == 4096
-    assert op.launch(5, 41, 132) == op.Launch(64, 64, 4)
+    assert op.launch(5, 41, 132) == op.SamplingLaunch(64, 64, 4)

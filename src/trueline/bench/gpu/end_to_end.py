@@ -19,7 +19,7 @@ SPARE = 64
 
 
 def run_cells(name: str, started: float) -> dict[str, Any]:
-    """Every cell of the model, told on stderr as it is done."""
+    """Every cell of the model, reported on stderr as it is done."""
     cells = json.loads(CELLS.read_text())
     decode, prefill = (
         [cell for cell in cells[kind] if cell["model"] == name] for kind in ("decode", "prefill")
@@ -46,7 +46,7 @@ def run_cells(name: str, started: float) -> dict[str, Any]:
 
 
 def _try(into: list[dict[str, Any]], cell: dict[str, Any], run: Any) -> None:
-    """A cell that fails is told and does not stop the others."""
+    """A cell that fails is reported and does not stop the others."""
     try:
         into.append(cell | run(cell))
     except Exception as error:

@@ -1,4 +1,4 @@
-"""Our figures beside the recorded peers' and the floor: rows for tables, and a plot."""
+"""Our figures beside the recorded peers' and the roofline: rows for tables, and a plot."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ def _theirs(recorded: dict[str, Any], what: str, cell: dict[str, Any]) -> dict[s
 
 
 def decode_rows(found: list[dict[str, Any]], recorded: dict[str, Any]) -> list[dict[str, Any]]:
-    """One per cell: ms per step of ours, the peer's, the floor and the target."""
+    """One per cell: ms per step of ours, the peer's, the roofline and the target."""
     rows = []
     for model in found:
         for cell in model["decode"]:
             theirs = _theirs(recorded, "decode", cell)
             row = dict(cell) | {"vllm_ms": theirs["ms_step"] if theirs else None}
             if "ms_step" in cell:
-                row["of_floor"] = cell["floor_ms"] / cell["ms_step"]
+                row["of_roofline"] = cell["roofline_ms"] / cell["ms_step"]
                 row["to_vllm"] = cell["ms_step"] / theirs["ms_step"] if theirs else None
                 row["met"] = cell["ms_step"] <= cell["target_ms"]
             rows.append(row)
@@ -88,7 +88,7 @@ def kernel_rows(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def plot(rows: list[dict[str, Any]], file: Path) -> None:
-    """Decode: the floor as a line, ours and the peer's as bars, per cell."""
+    """Decode: the roofline as a line, ours and the peer's as bars, per cell."""
     from matplotlib.figure import Figure
 
     cells = [row for row in rows if "ms_step" in row]
@@ -99,8 +99,8 @@ def plot(rows: list[dict[str, Any]], file: Path) -> None:
     axes.bar([p + 0.2 for p in places], [c["vllm_ms"] or 0 for c in cells], 0.38, color="#bbbbbb",
              label="vLLM 0.26, recorded")  # fmt: skip
     for place, cell in enumerate(cells):
-        axes.hlines(cell["floor_ms"], place - 0.4, place + 0.4, color="black", linewidth=1.5)
-    axes.plot([], [], color="black", label="floor: bytes read once")
+        axes.hlines(cell["roofline_ms"], place - 0.4, place + 0.4, color="black", linewidth=1.5)
+    axes.plot([], [], color="black", label="roofline: bytes read once")
     names = [f"{c['model']}\nB={c['B']}" + ("\n32k" if c["inp"] > 4096 else "") for c in cells]
     axes.set_xticks(list(places), names, fontsize=8)
     axes.set_ylabel("ms per decode step")

@@ -11,7 +11,7 @@ from trueline.utils.environment import busy_seconds, process_seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class CpuUse:
     """Cores in use on average."""
 
     ours: dict[str, float] = field(default_factory=dict)
@@ -19,18 +19,18 @@ class Use:
     others: float = 0.0
 
 
-class Meter:
+class CpuMeter:
     """From now until `stop`. Where nobody counts, nobody has used anything."""
 
     def __init__(self, processes: Mapping[str, int]) -> None:
         self._processes = processes
         self._time, self._all, self._ours = self._now()
 
-    def stop(self) -> Use:
+    def stop(self) -> CpuUse:
         now, everybody, ours = self._now()
         seconds = max(now - self._time, 1e-9)
         used = {name: (ours[name] - self._ours[name]) / seconds for name in ours}
-        return Use(used, max((everybody - self._all) / seconds - sum(used.values()), 0.0))
+        return CpuUse(used, max((everybody - self._all) / seconds - sum(used.values()), 0.0))
 
     def _now(self) -> tuple[float, float, dict[str, float]]:
         ours = {name: process_seconds(pid) for name, pid in self._processes.items()}

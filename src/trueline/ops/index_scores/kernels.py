@@ -1,4 +1,4 @@
-"""A tile of keys meets all heads of its queries in one product, keys along its rows: the sum over
+"""A tile of keys meets all heads of its queries in one MMA, keys along its rows: the sum over
 heads then stays within a thread and its neighbours."""
 
 # mypy: ignore-errors
@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from trueline.cache.layout import GROUP
-from trueline.ops.kernel import kernel, pdl_wait
+from trueline.ops.jit import kernel, pdl_wait
 
 _GROUP = tl.constexpr(GROUP)
 

@@ -8,7 +8,7 @@ import triton.language as tl
 
 from trueline.cache.layout import AMAX_FLOOR
 from trueline.ops.index_scores.kernels import channel_places, key_places, scale_places
-from trueline.ops.kernel import kernel, pdl_wait
+from trueline.ops.jit import kernel, pdl_wait
 
 _FLOOR = tl.constexpr(AMAX_FLOOR)
 _FRACTION = tl.constexpr(2**23 - 1)

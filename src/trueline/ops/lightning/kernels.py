@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from trueline.ops.kernel import kernel, pdl_wait
+from trueline.ops.jit import kernel, pdl_wait
 
 
 @triton.jit
@@ -32,7 +32,7 @@ def faded(state, exponent):
 
 @triton.jit
 def inside(a, b, DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
-    """Which of a tile's numbers there are; told while compiling where that is all of them."""
+    """Which of a tile's numbers there are; decided at compile time where that is all of them."""
     within = tl.full((BK, BV), True, tl.int1)
     if DK % BK != 0:
         within &= (a < DK)[:, None]
@@ -91,7 +91,7 @@ def tokens(x, start, row, t, here, channels, WIDTH: tl.constexpr, BLOCK: tl.cons
 
 @triton.jit
 def narrowed(state, dtype: tl.constexpr):
-    """A factor of a product in `dtype`, and the unit it is in: float16 reaches only so far, and a
+    """An operand of an MMA in `dtype`, and the unit it is in: float16 reaches only so far, and a
     state without decay grows with its context."""
     unit = 1.0
     if dtype == tl.float16:

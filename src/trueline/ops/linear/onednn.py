@@ -61,5 +61,5 @@ def refusals(context: Context) -> list[str]:
         probe = torch.ones(5, 8, dtype=context.dtype)
         got = run(probe, pack(torch.ones(16, 8, dtype=context.dtype)))
     except (RuntimeError, AttributeError) as error:
-        return [f"oneDNN's packed product does not run here: {str(error).splitlines()[0]}"]
-    return [] if bool((got == 8).all()) else ["oneDNN's packed product gave wrong numbers"]
+        return [f"oneDNN's packed GEMM does not run here: {str(error).splitlines()[0]}"]
+    return [] if bool((got == 8).all()) else ["oneDNN's packed GEMM gave wrong numbers"]

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trueline.ops.kernel import kernel, pdl_wait
+from trueline.ops.jit import kernel, pdl_wait
 from trueline.ops.latent_write import Parts
 from trueline.ops.launch import power_of_two, unit_stride
 from trueline.ops.qkv_prepare import IMPLEMENTATIONS

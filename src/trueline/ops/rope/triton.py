@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton.language as tl
 from torch import Tensor
 
-from trueline.ops.kernel import kernel, pdl_wait
+from trueline.ops.jit import kernel, pdl_wait
 from trueline.ops.launch import power_of_two, unit_stride
 from trueline.ops.rope import IMPLEMENTATIONS
 from trueline.ops.triton_utils import rotate_into

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from trueline.ops.kernel import kernel, pdl_wait
+from trueline.ops.jit import kernel, pdl_wait
 from trueline.ops.sampling import GOLDEN, MULTIPLIERS, SHIFTS
 
 _GOLDEN = tl.constexpr(GOLDEN)

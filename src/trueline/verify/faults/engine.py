@@ -277,7 +277,7 @@ def _scores_after_bias(sample: Make) -> Make:
 
 
 def _product_of_the_count(run: Make) -> Make:
-    """The last bit of a head's product depends on how many rows share it, as it does in some
+    """The last bit of a head's GEMM depends on how many rows share it, as it does in some
     libraries' kernels."""
     return lambda x, packed, to=None: run(x, packed, to).mul_(1 + 2.0**-22 * (len(x) % 7))
 
@@ -355,7 +355,7 @@ ENGINE_FAULTS = [
           runner_module, "build_rows", _same_draw_everywhere),
     Fault("logprobs-after-bias", "logprobs after bias instead of raw", "raw logprobs", _M,
           sampling, "sample", _scores_after_bias),
-    Fault("unsteady-heads", "a head's product depends on the number of rows", "batch-invariant",
+    Fault("unsteady-heads", "a head's GEMM depends on the number of rows", "batch-invariant",
           _M, Running("batched_gemm"), "run", _product_of_the_count),
     Fault("two-forms", "prefill and decode attend in different forms", "batch-invariant", _M,
           runner_module, "build_batch", _one_form_forgotten),

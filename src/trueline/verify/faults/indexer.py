@@ -17,7 +17,7 @@ from trueline.reference import config as reference_config
 from trueline.reference import dsa, indexer
 from trueline.reference import model as reference_model
 from trueline.reference import weights as reference_weights
-from trueline.reference.parts import linear, rotate_half_split, rotate_interleaved, top_k
+from trueline.reference.functional import linear, rotate_half_split, rotate_interleaved, top_k
 from trueline.spec import mixer, rope
 from trueline.spec.source import formula
 from trueline.verify.faults import Fault, Make, Rewriting

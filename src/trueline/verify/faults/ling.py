@@ -16,7 +16,7 @@ from trueline.reference import bailing as reference_bailing
 from trueline.reference import config as reference_config
 from trueline.reference import lightning
 from trueline.reference import model as reference_model
-from trueline.reference.parts import rms_norm, rotate_interleaved
+from trueline.reference.functional import rms_norm, rotate_interleaved
 from trueline.spec import mixer
 from trueline.spec.source import Span, formula
 from trueline.verify.faults import Fault, Make, Rewriting

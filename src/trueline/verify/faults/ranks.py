@@ -9,23 +9,23 @@ from torch import Tensor
 
 from trueline.layers.feedforward import MoE
 from trueline.ops import invariant_math
-from trueline.parallel.collective import Sums, ThreadRank
+from trueline.parallel.collective import RowParallel, ThreadRank
 from trueline.verify.faults import Fault, Make, Running
 
 
-def _own_part_first(over: Make) -> Make:
+def _own_part_first(run: Make) -> Make:
     """Each rank sums over its own heads or width, then these sums are added."""
 
-    def broken(self: Sums, x: Tensor, product: Make) -> Tensor:
-        if not self.whole:
-            summed: Tensor = over(self, x, product)
+    def broken(self: RowParallel, x: Tensor, gemm: Make) -> Tensor:
+        if not self.invariant_sums:
+            summed: Tensor = run(self, x, gemm)
             return summed
         full, part = self.collective.all_gather(x, 1), x.shape[1]
         total = torch.zeros(())
         for start in range(0, full.shape[1], part):
             mine = torch.zeros_like(full)
             mine[:, start : start + part] = full[:, start : start + part]
-            total = total + product(mine)
+            total = total + gemm(mine)
         return self.collective.all_gather(total, 1)
 
     return broken
@@ -73,7 +73,7 @@ _BITS, _L = "ranks = one, bitwise", "ling"
 
 RANK_FAULTS = [
     Fault("rank-sums-first", "each rank sums over its own heads first", _BITS, _L,
-          Sums, "over", _own_part_first),
+          RowParallel, "run", _own_part_first),
     Fault("rank-experts-first", "each rank adds up its own experts first", _BITS, _L,
           MoE, "_in_order", _experts_per_rank),
     Fault("experts-by-rank", "experts are added in the order of the ranks", _BITS, _L,

@@ -12,7 +12,7 @@ from torch import Tensor
 from trueline.models import deepseek
 from trueline.reference import config as reference_config
 from trueline.reference import model as reference_model
-from trueline.reference.parts import linear, rotate_half_split, rotate_interleaved
+from trueline.reference.functional import linear, rotate_half_split, rotate_interleaved
 from trueline.verify.faults import Fault, Make
 
 

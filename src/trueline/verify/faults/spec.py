@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from trueline.models import deepseek, deepseek_v4, parts
+from trueline.models import common, deepseek, deepseek_v4
 from trueline.spec import mixer, rope
 from trueline.spec.source import formula
 from trueline.verify.faults import Fault, Make, Rewriting
@@ -98,24 +98,24 @@ SPEC_FAULTS = [
     Fault("spec-half-split", "the default pairing is half-split", "one-spec", "v3",
           deepseek, "_pairing", lambda _: lambda line, fields: formula("half-split", "guessed")),
     Fault("spec-mscale-dropped", "mscale keys lost by a whitelist", "one-spec", "v3",
-          parts, "read_yarn", _yarn_without(mscale=0.0, mscale_all_dim=0.0)),
+          common, "read_yarn", _yarn_without(mscale=0.0, mscale_all_dim=0.0)),
     Fault("spec-no-mscale-ratio", "cos and sin without mscale / mscale_all_dim", "one-spec", "v3",
           _ROPE, "cos_sin_scale", _spec_property(lambda s, v: 1.0)),
     Fault("spec-attention-factor-extra", "attention_factor as an extra multiplier", "one-spec",
           "v3-attention-factor", _ROPE, "cos_sin_scale",
           _spec_property(lambda s, v: v * rope.yarn_magnitude(s.yarn.factor, 1.0))),
     Fault("spec-apply-yarn-scaling", "apply_yarn_scaling false is ignored", "one-spec",
-          "v3-no-yarn-scaling", parts, "read_yarn", _yarn_without(apply_yarn_scaling=True)),
+          "v3-no-yarn-scaling", common, "read_yarn", _yarn_without(apply_yarn_scaling=True)),
     Fault("spec-betas-guessed", "beta_fast and beta_slow not read", "one-spec",
-          "v3-rope-parameters", parts, "read_yarn", _yarn_without(beta_fast=32.0, beta_slow=1.0)),
+          "v3-rope-parameters", common, "read_yarn", _yarn_without(beta_fast=32.0, beta_slow=1.0)),
     Fault("spec-original-length", "original length taken from max_position_embeddings", "one-spec",
-          "v3", parts, "read_yarn", _yarn_without(original_max_position=8192)),
+          "v3", common, "read_yarn", _yarn_without(original_max_position=8192)),
     Fault("spec-truncate", "truncate false is ignored", "one-spec", "v3-no-truncate",
-          parts, "read_yarn", _yarn_without(truncate=True)),
+          common, "read_yarn", _yarn_without(truncate=True)),
     Fault("spec-rope-parameters-unread", "only rope_scaling is looked at", "one-spec",
-          "v3-mixed-spelling", parts, "rope_section", _only_legacy_rope),
+          "v3-mixed-spelling", common, "rope_section", _only_legacy_rope),
     Fault("spec-theta-guessed", "rope_theta read at top level only", "one-spec",
-          "v3-rope-parameters", parts, "_rope_base", _base_from_top_level_only),
+          "v3-rope-parameters", common, "_rope_base", _base_from_top_level_only),
     Fault("spec-ramp", "YaRN's ramp shifted by one channel", "one-spec", "v3",
           _ROPE, "correction_range",
           lambda original: property(

@@ -49,7 +49,7 @@ def _latent(q: Tensor, keys: list[Tensor], scale: float, latent: int) -> tuple[T
     made = []
     for row, each in zip(q.double(), keys, strict=True):
         key = each.double()
-        off = scale * bounds.product(row, key, q.dtype)
+        off = scale * bounds.gemm(row, key, q.dtype)
         made.append(bounds.softmax(scale * (row @ key.mT), off, key[:, :latent], dtype=q.dtype))
     if not made:
         none = torch.zeros(q.shape[:2], dtype=torch.float64)
@@ -94,7 +94,7 @@ def _expanded(
     q: Tensor, held: Tensor, seen: list[slice | list[int]], heads: HeadWeights, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Of queries [n, heads, nope + rope] and the positions that each sees. Keys and values are
-    made by a product, or queries and results: its error and, in a 16-bit dtype, its rounding
+    computed by a GEMM, or queries and results: its error and, in a 16-bit dtype, its rounding
     scatter into every score and every row."""
     nope, latent = heads.key.shape[-1], heads.key.shape[1]
     key_weights, value_weights = heads.key.double(), heads.value.double()

@@ -23,7 +23,7 @@ SPARE = 3
 
 
 @dataclass(frozen=True)
-class Part:
+class ChosenRow:
     tokens: slice
     row: PrefillRow
     chosen: int
@@ -48,16 +48,16 @@ def choices(start: int, count: int, kind: int) -> list[list[int]]:
     return made
 
 
-def step(dtype: torch.dtype, dims: Dims) -> tuple[LatentView, list[Part], list[Tensor], int]:
+def step(dtype: torch.dtype, dims: Dims) -> tuple[LatentView, list[ChosenRow], list[Tensor], int]:
     """The cache, the runs, what two layers chose, and how many tokens there are."""
     view, held = paged([start + count for start, count in RUNS], 4, dtype=dtype, dims=dims)
-    parts: list[Part] = []
+    parts: list[ChosenRow] = []
     between = [[1 << 40] * WIDTH] * SPARE
     layers = [list(between), list(between)]
     token = 2 * SPARE
     for kind, ((start, count), ids) in enumerate(zip(RUNS, held.block_ids, strict=True)):
         row = PrefillRow(start, count, ids)
-        parts.append(Part(slice(token, token + count), row, len(layers[0])))
+        parts.append(ChosenRow(slice(token, token + count), row, len(layers[0])))
         for layer, rows in enumerate(layers):
             rows += [*choices(start, count, kind + layer), *between]
         token += count + 1
@@ -66,7 +66,7 @@ def step(dtype: torch.dtype, dims: Dims) -> tuple[LatentView, list[Part], list[T
 
 
 def exact(
-    q: Tensor, view: LatentView, part: Part, heads: HeadWeights, positions: Tensor, dims: Dims
+    q: Tensor, view: LatentView, part: ChosenRow, heads: HeadWeights, positions: Tensor, dims: Dims
 ) -> Attended:
     row = part.row
     rows = SparseRows((Run(row.block_ids, row.start + 1, row.count),))

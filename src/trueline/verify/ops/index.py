@@ -9,15 +9,15 @@ import torch
 from torch import Tensor
 
 from trueline.cache.index import IndexStore
-from trueline.cache.layout import GROUP, KINDS, SCALE_BYTES, STORAGES, IndexLayout
+from trueline.cache.layout import GROUP, INDEX_LAYOUTS, SCALE_BYTES, STORAGES, IndexLayout
 from trueline.ops.capabilities import Context
 from trueline.ops.index_scores.reference import read_keys
 from trueline.ops.index_write import reference as exact
 from trueline.ops.rope import cpu as rope
 from trueline.spec.rope import Pairing
 from trueline.verify.bounds import norm_bound, rounding
+from trueline.verify.ops.basic import ROTATION
 from trueline.verify.ops.data import close, randn, require, within
-from trueline.verify.ops.parts import ROTATION
 
 DIM, ROPE, HEADS = 48, 20, 5
 PAIRINGS: tuple[Pairing, ...] = ("interleaved", "half-split")
@@ -35,7 +35,7 @@ def rotation(n: int, pairing: Pairing) -> dict[str, Any]:
 
 def places(storage: str) -> Iterator[IndexLayout]:
     for size in (1, 16):
-        for kind in KINDS:
+        for kind in INDEX_LAYOUTS:
             if kind != "shuffled" or size % GROUP == 0:
                 yield IndexLayout(DIM, size, storage, kind)
     yield IndexLayout(DIM, 16, storage, "planar", power_of_two=False)
@@ -44,7 +44,7 @@ def places(storage: str) -> Iterator[IndexLayout]:
 def index_write(
     op: Any, dtype: torch.dtype = torch.float32, storages: Iterable[str] = STORAGES
 ) -> None:
-    """Parts of a wider product, scattered cells; no byte of another cell is written."""
+    """Columns of a wider projection, scattered cells; no byte of another cell is written."""
     for storage in storages:
         for layout in places(storage):
             if not op.capabilities.refusals(Context(dtype=dtype, index=layout)):

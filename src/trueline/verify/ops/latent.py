@@ -14,12 +14,12 @@ from trueline.ops.rms_norm import cpu as rms_norm
 from trueline.ops.rope import cpu as rope
 from trueline.spec.rope import Pairing
 from trueline.verify.bounds import narrow, norm_bound, rounding
+from trueline.verify.ops.basic import ROTATION
 from trueline.verify.ops.data import H, L, R, close, randn, require
-from trueline.verify.ops.parts import ROTATION
 
 
 def latent_write(op: Any, dtype: torch.dtype = torch.float32) -> None:
-    """Parts of one wider product, as the layer hands them over; scattered cells, NaN elsewhere."""
+    """Columns of one wider projection, as the layer has them; scattered cells, NaN elsewhere."""
     pairings: tuple[Pairing, ...] = ("interleaved", "half-split")
     for pairing in pairings:
         for n, block_size in ((1, 1), (9, 3), (5, 16)):

@@ -14,8 +14,8 @@ from trueline.ops.rms_norm import cpu as rms_norm
 from trueline.ops.rope import cpu as rope
 from trueline.spec.rope import Pairing
 from trueline.verify.bounds import AROUND, norm_bound, rounding
+from trueline.verify.ops.basic import ROTATION
 from trueline.verify.ops.data import randn, require, rounded_alike, within
-from trueline.verify.ops.parts import ROTATION
 
 HEADS, D = 5, 14
 PARTS = Parts(rms_norm, rope)
@@ -24,7 +24,7 @@ INPUTS = norm_bound(D) + rounding(ROTATION + 2 * AROUND)
 
 
 def qkv_prepare(op: Any, dtype: torch.dtype = torch.float32) -> None:
-    """All that a model may leave out, on parts of one wider product; far into both ends of silu."""
+    """All that a model may leave out, on columns of one wider projection; both ends of silu."""
     rotations: tuple[tuple[Pairing, int] | None, ...] = (
         ("interleaved", 3),
         ("half-split", 3),
@@ -67,7 +67,7 @@ def _same(what: str, ours: Tensor, wanted: Tensor, accepted: Tensor) -> None:
 
 
 def gated_norm(op: Any, dtype: torch.dtype = torch.float32) -> None:
-    """Groups of one channel up to all of them, small and large; parts of one wider product."""
+    """Groups of one channel up to all of them, small and large; columns of one wider projection."""
     for n, groups, width in ((1, 1, 37), (4, 6, 11), (9, 2, 130), (3, 17, 1)):
         channels = groups * width
         whole = (4 * randn(n, 2 * channels + 5, seed=n)).to(dtype)

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from trueline.bench.gpu.kernels.attention_work import (
     CHOOSING,
+    AttentionWork,
+    LatentPool,
     Pairs,
-    Pool,
-    Work,
     bits_work,
     chosen_work,
     decode_work,
@@ -53,7 +53,7 @@ CHOSEN = ((8, 2048), (1, 6144), (1, 10240), (1, 14336))
 FORMS = tuple((heads, 1, 16384, count) for heads in (16, 128) for count in (4, 16, 64))
 
 
-Cell = tuple[str, Callable[[Pool], Work]]
+Cell = tuple[str, Callable[[LatentPool], AttentionWork]]
 
 
 def cells(quick: bool) -> Iterator[Cell]:
@@ -81,7 +81,7 @@ def compile_cell(index: int, quick: bool) -> list[str]:
     name, make = list(cells(quick))[index]
     failed = []
     try:
-        for label, calls in asked(make(Pool()).ways.items()):
+        for label, calls in asked(make(LatentPool()).ways.items()):
             try:
                 calls[0]()
             except Exception as error:
@@ -92,7 +92,7 @@ def compile_cell(index: int, quick: bool) -> list[str]:
     return failed
 
 
-def measure(name: str, made: Work) -> dict[str, Any]:
+def measure(name: str, made: AttentionWork) -> dict[str, Any]:
     times: dict[str, float] = {}
     for label, calls in asked(made.ways.items()):
         try:
@@ -146,7 +146,7 @@ def main() -> None:
         for future in futures:
             for failure in future.result():
                 print(failure, flush=True)
-    rows, results = Pool(), []
+    rows, results = LatentPool(), []
     for _, name, make in todo:
         try:
             results.append(measure(name, make(rows)))

@@ -1,4 +1,4 @@
-"""Products, norms, rotation, experts: against their float64 references."""
+"""GEMMs, norms, rotation, experts: against their float64 references."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def linear(op: Any, dtype: torch.dtype = torch.float32) -> None:
             x = randn(rows, shape[1] + 3, seed=1).to(dtype)[:, 1:-2]
             before = x.clone()
             exact = linear_reference.run(x.double(), exact_packed)
-            sums = bounds.product(x, weight, dtype)
+            sums = bounds.gemm(x, weight, dtype)
             for strided in (x, x.T.contiguous().T):
                 what = f"linear, {shape}, {rows} rows"
                 within(what, op.run(strided, packed), exact, sums + bounds.stored(exact, dtype))
@@ -55,7 +55,7 @@ def batched_gemm(op: Any, dtype: torch.dtype = torch.float32) -> None:
         for rows in (1, 4, 9, 40, 70):
             x = randn(rows, 5, 23, seed=1).to(dtype)[..., 2:-2]
             exact = batched_gemm_reference.run(x.double(), exact_packed)
-            off = bounds.product(x.transpose(0, 1), weight, dtype).transpose(0, 1)
+            off = bounds.gemm(x.transpose(0, 1), weight, dtype).transpose(0, 1)
             off = off + bounds.stored(exact, dtype)
             for strided in (x, x.permute(2, 1, 0).contiguous().permute(2, 1, 0)):
                 within(f"batched_gemm, {rows} rows", op.run(strided, packed), exact, off)
@@ -74,7 +74,7 @@ def batched_gemm_bits(op: Any) -> None:
 
 def mlp(op: Any, dtype: torch.dtype = torch.float32) -> None:
     D, W = 29, 43
-    size = 1 if dtype == torch.float32 else 8  # so that float16 holds what is between the products
+    size = 1 if dtype == torch.float32 else 8  # so that float16 holds what is between the GEMMs
     gate_up, down = (randn(2 * W, D) / size).to(dtype), randn(D, W, seed=1).to(dtype)
     exact_packed = mlp_reference.pack(gate_up, down, None)
     for linear in (torch_mm, cublas):  # one packs weights in its own way, the other keeps them
@@ -217,7 +217,7 @@ def _from_tokens(
             return op.choose(x, packed, torch_mm, *rest)
 
         # 16-bit parts of a weight are terms of their own
-        off = _PARTS * bounds.product(x, weight, dtype).amax(-1, keepdim=True)
+        off = _PARTS * bounds.gemm(x, weight, dtype).amax(-1, keepdim=True)
         routed(what, run, x, x.double() @ weight.double().T, bias, router, off)
 
 
