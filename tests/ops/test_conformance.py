@@ -284,7 +284,7 @@ MISTAKES = [
     Mistake("ties the other way", "sampling", "definition", "sample", no_ties),
     Mistake("scores of the token before", "sampling", "scores", "score",
             lambda score: lambda logits, tokens, top: score(logits, tokens.roll(1), top)),
-    Mistake("the seed of the batch", "sampling", "company", "sample", neighbours_seed),
+    Mistake("the seed of the batch", "sampling", "batch", "sample", neighbours_seed),
 ]  # fmt: skip
 
 

@@ -1,5 +1,5 @@
 """What decode keeps while other programs use the cores: the same requests decode on, while busy
-processes beside them are stopped and let go in turn."""
+processes on the same cores are alternately stopped and resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Readers for the parts that families share: rope in all its spellings, widths, dtype, tokens."""
+"""Readers for the keys that families share: rope in all its spellings, widths, dtype, tokens."""
 
 from __future__ import annotations
 

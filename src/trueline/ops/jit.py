@@ -1,5 +1,5 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""How Triton kernels are launched, or only asked for, during a dry run."""
+"""How Triton kernels are compiled and launched; in a dry run, only recorded."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from trueline.device import interpreting, supports_pdl
 from trueline.ops.launch import KNOWN_MULTIPLE
 
 PDL = tl.constexpr(supports_pdl())
-"""Programmatic dependent launch: a kernel is set up while the one before it still runs (NVIDIA,
-from Hopper on)."""
+"""Programmatic dependent launch: a kernel may start before the previous one ends, up to the point
+where it waits for that one's writes (NVIDIA, from Hopper on)."""
 
 
 Ask = tuple[object, ...]
@@ -83,8 +83,8 @@ def kernel(fn: Any = None, **options: Any) -> Any:
 @triton.jit
 def pdl_wait(SHARED: tl.constexpr = True):
     """Waits for the kernels before: what any kernel writes is neither read nor written earlier. A
-    SHARED kernel then lets the next one be set up beside it; after others it starts when they are
-    done."""
+    SHARED kernel then lets the next one start beside it; the next one after any other kernel starts
+    when that has ended."""
     if PDL:
         gdc_wait()
         if SHARED:

@@ -1,4 +1,4 @@
-"""Steps that several kinds of layers share."""
+"""Functions that several kinds of layers share: linear, norm, rotation, top-k."""
 
 import torch
 from torch import Tensor

@@ -1,5 +1,5 @@
-"""What the assembler made of our kernels: no instruction may read a uniform register that none
-before it has written.
+"""SASS lint of our kernels: no instruction may read a uniform register that none before it has
+written.
 
 Triton's own assembler (ptxas 12.8) has given such code for a correct kernel of ours: descriptors of
 an MMA's operands were addressed from a register that nobody had set, so the MMA read

@@ -1,5 +1,5 @@
 """The contract of rotation: a new tensor, arguments as they were, whatever the implementation does
-inside. Callers of which one half relies on writing in place, and the other on not, cannot be."""
+inside. So no caller can come to rely on one that writes in place."""
 
 from __future__ import annotations
 

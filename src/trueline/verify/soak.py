@@ -1,5 +1,5 @@
 """Hours in minutes: requests that come, go, are aborted and preempted at random while the caches
-turn over, each compared with its answer when it was alone."""
+are refilled many times, each compared with its answer when it was alone."""
 
 from __future__ import annotations
 

@@ -1,5 +1,6 @@
-"""Who had the cores meanwhile. A core that somebody else uses costs an engine, whose threads wait
-for each other, more than that core: a run beside others says nothing of the server."""
+"""CPU use of our processes and of others during a run. An engine's threads wait for each other, so a
+core that another process uses costs more than that core: such a run says nothing about the
+server."""
 
 from __future__ import annotations
 
@@ -20,7 +21,7 @@ class CpuUse:
 
 
 class CpuMeter:
-    """From now until `stop`. Where nobody counts, nobody has used anything."""
+    """From now until `stop`. Where the system has no counters, all figures are zero."""
 
     def __init__(self, processes: Mapping[str, int]) -> None:
         self._processes = processes

@@ -1,4 +1,4 @@
-"""The two that are compared, each started as a user starts it. No torch here."""
+"""The offline engine and the server, each started as a user starts it. No torch here."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rounds of offline and server in turn, and what the two come to."""
+"""Alternating rounds of offline and server, and their summary."""
 
 from __future__ import annotations
 

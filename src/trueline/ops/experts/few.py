@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 # mypy: disable-error-code=assignment
 """A handful of tokens: nothing is sorted, every pair streams its expert's rows by itself. Where all
-weights of a program fit into registers they are on their way at once; those that are known early
-even before it is the kernel's turn, so that it waits last for what it is given. Longer rows come
-STAGES ahead through shared memory: registers would hold too few bytes in flight."""
+weights of a program fit into registers they are loaded together; those of shared experts, which
+depend on no earlier kernel, before the PDL wait. Longer rows are loaded STAGES ahead through shared
+memory: registers would hold too few bytes in flight."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """More tokens: pairs sorted by expert into tiles of equally many rows, a GEMM per tile, and the
-sum over a token's pairs at the end. Nothing here waits for the host: grids have room for the worst
-case, and programs without a tile leave at once. Numbers that change from step to step are not
+sum over a token's pairs at the end. Asynchronous: grids have room for the worst case, and
+programs without a tile return immediately. Numbers that change from step to step are not
 specialized on, or kernels would be compiled again for them."""
 
 from __future__ import annotations

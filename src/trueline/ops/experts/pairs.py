@@ -1,6 +1,6 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """A pair is a token and one of its experts: TOP routed ones, then SHARED that every token takes
-with weight 1, which stand behind the routed ones in the weights. Numbered in the order of tokens."""
+with weight 1, which stand behind the routed ones in the weights. Numbered by token."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Two ways, by the number of tokens: a handful streams its experts pair by pair (few.py), more are
-sorted by expert first (kernels.py). No way waits for the host, and a token's sum runs over its
+sorted by expert first (kernels.py). Both are asynchronous, and a token's sum runs over its
 experts in the order of its ids. What is compiled depends on the model and on the way, little on the
 number of tokens."""
 

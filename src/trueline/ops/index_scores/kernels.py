@@ -54,7 +54,7 @@ def scores(
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """A group is up to ROWS rows of one run that follow each other, or a single row; its tiles are
-    dealt out to as many programs as there are along the second axis."""
+    divided among as many programs as there are along the second axis."""
     pdl_wait(False)
     row, count = tl.program_id(0).to(tl.int64), 1
     if groups is not None:

@@ -20,7 +20,7 @@ from trueline.ops.sparse_rows import SparseRows, Table
 capabilities = IMPLEMENTATIONS["triton"]
 
 ALIGNED = 16
-"""Numbers by which rows of scores lie apart: loads of four are aligned."""
+"""The stride of rows of scores is a multiple of it: loads of four are aligned."""
 SHARE = 4
 """Rows of a run that share the keys a program reads: each key is read once for all of them."""
 FEWEST_HEADS = 16
@@ -35,7 +35,7 @@ class ScoresLaunch:
     tile: int
     """Keys of an MMA."""
     splits: int
-    """Programs that a group's tiles are dealt out to."""
+    """Programs that share a group's tiles."""
     warps: int
     stages: int
 

@@ -1,5 +1,5 @@
-"""A few rows stream the weights through registers, in a kernel that is set up and loads them while
-the one before it runs; more rows are cuBLAS's."""
+"""A few rows stream the weights through registers, in a kernel that loads them before
+its PDL wait; more rows are cuBLAS's."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """One loop over keys for decode, for lists of cells and for any dims: n keys of a tile, h heads,
-l of the latent, r of the rotated part. Blocks of a tile ahead are looked up a turn before they are
-needed, or the copies into shared memory would wait for them. Numbers that change from step to step
-are not specialised: no step waits for a compiler."""
+l of the latent, r of the rotated part. Block numbers are loaded an iteration before the tile that
+needs them, or the copies into shared memory would wait for them. Numbers that change from step to
+step are not specialised: no step waits for a compiler."""
 
 from __future__ import annotations
 

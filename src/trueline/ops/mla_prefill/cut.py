@@ -1,5 +1,5 @@
 """How prefill rows are cut on a GPU: chunks of keys that fit the workspace, and tiles of queries
-over each chunk. The host knows all lengths, so the lists are made here and copied over once a step."""
+over each chunk. The host knows all lengths, so the lists are made here and copied once a step."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Greedy rows, draws without top-k and top-p, and scores of given tokens are kernels; rows that are
-edited or narrowed go through torch, on the device too. Nothing here waits for the device but a
+edited or narrowed go through torch, on the device too. Asynchronous, except for a
 nucleus wider than what is sorted for it at first."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ capabilities = IMPLEMENTATIONS["triton"]
 
 EXACT = {torch.float32: tl.float32, torch.float64: tl.float64}
 MASS_CHUNK = 1024
-"""Whatever the number of rows: a sum's bits must not depend on a row's company."""
+"""Whatever the number of rows: a sum's bits must not depend on the batch."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -88,7 +88,7 @@ OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
     "sampling": (
         OpCheck("definition", sampling.sampling),
         OpCheck("scores", sampling.scores),
-        OpCheck("company", sampling.alone_or_together),
+        OpCheck("batch", sampling.alone_or_together),
     ),
 }
 

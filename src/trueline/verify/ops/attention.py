@@ -118,7 +118,7 @@ def mla_decode_bits(op: Any) -> None:
     for some in ([3], [0, 7], [6, 2, 4], [5, 6, 7, 0, 1, 2, 3, 4]):
         part = DecodeRows([lengths[i] for i in some], [rows.block_ids[i] for i in some])
         out, _ = op.run(q[some], view, op.prepare(part, view, FIXED, H), softmax_scale=SCALE)
-        require(torch.equal(out, whole[some]), "mla_decode: a row's bits depend on its company")
+        require(torch.equal(out, whole[some]), "mla_decode: a row's bits depend on the batch")
 
 
 def mla_prefill(op: Any, dtype: torch.dtype = torch.float32) -> None:

@@ -1,4 +1,4 @@
-"""Sampling against its definition, and against the company it is in."""
+"""Sampling against its definition; alone and in a batch."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def hard_logits(
     return x.to(torch.get_default_device(), dtype)
 
 
-def company(dtype: torch.dtype = torch.float32) -> tuple[Tensor, list[SamplingState]]:
+def batch(dtype: torch.dtype = torch.float32) -> tuple[Tensor, list[SamplingState]]:
     """Every kind of row. Some need a whole vocabulary sorted, some ask for all logprobs."""
     logits = hard_logits(14, 2500, 21, dtype)
     logits[9] = torch.linspace(0, 1, 2500)
@@ -97,7 +97,7 @@ def same_scores(a: Scored, b: Scored, rows: Any = slice(None), tolerance: float 
 
 
 def sampling(op: Any, dtype: torch.dtype = torch.float32) -> None:
-    logits, states = company(dtype)
+    logits, states = batch(dtype)
     same(draw(op, logits, states), draw(reference, logits, states), tolerance=GATE)
     for seed in range(12):  # every kind of row on every kind of logits, strided
         wide = hard_logits(14, 97, seed, dtype)
@@ -115,8 +115,8 @@ def scores(op: Any, dtype: torch.dtype = torch.float32) -> None:
 
 
 def alone_or_together(op: Any, dtype: torch.dtype = torch.float32) -> None:
-    """Bitwise, in any order and any company."""
-    logits, states = company(dtype)
+    """Bitwise, in any order and any batch."""
+    logits, states = batch(dtype)
     whole = draw(op, logits, states)
     for i, state in enumerate(states):
         same(draw(op, logits[i : i + 1], [state]), whole, [i])

@@ -1,4 +1,4 @@
-"""How kernels are timed here: captured in a graph, over inputs that take turns."""
+"""How kernels are timed here: captured in a graph, over alternating inputs."""
 
 from __future__ import annotations
 
