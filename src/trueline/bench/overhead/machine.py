@@ -1,5 +1,5 @@
-"""CPU use of our processes and of others during a run. An engine's threads wait for each other, so a
-core that another process uses costs more than that core: such a run says nothing about the
+"""CPU use of our processes and of others during a run. An engine's threads wait for each other, so
+a core that another process uses costs more than that core: such a run says nothing about the
 server."""
 
 from __future__ import annotations
