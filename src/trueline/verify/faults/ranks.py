@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
@@ -45,7 +43,7 @@ def _experts_per_rank(_: Make) -> Make:
 def _experts_by_rank(in_order: Make) -> Make:
     """A token's experts are added as the ranks hold them, not in the order of its ids."""
 
-    def broken(self: MoE, x: Tensor, ids: Tensor, weights: Tensor) -> Any:
+    def broken(self: MoE, x: Tensor, ids: Tensor, weights: Tensor) -> object:
         order = ids.argsort(1)
         return in_order(self, x, ids.gather(1, order), weights.gather(1, order))
 
@@ -55,7 +53,7 @@ def _experts_by_rank(in_order: Make) -> Make:
 def _bits_of_the_heads(run: Make) -> Make:
     """A kernel takes another path for another number of heads."""
 
-    def broken(q: Tensor, *given: Any, **named: Any) -> tuple[Tensor, Tensor]:
+    def broken(q: Tensor, *given: object, **named: object) -> tuple[Tensor, Tensor]:
         out, lse = run(q, *given, **named)
         return out * (1 + 2.0**-22 * q.shape[1]), lse
 

@@ -11,7 +11,7 @@ from trueline.errors import CheckpointError
 from trueline.spec.fields import Fields
 from trueline.spec.source import Fact, default
 from trueline.weights.checkpoint import StoredTensor
-from trueline.weights.formats import PLAIN_DTYPES, Format, wrong_shape
+from trueline.weights.formats import PLAIN_DTYPES, Format, Stored, wrong_shape
 from trueline.weights.formats.exempt import is_ignored, read_ignored_modules
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class BlockFp8(Format):
             return f"{scale}: accepted: {' or '.join(SCALE_DTYPES)} {blocks}"
         return None
 
-    def open(self, tensors: Sequence[StoredTensor], values: Sequence[Tensor]) -> Fp8Stored:
+    def open(self, tensors: Sequence[StoredTensor], values: Sequence[Tensor]) -> Stored:
         weight, scales = values[0], values[1].float()
         if not bool(scales.isfinite().all()) or bool((scales <= 0).any()):
             raise CheckpointError(f"{tensors[1]}: accepted: positive, finite scales")
