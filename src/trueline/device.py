@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -90,7 +89,7 @@ def large_empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return aligned.view(shape)
 
 
-def _find_madvise() -> Any:
+def _find_madvise() -> Callable[[int, int, int], int] | None:
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
     function = getattr(ctypes.CDLL(None), "madvise", None)

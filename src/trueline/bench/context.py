@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from trueline.bench.workload import Workload, bench_engine, measure, stepped
 from trueline.cache.prefix import hash_blocks, prefix_salt
@@ -21,7 +20,7 @@ from trueline.engine.params import SamplingParams
 from trueline.errors import UsageError
 from trueline.llm import LLMEngine
 from trueline.models.statistics import CacheCost, cache_costs
-from trueline.spec.fields import read_json
+from trueline.spec.fields import JSON, read_json
 from trueline.spec.model import ModelSpec
 from trueline.tiny.configs import without_indexer
 
@@ -49,7 +48,7 @@ class ContextFigures:
     def tokens_per_s(self) -> float:
         return 1e3 * self.batch / self.step_ms
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JSON:
         return asdict(self) | {"rest_ms": self.rest_ms, "tokens_per_s": self.tokens_per_s}
 
 
@@ -91,8 +90,8 @@ class OpClock:
                 }
                 setattr(holder, name, SimpleNamespace(**parts | timed))
 
-    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*arguments: Any, **options: Any) -> Any:
+    def _timed(self, function: Callable[..., object]) -> Callable[..., object]:
+        def run(*arguments: object, **options: object) -> object:
             start = time.perf_counter()
             try:
                 return function(*arguments, **options)

@@ -8,7 +8,7 @@ says; Ling 3 (gated delta attention) is refused by its name, never read as this 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from trueline.models.common import (
     MAX_EXPERTS,
@@ -55,7 +55,7 @@ LING_3_KEYS: Final = ("kda_", "short_conv_", "no_kda_", "gated_attention_proj_")
 LAYER_FACTOR = default("l", "serving engines' value; the authors' published code has l-1")
 
 
-def read(fields: Fields, overrides: dict[str, Any]) -> ModelSpec:
+def read(fields: Fields, overrides: dict[str, object]) -> ModelSpec:
     fields.ignore("model_type")
     check_dispatch(fields)
     num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
@@ -134,7 +134,7 @@ def read_mla_layers(fields: Fields, num_layers: int) -> Fact[tuple[bool, ...]]:
     )
 
 
-def read_ropes(fields: Fields, max_position: Fact[int]) -> tuple[RopeSpec, Fact[Any]]:
+def read_ropes(fields: Fields, max_position: Fact[int]) -> tuple[RopeSpec, Fact[object]]:
     """Of latent layers: interleaved, all of their rotated key. Of linear layers: half-split, a
     share of the head. Both have the same base and scaling, each over its own width."""
     section = rope_section(fields)
@@ -173,10 +173,10 @@ def read_linear_rope_dim(fields: Fields, section: Fields | None) -> Fact[int]:
 
 def read_lightning(
     fields: Fields,
-    rope: Fact[Any],
+    rope: Fact[object],
     norm_eps: Fact[float],
     num_layers: int,
-    overrides: dict[str, Any],
+    overrides: dict[str, object],
 ) -> LightningSpec:
     heads = fields.integer("num_attention_heads", maximum=MAX_HEADS)
     head_dim = fields.integer("head_dim", maximum=MAX_HEADS)

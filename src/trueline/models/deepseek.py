@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
 from trueline.models.common import (
     MAX_EXPERTS,
@@ -66,14 +65,14 @@ class Line:
     """How many layers are dense where the file does not say; None: it must."""
     indexing: Indexing | None = None
 
-    def read(self, fields: Fields, overrides: dict[str, Any]) -> ModelSpec:
+    def read(self, fields: Fields, overrides: dict[str, object]) -> ModelSpec:
         fields.ignore("model_type")
         spec = read_decoder(self, fields, overrides)
         finish(fields)
         return spec
 
 
-def read_decoder(line: Line, fields: Fields, overrides: dict[str, Any]) -> ModelSpec:
+def read_decoder(line: Line, fields: Fields, overrides: dict[str, object]) -> ModelSpec:
     """The whole model from one JSON object; the caller finishes `fields`."""
     check_architectures(fields, line.architectures)
     num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
@@ -113,7 +112,11 @@ def read_decoder(line: Line, fields: Fields, overrides: dict[str, Any]) -> Model
 
 
 def read_mixers(
-    line: Line, fields: Fields, overrides: dict[str, Any], num_layers: int, max_position: Fact[int]
+    line: Line,
+    fields: Fields,
+    overrides: dict[str, object],
+    num_layers: int,
+    max_position: Fact[int],
 ) -> tuple[MLASpec, ...]:
     """Of each layer. They are one, but that some may select keys and others see that selection."""
     rope = read_rope(
@@ -145,7 +148,7 @@ def mla_rope_dim(fields: Fields) -> Fact[int]:
     return replace_source(dim, "all of qk_rope_head_dim")
 
 
-def read_mla(fields: Fields, rope: RopeSpec, overrides: dict[str, Any]) -> MLASpec:
+def read_mla(fields: Fields, rope: RopeSpec, overrides: dict[str, object]) -> MLASpec:
     rope_dim = fields.integer("qk_rope_head_dim")
     nope_dim = fields.integer("qk_nope_head_dim")
     fields.must_equal("qk_head_dim", nope_dim.value + rope_dim.value, "nope + rope head dims")

@@ -5,7 +5,6 @@ inert at one value only (say `pruned_heads: {}`) are in INERT_AT, and any other 
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 _TRAINING = "training only: initialisation, dropout or auxiliary losses"
 _SAVED_BY_LIBRARY = "written by the library that saved the file; describes software, not the model"
@@ -92,7 +91,7 @@ HARMLESS: Mapping[str, str] = {
     ),
 }
 
-INERT_AT: Mapping[str, tuple[Any, str]] = {
+INERT_AT: Mapping[str, tuple[object, str]] = {
     "pruned_heads": ({}, "pruned heads would change the weights' shapes"),
     "add_cross_attention": (False, "decoder-only models are supported"),
     "is_encoder_decoder": (False, "decoder-only models are supported"),

@@ -4,7 +4,7 @@ and which layers have one of their own."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from trueline.models.common import MAX_LAYERS, read_layer_types
 from trueline.spec.fields import Fields
@@ -63,7 +63,7 @@ def index_rope(rope: RopeSpec, pairing: Fact[str]) -> RopeSpec:
     return replace(rewritten(rope, dim=dim, pairing=pairing), yarn=yarn)
 
 
-def rewritten(spec: S, **facts: Fact[Any]) -> S:
+def rewritten(spec: S, **facts: Fact[object]) -> S:
     """The same but for these facts and their sources."""
     sources = {name: fact.source for name, fact in facts.items()}
     values = {name: fact.value for name, fact in facts.items()}

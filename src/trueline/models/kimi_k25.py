@@ -6,7 +6,6 @@ The text backbone is read from `text_config`; images and videos are refused by n
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from trueline.errors import ConfigError
 from trueline.models.common import check_architectures, finish
@@ -33,7 +32,7 @@ VISION_KEYS = (
 )
 
 
-def read(fields: Fields, overrides: dict[str, Any]) -> ModelSpec:
+def read(fields: Fields, overrides: dict[str, object]) -> ModelSpec:
     fields.ignore("model_type", *VISION_KEYS)
     check_architectures(fields, ARCHITECTURES)
     text = fields.section("text_config")

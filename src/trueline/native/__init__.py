@@ -17,7 +17,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -122,9 +121,10 @@ def use_threads(count: int) -> None:
         library().use_threads(count)
 
 
-def weighted(name: str, dtype: torch.dtype) -> Any:
+def weighted(name: str, dtype: torch.dtype) -> Callable[..., None]:
     """The kernel for weights of this dtype."""
-    return getattr(library(), name + SUFFIX[dtype])
+    kernel: Callable[..., None] = getattr(library(), name + SUFFIX[dtype])
+    return kernel
 
 
 def packable(weight: Tensor) -> Tensor:

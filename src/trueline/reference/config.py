@@ -6,26 +6,20 @@ wrong fact there shows up as a wrong number. Keys keep their published names.
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from trueline.errors import ConfigError
 from trueline.reference import bailing, dsa
+from trueline.reference.raw import Raw
 
 # transformers builds q_a_layernorm and kv_a_layernorm without an eps, so `rms_norm_eps` never
 # reaches them and they keep the class default (serving engines pass rms_norm_eps instead).
 LATENT_NORM_EPS = 1e-6
-
-
-class Raw(dict[str, Any]):
-    """A section of config.json in which a missing required key says its name."""
-
-    def __missing__(self, key: str) -> Any:
-        raise ConfigError(f"config.json: '{key}' is missing, and the reference has no default")
 
 
 @dataclass(frozen=True)
@@ -108,7 +102,7 @@ def read_config(
     nested = top["model_type"] == "kimi_k25"
     raw = Raw(top["text_config"]) if nested else top
     if raw["model_type"] == "bailing_hybrid":
-        raw = Raw(bailing.in_deepseek_words(raw))
+        raw = bailing.in_deepseek_words(raw)
     family = raw["model_type"]
     others = ("deepseek_v2", "glm4_moe_lite", "bailing_moe_v2_5", *dsa.FAMILIES)
     families = ("kimi_k2", "deepseek_v3", *(() if nested else others))
@@ -164,7 +158,7 @@ def refuse_what_is_not_computed(raw: Raw, v2: bool) -> None:
             raise ConfigError(f"config.json: {key}={raw[key]!r}; the reference computes {values}")
 
 
-def read_fp8_block(section: dict[str, Any] | None) -> tuple[int, int] | None:
+def read_fp8_block(section: Raw | None) -> tuple[int, int] | None:
     if section is None:
         return None
     if section["quant_method"] != "fp8":
@@ -269,7 +263,7 @@ def yarn_ramp(theta: float, yarn: Yarn, dim: int) -> Tensor:
     return ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
 
 
-def v4_layer_rope(raw_config: dict[str, Any], layer: int) -> tuple[Tensor, float, float]:
+def v4_layer_rope(raw_config: Mapping[str, object], layer: int) -> tuple[Tensor, float, float]:
     """DeepSeek-V4: (inv_freq, cos_sin_scale, softmax_scale) of one layer.
 
     Layers with a compressor rotate by compress_rope_theta under YaRN, the others by rope_theta

@@ -1,16 +1,18 @@
 """What config.json means for the indexer of DeepSeek-V3.2 and GLM-5, read a second time on purpose,
 as in `config.py`."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from trueline.errors import ConfigError
+from trueline.reference.raw import Raw
 
 FAMILIES = ("deepseek_v32", "glm_moe_dsa")
 KEY_NORM_EPS = 1e-6
 
-COMPUTED: dict[str, tuple[Any, ...]] = {
+T = TypeVar("T")
+
+COMPUTED: dict[str, tuple[object, ...]] = {
     "rope_interleave": (True,),
     "moe_router_dtype": ("float32", "fp32"),
 }
@@ -25,13 +27,13 @@ class IndexerFacts:
     shared: tuple[bool, ...]  # per layer: sees what the last full layer selected
 
 
-def stated(raw: Mapping[str, Any], key: str, otherwise: Any) -> Any:
+def stated(raw: Raw, key: str, otherwise: T) -> T:
     """Null says as little as nothing."""
-    value = raw.get(key)
+    value: T | None = raw.get(key)
     return otherwise if value is None else value
 
 
-def read_indexer(raw: Mapping[str, Any]) -> IndexerFacts | None:
+def read_indexer(raw: Raw) -> IndexerFacts | None:
     """None for a family that has none."""
     family = raw["model_type"]
     if family not in FAMILIES:
@@ -54,7 +56,7 @@ def read_indexer(raw: Mapping[str, Any]) -> IndexerFacts | None:
     )
 
 
-def index_kinds(raw: Mapping[str, Any]) -> list[str]:
+def index_kinds(raw: Raw) -> list[str]:
     """Listed, or spelt in letters, or every so many layers; the first that is there."""
     if listed := raw.get("indexer_types"):
         return list(listed)

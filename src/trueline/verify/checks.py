@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -134,7 +133,7 @@ def _v4_facts(spec: ModelSpec, subject: Subject) -> Iterator[Pair]:
         yield at + "softmax_scale", mixer.softmax_scale, softmax_scale
 
 
-def _same(ours: Any, theirs: Any) -> bool:
+def _same(ours: object, theirs: object) -> bool:
     if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
         return torch.equal(ours, theirs)
     if isinstance(ours, float) and isinstance(theirs, (float, int)):
@@ -142,7 +141,7 @@ def _same(ours: Any, theirs: Any) -> bool:
     return bool(ours == theirs)
 
 
-def _brief(value: Any) -> str:
+def _brief(value: object) -> str:
     if isinstance(value, Tensor):
         return f"[{len(value)}] {[float(f'{x:.6g}') for x in value[:4].tolist()]}…"
     return repr(value)

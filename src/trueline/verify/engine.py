@@ -20,6 +20,7 @@ from trueline.engine.loading import load_engine
 from trueline.engine.messages import CoreOutput, CoreRequest
 from trueline.engine.params import SamplingParams
 from trueline.errors import EngineBroken
+from trueline.spec.fields import JSON
 from trueline.verify import bounds
 from trueline.verify.failed import CheckFailed
 
@@ -41,7 +42,7 @@ class Ask:
     arrives: int = 0
     """Step before which it is added."""
     priority: int = 0
-    params: dict[str, Any] = field(default_factory=dict)
+    params: JSON = field(default_factory=dict)
     cache_salt: str | None = None
 
 
@@ -123,7 +124,11 @@ def _step(core: EngineCore, may_fail: bool) -> list[CoreOutput]:
 
 
 def _request(i: int, ask: Ask) -> CoreRequest:
-    options = {"temperature": 0.0, "ignore_eos": True, "max_tokens": ask.max_tokens} | ask.params
+    options: JSON = {
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "max_tokens": ask.max_tokens,
+    } | ask.params
     return CoreRequest(
         request_id=f"check-{i}",
         prompt_token_ids=ask.prompt,
@@ -185,7 +190,10 @@ def same(what: str, one: EngineRun, two: EngineRun, *, bitwise: bool = False) ->
 
 
 def same_bits_under(
-    model: Path, asks: Sequence[Ask], config: EngineConfig, schedules: Mapping[str, dict[str, Any]]
+    model: Path,
+    asks: Sequence[Ask],
+    config: EngineConfig,
+    schedules: Mapping[str, JSON],
 ) -> None:
     """Batch-invariant mode: exact once, and then bit by bit the same under every schedule (changes
     of `config`, by name), and for each request alone."""

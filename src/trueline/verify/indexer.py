@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -21,7 +20,7 @@ from trueline.ops.rope import inv_freq
 from trueline.reference import config as second_opinion
 from trueline.reference import dsa, indexer
 from trueline.reference import model as reference_model
-from trueline.spec.fields import read_json
+from trueline.spec.fields import JSON, read_json
 from trueline.spec.mixer import MLASpec
 from trueline.verify.cases import Subject
 from trueline.verify.failed import CheckFailed
@@ -122,7 +121,7 @@ def _latent(stored: Mapping[str, Tensor], layer: int, x: Tensor) -> Tensor:
 
 
 def _sum(
-    raw: Mapping[str, Any],
+    raw: JSON,
     w: Mapping[str, Tensor],
     x: Tensor,
     latent: Tensor,
@@ -141,7 +140,7 @@ def _sum(
     return total
 
 
-def _rotated(raw: Mapping[str, Any], x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
+def _rotated(raw: JSON, x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
     """The first channels as complex numbers, by a table that the oracle holds to be right."""
     rotation, width = torch.complex(*table), raw["qk_rope_head_dim"]
     interleaved = raw.get("indexer_rope_interleave", raw["model_type"] == "glm_moe_dsa")

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -23,7 +22,7 @@ from trueline.reference import config as reference_config
 from trueline.reference import lightning
 from trueline.reference import model as reference_model
 from trueline.reference.indexer import Selections
-from trueline.spec.fields import read_json
+from trueline.spec.fields import JSON, read_json
 from trueline.spec.mixer import LightningSpec
 from trueline.spec.shard import local_spec
 from trueline.spec.source import Span
@@ -31,7 +30,7 @@ from trueline.verify.cases import Subject
 from trueline.verify.failed import CheckFailed
 from trueline.weights.load import load_weights
 
-Pair = tuple[str, Any, Any]
+Pair = tuple[str, object, object]
 """A fact: its name, the spec's value, the reference's."""
 GATE = 1e-12
 TOKENS = 40
@@ -100,7 +99,7 @@ def _weights(subject: Subject) -> str:
 
 
 def _sum_layer(
-    raw: Mapping[str, Any],
+    raw: JSON,
     stored: Mapping[str, Tensor],
     layer: int,
     h: Tensor,
@@ -148,7 +147,7 @@ def _slope(heads: int, head: int) -> float:
     return float(2.0 ** (-4 * (2 * (head - power) + 1) / power))
 
 
-def _rotated(raw: Mapping[str, Any], x: Tensor, positions: Tensor) -> Tensor:
+def _rotated(raw: JSON, x: Tensor, positions: Tensor) -> Tensor:
     """Channel pairs (i, i + width/2) as complex numbers; the table is float32, as in training."""
     if not raw.get("linear_rope", True):
         return x

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from trueline.config import EngineConfig
 from trueline.engine.loading import load_engine
+from trueline.spec.fields import JSON
 from trueline.verify.cases import Subject
 from trueline.verify.engine import Ask, EngineRun, oracle, run, same, serve
 from trueline.verify.failed import CheckFailed
@@ -131,7 +131,7 @@ def draws_are_the_requests_own(subject: Subject) -> None:
 
 def logprobs_are_raw(subject: Subject) -> None:
     """Reported logprobs are the model's own, whatever bias and penalties do to the choice."""
-    params: dict[str, Any] = {"logprobs": 3, "logit_bias": {5: 40.0}, "presence_penalty": 1.5}
+    params: JSON = {"logprobs": 3, "logit_bias": {5: 40.0}, "presence_penalty": 1.5}
     done = run(subject.model, [Ask(prompt(12), 4, params=params)], base(subject))
     rows = done.logits[0]
     scores = [score for output in done.outputs[0] for score in output.scores]

@@ -7,7 +7,6 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,11 +14,14 @@ from torch import Tensor
 from trueline.cache.index import IndexStore, IndexView
 from trueline.cache.layout import GROUP, INDEX_LAYOUTS, STORAGES, IndexLayout, LatentLayout
 from trueline.cache.store import LatentStore, LatentView
-from trueline.ops.capabilities import Context
+from trueline.ops.capabilities import Context, Opaque
+from trueline.ops.index_scores import IndexScores
 from trueline.ops.index_scores import reference as scores_reference
 from trueline.ops.mla_decode import Tiling
 from trueline.ops.registry import implementation, runnable
+from trueline.ops.sparse_mla import SparseMLA
 from trueline.ops.sparse_rows import Run, SparseRows
+from trueline.ops.topk import TopK
 from trueline.ops.topk import reference as top_reference
 from trueline.verify import bounds
 from trueline.verify.bounds import require_within
@@ -162,7 +164,7 @@ def sparse_ops(subject: Subject) -> None:
 
 
 def index_scores(
-    op: Any, dtype: torch.dtype = torch.float32, storages: Iterable[str] = STORAGES
+    op: IndexScores[Opaque], dtype: torch.dtype = torch.float32, storages: Iterable[str] = STORAGES
 ) -> None:
     """Every storage in every layout that it does not refuse; scores have the same bits in all that
     hold the same numbers."""
@@ -170,7 +172,7 @@ def index_scores(
         _scores(op, storage, dtype)
 
 
-def _scores(op: Any, storage: str, dtype: torch.dtype) -> None:
+def _scores(op: IndexScores[Opaque], storage: str, dtype: torch.dtype) -> None:
     here = torch.get_default_device()
     # where the reference does not wait for each number
     with torch.device("cpu") if here.type != "cpu" else nullcontext():
@@ -250,7 +252,7 @@ def hard_scores() -> tuple[Tensor, Tensor]:
     return torch.where(torch.arange(97) >= at[:, None], garbage, scores), at
 
 
-def topk(op: Any, _: torch.dtype = torch.float32) -> None:
+def topk(op: TopK, _: torch.dtype = torch.float32) -> None:
     """Scores are float32, whatever is computed in."""
     scores, lengths = hard_scores()
     wanted = top_reference.run(scores, lengths, TOPK)
@@ -274,15 +276,15 @@ def selections(step: MixedStep) -> dict[str, Tensor]:
     }
 
 
-def sparse_mla(op: Any, dtype: torch.dtype = torch.float32) -> None:
+def sparse_mla(op: SparseMLA[Opaque], dtype: torch.dtype = torch.float32) -> None:
     attend_lists(op, dtype, H, SMALL)
 
 
-def sparse_mla_wide(op: Any, dtype: torch.dtype = torch.float32) -> None:
+def sparse_mla_wide(op: SparseMLA[Opaque], dtype: torch.dtype = torch.float32) -> None:
     attend_lists(op, dtype, 128, WIDE)
 
 
-def attend_lists(op: Any, dtype: torch.dtype, heads: int, dims: Dims) -> None:
+def attend_lists(op: SparseMLA[Opaque], dtype: torch.dtype, heads: int, dims: Dims) -> None:
     step = mixed_step(IndexLayout(DIM, 16, "float32", "rows"), dtype=dtype, dims=dims)
     q = randn(len(step.rows.lengths), heads, dims.width, seed=9).to(dtype)
     for chosen, positions in selections(step).items():

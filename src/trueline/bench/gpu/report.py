@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+
+from trueline.spec.fields import JSON
 
 PEER = "vllm"
 PEERS = Path(__file__).parent / "peers-h200.json"
 
 
-def peers() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(PEERS.read_text())
+def peers() -> JSON:
+    found: JSON = json.loads(PEERS.read_text())
     return found
 
 
-def _theirs(recorded: dict[str, Any], what: str, cell: dict[str, Any]) -> dict[str, Any] | None:
+def _theirs(recorded: JSON, what: str, cell: JSON) -> JSON | None:
     keys = [key for key in ("model", "B", "inp") if key in cell]
     for entry in recorded["end_to_end"]:
         same = all(entry.get(key) == cell[key] for key in keys)
@@ -24,7 +25,7 @@ def _theirs(recorded: dict[str, Any], what: str, cell: dict[str, Any]) -> dict[s
     return None
 
 
-def decode_rows(found: list[dict[str, Any]], recorded: dict[str, Any]) -> list[dict[str, Any]]:
+def decode_rows(found: list[JSON], recorded: JSON) -> list[JSON]:
     """One per cell: ms per step of ours, the peer's, the roofline and the target."""
     rows = []
     for model in found:
@@ -39,7 +40,7 @@ def decode_rows(found: list[dict[str, Any]], recorded: dict[str, Any]) -> list[d
     return rows
 
 
-def prefill_rows(found: list[dict[str, Any]], recorded: dict[str, Any]) -> list[dict[str, Any]]:
+def prefill_rows(found: list[JSON], recorded: JSON) -> list[JSON]:
     rows = []
     for model in found:
         for cell in model["prefill"]:
@@ -52,7 +53,7 @@ def prefill_rows(found: list[dict[str, Any]], recorded: dict[str, Any]) -> list[
     return rows
 
 
-def start_rows(found: list[dict[str, Any]], recorded: dict[str, Any]) -> list[dict[str, Any]]:
+def start_rows(found: list[JSON], recorded: JSON) -> list[JSON]:
     rows = []
     for model in found:
         theirs = _theirs(recorded, "start", {"model": model["model"]})
@@ -65,7 +66,7 @@ def start_rows(found: list[dict[str, Any]], recorded: dict[str, Any]) -> list[di
     return rows
 
 
-def kernel_rows(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def kernel_rows(found: list[JSON]) -> list[JSON]:
     """Cells of kernels that peers were timed on: ours, vLLM's and the best of all."""
     rows = []
     for cell in found:
@@ -87,7 +88,7 @@ def kernel_rows(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def plot(rows: list[dict[str, Any]], file: Path) -> None:
+def plot(rows: list[JSON], file: Path) -> None:
     """Decode: the roofline as a line, ours and the peer's as bars, per cell."""
     from matplotlib.figure import Figure
 

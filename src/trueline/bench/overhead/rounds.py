@@ -7,7 +7,6 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from trueline.bench.overhead.machine import CpuMeter, CpuUse
 from trueline.bench.overhead.processes import Offline, Served
@@ -15,6 +14,7 @@ from trueline.client.endpoint import endpoint
 from trueline.client.load import Load, Shape
 from trueline.client.measure import Bench, Run
 from trueline.client.wire import ServerError
+from trueline.spec.fields import JSON
 from trueline.utils.environment import child_processes
 
 QUIET = 0.05
@@ -149,7 +149,7 @@ def server_side(run: Run, output_len: int, use: CpuUse) -> Side:
     return Side(run.seconds, max(first) - min(record.start for record in run.records), use)
 
 
-def summarise(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+def summarise(pairs: Sequence[Pair]) -> list[JSON]:
     """For every number of streams the medians of its quiet rounds (of all, where none was). The
     ratio's is that of the rounds' ratios, whose two sides were measured right after each other."""
     rows = []

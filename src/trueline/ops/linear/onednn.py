@@ -5,7 +5,6 @@ bits of a row do not depend on how many rows there are (the plan checks it befor
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ FEWEST_COLUMNS = 2
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    weight: Any
+    weight: object
     columns: int
 
 

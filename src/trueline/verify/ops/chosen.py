@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from trueline.cache.store import LatentView
-from trueline.ops.mla_prefill import HeadWeights, PrefillRow
+from trueline.ops.capabilities import Opaque
+from trueline.ops.mla_prefill import HeadWeights, MaskedPrefill, PrefillRow
 from trueline.ops.sparse_rows import Run, SparseRows
 from trueline.verify.bounds import Attended
 from trueline.verify.ops import attended
@@ -73,7 +73,9 @@ def exact(
     return attended.chosen(q, view, row, heads, rows, positions, dims.scale)
 
 
-def chosen(op: Any, dtype: torch.dtype = torch.float32, dims: Dims = SMALL) -> None:
+def chosen(
+    op: MaskedPrefill[Opaque], dtype: torch.dtype = torch.float32, dims: Dims = SMALL
+) -> None:
     """Two layers of a step that chose otherwise; then a position that its token does not see."""
     view, parts, layers, tokens = step(dtype, dims)
     heads = dims.weights(HEADS, dtype)

@@ -14,7 +14,6 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,6 +30,7 @@ from trueline.bench.gpu.kernels.attention_work import (
     sparse_work,
 )
 from trueline.bench.gpu.kernels.timing import asked, graph_time, last_line
+from trueline.spec.fields import JSON
 
 READ = 4.39e12
 """Bytes a second that an H200's memory was seen to give."""
@@ -92,7 +92,7 @@ def compile_cell(index: int, quick: bool) -> list[str]:
     return failed
 
 
-def measure(name: str, made: AttentionWork) -> dict[str, Any]:
+def measure(name: str, made: AttentionWork) -> JSON:
     times: dict[str, float] = {}
     for label, calls in asked(made.ways.items()):
         try:

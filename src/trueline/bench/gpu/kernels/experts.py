@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -146,7 +146,7 @@ def expert_cuts(
     usual = experts.launch(tokens, model.top, shared, *shape, BF16)
     found = [("usual", usual)]
 
-    def both(name: str, way: Any, cut: GemmTiles) -> None:
+    def both(name: str, way: Literal["few", "sorted"], cut: GemmTiles) -> None:
         found.append((name, ExpertsLaunch(way, cut, cut)))
 
     cut = usual.first
@@ -341,7 +341,7 @@ def compile_all(cells: list[Cell]) -> list[str]:
     return failed
 
 
-def measure(cell: Cell, data: Data) -> dict[str, Any]:
+def measure(cell: Cell, data: Data) -> dict[str, object]:
     made = work(cell, data)
     times: dict[str, float] = {}
     for label, calls in asked(made.ways):

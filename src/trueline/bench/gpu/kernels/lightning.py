@@ -16,7 +16,6 @@ from dataclasses import astuple, dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +33,7 @@ from trueline.ops.lightning.triton import DecodeLaunch, PrefillLaunch
 from trueline.ops.qkv_prepare import triton as qkv_prepare
 from trueline.ops.rms_norm import triton as rms_norm
 from trueline.ops.rope import triton as rope
+from trueline.spec.fields import JSON
 
 READ = 4.39e12
 DEVICE = torch.device("cuda")
@@ -334,7 +334,7 @@ def peers(peer: tuple[str, int, int, int]) -> dict[str, float]:
     return recorded("linear", kind=kind, H=heads, B=rows, T=tokens)
 
 
-def measure(work: LightningWork) -> dict[str, Any]:
+def measure(work: LightningWork) -> JSON:
     times: dict[str, float] = {}
     for name, calls in asked(work.ways):
         try:

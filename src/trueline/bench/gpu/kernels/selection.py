@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +31,7 @@ from trueline.ops.sampling import cpu as plain_sampling
 from trueline.ops.sampling import triton as sampling
 from trueline.ops.sparse_rows import Run, SparseRows, Table
 from trueline.ops.topk import triton as top
+from trueline.spec.fields import JSON
 
 READ, MULTIPLY = 4.39e12, 770e12
 CALLS, WORKERS = 20, 8
@@ -212,7 +212,7 @@ def _top(n: int, width: int) -> SelectionWork:
     return SelectionWork(ways, n * width * 4 / READ, exact)
 
 
-def _rope(n: int) -> dict[str, Any]:
+def _rope(n: int) -> JSON:
     angles = torch.randn(n, ROPE // 2, device=DEVICE) * 100
     return {"cos": angles.cos(), "sin": angles.sin(), "pairing": "half-split", "rope": None}
 
@@ -230,14 +230,14 @@ def _write(n: int, storage: str) -> SelectionWork:
     def exact() -> float:
         write.run(key, view, cells, **options)
         x = torch.nn.functional.layer_norm(key.float(), (DIM,)).to(BF16).float()
-        wanted = _turned(x[:, None], options)[:, 0]
+        wanted = _rotated(x[:, None], options)[:, 0]
         error = (view.read(cells) - wanted).norm() / wanted.norm()
         return float(error) / (0.04 if layout.fp8 else 6e-3)
 
     return SelectionWork([("usual", calls)], n * (2 * DIM + layout.token_bytes) / READ, exact)
 
 
-def _turned(x: Tensor, options: dict[str, Any]) -> Tensor:
+def _rotated(x: Tensor, options: JSON) -> Tensor:
     c, s = options["cos"][:, None], options["sin"][:, None]
     a, b = x[..., : ROPE // 2], x[..., ROPE // 2 : ROPE]
     return torch.cat((a * c - b * s, b * c + a * s, x[..., ROPE:]), -1)
@@ -249,7 +249,7 @@ def _rotate(n: int) -> SelectionWork:
     calls: Calls = [lambda: write.rotate(q, **options)] * CALLS
 
     def exact() -> float:
-        wanted = _turned(q.float(), options)
+        wanted = _rotated(q.float(), options)
         return float((write.rotate(q, **options).float() - wanted).norm() / wanted.norm()) / 4e-3
 
     return SelectionWork([("usual", calls)], n * HEADS * DIM * 4 / READ, exact)
@@ -349,7 +349,7 @@ def compile_all(todo: list[Cell]) -> list[str]:
     return failed
 
 
-def measure(cell: Cell) -> dict[str, Any]:
+def measure(cell: Cell) -> JSON:
     made = work(cell)
     times: dict[str, float] = {}
     for label, calls in made.ways:
