@@ -3,10 +3,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar, Protocol, overload
 
 import triton
 import triton.language as tl
@@ -25,21 +25,43 @@ Ask = tuple[object, ...]
 """For a kernel, as it would be compiled for the arguments of a launch."""
 
 
+class Param(Protocol):
+    """Of a compiled function."""
+
+    is_constexpr: bool
+    do_not_specialize: bool
+    do_not_specialize_on_alignment: bool
+
+
+class Kernel(Protocol):
+    """Launched with `[grid](…)`."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]: ...
+
+
+class Jitted(Kernel, Protocol):
+    """What `triton.jit` and `gluon.jit` make."""
+
+    params: Sequence[Param]
+
+    def run(self, *given: object, grid: None, warmup: bool, **options: object) -> object: ...
+
+
 class Launcher:
     """A kernel of Triton or Gluon, to be launched with `[grid]`."""
 
-    dry_run: ClassVar[Callable[[Ask, Callable[[], Any]], None] | None] = None
+    dry_run: ClassVar[Callable[[Ask, Callable[[], object]], None] | None] = None
     """During a dry run nothing is launched: this gets what is asked for, and how to compile it."""
 
-    def __init__(self, made: Any, **options: Any) -> None:
+    def __init__(self, made: Jitted, **options: object) -> None:
         self.made, self.options = made, options
 
-    def __getitem__(self, grid: Any) -> Any:
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
         if Launcher.dry_run is not None:
             return self._ask
         return partial(self.made[grid], **self.options)
 
-    def _ask(self, *given: Any, **named: Any) -> None:
+    def _ask(self, *given: object, **named: object) -> None:
         assert Launcher.dry_run is not None
         each = zip(self.made.params, given, strict=False)
         ask = (self.made, *(_compiled_for(*pair) for pair in each), *sorted(named.items()))
@@ -47,7 +69,7 @@ class Launcher:
         Launcher.dry_run(ask, lambda: self.made.run(*given, grid=None, warmup=True, **options))
 
 
-def _compiled_for(param: Any, value: Any) -> object:
+def _compiled_for(param: Param, value: object) -> object:
     """What Triton knows of an argument: of pointers and whole numbers, whether they are multiples
     of 16, and whether a number is 1."""
     if param.is_constexpr or value is None:
@@ -61,7 +83,7 @@ def _compiled_for(param: Any, value: Any) -> object:
 
 
 @contextmanager
-def dry_run(asked: Callable[[Ask, Callable[[], Any]], None]) -> Iterator[None]:
+def dry_run(asked: Callable[[Ask, Callable[[], object]], None]) -> Iterator[None]:
     Launcher.dry_run = asked
     try:
         yield
@@ -69,12 +91,18 @@ def dry_run(asked: Callable[[Ask, Callable[[], Any]], None]) -> Iterator[None]:
         Launcher.dry_run = None
 
 
-def kernel(fn: Any = None, **options: Any) -> Any:
+@overload
+def kernel(fn: Callable[..., None], **options: object) -> Kernel: ...
+@overload
+def kernel(fn: None = None, **options: object) -> Callable[[Callable[..., None]], Kernel]: ...
+def kernel(
+    fn: Callable[..., None] | None = None, **options: object
+) -> Kernel | Callable[[Callable[..., None]], Kernel]:
     """`triton.jit` for what is launched by itself. It calls `pdl_wait()`, once, and first of all:
     only weights may be loaded before."""
     if fn is None:
         return partial(kernel, **options)
-    made = triton.jit(fn, **options)
+    made: Jitted = triton.jit(fn, **options)
     if interpreting():
         return made
     return Launcher(made, launch_pdl=True) if PDL.value else Launcher(made)
