@@ -33,7 +33,14 @@ from trueline.weights.value import Weight
 
 SMS = 132
 MEMORY = 150 << 30
-H200 = Device("cuda", "NVIDIA H200", 1, MEMORY, MEMORY, device.HOPPER)
+H200 = Device(
+    kind="cuda",
+    name="NVIDIA H200",
+    threads=1,
+    free_memory=MEMORY,
+    total_memory=MEMORY,
+    compute_capability=device.HOPPER,
+)
 SHARED_BYTES = 227 << 10
 """That a program can have at most."""
 PROMPTS = (1, 3, 70, 700, 2500)

@@ -29,7 +29,7 @@ MAX_HEADER_BYTES: Final = 100_000_000
 INDEX_NAME: Final = "model.safetensors.index.json"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
     name: str
     dtype: str
@@ -147,7 +147,14 @@ def _entry(file: Path, start: int, name: str, entry: object) -> StoredTensor:
     bits = prod(shape) * DTYPE_BITS[dtype]
     if (end - begin) * 8 != bits:
         raise bad(f"{dtype} {shape} takes {bits / 8:g} bytes, data_offsets give {end - begin}")
-    return StoredTensor(name, dtype, tuple(shape), file, start + begin, start + end)
+    return StoredTensor(
+        name=name,
+        dtype=dtype,
+        shape=tuple(shape),
+        file=file,
+        begin=start + begin,
+        end=start + end,
+    )
 
 
 def _is_counts(value: object) -> TypeGuard[list[int]]:

@@ -35,7 +35,7 @@ FEWEST = 2
 SPAN = 1 << 22
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeSlots:
     at: slice | Tensor  # the rows' slots; a slice where they follow each other
     slots: Tensor  # [n]
@@ -64,12 +64,14 @@ def prepare(rows: list[StateRow] | StateTable) -> DecodeSlots:
     index = torch.tensor(slots)
     fresh = [row.slot for row in rows if row.source is None]
     return DecodeSlots(
-        slice(slots[0], slots[0] + len(slots)) if follow else index,
-        index,
-        torch.tensor([row.start for row in rows]),
-        _columns([(r.source, r.slot) for r in rows if r.source is not None and r.source != r.slot]),
-        torch.tensor(fresh) if fresh else None,
-        _columns([(row.slot, slot) for row in rows for _, slot in row.writes(1)[1:]]),
+        at=slice(slots[0], slots[0] + len(slots)) if follow else index,
+        slots=index,
+        starts=torch.tensor([row.start for row in rows]),
+        moved=_columns(
+            [(r.source, r.slot) for r in rows if r.source is not None and r.source != r.slot]
+        ),
+        fresh=torch.tensor(fresh) if fresh else None,
+        snapshots=_columns([(row.slot, slot) for row in rows for _, slot in row.writes(1)[1:]]),
     )
 
 

@@ -100,6 +100,20 @@ def narrowed(state, dtype: tl.constexpr):
     return state.to(dtype), unit
 
 
+@triton.jit
+def advanced(carried, keys, values, t, count, slope, EXACT: tl.constexpr):
+    """The state after a chunk of `count` tokens. EXACT: with the digits of the decayed values that
+    their dtype cuts off, too."""
+    late = values.to(tl.float32) * tl.exp(-slope * tl.maximum(count - 1 - t, 0))[:, None]
+    near = late.to(values.dtype)
+    carried = faded(carried, slope * count)
+    carried = tl.dot(tl.trans(keys), near, carried, input_precision="ieee")
+    if EXACT:
+        rest = (late - near.to(tl.float32)).to(values.dtype)
+        carried = tl.dot(tl.trans(keys), rest, carried, input_precision="ieee")
+    return carried
+
+
 @kernel(do_not_specialize=["walks", "followed", "sources", "firsts", "stops", "slots"])
 def walk(
     q, k, v, out, state, sums, walks, followed, sources, firsts, stops, slots, slopes, scale,
@@ -150,13 +164,7 @@ def walk(
                 made = tl.dot(scores.to(values.dtype), values, made, input_precision="ieee")
                 to = out + at * row + (t * row)[:, None] + head * DV + b[None, :]
                 tl.store(to, made, mask=among(here, b, DV, BV))
-            late = values.to(tl.float32) * tl.exp(-slope * tl.maximum(count - 1 - t, 0))[:, None]
-            near = late.to(values.dtype)
-            carried = faded(carried, slope * count)
-            carried = tl.dot(tl.trans(keys), near, carried, input_precision="ieee")
-            if EXACT:
-                rest = (late - near.to(tl.float32)).to(values.dtype)
-                carried = tl.dot(tl.trans(keys), rest, carried, input_precision="ieee")
+            carried = advanced(carried, keys, values, t, count, slope, EXACT)
         if OUTPUT:
             slot = tl.load(slots + leg).to(tl.int64)
             if slot >= 0:

@@ -34,7 +34,7 @@ MMA_COLUMNS = 256
 """Of one warp-group MMA, at most."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
     heads: int
     head_tile: int
@@ -104,7 +104,16 @@ def launch(
     groups = min(most, max(rows * -(-context // tile), 1))
     alone = rows == 1 and head_tile == 64 and context <= BRIEF
     least = 1 if alone else 2
-    return LaunchPlan(heads, head_tile, tile, groups, warps, stages, least=least, most_groups=most)
+    return LaunchPlan(
+        heads=heads,
+        head_tile=head_tile,
+        tile=tile,
+        groups=groups,
+        warps=warps,
+        stages=stages,
+        least=least,
+        most_groups=most,
+    )
 
 
 def hopper_refusals(context: Context) -> list[str]:

@@ -30,7 +30,7 @@ GATHERED = 16
 PICKED = 16
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class PrefillLaunchPlan:
     queries: int
     keys: int
@@ -48,13 +48,17 @@ def launch(heads: HeadDims, rope: int, dtype: torch.dtype) -> PrefillLaunchPlan:
     workspace = max(min(most, MOST_KEYS) // 64, 1) * 64
     group = 8 if count % 8 == 0 else count
     if dtype == torch.float32:  # no tensor cores: what fits into registers
-        return PrefillLaunchPlan(16, 16, 8, 1, group, workspace)
+        return PrefillLaunchPlan(
+            queries=16, keys=16, warps=8, stages=1, heads=group, workspace=workspace
+        )
     queries, keys, stages = 128, 64, 3
     query = itemsize * (power_of_two(nope) + power_of_two(rope))
     key = query + itemsize * power_of_two(value)
     while keys > 16 and queries * query + stages * keys * key > SHARED_BYTES:
         keys //= 2
-    return PrefillLaunchPlan(queries, keys, 8, stages, group, workspace)
+    return PrefillLaunchPlan(
+        queries=queries, keys=keys, warps=8, stages=stages, heads=group, workspace=workspace
+    )
 
 
 def hopper_launch(heads: HeadDims, rope: int, dtype: torch.dtype) -> PrefillLaunchPlan:
