@@ -33,13 +33,13 @@ class Param(Protocol):
     do_not_specialize_on_alignment: bool
 
 
-class Kernel(Protocol):
+class Launchable(Protocol):
     """Launched with `[grid](…)`."""
 
     def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]: ...
 
 
-class Jitted(Kernel, Protocol):
+class Jitted(Launchable, Protocol):
     """What `triton.jit` and `gluon.jit` make."""
 
     params: Sequence[Param]
@@ -92,12 +92,12 @@ def dry_run(asked: Callable[[Ask, Callable[[], object]], None]) -> Iterator[None
 
 
 @overload
-def kernel(fn: Callable[..., None], **options: object) -> Kernel: ...
+def kernel(fn: Callable[..., None], **options: object) -> Launchable: ...
 @overload
-def kernel(fn: None = None, **options: object) -> Callable[[Callable[..., None]], Kernel]: ...
+def kernel(fn: None = None, **options: object) -> Callable[[Callable[..., None]], Launchable]: ...
 def kernel(
     fn: Callable[..., None] | None = None, **options: object
-) -> Kernel | Callable[[Callable[..., None]], Kernel]:
+) -> Launchable | Callable[[Callable[..., None]], Launchable]:
     """`triton.jit` for what is launched by itself. It calls `pdl_wait()`, once, and first of all:
     only weights may be loaded before."""
     if fn is None:

@@ -40,7 +40,7 @@ TORCH_DTYPES = {
 }
 # What decides which experts run and which keys are seen: never rounded below float32.
 FLOAT32_KINDS = ("router", "correction_bias", "index_weights")
-# Serving engines' floor for the length of a column of lm_head.
+# Serving engines' lower bound of the length of a column of lm_head.
 SHORTEST_COLUMN = 1e-7
 
 Progress = Callable[[int, int], None]

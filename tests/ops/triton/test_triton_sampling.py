@@ -125,13 +125,13 @@ def test_min_p_filters() -> None:
 def test_the_edge_of_min_p_is_exact() -> None:
     """A token that would win if it stays: just inside and just outside, in the likeliest's chunk
     and in one of its own."""
-    warm, floor = torch.tensor([0.5], dtype=torch.float64), math.log(0.3)
+    warm, cutoff = torch.tensor([0.5], dtype=torch.float64), math.log(0.3)
     for other in (9, 40):
-        seed = next(s for s in range(99) if reference.noise(s, 1, other) + floor > 1 +
+        seed = next(s for s in range(99) if reference.noise(s, 1, other) + cutoff > 1 +
                     reference.noise(s, 1, 2))  # fmt: skip
         for gap, winner in ((1e-6, other), (-1e-6, 2)):
             logits = torch.full((1, 50), -90.0, dtype=torch.float64)
-            logits[0, 2], logits[0, other] = 0.0, (floor + gap) * 0.5
+            logits[0, 2], logits[0, other] = 0.0, (cutoff + gap) * 0.5
             given = (
                 torch.tensor([seed]),
                 torch.tensor([1]),
