@@ -17,7 +17,7 @@ from trueline.engine.executor import local_runner
 from trueline.engine.loading import load_engine
 from trueline.engine.messages import StepMessage, StepRow
 from trueline.verify.drafts import ForcedDrafts, patterns, same_scores
-from trueline.verify.engine import Ask, Run, run, same, serve
+from trueline.verify.engine import Ask, EngineRun, run, same, serve
 from trueline.verify.schedules import prompt
 
 Tiny = Callable[..., Path]
@@ -29,7 +29,7 @@ K = 3
 
 
 def drafting(
-    model: Path, asks: list[Ask], plain: Run, config: EngineConfig, drafter: ForcedDrafts
+    model: Path, asks: list[Ask], plain: EngineRun, config: EngineConfig, drafter: ForcedDrafts
 ) -> EngineCore:
     drafter.num_tokens = K
     drafter.answers = {
@@ -41,7 +41,7 @@ def drafting(
 
 def compared(
     model: Path, asks: list[Ask], config: EngineConfig, *, bitwise: bool = False
-) -> tuple[EngineCore, Run]:
+) -> tuple[EngineCore, EngineRun]:
     plain = run(model, asks, config)
     every = [each for count in range(K + 1) for each in patterns(count)]
     core = drafting(model, asks, plain, config, ForcedDrafts(every))

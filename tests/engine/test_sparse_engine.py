@@ -19,7 +19,7 @@ from trueline.ops.registry import OPS
 from trueline.verify.cases import CASES, make_subject
 from trueline.verify.engine import (
     Ask,
-    Run,
+    EngineRun,
     decode_is_prefill,
     oracle,
     run,
@@ -57,14 +57,14 @@ def model(request: pytest.FixtureRequest, tiny: Tiny) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(model: Path) -> Run:
+def whole(model: Path) -> EngineRun:
     return run(model, MIXED, BASE, enable_prefix_caching=False)
 
 
 @pytest.mark.parametrize("block_size", [1, 2, 16, 64, 128])
 @pytest.mark.parametrize("budget", [7, 64, 512])
 def test_every_position_equals_the_reference(
-    budget: int, block_size: int, model: Path, whole: Run
+    budget: int, block_size: int, model: Path, whole: EngineRun
 ) -> None:
     done = run(model, MIXED, BASE, max_num_batched_tokens=budget, block_size=block_size)
     oracle(model, MIXED, done)
@@ -100,7 +100,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_schedules_agree(name: str, model: Path, whole: Run) -> None:
+def test_schedules_agree(name: str, model: Path, whole: EngineRun) -> None:
     same(name, run(model, MIXED, BASE, **SCHEDULES[name]), whole)
 
 
@@ -176,7 +176,7 @@ def test_ranks_are_as_one(family: str, config: EngineConfig, tiny: Tiny) -> None
         (op, name)
         for op in IndexKeys.ops
         for name in OPS[op]
-        if name in ("cpu", "parts", "reference")
+        if name in ("cpu", "composed", "reference")
     ],
 )
 def test_ops_can_be_chosen(op: str, name: str, model: Path) -> None:
@@ -188,7 +188,7 @@ def test_ops_can_be_chosen(op: str, name: str, model: Path) -> None:
 
 @pytest.mark.parametrize("limit", [1, 400, 5000])
 def test_scores_held_at_a_time(
-    limit: int, model: Path, whole: Run, monkeypatch: pytest.MonkeyPatch
+    limit: int, model: Path, whole: EngineRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Memory is bounded; nothing else changes, in batch-invariant mode not a bit."""
     asks = [MIXED[0], MIXED[4]]

@@ -25,7 +25,7 @@ from trueline.verify.faults import Fault
 from trueline.verify.faults.drafts import DRAFT_FAULTS
 from trueline.verify.faults.gpu import GPU_FAULTS
 from trueline.verify.graphs import GPU_CHECKS, graph_is_eager
-from trueline.verify.halves import half_is_float64
+from trueline.verify.half_precision import half_is_float64
 from trueline.verify.ops import OP_CHECKS, OpCheck, lightning
 from trueline.verify.ops.attention import TILINGS, decode_table, mla_prefill_wide
 from trueline.verify.ops.data import SMALL, WIDE, Dims, paged, randn
@@ -91,7 +91,7 @@ def test_five_minutes_of_everything(subjects: dict[str, Subject]) -> None:
         poison=True,
         facts=subject.facts,
     )
-    tally = soak(subject.model, config, 300, tell=print)
+    tally = soak(subject.model, config, 300, report=print)
     assert min(tally.finished, tally.aborted, tally.preemptions, tally.evictions) > 0
 
 

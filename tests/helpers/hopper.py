@@ -33,7 +33,14 @@ from trueline.weights.value import Weight
 
 SMS = 132
 MEMORY = 150 << 30
-H200 = Device("cuda", "NVIDIA H200", 1, MEMORY, MEMORY, device.HOPPER)
+H200 = Device(
+    kind="cuda",
+    name="NVIDIA H200",
+    threads=1,
+    free_memory=MEMORY,
+    total_memory=MEMORY,
+    compute_capability=device.HOPPER,
+)
 SHARED_BYTES = 227 << 10
 """That a program can have at most."""
 PROMPTS = (1, 3, 70, 700, 2500)
@@ -85,7 +92,7 @@ def _only_zeros() -> None:
     def new(self: Tensor, *shape: Any, **options: Any) -> Tensor:
         return self.new_zeros(*shape, **options)
 
-    def product(x: Tensor, packed: Tensor) -> Tensor:
+    def gemm(x: Tensor, packed: Tensor) -> Tensor:
         return x.new_zeros(len(x), len(packed))
 
     def heads(x: Tensor, packed: Tensor, to: Tensor | None = None) -> Tensor:
@@ -104,8 +111,8 @@ def _only_zeros() -> None:
     cat, torch.cat = torch.cat, join  # type: ignore[assignment]
     torch.Tensor.new_empty = new  # type: ignore[assignment,method-assign]
     torch.empty, torch.empty_like = torch.zeros, torch.zeros_like
-    linear.run = product
-    linear.run_wide = lambda x, packed: product(x, packed).float()
+    linear.run = gemm
+    linear.run_wide = lambda x, packed: gemm(x, packed).float()
     batched_gemm.run = heads
 
 

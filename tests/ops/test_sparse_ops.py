@@ -31,7 +31,7 @@ from trueline.ops.sparse_rows import Run, SparseRows, Table
 from trueline.ops.topk import reference as top_reference
 from trueline.plan.plan import make_plan
 from trueline.plan.select import choose_op
-from trueline.verify.bounds import product, softmax
+from trueline.verify.bounds import gemm, softmax
 from trueline.verify.ops import attended
 from trueline.verify.ops.attention import same_attention
 from trueline.verify.ops.data import H, L, R, randn, within
@@ -40,7 +40,7 @@ from trueline.verify.sparse import (
     FULL,
     TILINGS,
     TOPK,
-    Step,
+    MixedStep,
     each_within,
     hard_scores,
     mixed_step,
@@ -58,7 +58,9 @@ PLAIN = IndexLayout(DIM, 16, "float32", "rows")
 BIG = 1 << 40
 
 
-def score(op: Any, step: Step, rows: SparseRows, q: Tensor, w: Tensor, topk: int = 0) -> Tensor:
+def score(
+    op: Any, step: MixedStep, rows: SparseRows, q: Tensor, w: Tensor, topk: int = 0
+) -> Tensor:
     out: Tensor = op.run(q, w, step.index, op.prepare(rows, step.index, FULL, topk=topk))
     return out
 
@@ -169,7 +171,7 @@ def test_scores_around_the_edges_of_tiles(module: str, topk: int) -> None:
 
 
 def test_full_tiles_make_products_of_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This machine may forgive what another does not: bits of products of another shape."""
+    """This machine may forgive what another does not: bits of GEMMs of another shape."""
     real, shapes = torch.bmm, []
 
     def watched(a: Tensor, b: Tensor) -> Tensor:
@@ -500,7 +502,7 @@ def test_the_whole_chain_is_masked_attention() -> None:
                 keep[scores.topk(min(TOPK, length)).indices] = True
                 rows = step.latent.rows[step.cells(i)[:length]][keep].double()
                 logits = 0.2 * q[row].double() @ rows.T
-                off = 0.2 * product(q[row], rows, torch.float32)
+                off = 0.2 * gemm(q[row], rows, torch.float32)
                 accepted, _ = softmax(logits, off, rows[:, :L])
                 wanted = logits.softmax(-1) @ rows[:, :L]
                 within("sparse_mla, the whole chain", out[row], wanted, accepted[:, None])

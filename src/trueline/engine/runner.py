@@ -24,7 +24,7 @@ from trueline.engine.results import PromptScores, SampledTokens, StepHandle
 from trueline.layers.context import Build, Ops, Parameters, Replay, Weights
 from trueline.layers.decoder import Decoder
 from trueline.ops.sampling import SamplingState, build_rows
-from trueline.parallel.collective import Collective, Solo, Sums
+from trueline.parallel.collective import Collective, RowParallel, Solo
 from trueline.plan.plan import Plan
 from trueline.spec.model import ModelSpec
 from trueline.spec.shard import whole_spec
@@ -37,10 +37,10 @@ def build_decoder(
     spec: ModelSpec, plan: Plan, values: Parameters, collective: Collective | None = None
 ) -> Decoder:
     """The layers with their weights, on the plan's device."""
-    ranks, whole = collective or Solo(), spec.outputs is not None
+    ranks, invariant_sums = collective or Solo(), spec.outputs is not None
     alone = spec == whole_spec(spec)
-    assert whole or alone or not plan.batch_invariant, "sums in parts: bits depend on the ranks"
-    build = Build(plan, Ops(plan), ranks, Sums(ranks, whole))
+    assert invariant_sums or alone or not plan.batch_invariant, "bits depend on the ranks"
+    build = Build(plan, Ops(plan), ranks, RowParallel(ranks, invariant_sums))
     weights = Weights(values, plan.compute_dtype, plan.device.torch)
     return Decoder(spec, build, weights)
 

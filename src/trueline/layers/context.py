@@ -16,7 +16,7 @@ from trueline.ops.latent_write import Parts
 from trueline.ops.mla_prefill import MaskedPrefill
 from trueline.ops.mlp import InvariantMLP
 from trueline.ops.registry import implementation
-from trueline.parallel.collective import Collective, Sums
+from trueline.parallel.collective import Collective, RowParallel
 from trueline.plan.plan import Plan
 from trueline.weights.formats.dense import DENSE
 from trueline.weights.value import Weight
@@ -89,7 +89,7 @@ class Build:
     plan: Plan
     ops: Ops
     collective: Collective
-    sums: Sums
+    row_parallel: RowParallel
 
     def packing(self, *weights: Weight) -> Packing:
         """For weights that one op packs together: what fits all of them."""

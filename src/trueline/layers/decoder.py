@@ -12,7 +12,7 @@ from torch import Tensor
 from trueline.cache.kinds import LayerViews
 from trueline.layers.context import Build, FeedForward, Mixer, Rope, StepInput, Weights
 from trueline.ops.rope import table
-from trueline.plan.select import KINDS
+from trueline.plan.select import LAYER_KINDS
 from trueline.spec.feedforward import FeedForwardSpec
 from trueline.spec.mixer import MixerSpec
 from trueline.spec.model import LayerSpec, ModelSpec
@@ -22,7 +22,7 @@ from trueline.weights.value import Weight
 
 def make(spec: MixerSpec | FeedForwardSpec, build: Build, weights: Weights, name: str) -> Any:
     """The layer that the plan has chosen for this kind of spec."""
-    return build.plan.layer(KINDS[type(spec)])(spec, build, weights, name)
+    return build.plan.layer(LAYER_KINDS[type(spec)])(spec, build, weights, name)
 
 
 class Ropes:

@@ -20,7 +20,7 @@ class Lightning:
     capabilities = ANYWHERE
 
     def __init__(self, spec: LightningSpec, build: Build, weights: Weights, name: str) -> None:
-        self.spec, self.ops, self.sums = spec, build.ops, build.sums
+        self.spec, self.ops, self.row_parallel = spec, build.ops, build.row_parallel
         assert build.ops.recurrent is not None, "the plan knows of the layers with a state"
         self.recurrent = build.ops.recurrent
         parts = tuple(
@@ -56,7 +56,7 @@ class Lightning:
             eps=spec.norm_eps,
             parts=ops.parts,
         )
-        return self.sums.over(out, self.o)
+        return self.row_parallel.run(out, self.o)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, step: StepInput, view: StateView) -> Tensor:
         given = step[LightningState]

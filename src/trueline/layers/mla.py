@@ -35,7 +35,7 @@ class MLA:
     capabilities = ANYWHERE
 
     def __init__(self, spec: MLASpec, build: Build, weights: Weights, name: str) -> None:
-        self.spec, self.ops, self.sums = spec, build.ops, build.sums
+        self.spec, self.ops, self.row_parallel = spec, build.ops, build.row_parallel
         own = spec.indexer is not None and not spec.indexer.shared
         self.indexer = Indexer(spec, build, weights, f"{name}.indexer") if own else None
         first = "q_proj" if spec.q_lora_rank is None else "q_a_proj"
@@ -83,7 +83,7 @@ class MLA:
             self._select(self.indexer, x, made, step, views[IndexKeys], rope)
         chosen = index.chosen if index is not None else None
         out = self._attend(q_nope, wide, step[Latent], latent, chosen)
-        return self.sums.over(out.flatten(1), self.o)
+        return self.row_parallel.run(out.flatten(1), self.o)
 
     def _attend(
         self,

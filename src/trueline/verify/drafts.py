@@ -13,7 +13,7 @@ from trueline.engine.core import EngineCore
 from trueline.engine.live_request import LiveRequest
 from trueline.engine.loading import load_engine
 from trueline.verify.cases import Subject
-from trueline.verify.engine import BAND, Ask, Run, run, same, serve
+from trueline.verify.engine import BAND, Ask, EngineRun, run, same, serve
 from trueline.verify.failed import CheckFailed
 from trueline.verify.graphs import emulated
 from trueline.verify.schedules import base, prompt
@@ -135,7 +135,7 @@ def compared(
     same(f"{what}, second turn", second, cold)
 
 
-def same_scores(what: str, one: Run, two: Run) -> None:
+def same_scores(what: str, one: EngineRun, two: EngineRun) -> None:
     """What was told of each token: itself, and the likeliest beside it."""
     for i, (left, right) in enumerate(zip(one.outputs, two.outputs, strict=True)):
         ours, theirs = ([score for each in told for score in each.scores] for told in (left, right))

@@ -20,7 +20,7 @@ from trueline.ops.mla_decode.launch_plan import launch
 from trueline.ops.registry import OPS, implementation
 from trueline.plan.plan import make_plan
 from trueline.verify.cases import Subject
-from trueline.verify.engine import Ask, Run, run, same, serve
+from trueline.verify.engine import Ask, EngineRun, run, same, serve
 from trueline.verify.failed import CheckFailed
 from trueline.verify.masked import masked_prefill
 from trueline.verify.ops import attended
@@ -83,7 +83,7 @@ def heads_are_padded(heads: int) -> None:
         same_attention(f"any heads: {heads}, contexts {lengths}", ours, exact, q.dtype)
 
 
-def captured(subject: Subject, config: EngineConfig) -> tuple[Run, Run, list[Ask]]:
+def captured(subject: Subject, config: EngineConfig) -> tuple[EngineRun, EngineRun, list[Ask]]:
     """Two turns on one engine, and what the second asked."""
     on_gpu = find_device(config.device).is_gpu
     core = load_engine(subject.model, config).core if on_gpu else emulated(subject, config)

@@ -46,7 +46,7 @@ def device() -> Iterator[None]:
 
 @pytest.mark.parametrize(("plan", "dtype"), [*EACH, *OTHERS])
 def test_chosen(monkeypatch: pytest.MonkeyPatch, plan: str, dtype: torch.dtype) -> None:
-    def launch(*given: Any) -> prefill_cut.LaunchPlan:
+    def launch(*given: Any) -> prefill_cut.PrefillLaunchPlan:
         return replace(prefill_cut.launch(*given), **PLANS[plan])
 
     monkeypatch.setattr(prefill, "launch", launch)

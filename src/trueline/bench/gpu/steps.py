@@ -14,7 +14,7 @@ from trueline.llm import LLMEngine
 
 REPLAYS = 4
 NAMED = 12
-"""Kernels told by name; the rest is summed up."""
+"""Kernels reported by name; the rest is summed up."""
 
 
 def decode_profile(engine: LLMEngine, batch: int, context: int) -> dict[str, Any]:

@@ -101,7 +101,7 @@ Decode = TypeVar("Decode")
 Prefill = TypeVar("Prefill")
 
 
-class Lightning(Protocol[Decode, Prefill]):
+class LightningAttention(Protocol[Decode, Prefill]):
     capabilities: Capabilities
 
     def prepare(self, rows: list[StateRow] | StateTable) -> Decode: ...

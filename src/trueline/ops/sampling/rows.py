@@ -136,9 +136,9 @@ class SamplingState:
         params = self.params
         filtered = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
         edited = params.logit_bias or params.allowed_token_ids is not None or self.bad_words
-        told = params.logprobs is not None
+        reports = params.logprobs is not None
         waits = self.position - len(self.prompt_ids) < params.min_tokens
-        return not (filtered or edited or told or waits or self.has_penalties)
+        return not (filtered or edited or reports or waits or self.has_penalties)
 
     def seen(self) -> dict[int, int]:
         """How often each token is in the output; prompt tokens are in it as well where the

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -15,18 +16,25 @@ from trueline.cache.store import LatentView
 from trueline.engine import batch, live_request
 from trueline.engine import runner as runner_module
 from trueline.engine.live_request import LiveRequest
+from trueline.engine.request import Request
 from trueline.engine.scheduler import Scheduler
+from trueline.engine.step import Row
 from trueline.layers.decoder import Decoder
 from trueline.layers.feedforward import MoE
 from trueline.layers.mla import MLA
 from trueline.ops.mla_decode import cpu as decode
 from trueline.ops.mla_prefill import cpu as prefill
 from trueline.ops.sampling import cpu as sampling
+from trueline.ops.sampling.rows import SamplingRows, SamplingState
+from trueline.spec.feedforward import RouterSpec
 from trueline.verify.faults import Fault, Make, Running
+
+Part = tuple[Tensor, Tensor]
+"""Outputs and their LSE."""
 
 
 def _base_2(softmax_part: Make) -> Make:
-    def broken(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    def broken(*arguments: object, **options: object) -> tuple[Tensor, Tensor]:
         out, lse = softmax_part(*arguments, **options)
         return out, lse / math.log(2)
 
@@ -36,7 +44,7 @@ def _base_2(softmax_part: Make) -> Make:
 def _swapped_lse(merge: Make) -> Make:
     """[heads, queries] read as [queries, heads]: same count, so no shape error."""
 
-    def broken(a: Any, b: Any, *rest: Any) -> Any:
+    def broken(a: Part, b: Part, *rest: Part) -> object:
         flipped = a[1].reshape(-1)[: b[1].numel()].reshape(b[1].T.shape).T
         return merge((a[0], flipped), b, *rest)
 
@@ -46,7 +54,7 @@ def _swapped_lse(merge: Make) -> Make:
 def _empty_counts(softmax_part: Make) -> Make:
     """An empty set of keys gets a sum of one instead of none."""
 
-    def broken(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    def broken(*arguments: object, **options: object) -> tuple[Tensor, Tensor]:
         out, lse = softmax_part(*arguments, **options)
         return out, lse.masked_fill(lse == float("-inf"), 0.0)
 
@@ -56,7 +64,7 @@ def _empty_counts(softmax_part: Make) -> Make:
 def _unmasked(prepare: Make) -> Make:
     """Every row sees as far as the longest of its group."""
 
-    def broken(*arguments: Any) -> Any:
+    def broken(*arguments: object) -> object:
         made = prepare(*arguments)
         if isinstance(made, list):
             return [replace(group, beyond=None) for group in made]
@@ -68,7 +76,7 @@ def _unmasked(prepare: Make) -> Make:
 def _stranger_cells(prepare: Make) -> Make:
     """Beyond a row's end the null block is read, and relied on to be zero."""
 
-    def broken(rows: Any, view: LatentView, tiling: Any, heads: int) -> Any:
+    def broken(rows: object, view: LatentView, tiling: object, heads: int) -> object:
         made = prepare(rows, view, tiling, heads)
         if isinstance(made, list):
             return [
@@ -104,7 +112,7 @@ def _later_keys_replace(merge: Make) -> Make:
 def _decode_rows_last(forward: Make) -> Make:
     """Decode rows taken from the end, as if prefill came first (story 2)."""
 
-    def broken(self: MLA, q: Tensor, step: Any, view: Any) -> Tensor:
+    def broken(self: MLA, q: Tensor, step: object, view: object) -> Tensor:
         return torch.roll(forward(self, q, step, view), 1, 0)
 
     return broken
@@ -113,7 +121,7 @@ def _decode_rows_last(forward: Make) -> Make:
 def _tail_fed_with_a_guess(step_row: Make) -> Make:
     """A one-token tail of a prompt is taken for generation and fed the token sampled last."""
 
-    def broken(self: LiveRequest, row: Any) -> Any:
+    def broken(self: LiveRequest, row: Row) -> object:
         made = step_row(self, row)
         if row.count == 1 and 0 < row.start < self.num_prompt_tokens:
             made.token_ids[0] = self.tokens[row.start - 1]
@@ -125,7 +133,7 @@ def _tail_fed_with_a_guess(step_row: Make) -> Make:
 def _positions_from_zero(batch: Make) -> Make:
     """After a prefix hit positions start again at zero."""
 
-    def broken(self: Any, step: Any) -> Any:
+    def broken(self: object, step: object) -> object:
         made = batch(self, step)
         seen = vars(self).setdefault("seen_before", set())
         for row in made.rows:
@@ -165,14 +173,16 @@ def _last_row_not_written(write: Make) -> Make:
 def _weights_in_other_order(run: Make) -> Make:
     """Weights sorted by size, ids not."""
 
-    def broken(x: Any, ids: Tensor, weights: Tensor, *rest: Any, **options: Any) -> Any:
+    def broken(x: object, ids: Tensor, weights: Tensor, *rest: object, **options: object) -> object:
         return run(x, ids, weights.sort(-1).values, *rest, **options)
 
     return broken
 
 
 def _scaled(run: Make) -> Make:
-    def broken(logits: Any, bias: Any, router: Any, forced: Any = None) -> Any:
+    def broken(
+        logits: object, bias: object, router: RouterSpec, forced: object = None
+    ) -> tuple[Tensor, Tensor]:
         ids, weights = run(logits, bias, router, forced)
         return ids, weights * router.scaling_factor
 
@@ -180,7 +190,9 @@ def _scaled(run: Make) -> Make:
 
 
 def _biased(run: Make) -> Make:
-    def broken(logits: Tensor, bias: Any, router: Any, forced: Any = None) -> Any:
+    def broken(
+        logits: Tensor, bias: Tensor | None, router: RouterSpec, forced: object = None
+    ) -> tuple[Tensor, Tensor]:
         ids, _ = run(logits, bias, router, forced)
         scores = logits.sigmoid() if bias is None else logits.sigmoid() + bias
         weights = scores.gather(1, ids)
@@ -190,7 +202,7 @@ def _biased(run: Make) -> Make:
 
 
 def _shared_dropped(forward: Make) -> Make:
-    def broken(self: MoE, x: Tensor, forced: Any) -> Any:
+    def broken(self: MoE, x: Tensor, forced: object) -> object:
         shared, self.shared = self.shared, None if len(x) > 8 else self.shared
         try:
             return forward(self, x, forced)
@@ -203,7 +215,7 @@ def _shared_dropped(forward: Make) -> Make:
 def _no_chain(hash_blocks: Make) -> Make:
     """A block is named by its own tokens alone."""
 
-    def broken(tokens: Any, size: int, salt: bytes, previous: Any) -> list[bytes]:
+    def broken(tokens: Sequence[int], size: int, salt: bytes, previous: object) -> list[bytes]:
         return [
             hash_blocks(tokens[start : start + size], size, salt, [])[0]
             for start in range(0, len(tokens) - size + 1, size)
@@ -215,7 +227,7 @@ def _no_chain(hash_blocks: Make) -> Make:
 def _release_at_once(release: Make) -> Make:
     """Shared blocks are freed by the first who leaves."""
 
-    def broken(self: Pool, ids: Any) -> None:
+    def broken(self: Pool, ids: Iterable[int]) -> None:
         for block in ids:
             while self.references(block) > 1:
                 release(self, [block])
@@ -227,7 +239,7 @@ def _release_at_once(release: Make) -> Make:
 def _resumes_too_far(seat: Make) -> Make:
     """A preempted request comes back with one block more than it has."""
 
-    def broken(self: Scheduler, request: Any, prefix: Any, fresh: Any) -> None:
+    def broken(self: Scheduler, request: Request, prefix: object, fresh: object) -> None:
         seat(self, request, prefix, fresh)
         if request.num_admissions > 1:
             request.num_computed += self.blocks.stride
@@ -250,23 +262,23 @@ def _evicted_still_named(take: Make) -> Make:
 
 
 def _seed_of_place(build_rows: Make) -> Make:
-    def broken(states: Any, *rest: Any) -> Any:
-        rows = build_rows(states, *rest)
+    def broken(states: Sequence[SamplingState], *rest: object) -> SamplingRows:
+        rows: SamplingRows = build_rows(states, *rest)
         return replace(rows, seed=rows.seed + torch.arange(len(states)))
 
     return broken
 
 
 def _same_draw_everywhere(build_rows: Make) -> Make:
-    def broken(states: Any, *rest: Any) -> Any:
-        rows = build_rows(states, *rest)
+    def broken(states: Sequence[SamplingState], *rest: object) -> SamplingRows:
+        rows: SamplingRows = build_rows(states, *rest)
         return replace(rows, seed=torch.zeros_like(rows.seed))
 
     return broken
 
 
 def _scores_after_bias(sample: Make) -> Make:
-    def broken(logits: Tensor, rows: Any) -> Any:
+    def broken(logits: Tensor, rows: SamplingRows) -> object:
         edited = logits.clone()
         if rows.bias is not None:
             edited[rows.bias.row, rows.bias.token] += rows.bias.value.float()
@@ -276,7 +288,7 @@ def _scores_after_bias(sample: Make) -> Make:
 
 
 def _product_of_the_count(run: Make) -> Make:
-    """The last bit of a head's product depends on how many rows share it, as it does in some
+    """The last bit of a head's GEMM depends on how many rows share it, as it does in some
     libraries' kernels."""
     return lambda x, packed, to=None: run(x, packed, to).mul_(1 + 2.0**-22 * (len(x) % 7))
 
@@ -357,7 +369,7 @@ ENGINE_FAULTS = [
           runner_module, "build_rows", _same_draw_everywhere),
     Fault("logprobs-after-bias", "logprobs after bias instead of raw", "raw logprobs", _M,
           sampling, "sample", _scores_after_bias),
-    Fault("unsteady-heads", "a head's product depends on the number of rows", "batch-invariant",
+    Fault("unsteady-heads", "a head's GEMM depends on the number of rows", "batch-invariant",
           _M, Running("batched_gemm"), "run", _product_of_the_count),
     Fault("two-forms", "prefill and decode attend in different forms", "batch-invariant", _M,
           LatentInputs, "__init__", _one_form_forgotten),

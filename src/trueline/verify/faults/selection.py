@@ -41,10 +41,10 @@ def _keys_of_long_rows_only(select: Make) -> Make:
     return broken
 
 
-def _last_dims_turn(turn: Make) -> Make:
+def _last_dims_rotated(rotate: Make) -> Make:
     def broken(x: Tensor, *how: Any) -> Tensor:
-        turned: Tensor = turn(x.flip(-1), *how)
-        return turned.flip(-1)
+        rotated: Tensor = rotate(x.flip(-1), *how)
+        return rotated.flip(-1)
 
     return broken
 
@@ -52,7 +52,7 @@ def _last_dims_turn(turn: Make) -> Make:
 def _other_pairing(init: Make) -> Make:
     def broken(self: Indexer, *arguments: Any) -> None:
         init(self, *arguments)
-        other: Pairing = "halves" if self.spec.rope.pairing == "pairs" else "pairs"
+        other: Pairing = "half-split" if self.spec.rope.pairing == "interleaved" else "interleaved"
         self.spec = replace(self.spec, rope=replace(self.spec.rope, pairing=other))
 
     return broken
@@ -67,13 +67,13 @@ def _no_bias(init: Make) -> Make:
 
 
 def _in_place_assumed(*, keys: bool) -> Make:
-    """What the rotation of keys, or of queries, returns is dropped, as if it had turned its
+    """What the rotation of keys, or of queries, returns is dropped, as if it had rotated its
     argument."""
 
-    def make(turn: Make) -> Make:
+    def make(rotate: Make) -> Make:
         def broken(x: Tensor, *how: Any) -> Tensor:
-            turned: Tensor = turn(x, *how)
-            return x if (x.shape[1] == 1) == keys else turned
+            rotated: Tensor = rotate(x, *how)
+            return x if (x.shape[1] == 1) == keys else rotated
 
         return broken
 
@@ -112,12 +112,12 @@ SELECTION_FAULTS = [
           BatchRow, "num_seeing", _everything_is_seen),
     Fault("engine-keys-of-long-rows", "short steps write no index keys", "split = whole", _V,
           MLA, "_select", _keys_of_long_rows_only),
-    Fault("engine-index-last-dims", "the indexer turns the last dims", "engine oracle", _V,
-          _WRITE, "rotate_first", _last_dims_turn),
-    Fault("engine-index-pairing", "V3.2's indexer turns pairs", "engine oracle", _V,
-          Indexer, "__init__", _other_pairing),
-    Fault("engine-index-pairing-glm", "GLM-5's indexer turns halves", "engine oracle", "glm5",
-          Indexer, "__init__", _other_pairing),
+    Fault("engine-index-last-dims", "the indexer rotates the last dims", "engine oracle", _V,
+          _WRITE, "rotate_first", _last_dims_rotated),
+    Fault("engine-index-pairing", "V3.2's indexer rotates interleaved channels", "engine oracle",
+          _V, Indexer, "__init__", _other_pairing),
+    Fault("engine-index-pairing-glm", "GLM-5's indexer rotates half-split channels",
+          "engine oracle", "glm5", Indexer, "__init__", _other_pairing),
     Fault("engine-key-norm-bias", "the bias of the key norm is dropped", "engine oracle", _V,
           Indexer, "__init__", _no_bias),
     Fault("engine-rope-in-place-q", "index queries rely on rotation in place (story 4)",

@@ -166,6 +166,6 @@ STATE_FAULTS = [
           LightningSpec, "slopes", _first_heads),
     Fault("ranks-not-added", "what the ranks computed is not added up", "ranks = one", _L,
           ThreadRank, "all_reduce", lambda add: lambda self, x: (add(self, x), x)[1]),
-    Fault("one-rope-for-all", "all layers turn by the first layer's table", "engine oracle", _L,
+    Fault("one-rope-for-all", "all layers rotate by the first layer's table", "engine oracle", _L,
           Ropes, "at", lambda at: lambda self, p: [at(self, p)[0]] * len(self.of_layer)),
 ]  # fmt: skip
