@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from servers import Served, serving
-from wire import Answer, Wire, events, request, wire
+from wire import HttpResponse, Wire, events, request, wire
 
 Tiny = Callable[..., Path]
 ASK = {"prompt": "true to the", "temperature": 0, "max_tokens": 8}
@@ -39,7 +39,7 @@ def posted(asked: dict[str, Any], **headers: str) -> bytes:
     return request("POST", "/v1/completions", json.dumps(asked).encode(), headers)
 
 
-def ask(served: Served, asked: dict[str, Any] = ASK) -> Answer:
+def ask(served: Served, asked: dict[str, Any] = ASK) -> HttpResponse:
     with wire(served.url) as connection:
         connection.send(posted(asked))
         return connection.answer()
@@ -91,7 +91,7 @@ def readiness(served: Served) -> tuple[int, dict[str, str]]:
 # -- the engine is lost --------------------------------------------------------------------
 
 
-def hit(served: Served) -> tuple[list[Answer], list[Answer]]:
+def hit(served: Served) -> tuple[list[HttpResponse], list[HttpResponse]]:
     """What streaming and other clients heard after their engine was killed."""
     with ThreadPoolExecutor(8) as pool:
         others = [pool.submit(ask, served, LONG) for _ in range(4)]
@@ -105,7 +105,7 @@ def hit(served: Served) -> tuple[list[Answer], list[Answer]]:
     return answers
 
 
-def check_told(streamed: list[Answer], others: list[Answer]) -> None:
+def check_told(streamed: list[HttpResponse], others: list[HttpResponse]) -> None:
     for answer in streamed:
         *frames, last = events(answer.body)
         assert all("choices" in frame for frame in frames)
@@ -193,7 +193,7 @@ def test_nobody_reads_the_log(tiny: Tiny) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_while_loading(tiny: Tiny, tmp_path: Path, number: signal.Signals) -> None:
     with serving(tiny("deepseek_v3"), wait=False, TMPDIR=str(tmp_path)) as served:
-        eventually(lambda: "process.child" in children(served.process.pid))
+        eventually(lambda: "process.engine_process" in children(served.process.pid))
         served.signal(number)
         assert served.ended() == 0
         log = served.rest_of_log()
