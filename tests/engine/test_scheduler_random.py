@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from simulation import Simulation, count_opcodes
+from spread import diagonal
 from trueline.engine.request import Request, RequestState
 from trueline.errors import RequestRejected
 
@@ -104,8 +105,7 @@ class SchedulerMachine(RuleBasedStateMachine):
 TestScheduler = SchedulerMachine.TestCase
 
 
-@pytest.mark.parametrize("stateful", [False, True])
-@pytest.mark.parametrize("lag", [0, 1, 2])
+@pytest.mark.parametrize(("lag", "stateful"), diagonal([0, 1, 2], [True, False]))
 def test_a_long_run(lag: int, stateful: bool) -> None:
     """Hundreds of turns under pressure: what no short example reaches, in numbers we control."""
     seen: Counter[str] = Counter()
