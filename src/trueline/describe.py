@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
 from trueline.errors import CheckpointError
 from trueline.models import config_file, read_model
 from trueline.models.statistics import cache_costs, count_parameters
-from trueline.spec.model import LayerSpec, ModelSpec, Storage
+from trueline.spec.fields import JSON
+from trueline.spec.model import LayerSpec, ModelSpec, WeightStorage
 from trueline.spec.source import Span, Spec
 from trueline.weights.checkpoint import Checkpoint, open_checkpoint
 from trueline.weights.ledger import balance, stored_dtypes, stored_formats
@@ -28,7 +28,7 @@ KIND_NAMES = {
 }
 
 
-def describe(model: str | Path, facts: Mapping[str, Any] | None = None) -> dict[str, Any]:
+def describe(model: str | Path, facts: Mapping[str, object] | None = None) -> JSON:
     spec = read_model(model, facts)
     file = config_file(model)
     counts = None if spec.not_runnable else count_parameters(spec)
@@ -56,7 +56,7 @@ def describe(model: str | Path, facts: Mapping[str, Any] | None = None) -> dict[
     }
 
 
-def layer_kinds(spec: ModelSpec) -> list[dict[str, Any]]:
+def layer_kinds(spec: ModelSpec) -> list[JSON]:
     """Layers with equal facts, but for their place, are one kind; in order of appearance."""
     kinds: list[tuple[LayerSpec, list[int]]] = []
     for layer in spec.layers:
@@ -87,7 +87,7 @@ def _source(layer: LayerSpec, part: str) -> str | None:
     return source.text if source else None
 
 
-def _node(spec: Spec) -> dict[str, Any]:
+def _node(spec: Spec) -> JSON:
     """A spec's own facts, and the specs inside it under their field names."""
     inner = {
         item.name: _node(value)
@@ -95,29 +95,29 @@ def _node(spec: Spec) -> dict[str, Any]:
         if isinstance(value := getattr(spec, item.name), Spec)
     }
     name = type(spec).__name__
-    kind = spec.label if isinstance(spec, Storage) else KIND_NAMES.get(name, name)
+    kind = spec.label if isinstance(spec, WeightStorage) else KIND_NAMES.get(name, name)
     return {"kind": kind, "facts": _facts(spec), **inner}
 
 
-def _facts(spec: Spec) -> list[dict[str, Any]]:
+def _facts(spec: Spec) -> list[JSON]:
     return [
         {"name": name, "value": _plain(value), "from": source.kind, "source": source.text}
         for name, value, source in spec.facts()
     ]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if isinstance(value, Span):
         return value.total if value.count == value.total else str(value)
     return list(value) if isinstance(value, tuple) else value
 
 
-def _checkpoint(directory: Path | None, spec: ModelSpec) -> dict[str, Any] | None:
+def _checkpoint(directory: Path | None, spec: ModelSpec) -> JSON | None:
     checkpoint = open_checkpoint(directory) if directory else None
     if checkpoint is None:
         return None
     stored = checkpoint.tensors.values()
-    summary: dict[str, Any] = {
+    summary: JSON = {
         "files": [file.name for file in checkpoint.files],
         "tensors": len(stored),
         "bytes": sum(tensor.nbytes for tensor in stored),
@@ -131,7 +131,7 @@ def _checkpoint(directory: Path | None, spec: ModelSpec) -> dict[str, Any] | Non
     return summary | _ledger(checkpoint, spec)
 
 
-def _ledger(checkpoint: Checkpoint, spec: ModelSpec) -> dict[str, Any]:
+def _ledger(checkpoint: Checkpoint, spec: ModelSpec) -> JSON:
     try:
         ledger = balance(checkpoint, spec)
     except CheckpointError as error:

@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +25,7 @@ META = "meta"
 """PyTorch's device of tensors without data: shapes, strides and offsets, nothing computed."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Device:
     kind: str
     name: str
@@ -52,12 +51,25 @@ def find_device(wanted: str) -> Device:
     if wanted != "cpu" and torch.cuda.is_available():
         free, total = torch.cuda.mem_get_info()
         name = torch.cuda.get_device_name()
-        return Device("cuda", name, 1, free, total, compute_capability())
+        return Device(
+            kind="cuda",
+            name=name,
+            threads=1,
+            free_memory=free,
+            total_memory=total,
+            compute_capability=compute_capability(),
+        )
     if wanted == "cuda":
         raise UsageError("device = 'cuda': PyTorch sees no NVIDIA GPU on this machine")
     free = _free_memory()
     # One thread per core: more only makes them wait for each other.
-    return Device("cpu", torch.backends.cpu.get_cpu_capability(), num_cores(), free, free)
+    return Device(
+        kind="cpu",
+        name=torch.backends.cpu.get_cpu_capability(),
+        threads=num_cores(),
+        free_memory=free,
+        total_memory=free,
+    )
 
 
 def num_cores() -> int:
@@ -90,7 +102,7 @@ def large_empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     return aligned.view(shape)
 
 
-def _find_madvise() -> Any:
+def _find_madvise() -> Callable[[int, int, int], int] | None:
     if not hasattr(mmap, "MADV_HUGEPAGE"):
         return None
     function = getattr(ctypes.CDLL(None), "madvise", None)

@@ -46,7 +46,7 @@ class Registry:
         noun: str,
         own: Mapping[str, str],
         needs: Mapping[str, Sequence[str]],
-        unfit: Callable[[str, Any], str | None] = lambda kind, found: None,
+        unfit: Callable[[str, object], str | None] = lambda kind, found: None,
     ) -> None:
         self.group, self.noun, self.needs, self.unfit = group, noun, needs, unfit
         self.own = {key: EntryPoint(key, target, group) for key, target in own.items()}
@@ -79,7 +79,7 @@ class Registry:
         entry = self._entries()[f"{kind}.{name}"]
         return self._checked(kind, entry) if entry.dist else entry.load()
 
-    def _checked(self, kind: str, entry: EntryPoint) -> Any:
+    def _checked(self, kind: str, entry: EntryPoint) -> object:
         what = f"{package(entry)}: {self.group} '{entry.name}'"
         try:
             found = entry.load()

@@ -14,7 +14,7 @@ import pytest
 
 from trueline.bench.overhead import machine
 from trueline.bench.overhead import rounds as overhead
-from trueline.bench.overhead.machine import Meter, Use
+from trueline.bench.overhead.machine import CpuMeter, CpuUse
 from trueline.bench.overhead.processes import flags
 from trueline.bench.overhead.rounds import Overhead, Pair, Side, server_side, summarise
 from trueline.cli import main
@@ -32,7 +32,7 @@ Tiny = Callable[..., Path]
 
 def pair(offline: float, server: float, others: float = 0.0, streams: int = 8) -> Pair:
     """Of 8 streams with 50 tokens: 400 tokens in so many seconds, the first after 1 and 2."""
-    use = Use({"client": 0.01, "front end": 0.02}, others)
+    use = CpuUse({"client": 0.01, "front end": 0.02}, others)
     return Pair(streams, 50, Side(offline, 1.0), Side(server, 2.0, use))
 
 
@@ -65,7 +65,7 @@ def record(start: float, first: float | None, tokens: int, error: str | None = N
 
 def test_a_servers_run_counts_from_the_first_request() -> None:
     run = LoadRun(Load(2), [record(1.0, 1.5, 4), record(1.25, 3.0, 4)], seconds=8.0)
-    assert server_side(run, 4, Use()) == Side(8.0, 2.0)
+    assert server_side(run, 4, CpuUse()) == Side(8.0, 2.0)
 
 
 @pytest.mark.parametrize(
@@ -73,7 +73,7 @@ def test_a_servers_run_counts_from_the_first_request() -> None:
 )
 def test_a_run_with_a_failed_or_short_answer_is_no_figure(bad: Record) -> None:
     with pytest.raises(ServerError):
-        server_side(LoadRun(Load(2), [record(1.0, 1.5, 4), bad], seconds=8.0), 4, Use())
+        server_side(LoadRun(Load(2), [record(1.0, 1.5, 4), bad], seconds=8.0), 4, CpuUse())
 
 
 class Scripted(Overhead):
@@ -92,7 +92,7 @@ class Scripted(Overhead):
 
     async def _side(self, name: str, streams: int) -> Side:
         self.said.append(f"{name} {streams}")
-        return Side(1.0, 0.5, Use({}, 1.0 if len(self.said) < 4 else 0.0))
+        return Side(1.0, 0.5, CpuUse({}, 1.0 if len(self.said) < 4 else 0.0))
 
     async def _offline(self, streams: int) -> Side:
         return await self._side("offline", streams)
@@ -116,7 +116,7 @@ def test_others_are_what_we_are_not(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(machine.time, "monotonic", lambda: float(next(clock)))
     monkeypatch.setattr(machine, "busy_seconds", lambda: float(next(busy)))
     monkeypatch.setattr(machine, "process_seconds", lambda pid: float(next(ours)))
-    assert Meter({"client": 1}).stop() == Use({"client": 0.5}, 1.0)
+    assert CpuMeter({"client": 1}).stop() == CpuUse({"client": 0.5}, 1.0)
 
 
 def test_processor_time_is_read() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from trueline.cache.kinds.latent import Latent
-from trueline.cache.layout import KINDS, STORAGES
+from trueline.cache.layout import INDEX_LAYOUTS, STORAGES
 from trueline.config import EngineConfig
 from trueline.device import find_device
 from trueline.engine.caches import Caches
@@ -30,7 +30,7 @@ STATES: dict[str, list[Any]] = {
 }
 INDEX: dict[str, list[Any]] = {
     "index_cache_dtype": [*STORAGES, "auto"],
-    "index_cache_layout": [*KINDS],
+    "index_cache_layout": [*INDEX_LAYOUTS],
 }
 
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from trueline.cache.index import DTYPES, IndexStore
-from trueline.cache.layout import AMAX_FLOOR, KINDS, STORAGES, IndexLayout
+from trueline.cache.layout import AMAX_FLOOR, INDEX_LAYOUTS, STORAGES, IndexLayout
 from trueline.errors import UsageError
 from trueline.ops.index_scores.reference import read_keys
 from trueline.verify.ops import randn
@@ -133,7 +133,7 @@ def test_a_write_touches_its_own_bytes_alone(layout: IndexLayout) -> None:
     )
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", INDEX_LAYOUTS)
 @pytest.mark.parametrize("storage", STORAGES)
 def test_what_is_stored_is_the_nearest_number(storage: str, kind: str) -> None:
     layout = IndexLayout(64, 16, storage, kind)

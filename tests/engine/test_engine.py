@@ -13,15 +13,17 @@ import torch
 
 from spread import diagonal
 from trueline import device, native
+from trueline.cache.kinds.index_keys import IndexKeys
+from trueline.cache.kinds.lightning import LightningState
 from trueline.config import EngineConfig
 from trueline.device import find_device
 from trueline.engine.core import EngineCore
 from trueline.engine.loading import load_engine
 from trueline.errors import RequestRejected, UsageError
-from trueline.layers.decoder import Replay
+from trueline.layers.context import Replay
 from trueline.models import read_model
 from trueline.ops.capabilities import Context
-from trueline.ops.registry import NEEDS, OPS, refusals
+from trueline.ops.registry import OPS, refusals
 from trueline.plan import plan
 from trueline.plan.plan import make_plan
 from trueline.spec.mixer import MLASpec
@@ -30,7 +32,7 @@ from trueline.tiny.configs import FAMILIES
 from trueline.verify import engine as verify_engine
 from trueline.verify import ranks
 from trueline.verify.cases import FP8_32
-from trueline.verify.engine import Ask, Run, oracle, run, same, same_bits_under, serve
+from trueline.verify.engine import Ask, EngineRun, oracle, run, same, same_bits_under, serve
 from trueline.verify.failed import CheckFailed
 from trueline.verify.ops.sampling import GATE
 from trueline.verify.ranks import ranks_are_as_one, serve_on_ranks
@@ -71,8 +73,9 @@ def test_every_op_can_be_its_reference(family: str, op: str, tiny: Tiny) -> None
     asks = [Ask(prompt(20), 3), Ask(prompt(5), 3, arrives=1)]
     done = run(tiny(family), asks, BASE, ops={op: "reference"})
     oracle(tiny(family), asks, done)
-    if (
-        op not in NEEDS
+    if op not in (
+        *IndexKeys.ops,
+        *LightningState.ops,
     ):  # no layer of these models has it: see test_hybrid.py, test_sparse_engine.py
         assert done.core.plan.selections[op].reason == "asked for"
 
@@ -144,7 +147,7 @@ def test_16_bit_computation_is_decided_by_features(
 
 def test_16_bit_computation(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
     if refusals("linear", "onednn", Context(dtype=torch.bfloat16)):
-        pytest.skip("oneDNN has no bfloat16 products here")
+        pytest.skip("oneDNN has no bfloat16 GEMM here")
     monkeypatch.setattr(plan, "choose_compute_dtype", lambda storage, _: (storage, "as told"))
     made = load_engine(tiny("deepseek_v3", dtype="bfloat16"), BASE).plan
     assert (made.weight_dtype, made.compute_dtype) == (torch.bfloat16, torch.bfloat16)
@@ -160,7 +163,7 @@ def test_plain_torch_products_serve_too(tiny: Tiny) -> None:
 
 
 @pytest.fixture(scope="module")
-def whole(tiny: Tiny) -> Run:
+def whole(tiny: Tiny) -> EngineRun:
     """Everything in one go: large budget, no cache to share."""
     return run(tiny("deepseek_v3"), MIXED, BASE, enable_prefix_caching=False)
 
@@ -179,7 +182,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_schedules_agree(name: str, tiny: Tiny, whole: Run) -> None:
+def test_schedules_agree(name: str, tiny: Tiny, whole: EngineRun) -> None:
     done = run(tiny("deepseek_v3"), MIXED, BASE, **SCHEDULES[name])
     same(name, done, whole)
 
@@ -192,11 +195,11 @@ def test_overlapped_is_bitwise_the_plain_loop(tiny: Tiny) -> None:
         assert plain.tokens[i] == ahead.tokens[i]
 
 
-def test_alone_is_as_in_a_batch(tiny: Tiny, whole: Run) -> None:
+def test_alone_is_as_in_a_batch(tiny: Tiny, whole: EngineRun) -> None:
     model = tiny("deepseek_v3")
     for i, ask in enumerate(MIXED):
         alone = run(model, [replace(ask, arrives=0)], BASE)
-        one = Run([whole.tokens[i]], [whole.logits[i]], [0], [[]], whole.core)
+        one = EngineRun([whole.tokens[i]], [whole.logits[i]], [0], [[]], whole.core)
         same("solo = batch", alone, one)
 
 
@@ -378,7 +381,7 @@ def test_the_plan_counts_threads(threads: int, told: str, tiny: Tiny) -> None:
     assert next(plan.lines()).endswith(f", {told}")
 
 
-def test_without_the_mode_bits_do_differ(tiny: Tiny, whole: Run) -> None:
+def test_without_the_mode_bits_do_differ(tiny: Tiny, whole: EngineRun) -> None:
     """Or the check above could not fail."""
     with pytest.raises(CheckFailed, match="bits differ"):
         same("split", run(tiny("deepseek_v3"), MIXED, BASE, max_num_batched_tokens=8), whole,
@@ -415,14 +418,15 @@ def test_a_divided_vocabulary_is_put_together(config: EngineConfig, tiny: Tiny) 
     ranks_are_as_one(model, ON_RANKS, config, 2, 8)
 
 
-@pytest.mark.parametrize("narrow", [True, False], ids=["16 bits", "32 bits"])
-@pytest.mark.parametrize("stored", [{"dtype": "bfloat16"}, {"fp8": FP8_32}], ids=["bf16", "fp8"])
+@pytest.mark.parametrize(
+    ("stored", "narrow"), diagonal([{"dtype": "bfloat16"}, {"fp8": FP8_32}], [True, False])
+)
 def test_ranks_have_the_bits_of_one_however_weights_are_stored(
     stored: dict[str, Any], narrow: bool, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Computed in 16 bits or in 32, whatever this CPU has."""
     if narrow and refusals("linear", "onednn", Context(dtype=torch.bfloat16)):
-        pytest.skip("oneDNN has no bfloat16 products here")
+        pytest.skip("oneDNN has no bfloat16 GEMM here")
 
     def choose(storage: torch.dtype, _: Any) -> tuple[torch.dtype, str]:
         return (storage if narrow else torch.float32), "as told"
@@ -452,7 +456,9 @@ def test_parts_of_sums_do_not_have_the_bits_of_one(
     with pytest.raises(CheckFailed, match="bits differ"):
         same("parts", serve_on_ranks(model, ON_RANKS, BASE, 2)[0], one, bitwise=True)
     monkeypatch.setattr(
-        ranks, "local_spec", lambda spec, number, size, whole_sums: local_spec(spec, number, size)
+        ranks,
+        "local_spec",
+        lambda spec, number, size, invariant_sums: local_spec(spec, number, size),
     )
     with pytest.raises(AssertionError, match="bits depend on the ranks"):
         serve_on_ranks(model, ON_RANKS, INVARIANT, 2)
@@ -484,7 +490,7 @@ def test_expert_choices_can_be_recorded_and_forced(tiny: Tiny) -> None:
 @pytest.mark.parametrize("overlap", [False, True])
 @pytest.mark.parametrize("at", [0, 1, 2, 5, 9])
 def test_abort_frees_everything_and_disturbs_nobody(
-    overlap: bool, at: int, tiny: Tiny, whole: Run
+    overlap: bool, at: int, tiny: Tiny, whole: EngineRun
 ) -> None:
     config = replace(BASE, overlap=overlap, enable_prefix_caching=False)
     core = load_engine(tiny("deepseek_v3"), config).core
@@ -496,8 +502,8 @@ def test_abort_frees_everything_and_disturbs_nobody(
     done = serve(core, MIXED, abort)
     assert done.outputs[0][-1].finish_reason == "abort"
     kept = slice(1, None)
-    rest = Run(done.tokens[kept], done.logits[kept], done.cached[kept], [], core)
-    wanted = Run(whole.tokens[kept], whole.logits[kept], whole.cached[kept], [], core)
+    rest = EngineRun(done.tokens[kept], done.logits[kept], done.cached[kept], [], core)
+    wanted = EngineRun(whole.tokens[kept], whole.logits[kept], whole.cached[kept], [], core)
     same("abort", rest, wanted)
     assert core.pool.num_free == core.pool.num_usable
     assert not core.requests

@@ -19,7 +19,7 @@ from trueline.errors import UsageError
 from trueline.verify.cases import CASES, make_subject
 from trueline.verify.engine import (
     Ask,
-    Run,
+    EngineRun,
     decode_is_prefill,
     oracle,
     run,
@@ -54,13 +54,13 @@ def model(tiny: Tiny) -> Path:
 
 
 @pytest.fixture(scope="module")
-def whole(model: Path) -> Run:
+def whole(model: Path) -> EngineRun:
     return run(model, MIXED, BASE, enable_prefix_caching=False)
 
 
 @pytest.mark.parametrize(("budget", "block_size"), diagonal([1, 2, 7, 64], [3, 16, 1]))
 def test_every_position_equals_the_reference(
-    budget: int, block_size: int, model: Path, whole: Run
+    budget: int, block_size: int, model: Path, whole: EngineRun
 ) -> None:
     done = run(model, MIXED, BASE, max_num_batched_tokens=budget, max_num_seqs=min(budget, 7),
                block_size=block_size)  # fmt: skip
@@ -94,7 +94,7 @@ SCHEDULES: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_schedules_agree(name: str, model: Path, whole: Run) -> None:
+def test_schedules_agree(name: str, model: Path, whole: EngineRun) -> None:
     same(name, run(model, MIXED, BASE, **SCHEDULES[name]), whole)
 
 
@@ -106,7 +106,7 @@ def test_bits_do_not_depend_on_the_schedule(names: Sequence[str], model: Path) -
     same_bits_under(model, MIXED, INVARIANT, {name: SCHEDULES[name] for name in names})
 
 
-def test_without_the_mode_bits_do_differ(model: Path, whole: Run) -> None:
+def test_without_the_mode_bits_do_differ(model: Path, whole: EngineRun) -> None:
     """Or the check above could not fail."""
     with pytest.raises(CheckFailed, match="bits differ"):
         same("split", run(model, MIXED, BASE, max_num_batched_tokens=8), whole, bitwise=True)
@@ -117,8 +117,7 @@ def test_decode_is_prefill(model: Path) -> None:
         decode_is_prefill(model, Ask(prompt(50, 4), 90), config)
 
 
-@pytest.mark.parametrize("config", [BASE, INVARIANT], ids=["free", "invariant"])
-@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize(("config", "caching"), diagonal([BASE, INVARIANT], [False, True]))
 def test_preempted_requests_resume(config: EngineConfig, caching: bool, model: Path) -> None:
     asks = [Ask(prompt(30, i), 40) for i in range(4)]
     free = run(model, asks, config)
@@ -186,7 +185,7 @@ def test_abort_frees_slots_and_disturbs_nobody(model: Path) -> None:
 
     core = load_engine(model, BASE).core
     done = serve(core, asks, on_step=abort)
-    same("abort", Run(done.tokens[1:], done.logits[1:], [0], [[]], core), alone)
+    same("abort", EngineRun(done.tokens[1:], done.logits[1:], [0], [[]], core), alone)
     assert core.slots is not None
     assert core.slots.num_in_use == 0
 
@@ -209,13 +208,17 @@ DIVISIBLE = {"num_attention_heads": 12, "hidden_size": 80, "num_experts": 16,
 ON_RANKS = [Ask(prompt(70), 4), Ask(prompt(7), 4, arrives=1), Ask(prompt(1), 6, arrives=2)]
 
 
-@pytest.mark.parametrize("config", [BASE, INVARIANT], ids=["free", "invariant"])
-def test_ranks_are_as_one(config: EngineConfig, tiny: Tiny) -> None:
-    ranks_are_as_one(tiny(FAMILY, keys=DIVISIBLE), ON_RANKS, config, 2, 4)
-    # eight: one head, one group of the norm and three channels of the shared expert a rank
-    eight = {"num_attention_heads": 8, "group_norm_size": 8,
-             "moe_shared_expert_intermediate_size": 24}  # fmt: skip
-    ranks_are_as_one(tiny(FAMILY, keys=DIVISIBLE | eight), ON_RANKS, config, 8)
+# One head, one group of the norm and three channels of the shared expert a rank.
+EIGHT_RANKS = {"num_attention_heads": 8, "group_norm_size": 8,
+               "moe_shared_expert_intermediate_size": 24}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "division"), diagonal([BASE, INVARIANT], [({}, 2, 4), (EIGHT_RANKS, 8)])
+)
+def test_ranks_are_as_one(config: EngineConfig, division: tuple[Any, ...], tiny: Tiny) -> None:
+    keys, *sizes = division
+    ranks_are_as_one(tiny(FAMILY, keys=DIVISIBLE | keys), ON_RANKS, config, *sizes)
 
 
 @pytest.mark.parametrize(
@@ -240,7 +243,7 @@ def test_ops_can_be_their_references(op: str, model: Path) -> None:
     oracle(model, asks, run(model, asks, BASE, ops={op: "reference"}))
 
 
-def test_the_state_is_kept_in_the_dtype_asked_for(model: Path, whole: Run) -> None:
+def test_the_state_is_kept_in_the_dtype_asked_for(model: Path, whole: EngineRun) -> None:
     default = load_engine(model, BASE)
     assert default.plan.kind(LightningState).dtype == torch.float32
     lines = "\n".join(default.plan.lines())

@@ -95,7 +95,7 @@ class Case:
     q_lora: bool = True
     yarn: bool = True
     groups: bool = True
-    pairs: bool = True
+    interleaved: bool = True
     moe: bool = True
     tied: bool = False
     topk: int = 11
@@ -104,7 +104,7 @@ class Case:
 
     def __str__(self) -> str:
         names = ("q" if self.q_lora else "noq", "yarn" if self.yarn else "plain")
-        rare = {"halves": not self.pairs, "dense": not self.moe, "tied": self.tied}
+        rare = {"half-split": not self.interleaved, "dense": not self.moe, "tied": self.tied}
         groups = ("groups",) if self.groups else ()
         indexer = {f"top{self.topk}": self.topk != 11, self.sharing: self.sharing != "types"}
         on = (name for name, here in (rare | indexer).items() if here)
@@ -124,8 +124,8 @@ GRID = [
 ]
 CASES = [
     *GRID,
-    Case("deepseek_v3", pairs=False),
-    Case("deepseek_v3", pairs=False, yarn=False),
+    Case("deepseek_v3", interleaved=False),
+    Case("deepseek_v3", interleaved=False, yarn=False),
     *(Case(family, topk=topk) for family in SPARSE for topk in (1, 33, 50)),
     *(Case("glm_moe_dsa", yarn=False, sharing=name) for name in SHARING if name != "types"),
 ]
@@ -153,8 +153,8 @@ SEEDS = {
     "glm4_moe_lite-noq-yarn-groups": 1,
     "glm4_moe_lite-noq-yarn": 1,
     "glm4_moe_lite-noq-plain": 1,
-    "deepseek_v3-q-yarn-groups-halves": 1,
-    "deepseek_v3-q-plain-groups-halves": 1,
+    "deepseek_v3-q-yarn-groups-half-split": 1,
+    "deepseek_v3-q-plain-groups-half-split": 1,
     "deepseek_v32-q-plain-groups": 2,
     "glm_moe_dsa-q-yarn": 1,
     "glm_moe_dsa-q-plain-groups": 3,
@@ -238,7 +238,7 @@ def text_config(case: Case) -> Any:
         fields["topk_method"] = "group_limited_greedy" if case.groups else "greedy"
         fields["routed_scaling_factor"] = 3.7  # softmax weights are small
     elif not case.sparse:
-        fields["rope_interleave"] = case.pairs
+        fields["rope_interleave"] = case.interleaved
     if case.sparse:
         fields |= {"index_n_heads": INDEX_HEADS, "index_head_dim": INDEX_DIM}
         fields |= {"index_topk": case.topk}

@@ -110,7 +110,7 @@ def warm(model: Path, cold: bool) -> tuple[Any, Any]:
     from trueline.engine.runner import build_decoder
     from trueline.engine.warmup import Asked, sweep
     from trueline.models.parameters import parameters
-    from trueline.ops.kernel import dry_run
+    from trueline.ops.jit import dry_run
     from trueline.plan.plan import make_plan
 
     spec = read_model(model, {})

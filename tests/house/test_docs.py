@@ -14,7 +14,7 @@ from trueline.engine.params import SamplingParams
 from trueline.models import FAMILIES, OVERRIDES, REGISTRY
 from trueline.models.harmless import HARMLESS
 from trueline.ops.registry import FUNCTIONS
-from trueline.plan.select import KINDS
+from trueline.plan.select import LAYER_KINDS
 from trueline.plugins import API_VERSION
 from trueline.tiny.configs import FAMILIES as TINY_FAMILIES
 from trueline.verify.checks import CHECKS
@@ -68,7 +68,7 @@ def test_the_contracts_are_listed() -> None:
     assert f"`api_version = {API_VERSION}`" in page
     for op, functions in FUNCTIONS.items():
         assert f"| `{op}` | {', '.join(f'`{name}`' for name in functions)} |" in page
-    for spec, kind in KINDS.items():
+    for spec, kind in LAYER_KINDS.items():
         assert f"| `{kind}` | `{spec.__name__}` |" in page
     for kind in REGISTRY.needs:
         assert f'"{kind}.' in page

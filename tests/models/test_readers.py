@@ -106,9 +106,9 @@ def test_yarn_switches(write_config: WriteConfig) -> None:
     assert original.sources["original_max_position"].kind == "default"
 
 
-def test_halves(write_config: WriteConfig) -> None:
+def test_half_split(write_config: WriteConfig) -> None:
     spec = read_model(write_config(V3 | {"rope_interleave": False}))
-    assert mla(spec).rope.pairing == "halves"
+    assert mla(spec).rope.pairing == "half-split"
 
 
 def test_layer_kinds(write_config: WriteConfig) -> None:
@@ -221,7 +221,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "greedy in V3": (V3 | {"topk_method": "greedy"}, ["'topk_method'", '"noaux_tc"']),
     "sigmoid in V2": (published.V2 | {"scoring_func": "sigmoid"}, ["'scoring_func'", '"softmax"']),
     "V2 renormalised": (published.V2 | {"norm_topk_prob": True}, ["'norm_topk_prob'", "false"]),
-    "V2 halves": (published.V2 | {"rope_interleave": False}, ["'rope_interleave'"]),
+    "V2 half-split": (published.V2 | {"rope_interleave": False}, ["'rope_interleave'"]),
     "groups do not divide": (V3 | {"n_group": 7}, ["'n_group': found 7", "divisor"]),
     "groups of one": (V3 | {"n_group": 256, "topk_group": 8}, ["'n_group'", "groups of >= 2"]),
     "too many groups kept": (V3 | {"topk_group": 9}, ["'topk_group': found 9", "1 to 8"]),

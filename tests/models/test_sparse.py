@@ -61,7 +61,7 @@ def test_published_indexers(write_config: WriteConfig) -> None:
     ours = index_of(spec)
     assert (ours.heads, ours.head_dim, ours.topk, ours.key_norm_eps) == (64, 128, 2048, 1e-6)
     assert (ours.rope.dim, ours.rope.pairing, spec.layers[0].mixer.rope.pairing) == (
-        *(64, "halves", "pairs"),
+        *(64, "half-split", "interleaved"),
     )
     # the table of the attention, YaRN and all; its mscale² stays with the softmax
     assert ours.rope.inv_freq_ends == spec.layers[0].mixer.rope.inv_freq_ends
@@ -71,7 +71,7 @@ def test_published_indexers(write_config: WriteConfig) -> None:
     assert full_layers(spec) == list(range(61))
 
     spec = read_model(write_config(GLM))
-    assert (index_of(spec).heads, index_of(spec).rope.pairing) == (32, "pairs")
+    assert (index_of(spec).heads, index_of(spec).rope.pairing) == (32, "interleaved")
     assert index_of(spec).rope.base == 1e6
     assert full_layers(spec) == list(range(78))
     assert full_layers(read_model(write_config(GLM_52))) == [0, 1, *range(2, 78, 4)]
@@ -81,19 +81,19 @@ def test_pairing_is_a_fact_per_family(write_config: WriteConfig) -> None:
     def pairing(config: dict[str, Any]) -> tuple[str, str]:
         file = write_config(config)
         rope = index_of(read_model(file)).rope
-        theirs = second_opinion.read_config(file).indexer_facts.pairs
-        assert theirs == (rope.pairing == "pairs")
+        theirs = second_opinion.read_config(file).indexer_facts.interleaved
+        assert theirs == (rope.pairing == "interleaved")
         return rope.pairing, rope.sources["pairing"].kind
 
     key = "indexer_rope_interleave"
-    assert pairing(V32) == ("halves", "default")
-    assert pairing(V32 | {key: True}) == ("pairs", "key")
-    assert pairing(V32 | {key: False}) == ("halves", "key")
-    assert pairing(GLM) == ("pairs", "key")
-    assert pairing(GLM | {key: False}) == ("halves", "key")
-    assert pairing(without(GLM, key)) == ("pairs", "default")
-    assert pairing(GLM | {key: None}) == ("pairs", "default")
-    assert pairing(V32 | {key: None}) == ("halves", "default")
+    assert pairing(V32) == ("half-split", "default")
+    assert pairing(V32 | {key: True}) == ("interleaved", "key")
+    assert pairing(V32 | {key: False}) == ("half-split", "key")
+    assert pairing(GLM) == ("interleaved", "key")
+    assert pairing(GLM | {key: False}) == ("half-split", "key")
+    assert pairing(without(GLM, key)) == ("interleaved", "default")
+    assert pairing(GLM | {key: None}) == ("interleaved", "default")
+    assert pairing(V32 | {key: None}) == ("half-split", "default")
 
 
 def test_a_shared_layer_keeps_no_index_key(write_config: WriteConfig) -> None:
@@ -108,13 +108,13 @@ def test_a_shared_layer_keeps_no_index_key(write_config: WriteConfig) -> None:
     assert [field.name for field in dense.cache_fields] == ["latent", "rope_key"]
 
 
-KINDS = ["full", "full", "shared", "shared", "full", "shared"]
+INDEXER_TYPES = ["full", "full", "shared", "shared", "full", "shared"]
 # Six layers, in every spelling: which are full.
 SHARING: dict[str, tuple[dict[str, Any], list[int]]] = {
     "nothing": ({}, [0, 1, 2, 3, 4, 5]),
-    "types": ({"indexer_types": KINDS}, [0, 1, 4]),
+    "types": ({"indexer_types": INDEXER_TYPES}, [0, 1, 4]),
     "pattern": ({"index_topk_pattern": "FFSSFS"}, [0, 1, 4]),
-    "pattern in words": ({"index_topk_pattern": KINDS}, [0, 1, 4]),
+    "pattern in words": ({"index_topk_pattern": INDEXER_TYPES}, [0, 1, 4]),
     "freq": ({"index_topk_freq": 3}, [0, 1, 4]),
     "freq 1": ({"index_topk_freq": 1}, [0, 1, 2, 3, 4, 5]),
     "freq 2, offset 1": ({"index_topk_freq": 2, "index_skip_topk_offset": 1}, [0, 2, 4]),
@@ -122,7 +122,7 @@ SHARING: dict[str, tuple[dict[str, Any], list[int]]] = {
     "freq 3, offset 9": ({"index_topk_freq": 3, "index_skip_topk_offset": 9}, [0, 1, 2, 3, 4, 5]),
     "offset alone": ({"index_skip_topk_offset": 3}, [0, 1, 2, 3, 4, 5]),
     "told three times": (
-        {"indexer_types": KINDS, "index_topk_pattern": "FFSSFS", "index_topk_freq": 3},
+        {"indexer_types": INDEXER_TYPES, "index_topk_pattern": "FFSSFS", "index_topk_freq": 3},
         [0, 1, 4],
     ),
     "nulls": (
@@ -201,10 +201,10 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "topk 0": (V32 | {"index_topk": 0}, ["'index_topk': found 0", "from 1"]),
     "narrow heads": (V32 | {"index_head_dim": 62}, ["'index_head_dim': found 62", "64 up"]),
     "no query latent": (V32 | {"q_lora_rank": None}, ["'q_lora_rank': found null", "latent"]),
-    "attention in halves": (V32 | {"rope_interleave": False}, ["'rope_interleave': found false"]),
+    "attention half-split": (V32 | {"rope_interleave": False}, ["'rope_interleave': found false"]),
     "pairing in words": (
-        GLM | {"indexer_rope_interleave": "pairs"},
-        ["'indexer_rope_interleave': found \"pairs\"", "true or false"],
+        GLM | {"indexer_rope_interleave": "interleaved"},
+        ["'indexer_rope_interleave': found \"interleaved\"", "true or false"],
     ),
     "router in bfloat16": (
         GLM | {"moe_router_dtype": "bfloat16"},
@@ -219,8 +219,14 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         SIX | {"layer_types": ["indexed_attention"] * 5 + ["full_attention"]},
         ["'layer_types'", "a list of 6", "indexed_attention"],
     ),
-    "too few types": (SIX | {"indexer_types": KINDS[:5]}, ["'indexer_types'", "a list of 6"]),
-    "unknown type": (SIX | {"indexer_types": [*KINDS[:5], "none"]}, ["'indexer_types'", "shared"]),
+    "too few types": (
+        SIX | {"indexer_types": INDEXER_TYPES[:5]},
+        ["'indexer_types'", "a list of 6"],
+    ),
+    "unknown type": (
+        SIX | {"indexer_types": [*INDEXER_TYPES[:5], "none"]},
+        ["'indexer_types'", "shared"],
+    ),
     "first layer shared": (
         SIX | {"indexer_types": ["shared"] * 6},
         ["'indexer_types'", "layer 0 full"],
@@ -240,7 +246,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         ["'index_skip_topk_offset': found -1"],
     ),
     "types and freq differ": (
-        SIX | {"indexer_types": KINDS, "index_topk_freq": 2},
+        SIX | {"indexer_types": INDEXER_TYPES, "index_topk_freq": 2},
         ["'index_topk_freq': found 2", "what 'indexer_types' says", "layer 3, 4"],
     ),
     "pattern and freq differ": (
@@ -266,7 +272,7 @@ def test_refused(name: str, write_config: WriteConfig) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["no heads", "no query latent", "attention in halves", "router in bfloat16",
+    ["no heads", "no query latent", "attention half-split", "router in bfloat16",
      "too few types", "first layer shared", "pattern too short", "pattern starts shared",
      "dense layers unknown", "offset 0"],
 )  # fmt: skip
@@ -288,12 +294,12 @@ def test_inspect(write_config: WriteConfig, capsys: pytest.CaptureFixture[str]) 
     assert re.search(r"layers 0-2, 6, 10, .* +latent attention", out)
     assert re.search(r"layers 3-5, 7-9, .* +latent attention", out)
     assert re.search(r"shared +True +indexer_types", out)
-    assert re.search(r"pairing +pairs +indexer_rope_interleave", out)
+    assert re.search(r"pairing +interleaved +indexer_rope_interleave", out)
     assert re.search(r"head_weight +0\.1767767 +formula: heads\^-0\.5", out)
     kinds = json.loads(run(capsys, "inspect", write_config(GLM_52), "--json")[1])["layer_kinds"]
     assert [len(kind["layers"]) for kind in kinds] == [3, 57, 18]
     _, out, _ = run(capsys, "inspect", write_config(V32))
-    assert re.search(r"pairing +halves +default: deepseek_v32", out)
+    assert re.search(r"pairing +half-split +default: deepseek_v32", out)
 
 
 def test_score(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:

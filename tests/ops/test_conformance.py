@@ -130,7 +130,7 @@ def nothing_rotated(run: Function) -> Function:
 
 
 def halves_swapped(run: Function) -> Function:
-    """Each reader of a row takes the other one's columns."""
+    """Each consumer warp group takes the other one's columns."""
 
     def broken(*given: Any, **named: Any) -> tuple[Tensor, Tensor]:
         out, lse = run(*given, **named)
@@ -202,7 +202,7 @@ ROUNDED = {
 MISTAKES = [
     *(Mistake("digits of float16", op, OP_CHECKS[op][0].what, function, from_float16)
       for op, function in ROUNDED.items()),
-    Mistake("rounded products", "linear", "numbers", "run",
+    Mistake("rounded GEMM", "linear", "numbers", "run",
             lambda run: lambda x, packed: run(x.bfloat16().float(), packed)),
     Mistake("bits of the count", "linear", "bits", "run", of_the_count),
     Mistake("bits of the columns", "linear", "ranks", "run", of_the_columns),
@@ -219,8 +219,8 @@ MISTAKES = [
             lambda run: lambda x, weight, eps: rms_norm.run(x, weight, 0.0)),
     Mistake("eps left out", "latent_write", "numbers", "run",
             lambda run: lambda *given, **options: run(*given, **options | {"eps": 0.0})),
-    Mistake("pairs only", "rope", "numbers", "run",
-            lambda run: lambda x, cos, sin, pairing: run(x, cos, sin, "pairs")),
+    Mistake("interleaved only", "rope", "numbers", "run",
+            lambda run: lambda x, cos, sin, pairing: run(x, cos, sin, "interleaved")),
     Mistake("scale of the cache row", "mla_decode", "numbers", "run",
             lambda run: lambda *given, softmax_scale: run(*given, softmax_scale=0.145)),
     Mistake("nothing rotated", "mla_decode", "real dims", "run", nothing_rotated),
@@ -246,8 +246,8 @@ MISTAKES = [
     Mistake("bits of the heads", "lightning", "ranks", "decode", of_the_heads),
     Mistake("eps left out", "index_write", "numbers", "run",
             lambda run: lambda *given, **options: run(*given, **options | {"eps": 0.0})),
-    Mistake("pairs only", "index_write", "queries", "rotate",
-            lambda rotate: lambda q, **options: rotate(q, **options | {"pairing": "pairs"})),
+    Mistake("interleaved only", "index_write", "queries", "rotate",
+            lambda rotate: lambda q, **options: rotate(q, **options | {"pairing": "interleaved"})),
     Mistake("keys normed as queries", "qkv_prepare", "numbers", "run",
             lambda run: lambda qkv, *, norms, **options:
                 run(qkv, norms=norms and (norms[0], norms[0]), **options)),
@@ -267,7 +267,7 @@ MISTAKES = [
     Mistake("bits of the heads", "sparse_mla", "ranks", "run", of_the_heads),
     Mistake("rounded logits", "route", "choices", "choose",
             lambda choose: lambda x, *given: choose(x.bfloat16().float(), *given)),
-    Mistake("rounded products", "linear", "numbers", "run_wide",
+    Mistake("rounded GEMM", "linear", "numbers", "run_wide",
             lambda run: lambda x, packed: run(x.bfloat16().float(), packed)),
     Mistake("weights with the bias", "route", "choices", "run",
             lambda run: lambda logits, bias, *rest:
@@ -284,7 +284,7 @@ MISTAKES = [
     Mistake("ties the other way", "sampling", "definition", "sample", no_ties),
     Mistake("scores of the token before", "sampling", "scores", "score",
             lambda score: lambda logits, tokens, top: score(logits, tokens.roll(1), top)),
-    Mistake("the seed of the batch", "sampling", "company", "sample", neighbours_seed),
+    Mistake("the seed of the batch", "sampling", "batch", "sample", neighbours_seed),
 ]  # fmt: skip
 
 

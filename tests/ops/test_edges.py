@@ -122,13 +122,15 @@ def test_rotations(module: str) -> None:
     for half in range(1, 35):
         x, angle = randn(1 + half % 3, 1 + half % 7, 2 * half), randn(1 + half % 3, half, seed=1)
         cos, sin = angle.cos(), angle.sin()
-        for pairing in ("pairs", "halves"):
-            split = x.double().unflatten(-1, (half, 2) if pairing == "pairs" else (2, half))
-            a, b = split.unbind(-1 if pairing == "pairs" else -2)
+        for pairing in ("interleaved", "half-split"):
+            split = x.double().unflatten(-1, (half, 2) if pairing == "interleaved" else (2, half))
+            a, b = split.unbind(-1 if pairing == "interleaved" else -2)
             c, s = cos.double()[:, None], sin.double()[:, None]
-            exact = torch.stack((a * c - b * s, b * c + a * s), -1 if pairing == "pairs" else -2)
+            exact = torch.stack(
+                (a * c - b * s, b * c + a * s), -1 if pairing == "interleaved" else -2
+            )
             size = (a.abs() + b.abs())[..., None].expand(*a.shape, 2)
-            size = size if pairing == "pairs" else size.transpose(-1, -2)
+            size = size if pairing == "interleaved" else size.transpose(-1, -2)
             within(op.run(x, cos, sin, pairing), exact.flatten(-2), size.flatten(-2), 4)
 
 

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from trueline.cache.index import IndexStore, IndexView
-from trueline.cache.layout import KINDS, IndexLayout, LatentLayout
+from trueline.cache.kinds.latent import PrefillSlice
+from trueline.cache.layout import INDEX_LAYOUTS, IndexLayout, LatentLayout
 from trueline.cache.state import StateStore, StateView
 from trueline.cache.store import LatentStore, LatentView
 from trueline.device import interpreting
-from trueline.layers.context import PrefillSlice
 from trueline.ops.capabilities import Context, HeadDims
 from trueline.ops.experts import triton as experts
 from trueline.ops.gated_norm import triton as gated_norm
@@ -38,8 +38,8 @@ from trueline.ops.rope import triton as rope
 from trueline.ops.route import triton as route
 from trueline.ops.sparse_rows import Run, SparseRows, Table
 from trueline.verify.ops import randn
+from trueline.verify.ops.basic import ROUTERS
 from trueline.verify.ops.linear_layer import PARTS
-from trueline.verify.ops.parts import ROUTERS
 
 NUMBERS = (1 << 31) + (1 << 20)
 """Of float32, each with an offset; the last ones' do not fit 32 bits."""
@@ -133,7 +133,7 @@ def test_prefill_over_the_last_blocks(far: Tensor) -> None:
 def test_rows_are_written_into_the_last_blocks(far: Tensor) -> None:
     cells, angles = torch.tensor([29, 6, 31]), randn(3, 8, seed=6)
     options = {"norm": randn(16), "eps": 0.1, "cos": angles.cos(), "sin": angles.sin(),
-               "pairing": "pairs", "parts": PARTS}  # fmt: skip
+               "pairing": "interleaved", "parts": PARTS}  # fmt: skip
     made = []
     for view, first in latent_pools(far):
         there = cells + first * LAYOUT.block_size
@@ -153,12 +153,17 @@ def index_pools(far: Tensor, layout: IndexLayout) -> list[tuple[IndexView, int]]
     return [(small, 0), (IndexView(data, layout, small.offsets), blocks - KEPT)]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", INDEX_LAYOUTS)
 @pytest.mark.parametrize("storage", ["float32", "e4m3fn"])
 def test_keys_of_the_last_blocks(far: Tensor, storage: str, kind: str) -> None:
     layout = IndexLayout(16, 16, storage, kind)
     cells, one = torch.tensor([21, 127, 3]), torch.ones(16)
-    turn = {"cos": torch.ones(3, 2), "sin": torch.zeros(3, 2), "pairing": "pairs", "rope": None}
+    rotation = {
+        "cos": torch.ones(3, 2),
+        "sin": torch.zeros(3, 2),
+        "pairing": "interleaved",
+        "rope": None,
+    }
     q, weights = randn(2, 2, 16, seed=1), randn(2, 2, seed=2)
     made: list[list[Tensor]] = []
     written = []
@@ -172,7 +177,7 @@ def test_keys_of_the_last_blocks(far: Tensor, storage: str, kind: str) -> None:
             scores = index_scores.run(q, weights, view, prepared)
             made[-1] += [scores[0, :30], scores[1, :9]]
         there = cells + first * layout.block_size
-        index_write.run(randn(3, 16), view, there, norm=one, bias=one, eps=0.1, **turn)
+        index_write.run(randn(3, 16), view, there, norm=one, bias=one, eps=0.1, **rotation)
         written.append([view.read(there)])
     equal(made)
     equal(written)
@@ -231,7 +236,7 @@ EXPERTS = experts.pack(randn(4, 16, 16, seed=1), randn(4, 16, 8, seed=2), None)
 ROUTER = route.pack(randn(12, 16, seed=7), torch.float32, None)
 PER_TOKEN: dict[str, Callable[[Tensor], Any]] = {
     "rms_norm": lambda x: rms_norm.run(x, torch.ones(48), 0.1),
-    "rope": lambda x: rope.run(x.view(3, 6, 8), *ANGLES.values(), "halves"),
+    "rope": lambda x: rope.run(x.view(3, 6, 8), *ANGLES.values(), "half-split"),
     "qkv_prepare": lambda x: qkv_prepare.run(
         x, heads=2, silu=True, norms=None, eps=0.1, rope=None, parts=PARTS
     ),
@@ -239,17 +244,17 @@ PER_TOKEN: dict[str, Callable[[Tensor], Any]] = {
         x, x, weight=torch.ones(48), groups=3, eps=0.1, parts=PARTS
     ),
     "index queries": lambda x: index_write.rotate(
-        x.view(3, 6, 8), **ANGLES, pairing="pairs", rope=None
+        x.view(3, 6, 8), **ANGLES, pairing="interleaved", rope=None
     ),
     "experts": lambda x: experts.run(
         x[:, :16], torch.tensor([[0], [3], [2]]), torch.ones(3, 1), EXPERTS, None
     ),
     "sorted experts": lambda x: experts.run_with(
-        experts.Launch("sorted", experts.Tiles(16, 16), experts.Tiles(16, 16)),
+        experts.ExpertsLaunch("sorted", experts.GemmTiles(16, 16), experts.GemmTiles(16, 16)),
         x[:, :16], torch.tensor([[0], [3], [2]]), torch.ones(3, 1), EXPERTS,
     ),
     "route": lambda x: route.choose_with(
-        route.Launch(16, 16, 16, 16), x[:, :16], ROUTER, None, ROUTERS["v2 greedy"]
+        route.RouteLaunch(16, 16, 16, 16), x[:, :16], ROUTER, None, ROUTERS["v2 greedy"]
     ),
 }  # fmt: skip
 

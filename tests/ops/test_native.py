@@ -123,7 +123,7 @@ def test_threads_do_not_change_bits(rows: int) -> None:
             several.run(x, ids, scales, experts, None).flatten(),
             per_head.run(by_head, heads).flatten(),
             norm.run(by_head, randn(D, seed=9), 1e-6).flatten(),
-            rope.run(by_head, *angles, "pairs").flatten(),
+            rope.run(by_head, *angles, "interleaved").flatten(),
         ])  # fmt: skip
 
     first, *others = with_threads(outputs)

@@ -182,7 +182,7 @@ def test_each_expert_is_read_once() -> None:
     packed = experts_cpu.pack(randn(6, 8, 5), randn(6, 5, 4), Counting)
     ids = torch.tensor([[0, 3], [3, 0], [0, 5], [3, 5]])
     experts_cpu.run(randn(4, 5), ids, torch.ones(4, 2), packed, Counting)
-    assert len(calls) == len(set(calls)) == 6  # three active experts, two products each
+    assert len(calls) == len(set(calls)) == 6  # three active experts, two GEMMs each
 
 
 # -- batch-invariant elementwise functions -------------------------------------------------------

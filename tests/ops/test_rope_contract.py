@@ -1,5 +1,5 @@
 """Rotation returns a new tensor and leaves its arguments alone, whatever they share; so an indexer
-gives the same scores whichever implementation turns its queries and keys."""
+gives the same scores whichever implementation rotates its queries and keys."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from trueline.ops.registry import OPS
 from trueline.ops.rope import reference
 from trueline.ops.sparse_rows import Run, SparseRows
 from trueline.verify.ops import randn
-from trueline.verify.rope import GATE, HEADS, PAIRINGS, TOKENS, TURNED, WIDTH, angles, buffers
+from trueline.verify.rope import GATE, HEADS, PAIRINGS, ROTATED, TOKENS, WIDTH, angles, buffers
 
 BUFFERS = {how: (memory, q, k) for how, memory, q, k in buffers()}
 all_of_them = pytest.mark.parametrize("module", OPS["rope"])
 
 
-def turn_first(op: Any, x: Tensor, pairing: Any) -> Tensor:
-    """The first channels turn, the others stay: what an indexer does with q and with k."""
-    turned = op.run(x[..., :TURNED], *angles(), pairing)
-    return torch.cat((turned, x[..., TURNED:]), dim=-1)
+def rotate_first(op: Any, x: Tensor, pairing: Any) -> Tensor:
+    """The first channels rotate, the others stay: what an indexer does with q and with k."""
+    rotated = op.run(x[..., :ROTATED], *angles(), pairing)
+    return torch.cat((rotated, x[..., ROTATED:]), dim=-1)
 
 
 def test_the_buffers_are_what_they_say() -> None:
@@ -54,12 +54,12 @@ def test_arguments_stay_and_results_are_new(module: str, pairing: Any, how: str)
     memory, q, k = BUFFERS[how]
     cos, sin = angles()
     before = [x.clone() for x in (memory, q, k, cos, sin)]
-    alone = [op.run(x[..., :TURNED].clone(), cos, sin, pairing) for x in (q, k)]
-    made = [op.run(x[..., :TURNED], cos, sin, pairing) for x in (q, k)]
+    alone = [op.run(x[..., :ROTATED].clone(), cos, sin, pairing) for x in (q, k)]
+    made = [op.run(x[..., :ROTATED], cos, sin, pairing) for x in (q, k)]
     assert all(map(torch.equal, before, (memory, q, k, cos, sin)))
     for ours, wanted, x in zip(made, alone, (q, k), strict=True):
         assert torch.equal(ours, wanted)
-        exact = reference.run(x[..., :TURNED].double(), cos, sin, pairing)
+        exact = reference.run(x[..., :ROTATED].double(), cos, sin, pairing)
         assert (ours - exact).abs().max() <= GATE * exact.abs().max()
         ours.fill_(torch.nan)
     assert all(map(torch.equal, before, (memory, q, k, cos, sin)))
@@ -74,9 +74,9 @@ def test_an_indexer_gives_the_same_scores(module: str, pairing: Any, how: str) -
     _, q, k = BUFFERS[how]
     weights = randn(TOKENS, q.shape[1], seed=8)
 
-    def scores(turn: Any, first: str, apart: bool) -> Tensor:
+    def scores(rotate: Any, first: str, apart: bool) -> Tensor:
         given = {"q": q.clone() if apart else q, "k": k.clone() if apart else k}
-        made = {name: turn_first(turn, given[name], pairing) for name in
+        made = {name: rotate_first(rotate, given[name], pairing) for name in
                 (("q", "k") if first == "q" else ("k", "q"))}  # fmt: skip
         view = IndexStore(IndexLayout(WIDTH, 4, "float32", "rows"), 1, 4).views[0]
         view.write(torch.arange(4, 4 + TOKENS), made["k"][:, 0])
@@ -89,6 +89,6 @@ def test_an_indexer_gives_the_same_scores(module: str, pairing: Any, how: str) -
     exact = scores(reference, "q", True)
     seen = exact != -torch.inf
     # every product of a score is off by two rotations at most; its terms are as large as `size`
-    rows, keys = (turn_first(reference, x, pairing).double().norm(dim=-1) for x in (q, k))
+    rows, keys = (rotate_first(reference, x, pairing).double().norm(dim=-1) for x in (q, k))
     size = (weights.abs() * rows).sum(1, keepdim=True) * keys[:, 0]
     assert bool(((wanted - exact).abs() <= 2 * GATE * size)[seen].all())

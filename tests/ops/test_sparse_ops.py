@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from implementations import every, runnable, with_threads
+from spread import diagonal
 from trueline.cache.index import IndexStore, IndexView
+from trueline.cache.kinds.index_keys import IndexKeys
+from trueline.cache.kinds.lightning import LightningState
 from trueline.cache.layout import STORAGES, IndexLayout, LatentLayout
 from trueline.cache.store import LatentStore
 from trueline.config import EngineConfig
@@ -23,13 +26,13 @@ from trueline.models import read_model
 from trueline.ops.capabilities import Context
 from trueline.ops.index_scores import reference as scores_reference
 from trueline.ops.mla_decode import DecodeRows
-from trueline.ops.registry import NEEDS, OPS, capabilities, implementation
+from trueline.ops.registry import OPS, capabilities, implementation
 from trueline.ops.registry import runnable as names
 from trueline.ops.sparse_rows import Run, SparseRows, Table
 from trueline.ops.topk import reference as top_reference
 from trueline.plan.plan import make_plan
 from trueline.plan.select import choose_op
-from trueline.verify.bounds import product, softmax
+from trueline.verify.bounds import gemm, softmax
 from trueline.verify.ops import attended
 from trueline.verify.ops.attention import same_attention
 from trueline.verify.ops.data import H, L, R, randn, within
@@ -38,7 +41,7 @@ from trueline.verify.sparse import (
     FULL,
     TILINGS,
     TOPK,
-    Step,
+    MixedStep,
     each_within,
     hard_scores,
     mixed_step,
@@ -56,7 +59,9 @@ PLAIN = IndexLayout(DIM, 16, "float32", "rows")
 BIG = 1 << 40
 
 
-def score(op: Any, step: Step, rows: SparseRows, q: Tensor, w: Tensor, topk: int = 0) -> Tensor:
+def score(
+    op: Any, step: MixedStep, rows: SparseRows, q: Tensor, w: Tensor, topk: int = 0
+) -> Tensor:
     out: Tensor = op.run(q, w, step.index, op.prepare(rows, step.index, FULL, topk=topk))
     return out
 
@@ -167,7 +172,7 @@ def test_scores_around_the_edges_of_tiles(module: str, topk: int) -> None:
 
 
 def test_full_tiles_make_products_of_one_shape(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This machine may forgive what another does not: bits of products of another shape."""
+    """This machine may forgive what another does not: bits of GEMMs of another shape."""
     real, shapes = torch.bmm, []
 
     def watched(a: Tensor, b: Tensor) -> Tensor:
@@ -370,9 +375,9 @@ def test_fill_is_never_stale(module: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @every("sparse_mla")
-@pytest.mark.parametrize("tiling", TILINGS)
-@pytest.mark.parametrize("block_size", [1, 3, 64])
-@pytest.mark.parametrize("heads", [1, H, 8, 19])
+@pytest.mark.parametrize(
+    ("tiling", "block_size", "heads"), diagonal(TILINGS, [1, 3, 64], [1, H, 8, 19])
+)
 def test_sparse_mla(module: str, tiling: Any, block_size: int, heads: int) -> None:
     op = runnable("sparse_mla", module)
     step = mixed_step(replace(PLAIN, block_size=block_size))
@@ -498,7 +503,7 @@ def test_the_whole_chain_is_masked_attention() -> None:
                 keep[scores.topk(min(TOPK, length)).indices] = True
                 rows = step.latent.rows[step.cells(i)[:length]][keep].double()
                 logits = 0.2 * q[row].double() @ rows.T
-                off = 0.2 * product(q[row], rows, torch.float32)
+                off = 0.2 * gemm(q[row], rows, torch.float32)
                 accepted, _ = softmax(logits, off, rows[:, :L])
                 wanted = logits.softmax(-1) @ rows[:, :L]
                 within("sparse_mla, the whole chain", out[row], wanted, accepted[:, None])
@@ -508,8 +513,9 @@ def test_the_whole_chain_is_masked_attention() -> None:
 def test_ops_that_a_model_does_not_use_are_not_planned(tiny: Any) -> None:
     spec = read_model(tiny("deepseek_v3"))
     made = make_plan(spec, EngineConfig(num_gpu_blocks_override=4), find_device("cpu"))
-    assert made.selections.keys() == OPS.keys() - NEEDS.keys()
-    assert NEEDS.keys() < OPS.keys()
+    others = {*IndexKeys.ops, *LightningState.ops}
+    assert made.selections.keys() == OPS.keys() - others
+    assert others < OPS.keys()
 
 
 def test_an_op_asked_for_that_cannot_run_is_refused_at_load(tiny: Any) -> None:

@@ -1,4 +1,4 @@
-"""The probe behind batch_invariant=True sees every way in which a product's bits can depend on what
+"""The probe behind batch_invariant=True sees every way in which a GEMM's bits can depend on what
 else is computed with it."""
 
 from __future__ import annotations

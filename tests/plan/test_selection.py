@@ -35,7 +35,14 @@ def test_which_attention_kernel_runs_is_printed(
     name: str, capability: tuple[int, int], told: dict[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(device, "interpreting", lambda: False)
-    gpu = Device("cuda", "some", 1, 140 << 30, 140 << 30, capability)
+    gpu = Device(
+        kind="cuda",
+        name="some",
+        threads=1,
+        free_memory=140 << 30,
+        total_memory=140 << 30,
+        compute_capability=capability,
+    )
     plan = make_plan(read_model(CONFIGS / name), EngineConfig(device="cuda"), gpu)
     lines = list(plan.lines())
     for op, line in told.items():

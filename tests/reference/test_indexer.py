@@ -40,7 +40,7 @@ def test_scores_and_selections_equal_the_sum(name: str, tmp_path: Path) -> None:
 
 # transformers reads no pairing from the file; ties fall as they like there; fp8 and MTP it loads
 # another way
-WITHOUT_ORACLE = ("v32-pairs", "glm5-halves", "v32-ties", "v32-fp8", "glm5-fp8")
+WITHOUT_ORACLE = ("v32-interleaved", "glm5-half-split", "v32-ties", "v32-fp8", "glm5-fp8")
 
 
 @pytest.mark.parametrize("name", [name for name in SPARSE_CASES if name not in WITHOUT_ORACLE])
@@ -69,15 +69,15 @@ def test_the_key_turns_the_other_way(
     if family == "deepseek_v32":  # whose indexer alone calls this
         monkeypatch.setattr(v32, "apply_rotary_pos_emb", v32.apply_rotary_pos_emb_interleave)
     else:
-        pairs, halves = glm.apply_rotary_pos_emb_interleave, v32.apply_rotary_pos_emb
+        interleaved, half_split = glm.apply_rotary_pos_emb_interleave, v32.apply_rotary_pos_emb
 
-        def turn(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
+        def rotate(q: Tensor, k: Tensor, cos: Tensor, sin: Tensor, unsqueeze_dim: int = 1) -> Any:
             # the indexer has its heads in the third place
-            return (halves if unsqueeze_dim == 2 else pairs)(
+            return (half_split if unsqueeze_dim == 2 else interleaved)(
                 q, k, cos, sin, unsqueeze_dim=unsqueeze_dim
             )
 
-        monkeypatch.setattr(glm, "apply_rotary_pos_emb_interleave", turn)
+        monkeypatch.setattr(glm, "apply_rotary_pos_emb_interleave", rotate)
     theirs = checkpoint.logprobs(hf.TOKENS, positions, torch.float64)
     assert (ours - theirs).abs().max() <= hf.FLOAT64_GATE
 

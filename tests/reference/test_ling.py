@@ -92,10 +92,10 @@ def test_rotations_are_two(write_config: WriteConfig) -> None:
     """Story 1: the factor is the linear layers' own; in the released files both give 64."""
     for factor, dim in ((0.5, 64), (0.25, 32), (1.0, 128)):
         spec = read_model(write_config(FLASH | {"partial_rotary_factor": factor}))
-        assert (latent(spec).rope.dim, latent(spec).rope.pairing) == (64, "pairs")
+        assert (latent(spec).rope.dim, latent(spec).rope.pairing) == (64, "interleaved")
         rope = linear(spec).rope
         assert rope is not None
-        assert (rope.dim, rope.pairing) == (dim, "halves")
+        assert (rope.dim, rope.pairing) == (dim, "half-split")
     assert linear(read_model(write_config(FLASH | {"linear_rope": False}))).rope is None
 
 
@@ -195,7 +195,10 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
         f"Ling 3's {key}": (FLASH | {key: value}, [f"'{key}'", "a key of Ling 3"])
         for key, value in LING_3.items()
     },
-    "halves": (FLASH | {"rope_interleave": False}, ["'rope_interleave': found false", "pairs"]),
+    "half-split": (
+        FLASH | {"rope_interleave": False},
+        ["'rope_interleave': found false", "interleaved"],
+    ),
     "not renormalised": (FLASH | {"norm_topk_prob": False}, ["'norm_topk_prob'", "renormalises"]),
     "one expert": (FLASH | {"num_experts_per_tok": 1}, ["'num_experts_per_tok'", "from 2"]),
     "router in bfloat16": (FLASH | {"router_dtype": "bf16"}, ["'router_dtype'", "fp32"]),
@@ -238,7 +241,7 @@ def test_refused(name: str, write_config: WriteConfig) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["Ling 3 in transformers", "Ling 3 as published", "no architecture", "halves", "bias",
+    ["Ling 3 in transformers", "Ling 3 as published", "no architecture", "half-split", "bias",
      "not renormalised", "router in bfloat16", "no expert bias", "softmax", "no factor"],
 )  # fmt: skip
 def test_the_reference_refuses_too(name: str, write_config: WriteConfig) -> None:

@@ -97,13 +97,13 @@ def imitate_rounding(monkeypatch: pytest.MonkeyPatch, family: str) -> None:
 
     def complex_table(config: Config, positions: Tensor) -> tuple[Tensor, Tensor]:
         angle = positions.float()[:, None] * facts.inverse_frequencies(config)
-        turn = torch.polar(torch.ones_like(angle), angle) * facts.cos_sin_scale(config)
-        return turn.real, turn.imag
+        rotation = torch.polar(torch.ones_like(angle), angle) * facts.cos_sin_scale(config)
+        return rotation.real, rotation.imag
 
     def complex_rotate(config: Config, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         pairs = torch.view_as_complex(x.float().reshape(*x.shape[:-1], -1, 2))
-        turned = pairs * torch.complex(cos.float(), sin.float())
-        return torch.view_as_real(turned).flatten(-2).to(x.dtype)
+        rotated = pairs * torch.complex(cos.float(), sin.float())
+        return torch.view_as_real(rotated).flatten(-2).to(x.dtype)
 
     monkeypatch.setattr(model, "rms_norm", norm32)
     monkeypatch.setattr(model, "router_scores", scores32)

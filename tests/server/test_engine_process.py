@@ -547,6 +547,31 @@ def test_restart(own: Callable[..., Running], model: Path, tmp_path: Path) -> No
     running.do(work())
 
 
+NO_MODEL = """
+import json, sys
+sys.path[:], address = json.loads(sys.stdin.readline())
+from trueline.server.process import messages
+from trueline.server.process.child import Socket
+channel = Socket(address)
+assert isinstance(channel.receive(wait=True), messages.Load)
+channel.send(messages.Ready(
+    plan_lines=[], startup_seconds={}, family="none", vocab_size=1, eos_token_ids=[],
+    max_model_len=1, max_num_seqs=1, max_logprobs=0, num_blocks=1, block_size=1,
+    num_state_slots=None,
+))
+while not isinstance(channel.receive(wait=True), messages.Stop):
+    pass
+channel.close()
+"""
+
+
+@pytest.fixture
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engine processes that are ready at once and have no engine: to be killed, not asked."""
+    monkeypatch.setattr("trueline.server.process.link.BOOT", NO_MODEL)
+
+
+@pytest.mark.usefixtures("no_model")
 def test_too_many_deaths(own: Callable[..., Running], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trueline.server.process.client.MOST_RESTARTS", 1)
     running = own(on_death="restart")
@@ -564,6 +589,7 @@ def test_too_many_deaths(own: Callable[..., Running], monkeypatch: pytest.Monkey
     running.do(work())
 
 
+@pytest.mark.usefixtures("no_model")
 def test_deaths_of_long_ago_do_not_count(
     own: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -603,28 +629,23 @@ def test_a_hung_engine_is_killed(own: Callable[..., Running]) -> None:
     running.do(work())
 
 
-def test_an_idle_engine_may_be_silent(own: Callable[..., Running]) -> None:
-    running = own(silence=PATIENCE)
+def test_an_idle_engine_may_be_silent(shared: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared.client, "silence", PATIENCE)
 
     async def work() -> None:
-        client = running.client
-        await client.start()
+        client = shared.client
         client._heard -= 2 * PATIENCE
         stream = client.generate([ask("after a while", 5)])
         client._check_hung()
         assert await tokens(stream)
         assert client.state == "ready"
-        await client.stop(1)
 
-    running.do(work())
+    shared.do(work())
 
 
-def test_a_request_that_cannot_be_admitted_ends_alone(own: Callable[..., Running]) -> None:
-    running = own()
-
+def test_a_request_that_cannot_be_admitted_ends_alone(shared: Running) -> None:
     async def work() -> None:
-        client = running.client
-        await client.start()
+        client = shared.client
         stream = client.generate([ask("running", LONG)])
         await anext(stream)
         # nothing that passes the front end's checks: no token id is negative
@@ -633,9 +654,10 @@ def test_a_request_that_cannot_be_admitted_ends_alone(own: Callable[..., Running
         assert "request 'broken': it could not be admitted" in (told.error or "")
         await anext(stream)
         assert client.state == "ready"
-        await client.stop(1)
+        stream.abort()
+        await is_idle(client)
 
-    running.do(work())
+    shared.do(work())
 
 
 # -- stopping ------------------------------------------------------------------------------
@@ -698,13 +720,14 @@ def test_a_bad_model_is_named(own: Callable[..., Running], tmp_path: Path) -> No
     assert running.client.died.is_set()
 
 
-def test_a_bad_config_is_named(own: Callable[..., Running], model: Path, tmp_path: Path) -> None:
+def test_a_bad_config_is_named(model: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(model, tmp_path / "model")
     text = (copy / "config.json").read_text()
     (copy / "config.json").write_text(text.replace("{", '{"index_topk_freq": 3, ', 1))
-    running = own(copy)
-    with pytest.raises(EngineFailed, match="index_topk_freq"):
-        running.do(running.client.start())
+    script = Script(LoadModel(str(copy), CONFIG), Stop())
+    assert serve(script) == 2
+    assert isinstance(script.sent[-1], Failed)
+    assert "index_topk_freq" in script.sent[-1].error
 
 
 def test_killed_or_stopped_while_loading(own: Callable[..., Running]) -> None:

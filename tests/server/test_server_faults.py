@@ -156,18 +156,6 @@ def test_a_lost_engine_is_started_again(tiny: Tiny) -> None:
 # -- the start -----------------------------------------------------------------------------
 
 
-def test_not_ready_while_loading(tiny: Tiny) -> None:
-    with serving(tiny("deepseek_v3"), wait=False) as served:
-        status, told = readiness(served)
-        assert (status, told["status"]) == (503, "loading")
-        assert told["reason"]
-        assert served.get("/health").status_code == 503
-        assert served.get("/health/live").status_code == 200
-        assert ask(served).error["code"] == "loading"
-        served.wait_for("listening on")
-        assert readiness(served) == (200, {"status": "ready", "reason": None})
-
-
 def test_nobody_reads_the_log(tiny: Tiny) -> None:
     """As in `trueline serve … 2>&1 | head -1`."""
     command = [sys.executable, "-m", "trueline", "serve", str(tiny("deepseek_v3")), "--port", "0"]
@@ -248,8 +236,21 @@ def test_an_engine_that_cannot_load_says_why(tiny: Tiny, tmp_path: Path) -> None
 # -- the end -------------------------------------------------------------------------------
 
 
-def test_sigterm_lets_streams_finish_and_admits_nobody(tiny: Tiny) -> None:
-    with serving(tiny("deepseek_v3")) as served, wire(served.url) as waiting:
+def is_loading(served: Served) -> None:
+    """And then ready."""
+    status, told = readiness(served)
+    assert (status, told["status"]) == (503, "loading")
+    assert told["reason"]
+    assert served.get("/health").status_code == 503
+    assert served.get("/health/live").status_code == 200
+    assert ask(served).error["code"] == "loading"
+    served.wait_for("listening on")
+    assert readiness(served) == (200, {"status": "ready", "reason": None})
+
+
+def test_ready_from_loading_to_sigterm_which_lets_streams_finish(tiny: Tiny) -> None:
+    with serving(tiny("deepseek_v3"), wait=False) as served, wire(served.url) as waiting:
+        is_loading(served)
         right = json.loads(ask(served, LONG | {"max_tokens": 300}).body)["choices"][0]["text"]
         streams = [begun(served, max_tokens=300) for _ in range(3)]
         waiting.send(posted(ASK)[:-5])  # a body that will not come whole
@@ -290,7 +291,10 @@ def test_what_takes_too_long_is_ended_with_an_error(tiny: Tiny) -> None:
         assert "Traceback" not in served.rest_of_log()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
+)
 def test_a_second_signal_ends_at_once(tiny: Tiny, number: signal.Signals, code: int) -> None:
     with serving(tiny("deepseek_v3")) as served:
         engine = served.engine_pid()

@@ -70,7 +70,7 @@ def test_any_yarn_has_the_bits_of_transformers(
     inv_freq, attention_factor = ROPE_INIT_FUNCTIONS["yarn"](theirs)
     ours = RopeSpec(
         dim=2 * half,
-        pairing="pairs",
+        pairing="interleaved",
         base=base,
         yarn_scales_magnitude=True,
         yarn=YarnSpec(

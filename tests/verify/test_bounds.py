@@ -72,7 +72,7 @@ def attended(round_scores: Callable[[Tensor], Tensor]) -> float:
     q, keys = randn(50, 47, seed=2), randn(200, 47, seed=3)
     keys[77] *= 12
     wanted = 0.21 * q.double() @ keys.double().T
-    off = 0.21 * bounds.product(q, keys, torch.float32)
+    off = 0.21 * bounds.gemm(q, keys, torch.float32)
     accepted, _ = bounds.softmax(wanted, off, keys[:, :37].double())
     scores = 0.21 * one_by_one((q[:, None] * keys).permute(2, 0, 1))
     ours = round_scores(scores).double().softmax(-1) @ keys[:, :37].double()

@@ -18,7 +18,7 @@ from trueline.weights.formats import Stored
 from trueline.weights.formats.block_fp8 import BlockFp8, Fp8Stored
 from trueline.weights.formats.dense import DenseStored
 from trueline.weights.ledger import balance
-from trueline.weights.value import Part, Weight, dense, unstack
+from trueline.weights.value import StoredPart, Weight, dense, unstack
 
 Tiny = Callable[..., Path]
 BLOCK = (24, 16)
@@ -40,7 +40,7 @@ def fp8(rows: int, columns: int = 50, seed: int = 0) -> tuple[Fp8Stored, Tensor]
 
 
 def weight(stored: Stored, dtype: torch.dtype = FLOAT, label: str = "block fp8") -> Weight:
-    return Weight(stored.shape, dtype, (Part(stored, label, (0, 0)),))
+    return Weight(stored.shape, dtype, (StoredPart(stored, label, (0, 0)),))
 
 
 @pytest.mark.parametrize("axis", [0, 1])
@@ -80,7 +80,7 @@ def stack(seed: int = 0) -> tuple[Weight, Tensor]:
     for expert in range(3):
         for begin, rows in ((0, 30), (30, 40)):
             stored, numbers = fp8(rows, seed=seed + 10 * expert + begin)
-            parts.append(Part(stored, "block fp8", (expert, begin, 0)))
+            parts.append(StoredPart(stored, "block fp8", (expert, begin, 0)))
             exact[expert, begin : begin + rows] = numbers
     return Weight((3, 70, 50), FLOAT, tuple(parts)), exact
 
@@ -101,7 +101,7 @@ def test_cuts_through_several_parts() -> None:
 def test_stacked_matrices_one_by_one(fused: bool) -> None:
     one, exact = stack()
     if fused:
-        one = Weight((3, 70, 50), FLOAT, (Part(DenseStored(exact), "dense", (0, 0, 0)),))
+        one = Weight((3, 70, 50), FLOAT, (StoredPart(DenseStored(exact), "dense", (0, 0, 0)),))
     each = list(unstack(one))
     assert [matrix.shape for matrix in each] == [(70, 50)] * 3
     for ours, plain, wanted in zip(each, unstack(exact), exact, strict=True):
@@ -112,7 +112,7 @@ def test_stacked_matrices_one_by_one(fused: bool) -> None:
 def test_a_gap_is_our_own_bug() -> None:
     stored, _ = fp8(70)
     with pytest.raises(AssertionError, match="50 numbers are not filled once"):
-        Weight((71, 50), FLOAT, (Part(stored, "block fp8", (0, 0)),))
+        Weight((71, 50), FLOAT, (StoredPart(stored, "block fp8", (0, 0)),))
 
 
 def test_a_mixture_of_formats_is_dense() -> None:

@@ -204,15 +204,15 @@ STORED: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("size", [2, 3, 6])
 @pytest.mark.parametrize("stored", STORED)
-@pytest.mark.parametrize("whole_sums", [False, True])
+@pytest.mark.parametrize("invariant_sums", [False, True])
 def test_ranks_hold_the_whole_between_them(
-    whole_sums: bool, size: int, stored: str, tiny: Tiny
+    invariant_sums: bool, size: int, stored: str, tiny: Tiny
 ) -> None:
     keys = {"intermediate_size": 90, "moe_intermediate_size": 24, "vocab_size": 312}
     model = tiny("deepseek_v3", keys=keys, **STORED[stored])
     spec = read_model(model)
     whole = load_weights(model, spec, dtype=torch.float32)
-    ranks = [local_spec(spec, rank, size, whole_sums=whole_sums) for rank in range(size)]
+    ranks = [local_spec(spec, rank, size, invariant_sums=invariant_sums) for rank in range(size)]
     parts = [load_weights(model, rank, dtype=torch.float32) for rank in ranks]
     tables = [{p.name: p for p in parameters(rank)} for rank in ranks]
     for name, value in whole.items():
@@ -224,7 +224,7 @@ def test_ranks_hold_the_whole_between_them(
         else:
             assert torch.equal(torch.cat([part[name] for part in parts], dims[0]), value)
         if re.search(r"(o_proj|(mlp|shared_experts)\.down_proj)\.weight", name):
-            assert dims == [0 if whole_sums else 1]  # whole sums of some, or parts of all
+            assert dims == [0 if invariant_sums else 1]  # whole sums of some, or parts of all
     divided = {n for n, v in whole.items() if parts[0][n].shape != v.shape}
     assert {re.sub(r".*layers\.\d+\.", "", n) for n in divided} == {
         "model.embed_tokens.weight",
@@ -246,7 +246,7 @@ def test_ranks_hold_the_whole_between_them(
 def test_a_rank_keeps_every_other_fact(tiny: Tiny) -> None:
     spec = read_model(tiny("deepseek_v2", keys={"intermediate_size": 90, "vocab_size": 312}))
     local = local_spec(spec, 1, 2)
-    assert whole_spec(local) == spec == whole_spec(local_spec(spec, 1, 2, whole_sums=True))
+    assert whole_spec(local) == spec == whole_spec(local_spec(spec, 1, 2, invariant_sums=True))
     assert local.layers[0].mixer.heads.start == 3
     assert local.layers[0].mixer.softmax_scale == spec.layers[0].mixer.softmax_scale
     assert local.layers[0].mixer.rope == spec.layers[0].mixer.rope
@@ -269,7 +269,7 @@ def test_what_does_not_divide(tiny: Tiny) -> None:
                                                   "moe_intermediate_size": 24}))  # fmt: skip
     assert local_spec(narrow, 0, 2).outputs is None
     with pytest.raises(UsageError, match=r"hidden size = 77 cannot be divided by .* size 2"):
-        local_spec(narrow, 0, 2, whole_sums=True)
+        local_spec(narrow, 0, 2, invariant_sums=True)
     odd = read_model(tiny("deepseek_v3", keys={"intermediate_size": 90, "n_shared_experts": 2}))
     assert local_spec(odd, 1, 2).vocab == odd.vocab  # 311 rows: replicated
     with pytest.raises(UsageError, match="shared experts"):

@@ -12,7 +12,6 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 from trueline.bench.workload import Workload, bench_engine, measure, stepped
 from trueline.cache.prefix import hash_blocks, prefix_salt
@@ -21,7 +20,7 @@ from trueline.engine.params import SamplingParams
 from trueline.errors import UsageError
 from trueline.llm import LLMEngine
 from trueline.models.statistics import CacheCost, cache_costs
-from trueline.spec.fields import read_json
+from trueline.spec.fields import JSON, read_json
 from trueline.spec.model import ModelSpec
 from trueline.tiny.configs import without_indexer
 
@@ -49,7 +48,7 @@ class ContextFigures:
     def tokens_per_s(self) -> float:
         return 1e3 * self.batch / self.step_ms
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JSON:
         return asdict(self) | {"rest_ms": self.rest_ms, "tokens_per_s": self.tokens_per_s}
 
 
@@ -69,7 +68,7 @@ def measure_contexts(
     engine: LLMEngine, contexts: list[int], batch: int, steps: int, say: Callable[[str], None]
 ) -> list[ContextFigures]:
     """The longest first, so that nothing that grows with use flatters it."""
-    clock = Clock(engine)
+    clock = OpClock(engine)
     found = []
     for context in sorted(contexts, reverse=True):
         say(f"a context of {context:,} tokens, {batch} requests")
@@ -77,7 +76,7 @@ def measure_contexts(
     return sorted(found, key=lambda figures: figures.context)
 
 
-class Clock:
+class OpClock:
     """Adds up the time that an engine spends in ops over the paged cache."""
 
     def __init__(self, engine: LLMEngine) -> None:
@@ -91,8 +90,8 @@ class Clock:
                 }
                 setattr(holder, name, SimpleNamespace(**parts | timed))
 
-    def _timed(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        def run(*arguments: Any, **options: Any) -> Any:
+    def _timed(self, function: Callable[..., object]) -> Callable[..., object]:
+        def run(*arguments: object, **options: object) -> object:
             start = time.perf_counter()
             try:
                 return function(*arguments, **options)
@@ -102,7 +101,7 @@ class Clock:
         return run
 
 
-def _at(engine: LLMEngine, clock: Clock, context: int, batch: int, steps: int) -> ContextFigures:
+def _at(engine: LLMEngine, clock: OpClock, context: int, batch: int, steps: int) -> ContextFigures:
     draw = random.Random(context)
     prompt = [draw.randrange(engine.spec.vocab.total) for _ in range(context)]
     pretend_computed(engine, prompt)

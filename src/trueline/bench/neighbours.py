@@ -1,5 +1,5 @@
 """What decode keeps while other programs use the cores: the same requests decode on, while busy
-processes beside them are stopped and let go in turn."""
+processes on the same cores are alternately stopped and resumed."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any
 
 from trueline.bench.workload import Workload
 from trueline.engine.params import SamplingParams
 from trueline.errors import UsageError
 from trueline.llm import LLMEngine
+from trueline.spec.fields import JSON
 from trueline.utils.gc_frozen import gc_frozen
 
 # One program with a busy process on each of the cores named; ends with whoever holds its standard
@@ -67,7 +67,7 @@ class Beside:
     def ratio(self) -> float:
         return median(each.ratio for each in self.rounds)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JSON:
         return asdict(self) | {
             "alone_tokens_per_s": self.alone_tokens_per_s,
             "beside_tokens_per_s": self.beside_tokens_per_s,

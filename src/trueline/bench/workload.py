@@ -15,6 +15,7 @@ from trueline.engine.params import SamplingParams
 from trueline.errors import EngineBroken
 from trueline.llm import LLMEngine
 from trueline.outputs import RequestOutput
+from trueline.spec.fields import JSON
 from trueline.utils.gc_frozen import gc_frozen
 
 
@@ -49,7 +50,7 @@ class Figures:
     def prefill_tokens_per_s(self) -> float:
         return self.batch * self.prompt_len / self.first_token_s
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> JSON:
         return asdict(self) | {
             "decode_tokens_per_s": self.decode_tokens_per_s,
             "prefill_tokens_per_s": self.prefill_tokens_per_s,

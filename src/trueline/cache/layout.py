@@ -61,7 +61,7 @@ STORAGES = {
 SCALE_BYTES = 4
 AMAX_FLOOR = 1e-4
 """A key without a larger number than this is scaled as if it had one: zeros need a scale too."""
-KINDS = ("rows", "planar", "shuffled")
+INDEX_LAYOUTS = ("rows", "planar", "shuffled")
 GROUP = 16
 """Tokens of a shuffled group, and bytes that one of them has side by side."""
 
@@ -90,7 +90,7 @@ class IndexLayout:
     def __post_init__(self) -> None:
         for name, value, accepted in (
             ("storage", self.storage, tuple(STORAGES)),
-            ("layout", self.kind, KINDS),
+            ("layout", self.kind, INDEX_LAYOUTS),
         ):
             if value not in accepted:
                 raise UsageError(f"index cache: {name} = {value!r}: accepted: {accepted}")

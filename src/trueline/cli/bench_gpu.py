@@ -1,4 +1,4 @@
-"""`trueline bench gpu`: models and kernels on this GPU, beside recorded peers and the floor."""
+"""`trueline bench gpu`: models and kernels on this GPU, beside recorded peers and the roofline."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def gpu(
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> int:
     """Decode, prefill and start-up of three models with random weights on this GPU, beside the
-    figures of peers on an H200 and the floor that memory sets. Takes about five minutes.
+    figures of peers on an H200 and the roofline that memory sets. Takes about five minutes.
 
     Parameters
     ----------
@@ -97,8 +97,8 @@ def _print(figures: JsonObject) -> None:
     from rich.table import Table
 
     console = tables()
-    columns = ("decode", "ms/step", "on device", "vLLM", "floor", "target", "met", "to vLLM",
-               "of floor", "launches/layer")  # fmt: skip
+    columns = ("decode", "ms/step", "on device", "vLLM", "roofline", "target", "met", "to vLLM",
+               "of roofline", "launches/layer")  # fmt: skip
     table = Table(*columns, box=box.SIMPLE_HEAD)
     for row in figures["decode"]:
         name = f"{row['model']} B={row['B']} {row['inp'] // 1024}k"
@@ -107,8 +107,8 @@ def _print(figures: JsonObject) -> None:
             continue
         table.add_row(
             name, f"{row['ms_step']:.2f}", _or_dash(row.get("step_us"), 1e-3),
-            _or_dash(row["vllm_ms"]), f"{row['floor_ms']:.2f}", f"{row['target_ms']:.1f}",
-            "yes" if row["met"] else "no", _or_dash(row["to_vllm"]), f"{row['of_floor']:.0%}",
+            _or_dash(row["vllm_ms"]), f"{row['roofline_ms']:.2f}", f"{row['target_ms']:.1f}",
+            "yes" if row["met"] else "no", _or_dash(row["to_vllm"]), f"{row['of_roofline']:.0%}",
             _or_dash(row.get("launches_per_layer")),
         )  # fmt: skip
     console.print(table)

@@ -23,7 +23,7 @@ from trueline.engine.kernel_list import KernelList
 from trueline.engine.late_kernels import LOG
 from trueline.engine.params import SamplingParams
 from trueline.layers.decoder import Decoder
-from trueline.ops.kernel import Ask, dry_run
+from trueline.ops.jit import Ask, dry_run
 from trueline.plan.plan import Plan
 from trueline.spec.model import ModelSpec
 

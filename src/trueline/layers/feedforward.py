@@ -9,9 +9,9 @@ from trueline.spec.feedforward import DenseSpec, MoESpec
 from trueline.weights.value import Weight
 
 
-class MLP:
+class GatedMLP:
     def __init__(self, build: Build, weights: Weights, name: str) -> None:
-        self.sums = build.sums
+        self.row_parallel = build.row_parallel
         gate_up, down = _gate_up_down(weights, name)
         chosen = build.packing(gate_up, down)
         self.op, self.linear, self.invariant = chosen.mlp, chosen.linear, chosen.invariant_mlp
@@ -22,12 +22,13 @@ class MLP:
         return self.op.run(x, self.packed, self.linear)
 
     def forward(self, x: Tensor) -> Tensor:
-        if not self.sums.whole:
-            return self.sums.collective.all_reduce(self.part(x))
+        if not self.row_parallel.invariant_sums:
+            return self.row_parallel.collective.all_reduce(self.part(x))
         mlp, packed, linear = self.invariant, self.packed, self.linear
-        assert mlp is not None, "sums are whole in batch-invariant mode only"
+        assert mlp is not None, "invariant sums are for batch-invariant mode only"
         middle = mlp.middle(x, packed, linear)
-        return self.sums.over(middle, lambda full: mlp.down(full, packed, linear)).to(x.dtype)
+        out = self.row_parallel.run(middle, lambda full: mlp.down(full, packed, linear))
+        return out.to(x.dtype)
 
 
 def _gate_up_down(weights: Weights, name: str) -> tuple[Weight, Weight]:
@@ -41,7 +42,7 @@ class Dense:
     capabilities = ANYWHERE
 
     def __init__(self, spec: DenseSpec, build: Build, weights: Weights, name: str) -> None:
-        self.mlp = MLP(build, weights, name)
+        self.mlp = GatedMLP(build, weights, name)
 
     def forward(self, x: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor | None]:
         return self.mlp.forward(x), None
@@ -51,7 +52,7 @@ class MoE:
     capabilities = ANYWHERE
 
     def __init__(self, spec: MoESpec, build: Build, weights: Weights, name: str) -> None:
-        self.spec, self.ops, self.sums = spec, build.ops, build.sums
+        self.spec, self.ops, self.row_parallel = spec, build.ops, build.row_parallel
         self.collective = build.collective
         router = weights.take(f"{name}.gate.weight").float()
         self.router = self.ops.route.pack(router, build.plan.compute_dtype, self.ops.linear)
@@ -60,7 +61,7 @@ class MoE:
             self.bias = weights.take(f"{name}.gate.e_score_correction_bias")
         gate_up = weights.stored(f"{name}.experts.gate_up_proj")
         down = weights.stored(f"{name}.experts.down_proj")
-        self.shared: MLP | None = None
+        self.shared: GatedMLP | None = None
         shared, chosen = f"{name}.shared_experts", build.packing(gate_up, down)
         self.op, self.linear, fused = chosen.experts, chosen.linear, chosen.shared_experts
         self.invariant = chosen.invariant_experts
@@ -69,12 +70,12 @@ class MoE:
             self.experts = fused.pack_with_shared(gate_up, down, *more, self.linear)
         else:
             self.experts = self.op.pack(gate_up, down, self.linear)
-            self.shared = MLP(build, weights, shared) if spec.shared_width else None
+            self.shared = GatedMLP(build, weights, shared) if spec.shared_width else None
 
     def forward(self, x: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The output, and the experts chosen (so that they can be recorded)."""
         ids, weights = self._route(x, forced)
-        if self.sums.whole:
+        if self.row_parallel.invariant_sums:
             y = self._in_order(x, ids, weights)
             return y if self.shared is None else y + self.shared.forward(x), ids
         y = self.op.run(x, ids, weights, self.experts, self.linear, first=self.spec.experts.start)
@@ -86,7 +87,7 @@ class MoE:
         """A token's experts in the order of its ids, whoever holds them: what one rank has, the
         others have zeros for, so that adding rounds nothing."""
         experts = self.invariant
-        assert experts is not None, "sums are whole in batch-invariant mode only"
+        assert experts is not None, "invariant sums are for batch-invariant mode only"
         mine = experts.each(x, ids, self.experts, self.linear, first=self.spec.experts.start)
         return experts.combine(self.collective.all_reduce(mine), weights).to(x.dtype)
 

@@ -11,6 +11,7 @@ from trueline.cache.kinds.lightning import LightningState
 from trueline.cache.state import StateView
 from trueline.layers.context import ANYWHERE, Build, Rope, StepInput, Weights
 from trueline.layers.linear import WeightGemm
+from trueline.ops.capabilities import Opaque
 from trueline.spec.mixer import LightningSpec
 from trueline.weights.value import Weight
 
@@ -19,7 +20,7 @@ class Lightning:
     capabilities = ANYWHERE
 
     def __init__(self, spec: LightningSpec, build: Build, weights: Weights, name: str) -> None:
-        self.spec, self.ops, self.sums = spec, build.ops, build.sums
+        self.spec, self.ops, self.row_parallel = spec, build.ops, build.row_parallel
         assert build.ops.recurrent is not None, "the plan knows of the layers with a state"
         self.recurrent = build.ops.recurrent
         parts = tuple(
@@ -55,20 +56,21 @@ class Lightning:
             eps=spec.norm_eps,
             parts=ops.parts,
         )
-        return self.sums.over(out, self.o)
+        return self.row_parallel.run(out, self.o)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, step: StepInput, view: StateView) -> Tensor:
-        states = step.states
-        assert states is not None
+        given = step[LightningState]
         attend, slopes, scale = self.recurrent.lightning, self.slopes, self.spec.scale
-        d = states.num_decode
-        decoded = torch.empty_like(v[:0])
-        if states.decode is not None:
-            decoded = attend.decode(
-                q[:d], k[:d], v[:d], view, states.decode, slopes=slopes, scale=scale
-            )
-        if states.prefill is None:
-            return decoded
-        out = attend.prefill(q, k, v, view, states.prefill, slopes=slopes, scale=scale)
-        out[:d] = decoded
+
+        def decoded(at: slice | Tensor, prepared: Opaque) -> Tensor:
+            return attend.decode(q[at], k[at], v[at], view, prepared, slopes=slopes, scale=scale)
+
+        if given.prefill is not None:
+            out = attend.prefill(q, k, v, view, given.prefill, slopes=slopes, scale=scale)
+        elif len(given.decode) == 1:
+            return decoded(*given.decode[0])
+        else:
+            out = torch.empty_like(v)
+        for at, prepared in given.decode:
+            out[at] = decoded(at, prepared)
         return out

@@ -4,13 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Protocol
 
 from trueline.errors import ConfigError, did_you_mean
 from trueline.models import bailing, deepseek, deepseek_v4, kimi_k25
 from trueline.plugins import Registry
 from trueline.spec.fields import Fields, read_json
 from trueline.spec.model import ModelSpec
+
+
+class Family(Protocol):
+    """A reader of configs."""
+
+    def read(self, fields: Fields, overrides: dict[str, object]) -> ModelSpec: ...
+
 
 # Where `read(fields, overrides)` is, and which architectures it takes.
 _OURS: Mapping[str, tuple[str, tuple[str, ...]]] = {
@@ -60,7 +67,7 @@ def config_file(model: str | Path) -> Path:
     return file
 
 
-def read_model(model: str | Path, facts: Mapping[str, Any] | None = None) -> ModelSpec:
+def read_model(model: str | Path, facts: Mapping[str, object] | None = None) -> ModelSpec:
     """Everything that decides the numbers of a model, resolved once. `facts` overrides the
     few facts named in OVERRIDES."""
     file = config_file(model)
@@ -79,17 +86,22 @@ def read_model(model: str | Path, facts: Mapping[str, Any] | None = None) -> Mod
     return spec
 
 
-def find_family(fields: Fields) -> Any:
+def find_family(fields: Fields) -> Family:
     """Who reads this config. `architectures` comes first where a package has a reader for it: one
     model_type may name several. What is ours is told apart by its model_type."""
     found = fields.raw.get("architectures")
     for name in found if isinstance(found, list) else ():
         if REGISTRY.package("architecture", name):
-            return REGISTRY.get("architecture", name)
+            return _reader("architecture", name)
     family, known = fields.raw.get("model_type"), REGISTRY.names("model_type")
     if family not in known:
         hint = did_you_mean(family, known) if isinstance(family, str) else ""
         raise ConfigError(
             f"{fields.file}: 'model_type': found {family!r}; accepted: {', '.join(known)}{hint}"
         )
-    return REGISTRY.get("model_type", family)
+    return _reader("model_type", family)
+
+
+def _reader(kind: str, name: str) -> Family:
+    family: Family = REGISTRY.get(kind, name)
+    return family

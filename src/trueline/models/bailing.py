@@ -8,8 +8,22 @@ says; Ling 3 (gated delta attention) is refused by its name, never read as this 
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
+from trueline.models.common import (
+    MAX_EXPERTS,
+    MAX_LAYERS,
+    choose_override,
+    finish,
+    read_dtype,
+    read_mtp_layers,
+    read_shared_rope,
+    read_shared_width,
+    read_tied,
+    read_token_ids,
+    rope_section,
+    whole,
+)
 from trueline.models.deepseek import (
     MAX_HEADS,
     group_score,
@@ -17,20 +31,6 @@ from trueline.models.deepseek import (
     read_groups,
     read_mla,
     read_top_k,
-)
-from trueline.models.parts import (
-    MAX_EXPERTS,
-    MAX_LAYERS,
-    choose_override,
-    finish,
-    read_dtype,
-    read_mtp_layers,
-    read_shared_width,
-    read_tied,
-    read_token_ids,
-    read_turning,
-    rope_section,
-    whole,
 )
 from trueline.models.storage import read_storage
 from trueline.spec.feedforward import DenseSpec, MoESpec, RouterSpec
@@ -55,7 +55,7 @@ LING_3_KEYS: Final = ("kda_", "short_conv_", "no_kda_", "gated_attention_proj_")
 LAYER_FACTOR = default("l", "serving engines' value; the authors' published code has l-1")
 
 
-def read(fields: Fields, overrides: dict[str, Any]) -> ModelSpec:
+def read(fields: Fields, overrides: dict[str, object]) -> ModelSpec:
     fields.ignore("model_type")
     check_dispatch(fields)
     num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
@@ -134,23 +134,25 @@ def read_mla_layers(fields: Fields, num_layers: int) -> Fact[tuple[bool, ...]]:
     )
 
 
-def read_ropes(fields: Fields, max_position: Fact[int]) -> tuple[RopeSpec, Fact[Any]]:
-    """Of latent layers: pairs, all of their rotated key. Of linear layers: halves, a share of the
-    head. Both turn at the same base under the same scaling, each over its own width."""
+def read_ropes(fields: Fields, max_position: Fact[int]) -> tuple[RopeSpec, Fact[object]]:
+    """Of latent layers: interleaved, all of their rotated key. Of linear layers: half-split, a
+    share of the head. Both have the same base and scaling, each over its own width."""
     section = rope_section(fields)
     dim = read_linear_rope_dim(fields, section)
-    turning = read_turning(fields, section, max_position)
-    fields.must_equal("rope_interleave", True, "this family's latent attention rotates pairs")
+    shared = read_shared_rope(fields, section, max_position)
+    fields.must_equal(
+        "rope_interleave", True, "this family's latent attention rotates interleaved channels"
+    )
     mla = RopeSpec.of(
         dim=mla_rope_dim(fields),
-        pairing=default("pairs", f"{FAMILY}: latent layers rotate neighbouring channels"),
-        **turning,
+        pairing=default("interleaved", f"{FAMILY}: latent layers rotate interleaved channels"),
+        **shared,
     )
     rotates = fields.boolean("linear_rope", default=default(True, "linear layers rotate"))
     if not rotates.value:
         return mla, Fact(None, rotates.source)
-    halves = default("halves", f"{FAMILY}: linear layers rotate channels half a width apart")
-    return mla, Fact(RopeSpec.of(dim=dim, pairing=halves, **turning), rotates.source)
+    half_split = default("half-split", f"{FAMILY}: linear layers rotate half-split channels")
+    return mla, Fact(RopeSpec.of(dim=dim, pairing=half_split, **shared), rotates.source)
 
 
 def read_linear_rope_dim(fields: Fields, section: Fields | None) -> Fact[int]:
@@ -171,10 +173,10 @@ def read_linear_rope_dim(fields: Fields, section: Fields | None) -> Fact[int]:
 
 def read_lightning(
     fields: Fields,
-    rope: Fact[Any],
+    rope: Fact[object],
     norm_eps: Fact[float],
     num_layers: int,
-    overrides: dict[str, Any],
+    overrides: dict[str, object],
 ) -> LightningSpec:
     heads = fields.integer("num_attention_heads", maximum=MAX_HEADS)
     head_dim = fields.integer("head_dim", maximum=MAX_HEADS)

@@ -1,6 +1,6 @@
 """DeepSeek's decoder (latent attention, dense layers first, then experts) and its families.
 
-A `Line` says only what a family has of its own: how it routes, whether its rope may be halves,
+A `Line` says only what a family has of its own: how it routes, whether its rope may be half-split,
 whether it lists its layer types, whether an indexer selects its keys.
 """
 
@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any
 
-from trueline.models.indexer import Indexing, read_indexer, read_shared_layers, rewritten
-from trueline.models.parts import (
+from trueline.models.common import (
     MAX_EXPERTS,
     MAX_LAYERS,
     check_architectures,
@@ -26,6 +24,7 @@ from trueline.models.parts import (
     read_token_ids,
     whole,
 )
+from trueline.models.indexer import Indexing, read_indexer, read_shared_layers, rewritten
 from trueline.models.storage import read_storage
 from trueline.spec.feedforward import DenseSpec, FeedForwardSpec, MoESpec, RouterSpec
 from trueline.spec.fields import Fields
@@ -60,20 +59,20 @@ class Line:
     model_type: str
     architectures: tuple[str, ...]
     read_router: Callable[[Fields, int, str], RouterSpec]
-    rope_may_be_halves: bool = True
+    rope_may_be_half_split: bool = True
     lists_layer_types: bool = False
     dense_layers: int | None = None
     """How many layers are dense where the file does not say; None: it must."""
     indexing: Indexing | None = None
 
-    def read(self, fields: Fields, overrides: dict[str, Any]) -> ModelSpec:
+    def read(self, fields: Fields, overrides: dict[str, object]) -> ModelSpec:
         fields.ignore("model_type")
         spec = read_decoder(self, fields, overrides)
         finish(fields)
         return spec
 
 
-def read_decoder(line: Line, fields: Fields, overrides: dict[str, Any]) -> ModelSpec:
+def read_decoder(line: Line, fields: Fields, overrides: dict[str, object]) -> ModelSpec:
     """The whole model from one JSON object; the caller finishes `fields`."""
     check_architectures(fields, line.architectures)
     num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS)
@@ -113,7 +112,11 @@ def read_decoder(line: Line, fields: Fields, overrides: dict[str, Any]) -> Model
 
 
 def read_mixers(
-    line: Line, fields: Fields, overrides: dict[str, Any], num_layers: int, max_position: Fact[int]
+    line: Line,
+    fields: Fields,
+    overrides: dict[str, object],
+    num_layers: int,
+    max_position: Fact[int],
 ) -> tuple[MLASpec, ...]:
     """Of each layer. They are one, but that some may select keys and others see that selection."""
     rope = read_rope(
@@ -145,7 +148,7 @@ def mla_rope_dim(fields: Fields) -> Fact[int]:
     return replace_source(dim, "all of qk_rope_head_dim")
 
 
-def read_mla(fields: Fields, rope: RopeSpec, overrides: dict[str, Any]) -> MLASpec:
+def read_mla(fields: Fields, rope: RopeSpec, overrides: dict[str, object]) -> MLASpec:
     rope_dim = fields.integer("qk_rope_head_dim")
     nope_dim = fields.integer("qk_nope_head_dim")
     fields.must_equal("qk_head_dim", nope_dim.value + rope_dim.value, "nope + rope head dims")
@@ -162,14 +165,16 @@ def read_mla(fields: Fields, rope: RopeSpec, overrides: dict[str, Any]) -> MLASp
 
 
 def _pairing(line: Line, fields: Fields) -> Fact[str]:
-    published = default("pairs", f"{line.model_type} rotates neighbouring channels")
-    if not line.rope_may_be_halves:
-        fields.must_equal("rope_interleave", True, "this family always rotates pairs")
+    published = default("interleaved", f"{line.model_type} rotates interleaved channels")
+    if not line.rope_may_be_half_split:
+        fields.must_equal(
+            "rope_interleave", True, "this family always rotates interleaved channels"
+        )
         return published
     if not fields.has("rope_interleave"):
         return published
     interleave = fields.boolean("rope_interleave")
-    return Fact("pairs" if interleave.value else "halves", interleave.source)
+    return Fact("interleaved" if interleave.value else "half-split", interleave.source)
 
 
 def read_layer_kinds(line: Line, fields: Fields, num_layers: int) -> Fact[tuple[bool, ...]]:
@@ -289,7 +294,7 @@ def replace_source(fact: Fact[int], text: str) -> Fact[int]:
 
 
 DEEPSEEK_V2 = Line(
-    "deepseek_v2", ("DeepseekV2ForCausalLM",), read_softmax_router, rope_may_be_halves=False
+    "deepseek_v2", ("DeepseekV2ForCausalLM",), read_softmax_router, rope_may_be_half_split=False
 )
 DEEPSEEK_V3 = Line("deepseek_v3", ("DeepseekV3ForCausalLM",), read_sigmoid_router)
 KIMI_K2 = Line("kimi_k2", ("DeepseekV3ForCausalLM", "KimiK2ForCausalLM"), read_sigmoid_router)
@@ -304,15 +309,15 @@ DEEPSEEK_V32 = Line(
     "deepseek_v32",
     ("DeepseekV32ForCausalLM",),
     read_sigmoid_router,
-    rope_may_be_halves=False,
+    rope_may_be_half_split=False,
     lists_layer_types=True,
-    indexing=Indexing(pairs=False),
+    indexing=Indexing(interleaved=False),
 )
 GLM_MOE_DSA = Line(
     "glm_moe_dsa",
     ("GlmMoeDsaForCausalLM",),
     read_sigmoid_router,
-    rope_may_be_halves=False,
+    rope_may_be_half_split=False,
     lists_layer_types=True,
-    indexing=Indexing(pairs=True, may_share=True),
+    indexing=Indexing(interleaved=True, may_share=True),
 )

@@ -5,9 +5,9 @@ Two forms of the same configuration: flat as published, nested as transformers s
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TypeGuard
 
-from trueline.models.parts import (
+from trueline.models.common import (
     MAX_EXPERTS,
     MAX_LAYERS,
     ROPE_KEYS,
@@ -24,8 +24,8 @@ from trueline.models.storage import read_storage, unsupported
 from trueline.spec.feedforward import MoESpec, RouterSpec
 from trueline.spec.fields import Fields
 from trueline.spec.mixer import CompressedSpec
-from trueline.spec.model import LayerSpec, ModelSpec, Storage
-from trueline.spec.rope import RopeSpec
+from trueline.spec.model import LayerSpec, ModelSpec, WeightStorage
+from trueline.spec.rope import RopeSpec, YarnSpec
 from trueline.spec.source import Fact, Source, default, formula
 
 ARCHITECTURES = ("DeepseekV4ForCausalLM",)
@@ -39,7 +39,7 @@ LAYER_TYPES = {
 }
 
 
-def read(fields: Fields, overrides: dict[str, Any]) -> ModelSpec:
+def read(fields: Fields, overrides: dict[str, object]) -> ModelSpec:
     fields.ignore("model_type")
     check_architectures(fields, ARCHITECTURES)
     num_layers = fields.integer("num_hidden_layers", maximum=MAX_LAYERS).value
@@ -80,7 +80,7 @@ def read(fields: Fields, overrides: dict[str, Any]) -> ModelSpec:
     return spec
 
 
-def read_v4_storage(fields: Fields) -> Fact[Storage | None]:
+def read_v4_storage(fields: Fields) -> Fact[WeightStorage | None]:
     """The published checkpoints hold their experts in fp4 beside block fp8."""
     storage = read_storage(fields)
     if not fields.has("expert_dtype"):
@@ -103,9 +103,13 @@ def read_ratios(fields: Fields, num_layers: int) -> Fact[tuple[int, ...]]:
         kinds = read_layer_types(fields, "layer_types", LAYER_TYPES, num_layers)
         fields.ignore("compress_ratios")
         return Fact(tuple(LAYER_TYPES[kind] for kind in kinds.value), kinds.source)
+
+    def is_ratio(value: object) -> TypeGuard[int]:
+        return type(value) is int and value in LAYER_TYPES.values()
+
     ratios = fields.list_of(
         "compress_ratios",
-        lambda ratio: type(ratio) is int and ratio in LAYER_TYPES.values(),
+        is_ratio,
         f"{sorted(LAYER_TYPES.values())}, one for each layer and then the draft layers",
         length=None,
     )
@@ -137,7 +141,7 @@ def read_ropes(fields: Fields, max_position: Fact[int]) -> tuple[RopeSpec, RopeS
             main.must_equal("rope_theta", base.value, "the top-level rope_theta")
             main.must_equal("rope_type", "default", "window layers have no YaRN")
             main.finish({})
-    yarn = default(None, "neither rope_scaling nor rope_parameters")
+    yarn: Fact[YarnSpec | None] = default(None, "neither rope_scaling nor rope_parameters")
     if yarn_section is not None:
         yarn_section.must_equal("partial_rotary_factor", share, "qk_rope_head_dim / head_dim")
         yarn_section.must_equal("rope_theta", compressed_base.value, "compress_rope_theta")
@@ -145,8 +149,8 @@ def read_ropes(fields: Fields, max_position: Fact[int]) -> tuple[RopeSpec, RopeS
         yarn = read_yarn(yarn_section, max_position)
         yarn_section.finish({})
     no_magnitude = formula(False, "deepseek_v4: no mscale, neither on cos/sin nor on the scale")
-    pairs = default("pairs", "deepseek_v4 rotates neighbouring channels")
-    common = {"dim": dim, "pairing": pairs, "yarn_scales_magnitude": no_magnitude}
+    interleaved = default("interleaved", "deepseek_v4 rotates interleaved channels")
+    common = {"dim": dim, "pairing": interleaved, "yarn_scales_magnitude": no_magnitude}
     return (
         RopeSpec.of(
             **common, base=base, yarn=formula(None, "deepseek_v4: window layers have none")

@@ -5,7 +5,6 @@ inert at one value only (say `pruned_heads: {}`) are in INERT_AT, and any other 
 """
 
 from collections.abc import Mapping
-from typing import Any
 
 _TRAINING = "training only: initialisation, dropout or auxiliary losses"
 _SAVED_BY_LIBRARY = "written by the library that saved the file; describes software, not the model"
@@ -26,7 +25,7 @@ HARMLESS: Mapping[str, str] = {
     "router_aux_loss_coef": _TRAINING,
     "router_jitter_noise": _TRAINING,
     "gradient_checkpointing": _TRAINING,
-    "pretraining_tp": "how the weights were split while training; the product is the same",
+    "pretraining_tp": "how the weights were split while training; the result is the same",
     "ep_size": "how experts were spread while training; the sum is the same",
     # bookkeeping
     "_name_or_path": _SAVED_BY_LIBRARY,
@@ -37,7 +36,7 @@ HARMLESS: Mapping[str, str] = {
     "use_bfloat16": _SAVED_BY_LIBRARY,
     "use_cache": _SAVED_BY_LIBRARY,
     "tf_legacy_loss": _SAVED_BY_LIBRARY,
-    "chunk_size_feed_forward": "splits a product over tokens; the product is the same",
+    "chunk_size_feed_forward": "splits a GEMM over tokens; the result is the same",
     "head_dim": "transformers writes qk_rope_head_dim here; latent attention has its own widths",
     # outputs
     "output_attentions": _OUTPUTS,
@@ -92,7 +91,7 @@ HARMLESS: Mapping[str, str] = {
     ),
 }
 
-INERT_AT: Mapping[str, tuple[Any, str]] = {
+INERT_AT: Mapping[str, tuple[object, str]] = {
     "pruned_heads": ({}, "pruned heads would change the weights' shapes"),
     "add_cross_attention": (False, "decoder-only models are supported"),
     "is_encoder_decoder": (False, "decoder-only models are supported"),

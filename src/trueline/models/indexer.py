@@ -4,9 +4,9 @@ and which layers have one of their own."""
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from trueline.models.parts import MAX_LAYERS, read_layer_types
+from trueline.models.common import MAX_LAYERS, read_layer_types
 from trueline.spec.fields import Fields
 from trueline.spec.mixer import IndexerSpec
 from trueline.spec.rope import RopeSpec
@@ -15,7 +15,7 @@ from trueline.spec.source import Fact, Source, Spec, default, formula
 S = TypeVar("S", bound=Spec)
 MAX_INDEX_HEADS = 65536
 LAYER_TYPES = ("indexed_attention", "deepseek_sparse_attention")
-KINDS = ("full", "shared")
+INDEXER_TYPES = ("full", "shared")
 LETTERS = {"F": "full", "S": "shared"}
 
 
@@ -23,15 +23,15 @@ LETTERS = {"F": "full", "S": "shared"}
 class Indexing:
     """What a family's indexer has of its own."""
 
-    pairs: bool
+    interleaved: bool
     """How it rotates where the file does not say."""
     may_share: bool = False
     """Whether layers may see what an earlier one selected."""
 
 
 def read_indexer(fields: Fields, own: Indexing, rope: RopeSpec, family: str) -> IndexerSpec:
-    """Of a layer with an indexer of its own. It turns by the same table as the layer's attention,
-    over as many channels, but not always in the same pairs."""
+    """Of a layer with an indexer of its own. It rotates by the same table as the layer's attention,
+    over as many channels, but not always in the same pairing."""
     if fields.integer_or_null("q_lora_rank").value is None:
         fields.refuse("q_lora_rank", "an integer: the indexer's queries come from that latent")
     head_dim = fields.integer("index_head_dim", maximum=MAX_INDEX_HEADS)
@@ -51,9 +51,9 @@ def read_pairing(fields: Fields, own: Indexing, family: str) -> Fact[str]:
     """The key decides; without it the family does, as in transformers."""
     interleave = fields.boolean(
         "indexer_rope_interleave",
-        default=default(own.pairs, f"{family}: as transformers computes it"),
+        default=default(own.interleaved, f"{family}: as transformers computes it"),
     )
-    return Fact("pairs" if interleave.value else "halves", interleave.source)
+    return Fact("interleaved" if interleave.value else "half-split", interleave.source)
 
 
 def index_rope(rope: RopeSpec, pairing: Fact[str]) -> RopeSpec:
@@ -63,7 +63,7 @@ def index_rope(rope: RopeSpec, pairing: Fact[str]) -> RopeSpec:
     return replace(rewritten(rope, dim=dim, pairing=pairing), yarn=yarn)
 
 
-def rewritten(spec: S, **facts: Fact[Any]) -> S:
+def rewritten(spec: S, **facts: Fact[object]) -> S:
     """The same but for these facts and their sources."""
     sources = {name: fact.source for name, fact in facts.items()}
     values = {name: fact.value for name, fact in facts.items()}
@@ -106,7 +106,7 @@ def _differing(one: tuple[bool, ...], two: tuple[bool, ...]) -> str:
 
 
 def _listed(fields: Fields, num_layers: int) -> Fact[tuple[bool, ...]]:
-    kinds = read_layer_types(fields, "indexer_types", KINDS, num_layers)
+    kinds = read_layer_types(fields, "indexer_types", INDEXER_TYPES, num_layers)
     return Fact(tuple(kind == "shared" for kind in kinds.value), kinds.source)
 
 
@@ -115,7 +115,7 @@ def _pattern(fields: Fields, num_layers: int) -> Fact[tuple[bool, ...]]:
     key = "index_topk_pattern"
     pattern = fields.raw[key]
     if isinstance(pattern, list):
-        kinds = read_layer_types(fields, key, KINDS, num_layers)
+        kinds = read_layer_types(fields, key, INDEXER_TYPES, num_layers)
         return Fact(tuple(kind == "shared" for kind in kinds.value), kinds.source)
     known = isinstance(pattern, str) and all(letter in LETTERS for letter in pattern)
     if not known or len(pattern) != num_layers:

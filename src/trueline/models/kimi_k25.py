@@ -6,11 +6,10 @@ The text backbone is read from `text_config`; images and videos are refused by n
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 from trueline.errors import ConfigError
+from trueline.models.common import check_architectures, finish
 from trueline.models.deepseek import KIMI_K2, read_decoder
-from trueline.models.parts import check_architectures, finish
 from trueline.models.storage import read_storage
 from trueline.spec.fields import Fields
 from trueline.spec.model import ModelSpec
@@ -33,7 +32,7 @@ VISION_KEYS = (
 )
 
 
-def read(fields: Fields, overrides: dict[str, Any]) -> ModelSpec:
+def read(fields: Fields, overrides: dict[str, object]) -> ModelSpec:
     fields.ignore("model_type", *VISION_KEYS)
     check_architectures(fields, ARCHITECTURES)
     text = fields.section("text_config")

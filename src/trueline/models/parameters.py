@@ -21,7 +21,7 @@ from trueline.spec.mixer import IndexerSpec, LightningSpec, MLASpec
 from trueline.spec.model import LayerSpec, ModelSpec
 from trueline.spec.source import Span
 
-Kind = Literal[
+ParameterKind = Literal[
     "embedding",
     "head",
     "norm",
@@ -63,7 +63,7 @@ class Piece:
 class Parameter:
     name: str
     shape: tuple[int, ...]
-    kind: Kind
+    kind: ParameterKind
     pieces: tuple[Piece, ...]
     fused: Piece | None = None
     """The same parameter stored as one tensor, as transformers' in-memory names have it."""
@@ -89,7 +89,7 @@ def parameters(spec: ModelSpec) -> Iterator[Parameter]:
 
 def _parameters(spec: ModelSpec) -> Iterator[Parameter]:
     D = spec.hidden_size
-    kind: Kind = "head" if spec.tied_embeddings else "embedding"
+    kind: ParameterKind = "head" if spec.tied_embeddings else "embedding"
     embedding = _divided("model.embed_tokens.weight", (spec.vocab, D), 0, kind=kind)
     yield replace(embedding, active_share=Fraction(int(spec.tied_embeddings)))
     for layer in spec.layers:
@@ -171,7 +171,7 @@ def _moe(moe: MoESpec, name: str, D: int, outputs: Span | None) -> Iterator[Para
     yield _plain(f"{name}.gate.weight", (E.total, D), "router")
     if moe.router.correction_bias:
         yield _plain(f"{name}.gate.e_score_correction_bias", (E.total,), "correction_bias")
-    halves = (("gate_proj", slice(0, width)), ("up_proj", slice(width, 2 * width)))
+    projections = (("gate_proj", slice(0, width)), ("up_proj", slice(width, 2 * width)))
     here = range(E.start, E.stop)
     taken = (slice(E.start, E.stop),)
     chosen = Fraction(moe.router.top_k, E.total)
@@ -182,7 +182,7 @@ def _moe(moe: MoESpec, name: str, D: int, outputs: Span | None) -> Iterator[Para
         tuple(
             Piece(f"{name}.experts.{e}.{part}.weight", (width, D), put=(e - E.start, rows))
             for e in here
-            for part, rows in halves
+            for part, rows in projections
         ),
         Piece(f"{name}.experts.gate_up_proj", (E.total, 2 * width, D), take=taken),
         active_share=chosen,
@@ -206,11 +206,13 @@ def _times(span: Span, width: int) -> Span:
     return Span(span.start * width, span.stop * width, span.total * width)
 
 
-def _plain(name: str, shape: tuple[int, ...], kind: Kind) -> Parameter:
+def _plain(name: str, shape: tuple[int, ...], kind: ParameterKind) -> Parameter:
     return Parameter(name, shape, kind, (Piece(name, shape),))
 
 
-def _divided(name: str, dims: tuple[Span | int, ...], dim: int, kind: Kind = "matrix") -> Parameter:
+def _divided(
+    name: str, dims: tuple[Span | int, ...], dim: int, kind: ParameterKind = "matrix"
+) -> Parameter:
     """A tensor of which this rank holds a run of rows (dim 0) or columns (dim 1)."""
     span = dims[dim]
     assert isinstance(span, Span)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from trueline.plugins import Registry
 from trueline.spec.fields import Fields
-from trueline.spec.model import Storage, UnsupportedStorage
+from trueline.spec.model import UnsupportedStorage, WeightStorage
 from trueline.spec.source import Fact, Source, default
 
 # Where they are, as text: a format reads tensors too, and so stands above the readers of configs.
@@ -17,7 +17,7 @@ REGISTRY = Registry(
 )
 
 
-def read_storage(fields: Fields) -> Fact[Storage | None]:
+def read_storage(fields: Fields) -> Fact[WeightStorage | None]:
     """The format reads its own keys; those that nobody can load yet are named, not guessed."""
     section = fields.section("quantization_config", accepts="the keys of its quant_method")
     if section is None:
@@ -25,7 +25,7 @@ def read_storage(fields: Fields) -> Fact[Storage | None]:
     source = Source("key", section.prefix.removesuffix("."))
     method = section.name("quant_method")
     if method.value in REGISTRY.names("quant_method"):
-        storage: Storage = REGISTRY.get("quant_method", method.value).read(section)
+        storage: WeightStorage = REGISTRY.get("quant_method", method.value).read(section)
         return Fact(storage, source)
     fmt = section.raw.get("format")
     name = f"{method.value} ({fmt})" if fmt else method.value

@@ -17,7 +17,6 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -43,7 +42,7 @@ _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 SIGNATURES = {
     "pack_weight": (_POINTER, _INT, _INT, _POINTER),
     "pack_gate_up": (_POINTER, _INT, _INT, _POINTER),
-    "product": (
+    "gemm": (
         *(_POINTER, _INT, _INT, _POINTER, _POINTER, _INT, _INT),
         *(_INT, _INT, _INT, _INT),
     ),
@@ -83,9 +82,9 @@ SIGNATURES = {
     ),
 }
 
-# Products also take weights in bfloat16, under another name.
+# GEMMs also take weights in bfloat16, under another name.
 SUFFIX = {torch.float32: "", torch.bfloat16: "_bf16"}
-for _name in ("pack_weight", "pack_gate_up", "product", "middle", "gated", "routed", "parts"):
+for _name in ("pack_weight", "pack_gate_up", "gemm", "middle", "gated", "routed", "parts"):
     SIGNATURES[f"{_name}_bf16"] = SIGNATURES[_name]
 
 
@@ -122,9 +121,10 @@ def use_threads(count: int) -> None:
         library().use_threads(count)
 
 
-def weighted(name: str, dtype: torch.dtype) -> Any:
+def weighted(name: str, dtype: torch.dtype) -> Callable[..., None]:
     """The kernel for weights of this dtype."""
-    return getattr(library(), name + SUFFIX[dtype])
+    kernel: Callable[..., None] = getattr(library(), name + SUFFIX[dtype])
+    return kernel
 
 
 def packable(weight: Tensor) -> Tensor:

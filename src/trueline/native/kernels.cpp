@@ -1,4 +1,4 @@
-// CPU kernels in float32 that torch has no fast form of: products with few rows, routed experts,
+// CPU kernels in float32 that torch has no fast form of: GEMMs with few rows, routed experts,
 // attention over the paged latent cache.
 //
 // Every number is made by the same operations in the same order whatever else is computed in the
@@ -18,7 +18,7 @@ constexpr int PANEL = 2 * LANES;  // columns of a packed weight that lie side by
 
 static thread_local Scratch rows_scratch, hidden_scratch, output_scratch;
 
-// ---- products: y = x W^T ----------------------------------------------------------------
+// ---- GEMM: y = x W^T --------------------------------------------------------------------
 
 // Panel `panel` of a weight: [inner][PANEL], zeros where there is no row. `source(c)` is the row that
 // lane c holds, or null. A run of channels at a time, so that both sides stay in the nearest cache.
@@ -138,8 +138,8 @@ static inline void store_panel(float* y, const Vec* sums, int64_t columns) {
 
 // `places`, where given, says which row of y each row of x goes to.
 template <typename W>
-static void panel_product(const float* x, int64_t count, const W* w, int64_t inner, float* y,
-                          int64_t stride, int64_t columns, const int64_t* places = nullptr) {
+static void panel_gemm(const float* x, int64_t count, const W* w, int64_t inner, float* y,
+                       int64_t stride, int64_t columns, const int64_t* places = nullptr) {
   Vec sums[ROWS][2];
   for (int64_t first = 0; first < count; first += ROWS) {
     int64_t rows = count - first < ROWS ? count - first : ROWS;
@@ -149,11 +149,11 @@ static void panel_product(const float* x, int64_t count, const W* w, int64_t inn
   }
 }
 
-// `batch` products at once (one per head): x, w and y of one follow the other at the given strides.
+// `batch` GEMMs at once (one per head): x, w and y of one follow the other at the given strides.
 template <typename W>
-static void products(const float* x, int64_t x_row, int64_t x_batch, const W* packed, float* y,
-                     int64_t y_row, int64_t y_batch, int64_t batch, int64_t count,
-                     int64_t columns, int64_t inner) {
+static void batched_gemm(const float* x, int64_t x_row, int64_t x_batch, const W* packed, float* y,
+                         int64_t y_row, int64_t y_batch, int64_t batch, int64_t count,
+                         int64_t columns, int64_t inner) {
   int64_t panels = (columns + PANEL - 1) / PANEL;
   float* blocks = rows_scratch.get(batch * count * inner);
   parallel(batch * ((count + ROWS - 1) / ROWS), ROWS * inner, [=](int64_t item) {
@@ -164,8 +164,8 @@ static void products(const float* x, int64_t x_row, int64_t x_batch, const W* pa
   });
   parallel(batch * panels, panel_cost(count, inner), [=](int64_t item) {
     int64_t b = item / panels, panel = item % panels;
-    panel_product(blocks + b * count * inner, count, packed + item * inner * PANEL, inner,
-                  y + b * y_batch + panel * PANEL, y_row, columns - panel * PANEL);
+    panel_gemm(blocks + b * count * inner, count, packed + item * inner * PANEL, inner,
+               y + b * y_batch + panel * PANEL, y_row, columns - panel * PANEL);
   });
 }
 
@@ -188,12 +188,12 @@ extern "C" void rms_norm(const float* x, int64_t x_row, const float* weight, flo
   });
 }
 
-// x [n, heads, 2 half] at these strides -> y, contiguous. pairs: channels (2i, 2i + 1) turn
+// x [n, heads, 2 half] at these strides -> y, contiguous. interleaved: channels (2i, 2i + 1) rotate
 // together; else (i, i + half).
 extern "C" void rotate(const float* x, int64_t x_row, int64_t x_head, const float* cos,
                        const float* sin, float* y, int64_t n, int64_t heads, int64_t half,
-                       int64_t pairs) {
-  int64_t step = pairs ? 2 : 1, apart = pairs ? 1 : half;
+                       int64_t interleaved) {
+  int64_t step = interleaved ? 2 : 1, apart = interleaved ? 1 : half;
   parallel(n, heads * half, [=](int64_t row) {
     for (int64_t head = 0; head < heads; head++) {
       const float* from = x + row * x_row + head * x_head;
@@ -281,10 +281,10 @@ extern "C" void route(const float* logits, const float* bias, int64_t n, int64_t
 
 // ---- routed experts ---------------------------------------------------------------------
 
-// The tokens of each expert, in the order of the tokens: begin[e] .. begin[e + 1] of `slots`, where
-// slot = token * top + place.
+// The tokens of each expert, in the order of the tokens: begin[e] .. begin[e + 1] of `pairs`, where
+// pair = token * top + place.
 static void sort_by_expert(const int64_t* ids, int64_t count, int64_t first, int64_t experts,
-                           int64_t* begin, int64_t* slots) {
+                           int64_t* begin, int64_t* pairs) {
   std::memset(begin, 0, (experts + 1) * sizeof(int64_t));
   for (int64_t i = 0; i < count; i++) {
     int64_t e = ids[i] - first;
@@ -293,7 +293,7 @@ static void sort_by_expert(const int64_t* ids, int64_t count, int64_t first, int
   for (int64_t e = 0; e < experts; e++) begin[e + 1] += begin[e];
   for (int64_t i = 0; i < count; i++) {
     int64_t e = ids[i] - first;
-    if (e >= 0 && e < experts) slots[begin[e]++] = i;
+    if (e >= 0 && e < experts) pairs[begin[e]++] = i;
   }
   for (int64_t e = experts; e > 0; e--) begin[e] = begin[e - 1];
   begin[0] = 0;
@@ -347,22 +347,22 @@ static void gated_mlp(const float* x, int64_t x_row, const W* gate_up, const W* 
   gated_rows(inputs, n, gate_up, hidden, middle, width);
   block_rows(middle, width, n, width, blocked);
   parallel(downs, panel_cost(n, width), [=](int64_t panel) {
-    panel_product(blocked, n, down + panel * width * PANEL, width, out + panel * PANEL, hidden,
-                  hidden - panel * PANEL);
+    panel_gemm(blocked, n, down + panel * width * PANEL, width, out + panel * PANEL, hidden,
+               hidden - panel * PANEL);
   });
 }
 
 // parts[t, k] = down(silu(gate x) * up x) of t's k-th expert. Experts outside first .. first + experts
 // belong to another rank: theirs are not written. Scratch of the caller: `begin` has experts + 1
-// places, `slots` and `tokens` have n * top.
+// places, `pairs` and `tokens` have n * top.
 template <typename W>
 static void expert_parts(const float* x, int64_t x_row, const int64_t* ids, const W* gate_up,
                          const W* down, float* parts, int64_t n, int64_t top, int64_t hidden,
                          int64_t width, int64_t first, int64_t experts, int64_t* begin,
-                         int64_t* slots, int64_t* tokens) {
-  sort_by_expert(ids, n * top, first, experts, begin, slots);
+                         int64_t* pairs, int64_t* tokens) {
+  sort_by_expert(ids, n * top, first, experts, begin, pairs);
   int64_t count = begin[experts];
-  for (int64_t i = 0; i < count; i++) tokens[i] = slots[i] / top;
+  for (int64_t i = 0; i < count; i++) tokens[i] = pairs[i] / top;
   int64_t gates = (width + LANES - 1) / LANES, downs = (hidden + PANEL - 1) / PANEL;
   float* inputs = rows_scratch.get(count * (hidden + width));
   float* blocked = inputs + count * hidden;
@@ -385,8 +385,8 @@ static void expert_parts(const float* x, int64_t x_row, const int64_t* ids, cons
   parallel(experts * downs, panel_cost(share, width), [=](int64_t item) {
     int64_t e = item / downs, panel = item % downs, at = begin[e], rows = begin[e + 1] - at;
     if (rows)
-      panel_product(blocked + at * width, rows, down + item * width * PANEL, width,
-                    parts + panel * PANEL, hidden, hidden - panel * PANEL, slots + at);
+      panel_gemm(blocked + at * width, rows, down + item * width * PANEL, width,
+                 parts + panel * PANEL, hidden, hidden - panel * PANEL, pairs + at);
   });
 }
 
@@ -415,10 +415,10 @@ template <typename W>
 static void routed_experts(const float* x, int64_t x_row, const int64_t* ids, const float* weights,
                            const W* gate_up, const W* down, float* out, int64_t n, int64_t top,
                            int64_t hidden, int64_t width, int64_t first, int64_t experts,
-                           int64_t* begin, int64_t* slots, int64_t* tokens) {
+                           int64_t* begin, int64_t* pairs, int64_t* tokens) {
   float* parts = output_scratch.get(n * top * hidden);
   expert_parts(x, x_row, ids, gate_up, down, parts, n, top, hidden, width, first, experts, begin,
-               slots, tokens);
+               pairs, tokens);
   add_parts(parts, weights, ids, first, experts, out, n, top, hidden);
 }
 
@@ -445,10 +445,10 @@ extern "C" void mla_decode(const float* q, const float* cached, const int64_t* b
   extern "C" void pack_gate_up##SUFFIX(const W* w, int64_t width, int64_t inner, W* packed) {      \
     pack_pairs(w, width, inner, packed);                                                           \
   }                                                                                                \
-  extern "C" void product##SUFFIX(const float* x, int64_t x_row, int64_t x_batch, const W* packed, \
-                                  float* y, int64_t y_row, int64_t y_batch, int64_t batch,         \
-                                  int64_t count, int64_t columns, int64_t inner) {                 \
-    products(x, x_row, x_batch, packed, y, y_row, y_batch, batch, count, columns, inner);          \
+  extern "C" void gemm##SUFFIX(const float* x, int64_t x_row, int64_t x_batch, const W* packed,    \
+                               float* y, int64_t y_row, int64_t y_batch, int64_t batch,            \
+                               int64_t count, int64_t columns, int64_t inner) {                    \
+    batched_gemm(x, x_row, x_batch, packed, y, y_row, y_batch, batch, count, columns, inner);      \
   }                                                                                                \
   extern "C" void middle##SUFFIX(const float* x, int64_t x_row, const W* gate_up, float* out,      \
                                  int64_t n, int64_t hidden, int64_t width) {                       \
@@ -462,17 +462,17 @@ extern "C" void mla_decode(const float* q, const float* cached, const int64_t* b
                                  const float* weights, const W* gate_up, const W* down,            \
                                  float* out, int64_t n, int64_t top, int64_t hidden,               \
                                  int64_t width, int64_t first, int64_t experts, int64_t* begin,    \
-                                 int64_t* slots, int64_t* tokens) {                                \
+                                 int64_t* pairs, int64_t* tokens) {                                \
     routed_experts(x, x_row, ids, weights, gate_up, down, out, n, top, hidden, width, first,       \
-                   experts, begin, slots, tokens);                                                 \
+                   experts, begin, pairs, tokens);                                                 \
   }                                                                                                \
   extern "C" void parts##SUFFIX(const float* x, int64_t x_row, const int64_t* ids,                 \
                                 const W* gate_up, const W* down, float* out, int64_t n,            \
                                 int64_t top, int64_t hidden, int64_t width, int64_t first,         \
-                                int64_t experts, int64_t* begin, int64_t* slots,                   \
+                                int64_t experts, int64_t* begin, int64_t* pairs,                   \
                                 int64_t* tokens) {                                                 \
     expert_parts(x, x_row, ids, gate_up, down, out, n, top, hidden, width, first, experts, begin,  \
-                 slots, tokens);                                                                   \
+                 pairs, tokens);                                                                   \
   }
 
 FOR_WEIGHTS(float, )

@@ -86,12 +86,12 @@ class Capabilities:
 
     def refusals(self, context: Context) -> list[str]:
         """Why it cannot run, on one of its devices; empty if it can."""
-        told: list[str] = []
+        reasons: list[str] = []
         if self.dtypes is not None and context.dtype not in self.dtypes:
-            told.append(_other_dtype(context.dtype, self.dtypes))
+            reasons.append(_other_dtype(context.dtype, self.dtypes))
         if context.batch_invariant and not self.batch_invariant:
-            told.append("not batch-invariant: a row's bits depend on the batch")
-        return told or self.refuses(context)
+            reasons.append("not batch-invariant: a row's bits depend on the batch")
+        return reasons or self.refuses(context)
 
 
 def _other_dtype(dtype: torch.dtype, accepted: Sequence[torch.dtype]) -> str:

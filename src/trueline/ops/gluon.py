@@ -1,6 +1,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""What our kernels in Gluon share. A program has two readers of four warps each, and four more that
-copy what they read; barriers in shared memory say what is there and what is no longer needed."""
+"""What our kernels in Gluon share. A program has two consumer warp groups of four warps each, and
+four producer warps that load for them; barriers in shared memory say which buffers are full and
+which are empty."""
 
 from __future__ import annotations
 
@@ -8,26 +9,26 @@ from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import async_copy, mbarrier
 
-from trueline.ops.kernel import Launcher
+from trueline.ops.jit import Launcher
 
 COPIED = gl.constexpr(gl.BlockedLayout([1, 8], [4, 8], [4, 1], [1, 0]))
 OPERAND = gl.constexpr(gl.NVMMASharedLayout(128, 16, 2))
-COPIERS = gl.constexpr(128)
-"""Threads that copy: each says when its copies are there."""
+PRODUCER_THREADS = gl.constexpr(128)
+"""Each arrives at a barrier when its own asynchronous copies are done."""
 NOTHING = gl.constexpr(float("-inf"))
 LN_2 = gl.constexpr(0.6931471805599453)
-READER_REGISTERS = gl.constexpr(216)
+CONSUMER_REGISTERS = gl.constexpr(216)
 
 
 def kernel(**options):
     """`gluon.jit` for what is launched by itself. Registers: an equal share of a multiprocessor's
-    for each of a program's twelve warps; readers take more, from those that copy."""
+    for each of a program's twelve warps; consumers take more, from the producers."""
     return lambda fn: Launcher(gluon.jit(fn, **options), num_warps=4, maxnreg=168, launch_pdl=True)
 
 
 @gluon.jit
 def signal(barrier):
-    """Whatever these warps did before is done."""
+    """Arrives once all threads of the warp group are here."""
     gl.thread_barrier()
     mbarrier.arrive(barrier, count=1)
 
@@ -56,5 +57,5 @@ def copy_columns(to, rows, seen, FIRST: gl.constexpr, COLUMNS: gl.constexpr):
 
 @gluon.jit
 def signal_copied(barrier):
-    """When what was copied so far is there."""
+    """Arrives when the asynchronous copies issued so far are done."""
     async_copy.mbarrier_arrive(barrier, increment_count=False)

@@ -40,7 +40,7 @@ _DECLARING: Mapping[str, tuple[ModuleType, type]] = {
     "latent_write": (latent_write, latent_write.LatentWrite),
     "mla_decode": (mla_decode, mla_decode.MLADecode),
     "mla_prefill": (mla_prefill, mla_prefill.MLAPrefill),
-    "lightning": (lightning, lightning.Lightning),
+    "lightning": (lightning, lightning.LightningAttention),
     "index_write": (index_write, index_write.IndexWrite),
     "qkv_prepare": (qkv_prepare, qkv_prepare.QKVPrepare),
     "gated_norm": (gated_norm, gated_norm.GatedNorm),
@@ -109,19 +109,6 @@ REGISTRY = Registry(
 )
 
 
-Need = Literal["states", "indexer"]
-NEEDS: dict[str, Need] = {
-    "lightning": "states",
-    "index_write": "indexer",
-    "qkv_prepare": "states",
-    "gated_norm": "states",
-    "index_scores": "indexer",
-    "topk": "indexer",
-    "sparse_mla": "indexer",
-}
-"""Ops that only some models use, and what these have."""
-
-
 def capabilities(op: str, name: str) -> Capabilities:
     """Ours are known without importing what may need a GPU's libraries."""
     if REGISTRY.package(op, name):
@@ -159,7 +146,9 @@ def implementation(op: Literal["mla_decode"], name: str) -> mla_decode.MLADecode
 @overload
 def implementation(op: Literal["mla_prefill"], name: str) -> mla_prefill.MLAPrefill[Opaque]: ...
 @overload
-def implementation(op: Literal["lightning"], name: str) -> lightning.Lightning[Opaque, Opaque]: ...
+def implementation(
+    op: Literal["lightning"], name: str
+) -> lightning.LightningAttention[Opaque, Opaque]: ...
 @overload
 def implementation(op: Literal["index_write"], name: str) -> index_write.IndexWrite: ...
 @overload

@@ -3,7 +3,7 @@ Nobody imports it; imported, it would load what only a machine with a GPU has.""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from trueline.ops.batched_gemm import BatchedGemm
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from trueline.ops.experts import reference as experts_reference
     from trueline.ops.experts import triton as experts_triton
     from trueline.ops.gated_norm import GatedNorm
-    from trueline.ops.gated_norm import parts as gated_norm_parts
+    from trueline.ops.gated_norm import composed as gated_norm_composed
     from trueline.ops.gated_norm import reference as gated_norm_reference
     from trueline.ops.gated_norm import triton as gated_norm_triton
     from trueline.ops.index_scores import IndexScores
@@ -27,14 +27,14 @@ if TYPE_CHECKING:
     from trueline.ops.index_scores import reference as index_scores_reference
     from trueline.ops.index_scores import triton as index_scores_triton
     from trueline.ops.index_write import IndexWrite
-    from trueline.ops.index_write import parts as index_write_parts
+    from trueline.ops.index_write import composed as index_write_composed
     from trueline.ops.index_write import reference as index_write_reference
     from trueline.ops.index_write import triton as index_write_triton
     from trueline.ops.latent_write import LatentWrite
-    from trueline.ops.latent_write import parts as latent_write_parts
+    from trueline.ops.latent_write import composed as latent_write_composed
     from trueline.ops.latent_write import reference as latent_write_reference
     from trueline.ops.latent_write import triton as latent_write_triton
-    from trueline.ops.lightning import Lightning
+    from trueline.ops.lightning import LightningAttention
     from trueline.ops.lightning import cpu as lightning_cpu
     from trueline.ops.lightning import reference as lightning_reference
     from trueline.ops.lightning import triton as lightning_triton
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from trueline.ops.mlp import reference as mlp_reference
     from trueline.ops.mlp import triton as mlp_triton
     from trueline.ops.qkv_prepare import QKVPrepare
-    from trueline.ops.qkv_prepare import parts as qkv_prepare_parts
+    from trueline.ops.qkv_prepare import composed as qkv_prepare_composed
     from trueline.ops.qkv_prepare import reference as qkv_prepare_reference
     from trueline.ops.qkv_prepare import triton as qkv_prepare_triton
     from trueline.ops.rms_norm import RMSNorm
@@ -96,27 +96,53 @@ if TYPE_CHECKING:
     from trueline.ops.topk import reference as topk_reference
     from trueline.ops.topk import triton as topk_triton
 
-    linear: tuple[Linear[Any], ...] = (
-        linear_native,
-        linear_onednn,
-        linear_torch_mm,
-        linear_reference,
-        linear_triton,
-        linear_cublas,
-    )
-    batched_gemm: tuple[BatchedGemm[Any], ...] = (
-        batched_gemm_native,
-        batched_gemm_cpu,
-        batched_gemm_reference,
-        batched_gemm_triton,
-        batched_gemm_cublas,
-    )
-    mlp: tuple[MLP[Any], ...] = (
-        mlp_native,
-        mlp_cpu,
-        mlp_reference,
-        mlp_triton,
-    )
+    First = TypeVar("First")
+    """What an implementation packs or prepares: each has its own type."""
+    Second = TypeVar("Second")
+
+    def linear(op: Linear[First]) -> None: ...
+
+    def batched_gemm(op: BatchedGemm[First]) -> None: ...
+
+    def mlp(op: MLP[First]) -> None: ...
+
+    def mla_decode(op: MLADecode[First]) -> None: ...
+
+    def mla_prefill(op: MLAPrefill[First]) -> None: ...
+
+    def lightning(op: LightningAttention[First, Second]) -> None: ...
+
+    def index_scores(op: IndexScores[First]) -> None: ...
+
+    def sparse_mla(op: SparseMLA[First]) -> None: ...
+
+    def route(op: Route[First]) -> None: ...
+
+    def experts(op: Experts[First]) -> None: ...
+
+    def invariant_mlp(op: InvariantMLP[First]) -> None: ...
+
+    def invariant_experts(op: InvariantExperts[First]) -> None: ...
+
+    def shared_experts(op: SharedExperts[First]) -> None: ...
+
+    def masked_prefill(op: MaskedPrefill[First]) -> None: ...
+
+    linear(linear_native)
+    linear(linear_onednn)
+    linear(linear_torch_mm)
+    linear(linear_reference)
+    linear(linear_triton)
+    linear(linear_cublas)
+    batched_gemm(batched_gemm_native)
+    batched_gemm(batched_gemm_cpu)
+    batched_gemm(batched_gemm_reference)
+    batched_gemm(batched_gemm_triton)
+    batched_gemm(batched_gemm_cublas)
+    mlp(mlp_native)
+    mlp(mlp_cpu)
+    mlp(mlp_reference)
+    mlp(mlp_triton)
     rms_norm: tuple[RMSNorm, ...] = (
         rms_norm_native,
         rms_norm_cpu,
@@ -130,85 +156,72 @@ if TYPE_CHECKING:
         rope_triton,
     )
     latent_write: tuple[LatentWrite, ...] = (
-        latent_write_parts,
+        latent_write_composed,
         latent_write_reference,
         latent_write_triton,
     )
-    mla_decode: tuple[MLADecode[Any], ...] = (
-        mla_decode_native,
-        mla_decode_cpu,
-        mla_decode_reference,
-        mla_decode_hopper,
-        mla_decode_triton,
-    )
-    mla_prefill: tuple[MLAPrefill[Any], ...] = (
-        mla_prefill_cpu,
-        mla_prefill_reference,
-        mla_prefill_hopper,
-        mla_prefill_triton,
-    )
-    lightning: tuple[Lightning[Any, Any], ...] = (
-        lightning_cpu,
-        lightning_reference,
-        lightning_triton,
-    )
+    mla_decode(mla_decode_native)
+    mla_decode(mla_decode_cpu)
+    mla_decode(mla_decode_reference)
+    mla_decode(mla_decode_hopper)
+    mla_decode(mla_decode_triton)
+    mla_prefill(mla_prefill_cpu)
+    mla_prefill(mla_prefill_reference)
+    mla_prefill(mla_prefill_hopper)
+    mla_prefill(mla_prefill_triton)
+    lightning(lightning_cpu)
+    lightning(lightning_reference)
+    lightning(lightning_triton)
     index_write: tuple[IndexWrite, ...] = (
-        index_write_parts,
+        index_write_composed,
         index_write_reference,
         index_write_triton,
     )
     qkv_prepare: tuple[QKVPrepare, ...] = (
-        qkv_prepare_parts,
+        qkv_prepare_composed,
         qkv_prepare_reference,
         qkv_prepare_triton,
     )
     gated_norm: tuple[GatedNorm, ...] = (
-        gated_norm_parts,
+        gated_norm_composed,
         gated_norm_reference,
         gated_norm_triton,
     )
-    index_scores: tuple[IndexScores[Any], ...] = (
-        index_scores_native,
-        index_scores_cpu,
-        index_scores_reference,
-        index_scores_triton,
-    )
+    index_scores(index_scores_native)
+    index_scores(index_scores_cpu)
+    index_scores(index_scores_reference)
+    index_scores(index_scores_triton)
     topk: tuple[TopK, ...] = (
         topk_native,
         topk_cpu,
         topk_reference,
         topk_triton,
     )
-    sparse_mla: tuple[SparseMLA[Any], ...] = (
-        sparse_mla_native,
-        sparse_mla_cpu,
-        sparse_mla_reference,
-        sparse_mla_hopper,
-        sparse_mla_triton,
-    )
-    route: tuple[Route[Any], ...] = (
-        route_native,
-        route_cpu,
-        route_reference,
-        route_triton,
-    )
-    experts: tuple[Experts[Any], ...] = (
-        experts_native,
-        experts_cpu,
-        experts_reference,
-        experts_triton,
-    )
+    sparse_mla(sparse_mla_native)
+    sparse_mla(sparse_mla_cpu)
+    sparse_mla(sparse_mla_reference)
+    sparse_mla(sparse_mla_hopper)
+    sparse_mla(sparse_mla_triton)
+    route(route_native)
+    route(route_cpu)
+    route(route_reference)
+    route(route_triton)
+    experts(experts_native)
+    experts(experts_cpu)
+    experts(experts_reference)
+    experts(experts_triton)
     sampling: tuple[Sampling, ...] = (
         sampling_cpu,
         sampling_reference,
         sampling_triton,
     )
-    invariant_mlp: tuple[InvariantMLP[Any], ...] = (mlp_native, mlp_cpu, mlp_reference)
-    invariant_experts: tuple[InvariantExperts[Any], ...] = (
-        experts_native,
-        experts_cpu,
-        experts_reference,
-    )
-    shared_experts: SharedExperts[Any] = experts_triton
-    masked_prefill: tuple[MaskedPrefill[Any], ...] = (mla_prefill_hopper, mla_prefill_triton)
+    invariant_mlp(mlp_native)
+    invariant_mlp(mlp_cpu)
+    invariant_mlp(mlp_reference)
+    invariant_experts(experts_native)
+    invariant_experts(experts_cpu)
+    invariant_experts(experts_reference)
+    shared_experts(experts_triton)
+    masked_prefill(mla_prefill_hopper)
+    masked_prefill(mla_prefill_triton)
     captured_sampling: CapturedSampling = sampling_triton

@@ -1,1 +1,1 @@
-"""Ranks and what they say to each other."""
+"""Ranks and their collectives."""

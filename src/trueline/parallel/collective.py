@@ -30,18 +30,19 @@ class Solo:
 
 
 @dataclass(frozen=True, slots=True)
-class Sums:
-    """Products whose sums run over what is divided among the ranks. As `spec/shard.py` divides
-    their weights, a rank has a part of every sum, or all of some (`whole`)."""
+class RowParallel:
+    """A linear layer whose sums run over what is divided among the ranks. As `spec/shard.py`
+    divides its weight, a rank has a part of every sum (a row-parallel linear), or all of some:
+    `invariant_sums`, whose bits do not depend on the number of ranks."""
 
     collective: Collective
-    whole: bool
+    invariant_sums: bool
 
-    def over(self, x: Tensor, product: Callable[[Tensor], Tensor]) -> Tensor:
-        """product(x) of every rank's x [n, part] together."""
-        if self.whole:
-            return self.collective.all_gather(product(self.collective.all_gather(x, 1)), 1)
-        return self.collective.all_reduce(product(x))
+    def run(self, x: Tensor, gemm: Callable[[Tensor], Tensor]) -> Tensor:
+        """gemm(x) of every rank's x [n, part] together."""
+        if self.invariant_sums:
+            return self.collective.all_gather(gemm(self.collective.all_gather(x, 1)), 1)
+        return self.collective.all_reduce(gemm(x))
 
 
 class Threads:

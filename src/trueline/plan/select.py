@@ -22,7 +22,7 @@ from trueline.weights.formats.dense import DENSE
 
 OWN = "trueline"
 """The name of our class for a kind of layer."""
-KINDS: dict[type[Spec], str] = {
+LAYER_KINDS: dict[type[Spec], str] = {
     MLASpec: "mla",
     LightningSpec: "lightning",
     DenseSpec: "dense",
@@ -40,7 +40,7 @@ LAYERS = Registry(
         f"dense.{OWN}": "trueline.layers.feedforward:Dense",
         f"moe.{OWN}": "trueline.layers.feedforward:MoE",
     },
-    dict.fromkeys(KINDS.values(), ("forward",)),
+    dict.fromkeys(LAYER_KINDS.values(), ("forward",)),
     lambda _, found: undeclared(found),
 )
 
@@ -137,7 +137,7 @@ def choose_layers(spec: ModelSpec, config: EngineConfig, context: Context) -> di
 
 
 def kinds(layer: LayerSpec) -> Iterable[str]:
-    return (KINDS[type(part)] for part in (layer.mixer, layer.feed_forward))
+    return (LAYER_KINDS[type(part)] for part in (layer.mixer, layer.feed_forward))
 
 
 def _asked(registry: Registry, kind: str, name: str, found: list[str]) -> Selection:

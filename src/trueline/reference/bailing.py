@@ -1,16 +1,15 @@
 """What config.json means for BailingMoeV2.5 (Ling 2.5 and 2.6) where it leaves the DeepSeek line:
 the linear layers, and keys under other names. Read a second time on purpose, as in `config.py`."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from trueline.errors import ConfigError
+from trueline.reference.raw import Raw
 
 ARCHITECTURE = "BailingMoeV2_5ForCausalLM"  # Ling 3 has the same model_type
 LAYER_FACTORS = ("l", "l-1")  # serving engines; the authors' published code
 
-COMPUTED: dict[str, Any] = {
+COMPUTED: dict[str, object] = {
     "hidden_act": "silu",
     "use_bias": False,
     "use_qkv_bias": False,
@@ -25,7 +24,7 @@ COMPUTED: dict[str, Any] = {
 
 
 @dataclass(frozen=True)
-class Linear:
+class LinearFacts:
     """The linear layers; they have as many heads as the latent ones."""
 
     head_dim: int
@@ -37,7 +36,7 @@ class Linear:
     layer_factor: str  # one of LAYER_FACTORS
 
 
-def in_deepseek_words(raw: Mapping[str, Any]) -> dict[str, Any]:
+def in_deepseek_words(raw: Raw) -> Raw:
     """The keys that DeepSeek's line has too, under its names."""
     if raw.get("architectures") != [ARCHITECTURE]:
         raise ConfigError(
@@ -48,22 +47,24 @@ def in_deepseek_words(raw: Mapping[str, Any]) -> dict[str, Any]:
         if raw.get(key, value) != value:
             raise ConfigError(f"config.json: {key}={raw[key]!r}; the reference computes {value!r}")
     shared = raw.get("moe_shared_expert_intermediate_size") or raw["moe_intermediate_size"]
-    return {
-        **raw,
-        "model_type": "bailing_moe_v2_5",
-        "n_routed_experts": raw["num_experts"],
-        "n_shared_experts": raw["num_shared_experts"],
-        "shared_expert_width": shared,
-        "norm_topk_prob": True,
-    }
+    return Raw(
+        {
+            **raw,
+            "model_type": "bailing_moe_v2_5",
+            "n_routed_experts": raw["num_experts"],
+            "n_shared_experts": raw["num_shared_experts"],
+            "shared_expert_width": shared,
+            "norm_topk_prob": True,
+        }
+    )
 
 
-def read_linear(raw: Mapping[str, Any], rope: Mapping[str, Any], layer_factor: str) -> Linear:
+def read_linear(raw: Raw, rope: Raw, layer_factor: str) -> LinearFacts:
     if layer_factor not in LAYER_FACTORS:
         raise ConfigError(f"linear_layer_factor '{layer_factor}'; the reference has 'l', 'l-1'")
     key = "partial_rotary_factor"
     share = rope[key] if key in rope else raw[key]
-    return Linear(
+    return LinearFacts(
         head_dim=raw["head_dim"],
         rotary_dim=round(raw["head_dim"] * share) if raw.get("linear_rope", True) else 0,
         use_qk_norm=raw["use_qk_norm"],
@@ -74,14 +75,14 @@ def read_linear(raw: Mapping[str, Any], rope: Mapping[str, Any], layer_factor: s
     )
 
 
-def is_linear(linear: Linear, num_layers: int, layer: int) -> bool:
+def is_linear(linear: LinearFacts, num_layers: int, layer: int) -> bool:
     """The last layer of each group, and every layer behind the last whole group, is latent."""
     group, place = divmod(layer, linear.layer_group_size)
     whole_groups = num_layers // linear.layer_group_size
     return group < whole_groups and place < linear.layer_group_size - 1
 
 
-def slopes(linear: Linear, num_heads: int, num_layers: int, layer: int) -> list[float]:
+def slopes(linear: LinearFacts, num_heads: int, num_layers: int, layer: int) -> list[float]:
     """Per head: the state decays by exp(-slope) at every token of this layer."""
     power = 1
     while power * 2 <= num_heads:

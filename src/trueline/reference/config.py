@@ -6,26 +6,20 @@ wrong fact there shows up as a wrong number. Keys keep their published names.
 
 import json
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from trueline.errors import ConfigError
 from trueline.reference import bailing, dsa
+from trueline.reference.raw import Raw
 
 # transformers builds q_a_layernorm and kv_a_layernorm without an eps, so `rms_norm_eps` never
 # reaches them and they keep the class default (serving engines pass rms_norm_eps instead).
 LATENT_NORM_EPS = 1e-6
-
-
-class Raw(dict[str, Any]):
-    """A section of config.json in which a missing required key says its name."""
-
-    def __missing__(self, key: str) -> Any:
-        raise ConfigError(f"config.json: '{key}' is missing, and the reference has no default")
 
 
 @dataclass(frozen=True)
@@ -56,7 +50,7 @@ class Config:
     rms_norm_eps: float
     latent_norm_eps: float
     rope_theta: float
-    rope_pairs: bool  # channels (2i, 2i+1) turn together; else (i, i + R/2)
+    rope_interleaved: bool  # channels (2i, 2i+1) together; else half-split: (i, i + R/2)
     yarn: Yarn | None
     tie_word_embeddings: bool
 
@@ -74,17 +68,17 @@ class Config:
     routed_scaling_factor: float
 
     fp8_block: tuple[int, int] | None
-    linear: bailing.Linear | None  # None: every layer is latent
-    indexer: dsa.Indexer | None  # None: a query sees every key before it
+    linear: bailing.LinearFacts | None  # None: every layer is latent
+    indexer: dsa.IndexerFacts | None  # None: a query sees every key before it
     norm_head: bool  # each column of lm_head at unit length
 
     @property
-    def linear_facts(self) -> bailing.Linear:
+    def linear_facts(self) -> bailing.LinearFacts:
         assert self.linear is not None
         return self.linear
 
     @property
-    def indexer_facts(self) -> dsa.Indexer:
+    def indexer_facts(self) -> dsa.IndexerFacts:
         assert self.indexer is not None
         return self.indexer
 
@@ -108,7 +102,7 @@ def read_config(
     nested = top["model_type"] == "kimi_k25"
     raw = Raw(top["text_config"]) if nested else top
     if raw["model_type"] == "bailing_hybrid":
-        raw = Raw(bailing.in_deepseek_words(raw))
+        raw = bailing.in_deepseek_words(raw)
     family = raw["model_type"]
     others = ("deepseek_v2", "glm4_moe_lite", "bailing_moe_v2_5", *dsa.FAMILIES)
     families = ("kimi_k2", "deepseek_v3", *(() if nested else others))
@@ -129,7 +123,7 @@ def read_config(
         family=family,
         latent_norm_eps=latent_norm_eps,
         rope_theta=rope.get("rope_theta") or raw["rope_theta"],
-        rope_pairs=v2 or raw.get("rope_interleave") is not False,
+        rope_interleaved=v2 or raw.get("rope_interleave") is not False,
         yarn=read_yarn(rope, raw),
         tie_word_embeddings=top.get("tie_word_embeddings", raw.get("tie_word_embeddings", False)),
         moe_layer_freq=raw.get("moe_layer_freq", 1),
@@ -164,7 +158,7 @@ def refuse_what_is_not_computed(raw: Raw, v2: bool) -> None:
             raise ConfigError(f"config.json: {key}={raw[key]!r}; the reference computes {values}")
 
 
-def read_fp8_block(section: dict[str, Any] | None) -> tuple[int, int] | None:
+def read_fp8_block(section: Raw | None) -> tuple[int, int] | None:
     if section is None:
         return None
     if section["quant_method"] != "fp8":
@@ -257,8 +251,8 @@ def yarn_ramp(theta: float, yarn: Yarn, dim: int) -> Tensor:
     """0 where a channel keeps its frequency, 1 where it is slowed by the full factor."""
 
     def channel(rotations: float) -> float:
-        turns = yarn.original_max_position_embeddings / (rotations * 2 * math.pi)
-        return (dim * math.log(turns)) / (2 * math.log(theta))
+        length = yarn.original_max_position_embeddings / (rotations * 2 * math.pi)
+        return (dim * math.log(length)) / (2 * math.log(theta))
 
     low, high = channel(yarn.beta_fast), channel(yarn.beta_slow)
     if yarn.truncate:
@@ -269,10 +263,10 @@ def yarn_ramp(theta: float, yarn: Yarn, dim: int) -> Tensor:
     return ((torch.arange(dim // 2, dtype=torch.float32) - low) / (high - low)).clamp(0, 1)
 
 
-def v4_layer_rope(raw_config: dict[str, Any], layer: int) -> tuple[Tensor, float, float]:
+def v4_layer_rope(raw_config: Mapping[str, object], layer: int) -> tuple[Tensor, float, float]:
     """DeepSeek-V4: (inv_freq, cos_sin_scale, softmax_scale) of one layer.
 
-    Layers with a compressor turn by compress_rope_theta under YaRN, the others by rope_theta
+    Layers with a compressor rotate by compress_rope_theta under YaRN, the others by rope_theta
     without it; no mscale touches the table or the softmax scale.
     """
     raw = Raw(raw_config)

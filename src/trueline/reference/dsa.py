@@ -1,37 +1,39 @@
 """What config.json means for the indexer of DeepSeek-V3.2 and GLM-5, read a second time on purpose,
 as in `config.py`."""
 
-from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 from trueline.errors import ConfigError
+from trueline.reference.raw import Raw
 
 FAMILIES = ("deepseek_v32", "glm_moe_dsa")
 KEY_NORM_EPS = 1e-6
 
-COMPUTED: dict[str, tuple[Any, ...]] = {
+T = TypeVar("T")
+
+COMPUTED: dict[str, tuple[object, ...]] = {
     "rope_interleave": (True,),
     "moe_router_dtype": ("float32", "fp32"),
 }
 
 
 @dataclass(frozen=True)
-class Indexer:
+class IndexerFacts:
     index_n_heads: int
     index_head_dim: int
     index_topk: int
-    pairs: bool  # how the first qk_rope_head_dim channels turn; else in halves
+    interleaved: bool  # the first qk_rope_head_dim channels; else half-split
     shared: tuple[bool, ...]  # per layer: sees what the last full layer selected
 
 
-def stated(raw: Mapping[str, Any], key: str, otherwise: Any) -> Any:
+def stated(raw: Raw, key: str, otherwise: T) -> T:
     """Null says as little as nothing."""
-    value = raw.get(key)
+    value: T | None = raw.get(key)
     return otherwise if value is None else value
 
 
-def read_indexer(raw: Mapping[str, Any]) -> Indexer | None:
+def read_indexer(raw: Raw) -> IndexerFacts | None:
     """None for a family that has none."""
     family = raw["model_type"]
     if family not in FAMILIES:
@@ -45,16 +47,16 @@ def read_indexer(raw: Mapping[str, Any]) -> Indexer | None:
     kinds = index_kinds(raw) if glm else ["full"] * raw["num_hidden_layers"]
     if len(kinds) != raw["num_hidden_layers"] or kinds[0] != "full":
         raise ConfigError(f"config.json: index layers {kinds}; one a layer, the first one full")
-    return Indexer(
+    return IndexerFacts(
         index_n_heads=raw["index_n_heads"],
         index_head_dim=raw["index_head_dim"],
         index_topk=raw["index_topk"],
-        pairs=stated(raw, "indexer_rope_interleave", glm),
+        interleaved=stated(raw, "indexer_rope_interleave", glm),
         shared=tuple({"full": False, "shared": True}[kind] for kind in kinds),
     )
 
 
-def index_kinds(raw: Mapping[str, Any]) -> list[str]:
+def index_kinds(raw: Raw) -> list[str]:
     """Listed, or spelt in letters, or every so many layers; the first that is there."""
     if listed := raw.get("indexer_types"):
         return list(listed)

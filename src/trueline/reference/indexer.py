@@ -14,12 +14,12 @@ from torch import Tensor
 from trueline.errors import UsageError
 from trueline.reference import dsa
 from trueline.reference.config import Config
-from trueline.reference.parts import (
+from trueline.reference.functional import (
     Pair,
     Params,
     linear,
-    rotate_halves,
-    rotate_pairs,
+    rotate_half_split,
+    rotate_interleaved,
     top_k,
     wide,
 )
@@ -37,7 +37,7 @@ class Selections:
 
 
 def scale(config: Config) -> float:
-    """YaRN has no part in it, though the table that turns q and k is that of the attention."""
+    """YaRN has no part in it, though the table that rotates q and k is that of the attention."""
     return float(config.indexer_facts.index_head_dim**-0.5)
 
 
@@ -49,8 +49,8 @@ def rotate_first(config: Config, x: Tensor, rope: Pair) -> Tensor:
     """[T, ..., d]: as many of the first channels as the table is wide for."""
     cos, sin = (table.view(len(x), *[1] * (x.dim() - 2), -1) for table in rope)
     width = 2 * cos.shape[-1]
-    turn = rotate_pairs if config.indexer_facts.pairs else rotate_halves
-    return torch.cat((turn(x[..., :width], cos, sin), x[..., width:]), dim=-1)
+    rotate = rotate_interleaved if config.indexer_facts.interleaved else rotate_half_split
+    return torch.cat((rotate(x[..., :width], cos, sin), x[..., width:]), dim=-1)
 
 
 def layer_norm(x: Tensor, weight: Tensor, bias: Tensor) -> Tensor:

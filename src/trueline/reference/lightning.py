@@ -10,7 +10,7 @@ from torch import Tensor
 
 from trueline.reference import bailing
 from trueline.reference.config import Config
-from trueline.reference.parts import Pair, Params, linear, rms_norm, rotate_halves, wide
+from trueline.reference.functional import Pair, Params, linear, rms_norm, rotate_half_split, wide
 
 TILE = 16  # any size gives the same numbers; this one puts several into a short prompt
 
@@ -27,7 +27,7 @@ def rotate_first(x: Tensor, rope: Pair | None) -> Tensor:
         return x
     cos, sin = (table[:, None] for table in rope)
     width = 2 * cos.shape[-1]
-    return torch.cat((rotate_halves(x[..., :width], cos, sin), x[..., width:]), dim=-1)
+    return torch.cat((rotate_half_split(x[..., :width], cos, sin), x[..., width:]), dim=-1)
 
 
 def project(

@@ -14,17 +14,17 @@ from torch import Tensor
 from trueline.reference import config as facts
 from trueline.reference import indexer, lightning
 from trueline.reference.config import Config
-from trueline.reference.indexer import Selections
-from trueline.reference.parts import (
+from trueline.reference.functional import (
     Pair,
     Params,
     linear,
     rms_norm,
-    rotate_halves,
-    rotate_pairs,
+    rotate_half_split,
+    rotate_interleaved,
     top_k,
     wide,
 )
+from trueline.reference.indexer import Selections
 
 Ints = Sequence[int] | Tensor
 Trace = dict[int, Tensor] | None  # layer -> expert ids [T, K]
@@ -32,17 +32,17 @@ Trace = dict[int, Tensor] | None  # layer -> expert ids [T, K]
 
 def rope_table(config: Config, positions: Tensor) -> Pair:
     """cos, sin [T, R/2], float32 in every model dtype: a finer table is a different function."""
-    return turns(config, facts.inverse_frequencies(config), positions)
+    return cos_sin(config, facts.inverse_frequencies(config), positions)
 
 
 def linear_rope_table(config: Config, positions: Tensor) -> Pair | None:
     """The same for linear layers; None where they do not rotate."""
     if config.linear is None or config.linear.rotary_dim == 0:
         return None
-    return turns(config, facts.linear_inverse_frequencies(config), positions)
+    return cos_sin(config, facts.linear_inverse_frequencies(config), positions)
 
 
-def turns(config: Config, inverse_frequencies: Tensor, positions: Tensor) -> Pair:
+def cos_sin(config: Config, inverse_frequencies: Tensor, positions: Tensor) -> Pair:
     angle = positions.to(torch.float32)[:, None] * inverse_frequencies
     scale = facts.cos_sin_scale(config)
     return angle.cos() * scale, angle.sin() * scale
@@ -50,7 +50,11 @@ def turns(config: Config, inverse_frequencies: Tensor, positions: Tensor) -> Pai
 
 def rotate(config: Config, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """All R channels of x [..., T, R]."""
-    return rotate_pairs(x, cos, sin) if config.rope_pairs else rotate_halves(x, cos, sin)
+    return (
+        rotate_interleaved(x, cos, sin)
+        if config.rope_interleaved
+        else rotate_half_split(x, cos, sin)
+    )
 
 
 def query_latent(config: Config, params: Params, at: str, x: Tensor) -> Tensor:
@@ -275,8 +279,8 @@ class Reference:
         dtype = self.params["model.norm.weight"].dtype
         cos, sin = rope_table(self.config, positions)
         other = linear_rope_table(self.config, positions)
-        turned = other and (other[0].to(dtype), other[1].to(dtype))
-        return (cos.to(dtype), sin.to(dtype)), turned
+        rotated = other and (other[0].to(dtype), other[1].to(dtype))
+        return (cos.to(dtype), sin.to(dtype)), rotated
 
     def logprobs(
         self,

@@ -48,8 +48,8 @@ def load_weights(model_dir: str | Path, config: Config, dtype: torch.dtype) -> d
             tensor = dequantise(tensor, stored[name + SCALE], config.fp8_block)
         elif name.endswith(SCALE) and name.removesuffix(SCALE) in stored:
             continue
-        floor = torch.float32 if name.endswith(PRECISE) else dtype
-        weights.update(unfuse(name, tensor.to(torch.promote_types(dtype, floor))))
+        least = torch.float32 if name.endswith(PRECISE) else dtype
+        weights.update(unfuse(name, tensor.to(torch.promote_types(dtype, least))))
     known = "|".join(
         pattern
         for pattern, there in (

@@ -10,12 +10,15 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeVar
+from typing import Any, Final, NoReturn, TypeGuard, TypeVar
 
 from trueline.errors import ConfigError, did_you_mean, nearest
 from trueline.spec.source import Fact, Source
 
 T = TypeVar("T")
+
+JSON = dict[str, Any]
+"""An object of a JSON file, not yet read."""
 
 MAX_COUNT: Final = 2**31 - 1
 
@@ -27,14 +30,14 @@ class _Required:
 REQUIRED: Final = _Required()
 
 
-def read_json(file: Path) -> dict[str, Any]:
+def read_json(file: Path) -> JSON:
     """A JSON object, refusing what JSON parsers usually wave through: NaN, doubled keys."""
 
     def refuse_constant(name: str) -> NoReturn:
         raise ConfigError(f"{file}: {name} is not JSON; finite numbers are accepted")
 
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-        seen: dict[str, Any] = {}
+    def unique(pairs: list[tuple[str, object]]) -> JSON:
+        seen: JSON = {}
         for key, value in pairs:
             if key in seen:
                 raise ConfigError(f"{file}: key '{key}' stands twice; each key may stand once")
@@ -51,7 +54,7 @@ def read_json(file: Path) -> dict[str, Any]:
     return raw
 
 
-def _show(value: Any) -> str:
+def _show(value: object) -> str:
     try:
         text = json.dumps(value)
     except ValueError:  # an integer of thousands of digits
@@ -60,9 +63,7 @@ def _show(value: Any) -> str:
 
 
 class Fields:
-    def __init__(
-        self, raw: Mapping[str, Any], file: Path, prefix: str = "", accepts: str = ""
-    ) -> None:
+    def __init__(self, raw: JSON, file: Path, prefix: str = "", accepts: str = "") -> None:
         self.raw = raw
         self.file = file
         self.prefix = prefix
@@ -80,7 +81,7 @@ class Fields:
         default: Fact[int] | _Required = REQUIRED,
         aliases: tuple[str, ...] = (),
     ) -> Fact[int]:
-        def check(value: Any) -> bool:
+        def check(value: object) -> TypeGuard[int]:
             return type(value) is int and minimum <= value <= maximum
 
         return self._read(key, check, f"an integer from {minimum} to {maximum}", default, aliases)
@@ -88,7 +89,7 @@ class Fields:
     def integer_or_null(
         self, key: str, *, minimum: int = 1, default: Fact[int | None] | _Required = REQUIRED
     ) -> Fact[int | None]:
-        def check(value: Any) -> bool:
+        def check(value: object) -> TypeGuard[int | None]:
             return value is None or (type(value) is int and minimum <= value <= MAX_COUNT)
 
         return self._read(key, check, f"an integer from {minimum} to {MAX_COUNT}, or null", default)
@@ -105,13 +106,14 @@ class Fields:
         """A finite number: > above, or >= minimum where that is given."""
         low = f"from {minimum:g}" if minimum is not None else f"above {above:g}"
 
-        def check(value: Any) -> bool:
-            if type(value) not in (int, float) or not math.isfinite(value):
+        def check(value: object) -> TypeGuard[float]:
+            if not is_number(value) or not math.isfinite(value):
                 return False
             high_enough = value >= minimum if minimum is not None else value > above
-            return bool(high_enough and value <= maximum)
+            return high_enough and value <= maximum
 
-        return self._read(key, check, f"a number {low} to {maximum:g}", default, convert=float)
+        fact = self._read(key, check, f"a number {low} to {maximum:g}", default)
+        return fact if fact is default else Fact(float(fact.value), fact.source)
 
     def boolean(
         self,
@@ -120,7 +122,7 @@ class Fields:
         default: Fact[bool] | _Required = REQUIRED,
         aliases: tuple[str, ...] = (),
     ) -> Fact[bool]:
-        return self._read(key, lambda value: type(value) is bool, "true or false", default, aliases)
+        return self._read(key, _is_boolean, "true or false", default, aliases)
 
     def choice(
         self,
@@ -132,25 +134,32 @@ class Fields:
     ) -> Fact[str]:
         names = tuple(accepted)
 
-        def check(value: Any) -> bool:
+        def check(value: object) -> TypeGuard[str]:
             return isinstance(value, str) and value in names
 
         return self._read(key, check, " or ".join(f'"{n}"' for n in names), default, aliases, names)
 
     def name(self, key: str) -> Fact[str]:
-        return self._read(key, lambda v: isinstance(v, str) and v != "", "a name", REQUIRED)
+        return self._read(key, _is_name, "a name", REQUIRED)
 
     def list_of(
-        self, key: str, check_item: Callable[[Any], bool], accepted: str, *, length: int | None
-    ) -> Fact[tuple[Any, ...]]:
+        self,
+        key: str,
+        check_item: Callable[[object], TypeGuard[T]],
+        accepted: str,
+        *,
+        length: int | None,
+    ) -> Fact[tuple[T, ...]]:
         """A list; `length` is the exact length wanted, None for any."""
 
-        def check(value: Any) -> bool:
-            right = isinstance(value, list) and (length is None or len(value) == length)
-            return right and all(map(check_item, value))
+        def check(value: object) -> TypeGuard[list[T]]:
+            if not isinstance(value, list) or length not in (None, len(value)):
+                return False
+            return all(map(check_item, value))
 
         wanted = f"a list of {accepted}" if length is None else f"a list of {length}: {accepted}"
-        return self._read(key, check, wanted, REQUIRED, convert=tuple)
+        fact = self._read(key, check, wanted, REQUIRED)
+        return Fact(tuple(fact.value), fact.source)
 
     def section(self, key: str, *, accepts: str = "") -> Fields | None:
         """A nested object as its own strict reader; None where it is absent or null."""
@@ -164,7 +173,7 @@ class Fields:
 
     # -- keys that decide nothing here -------------------------------------------------
 
-    def must_equal(self, key: str, value: Any, why: str) -> None:
+    def must_equal(self, key: str, value: object, why: str) -> None:
         """A key that says again what others decide, or that has one accepted value (or null)."""
         if self.has(key) and not _same(self.raw[key], value):
             self.refuse(key, f"{_show(value)}: {why}")
@@ -205,13 +214,12 @@ class Fields:
     def _read(
         self,
         key: str,
-        check: Callable[[Any], bool],
+        check: Callable[[object], TypeGuard[T]],
         accepted: str,
-        default: Fact[Any] | _Required,
+        default: Fact[T] | _Required,
         aliases: tuple[str, ...] = (),
         names: tuple[str, ...] = (),
-        convert: Callable[[Any], Any] | None = None,
-    ) -> Fact[Any]:
+    ) -> Fact[T]:
         spellings = (key, *aliases)
         self._known.update(spellings)
         present = [name for name in spellings if name in self.raw]
@@ -230,7 +238,7 @@ class Fields:
                 return default
             hint = did_you_mean(value, names) if isinstance(value, str) else ""
             self.refuse(first, accepted + hint)
-        return Fact(convert(value) if convert else value, Source("key", self.prefix + first))
+        return Fact(value, Source("key", self.prefix + first))
 
     def _missing(self, key: str, accepted: str) -> NoReturn:
         close = nearest(key, self.raw.keys() - self._known)
@@ -241,6 +249,19 @@ class Fields:
         )
 
 
-def _same(a: Any, b: Any) -> bool:
+def is_number(value: object) -> TypeGuard[int | float]:
+    """Of JSON: true is not 1."""
+    return type(value) in (int, float)
+
+
+def _is_boolean(value: object) -> TypeGuard[bool]:
+    return type(value) is bool
+
+
+def _is_name(value: object) -> TypeGuard[str]:
+    return isinstance(value, str) and value != ""
+
+
+def _same(a: object, b: object) -> bool:
     """Equal as JSON values: true is not 1."""
     return a == b and isinstance(a, bool) == isinstance(b, bool)

@@ -32,7 +32,7 @@ class IndexerSpec(Spec):
     head_dim: int
     topk: int
     rope: RopeSpec
-    """Turns the first `rope.dim` channels of q and k; its pairing may not be that of the layer's
+    """Rotates the first `rope.dim` channels of q and k; its pairing may not be that of the layer's
     attention."""
     key_norm_eps: float
     shared: bool

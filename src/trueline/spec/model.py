@@ -13,7 +13,7 @@ DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Storage(Spec):
+class WeightStorage(Spec):
     """How a checkpoint stores its quantised weights. `weights/formats/` has those we can load."""
 
     label: ClassVar[str]
@@ -21,7 +21,7 @@ class Storage(Spec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class UnsupportedStorage(Storage):
+class UnsupportedStorage(WeightStorage):
     """A stored format that `inspect` can name and the loader refuses by that name."""
 
     label = "not loadable yet"
@@ -56,7 +56,7 @@ class ModelSpec(Spec):
     whole width. None: all channels, but a part of each sum, for the ranks to add up."""
     norm_head: bool = False
     """Whether each column of lm_head is divided by its length over the whole vocabulary."""
-    storage: Storage | None = None
+    storage: WeightStorage | None = None
     """None: plain float."""
     renamed: tuple[tuple[str, str], ...] = ()
     """What its files call parameters that others share: (our name, theirs), the first that fits."""

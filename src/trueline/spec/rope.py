@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Literal
 
 from trueline.spec.source import Spec
 
-Pairing = Literal["pairs", "halves"]
+Pairing = Literal["interleaved", "half-split"]
 
 
 def float32(x: float) -> float:
@@ -44,7 +44,7 @@ class RopeSpec(Spec):
     dim: int
     """Rotated channels. For MLA all of qk_rope_head_dim, whatever partial_rotary_factor says."""
     pairing: Pairing
-    """`pairs`: channels (2i, 2i+1) share frequency i; `halves`: channels (i, i + dim/2)."""
+    """interleaved: channels (2i, 2i+1) share frequency i; half-split: channels (i, i + dim/2)."""
     base: float
     yarn: YarnSpec | None
     yarn_scales_magnitude: bool

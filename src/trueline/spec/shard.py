@@ -7,8 +7,8 @@ not divide (the result is the same, only memory is spent).
 
 A projection back to the hidden size sums over what is divided. Either each rank holds its own part
 of every sum, and the parts are added up: that takes the least exchange, but the order of a sum then
-depends on the number of ranks. Or (`whole_sums`) each holds some hidden channels, and is given all
-that is summed over: every sum is made by one rank, as a single one would make it, bit for bit.
+depends on the number of ranks. Or (`invariant_sums`) each holds some hidden channels, and is given
+all that is summed over: one rank computes each sum, as a single one would, bit for bit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from trueline.spec.model import ModelSpec
 from trueline.spec.source import Span
 
 
-def local_spec(spec: ModelSpec, rank: int, size: int, *, whole_sums: bool = False) -> ModelSpec:
+def local_spec(spec: ModelSpec, rank: int, size: int, *, invariant_sums: bool = False) -> ModelSpec:
     """The part of `spec` that rank `rank` of `size` computes."""
     if not 0 <= rank < size:
         raise UsageError(f"rank {rank} of {size}: ranks run from 0 to size - 1")
@@ -55,7 +55,7 @@ def local_spec(spec: ModelSpec, rank: int, size: int, *, whole_sums: bool = Fals
 
     divides = spec.vocab.total % size == 0
     vocab = part(spec.vocab, "the vocabulary") if divides else spec.vocab
-    outputs = part(Span.whole(spec.hidden_size), "the hidden size") if whole_sums else None
+    outputs = part(Span.whole(spec.hidden_size), "the hidden size") if invariant_sums else None
     return _map_layers(
         replace(spec, vocab=vocab, outputs=outputs),
         {id(layer.mixer): mixer(layer.mixer) for layer in spec.layers},

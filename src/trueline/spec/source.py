@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, ClassVar, Generic, Literal, Self, TypeVar
+from typing import ClassVar, Generic, Literal, Self, TypeVar
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 
 SourceKind = Literal["key", "default", "formula", "override"]
 
@@ -21,8 +22,8 @@ class Source:
 
 
 @dataclass(frozen=True, slots=True)
-class Fact(Generic[T]):
-    value: T
+class Fact(Generic[T_co]):
+    value: T_co
     source: Source
 
 
@@ -68,7 +69,7 @@ class Spec:
     PLACE: ClassVar[tuple[str, ...]] = ()
 
     @classmethod
-    def of(cls, **values: Any) -> Self:
+    def of(cls, **values: object) -> Self:
         """Build from facts; a plain value or a nested spec is taken as it is."""
         plain = {k: v.value if isinstance(v, Fact) else v for k, v in values.items()}
         sources = {k: v.source for k, v in values.items() if isinstance(v, Fact)}
@@ -82,7 +83,7 @@ class Spec:
             if item.compare and item.name not in self.PLACE
         )
 
-    def facts(self) -> Iterator[tuple[str, Any, Source]]:
+    def facts(self) -> Iterator[tuple[str, object, Source]]:
         """Every fact of this spec that is not itself a spec, with its source."""
         for item in fields(self):
             value = getattr(self, item.name)

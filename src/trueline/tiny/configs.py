@@ -5,13 +5,13 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from trueline.errors import UsageError, did_you_mean
+from trueline.spec.fields import JSON
 from trueline.tiny.tokenizer import SPECIALS
 from trueline.weights.formats.block_fp8 import BlockFp8
 
-_COMMON: dict[str, Any] = {
+_COMMON: JSON = {
     "attention_bias": False,
     "attention_dropout": 0.0,
     "bos_token_id": SPECIALS["<|begin|>"],
@@ -90,7 +90,7 @@ _SPARSE = {
     "q_lora_rank": 29,
 }
 
-FAMILIES: Mapping[str, Mapping[str, Any]] = {
+FAMILIES: Mapping[str, JSON] = {
     "deepseek_v2": _COMMON
     | _V2
     | {
@@ -203,17 +203,17 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def family_config(family: str) -> dict[str, Any]:
+def family_config(family: str) -> JSON:
     if family not in FAMILIES:
         hint = did_you_mean(family, FAMILIES)
         raise UsageError(f"family '{family}': accepted: {', '.join(FAMILIES)}{hint}")
-    config: dict[str, Any] = json.loads(json.dumps(FAMILIES[family]))  # a deep copy
+    config: JSON = json.loads(json.dumps(FAMILIES[family]))  # a deep copy
     return config
 
 
 def change_config(
-    config: dict[str, Any],
-    keys: Mapping[str, Any],
+    config: JSON,
+    keys: JSON,
     *,
     yarn: bool | None = None,
     fp8: BlockFp8 | None = None,
@@ -241,7 +241,7 @@ def change_config(
         }
 
 
-def without_indexer(config: dict[str, Any]) -> dict[str, Any]:
+def without_indexer(config: JSON) -> JSON:
     """The same DeepSeek-V3.2 model with attention over all keys: that is a DeepSeek-V3."""
     if config.get("model_type") != "deepseek_v32":
         raise UsageError("only deepseek_v32 has a dense counterpart (deepseek_v3)")

@@ -8,10 +8,9 @@ large enough to change choices, routers spread their choices.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
@@ -20,6 +19,7 @@ from torch import Tensor
 from trueline.errors import UsageError
 from trueline.models import read_model
 from trueline.models.parameters import Parameter, parameters
+from trueline.spec.fields import JSON
 from trueline.spec.mixer import MLASpec
 from trueline.spec.model import ModelSpec
 from trueline.tiny.tokenizer import write_tokenizer
@@ -45,7 +45,7 @@ class TinyOptions:
 
 def make_checkpoint(
     directory: Path,
-    config: Mapping[str, Any],
+    config: JSON,
     options: TinyOptions,
     progress: Callable[[int, int], None] | None = None,
 ) -> ModelSpec:

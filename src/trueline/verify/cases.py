@@ -7,13 +7,13 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
 from trueline.models.parameters import parameters
+from trueline.spec.fields import JSON
 from trueline.spec.model import ModelSpec
 from trueline.tiny.configs import change_config, family_config
 from trueline.tiny.make import TinyOptions, make_checkpoint
@@ -23,11 +23,11 @@ from trueline.weights.formats.block_fp8 import BlockFp8
 @dataclass(frozen=True)
 class Case:
     family: str
-    keys: Mapping[str, Any] = field(default_factory=dict)
+    keys: JSON = field(default_factory=dict)
     """Keys to set in the family's tiny config."""
     absent: tuple[str, ...] = ()
     """Keys to take out of it."""
-    rope: Mapping[str, Any] = field(default_factory=dict)
+    rope: JSON = field(default_factory=dict)
     """Keys to set in its rope_scaling."""
     yarn: bool | None = None
     fp8: BlockFp8 | None = None
@@ -36,7 +36,7 @@ class Case:
     """Store an MTP layer too."""
     spare: bool = False
     """Store indexers of layers that share another's selection too."""
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: JSON = field(default_factory=dict)
     """Facts to override."""
     seed: int = 0
     start: int = 0
@@ -55,9 +55,9 @@ class Subject:
     model: Path
     tokens: Tensor
     positions: Tensor
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: JSON = field(default_factory=dict)
     """Facts to override, for both readers."""
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: JSON = field(default_factory=dict)
     """Options of the engine: what replaces ours."""
     oracle: Tensor | None = None
     """float64 logprobs of an implementation that shares no code with ours."""
@@ -151,7 +151,7 @@ V4_NESTED = {key: value for key, value in V4.items() if key not in _V4_FLAT_ONLY
         },
     },
 }
-CONFIG_ONLY: Mapping[str, Mapping[str, Any]] = {"v4": V4, "v4-nested": V4_NESTED}
+CONFIG_ONLY: Mapping[str, JSON] = {"v4": V4, "v4-nested": V4_NESTED}
 """Families that `inspect` resolves and nobody can run yet."""
 
 # For checks whose kernels are interpreted where there is no GPU.
@@ -177,7 +177,7 @@ CASES: Mapping[str, Case] = {
             "rope_parameters": {"type": "yarn", "factor": 3.0, "mscale_all_dim": 0.6},
         },
     ),
-    "v3-halves": Case("deepseek_v3", keys={"rope_interleave": False}),
+    "v3-half-split": Case("deepseek_v3", keys={"rope_interleave": False}),
     "v3-attention-factor": Case("deepseek_v3", rope={"attention_factor": 1.2}),
     "v3-no-yarn-scaling": Case("deepseek_v3", rope={"apply_yarn_scaling": False}),
     "v3-no-truncate": Case("deepseek_v3", rope={"truncate": False}),
@@ -213,7 +213,7 @@ CASES: Mapping[str, Case] = {
     "v32-near": Case(_V32),
     "v32-shallow": Case(_V32, keys=_SHALLOW),
     "v32-plain": Case(_V32, yarn=False),
-    "v32-pairs": Case(_V32, keys={"indexer_rope_interleave": True}),
+    "v32-interleaved": Case(_V32, keys={"indexer_rope_interleave": True}),
     "v32-all-keys": Case(_V32, keys={"index_topk": 48}),
     "v32-more-than-all": Case(_V32, keys={"index_topk": 61}),
     "v32-ties": Case(_V32, keys={"index_n_heads": 2}),
@@ -233,7 +233,7 @@ CASES: Mapping[str, Case] = {
     "glm5-types": Case(_GLM5, keys={"indexer_types": ["full", "shared"] * 3}, absent=_FREQUENCY),
     "glm5-pattern": Case(_GLM5, keys={"index_topk_pattern": "FSSFSF"}, absent=_FREQUENCY),
     "glm5-offset": Case(_GLM5, absent=("index_skip_topk_offset",), keys={"index_topk_freq": 2}),
-    "glm5-halves": Case(_GLM5, keys={"indexer_rope_interleave": False}),
+    "glm5-half-split": Case(_GLM5, keys={"indexer_rope_interleave": False}),
     "glm5-saved": Case(
         _GLM5,
         keys={

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -20,6 +19,7 @@ from trueline.spec.fields import Fields, read_json
 from trueline.spec.mixer import CompressedSpec, LightningSpec, MLASpec
 from trueline.spec.model import LayerSpec, ModelSpec
 from trueline.verify.cases import Subject
+from trueline.verify.drafts import DRAFT_CHECKS
 from trueline.verify.failed import CheckFailed
 from trueline.verify.graphs import GPU_CHECKS
 from trueline.verify.indexer import index_is_a_sum, indexer_facts
@@ -99,7 +99,7 @@ def _mla_facts(mla: MLASpec, config: second_opinion.Config, at: str) -> Iterator
     ):
         yield at + name, getattr(mla, name), getattr(config, name)
     yield at + "softmax_scale", mla.softmax_scale, second_opinion.softmax_scale(config)
-    yield at + "rope.pairing", mla.rope.pairing == "pairs", config.rope_pairs
+    yield at + "rope.pairing", mla.rope.pairing == "interleaved", config.rope_interleaved
     yield at + "cos_sin_scale", mla.rope.cos_sin_scale, second_opinion.cos_sin_scale(config)
     theirs = second_opinion.inverse_frequencies(config)
     yield at + "rope.inv_freq", inv_freq(mla.rope), theirs
@@ -134,7 +134,7 @@ def _v4_facts(spec: ModelSpec, subject: Subject) -> Iterator[Pair]:
         yield at + "softmax_scale", mixer.softmax_scale, softmax_scale
 
 
-def _same(ours: Any, theirs: Any) -> bool:
+def _same(ours: object, theirs: object) -> bool:
     if isinstance(ours, Tensor) and isinstance(theirs, Tensor):
         return torch.equal(ours, theirs)
     if isinstance(ours, float) and isinstance(theirs, (float, int)):
@@ -142,7 +142,7 @@ def _same(ours: Any, theirs: Any) -> bool:
     return bool(ours == theirs)
 
 
-def _brief(value: Any) -> str:
+def _brief(value: object) -> str:
     if isinstance(value, Tensor):
         return f"[{len(value)}] {[float(f'{x:.6g}') for x in value[:4].tolist()]}…"
     return repr(value)
@@ -263,4 +263,5 @@ CHECKS: Mapping[str, Callable[[Subject], None]] = {
     "ranks = whole": ranks_hold_their_heads,
     **ENGINE_CHECKS,
     **GPU_CHECKS,
+    **DRAFT_CHECKS,
 }

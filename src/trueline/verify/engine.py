@@ -20,6 +20,7 @@ from trueline.engine.loading import load_engine
 from trueline.engine.messages import CoreOutput, CoreRequest
 from trueline.engine.params import SamplingParams
 from trueline.errors import EngineBroken
+from trueline.spec.fields import JSON
 from trueline.verify import bounds
 from trueline.verify.failed import CheckFailed
 
@@ -41,12 +42,12 @@ class Ask:
     arrives: int = 0
     """Step before which it is added."""
     priority: int = 0
-    params: dict[str, Any] = field(default_factory=dict)
+    params: JSON = field(default_factory=dict)
     cache_salt: str | None = None
 
 
 @dataclass
-class Run:
+class EngineRun:
     """What came of it: per request its tokens, and the logits of every position computed."""
 
     tokens: list[list[int]]
@@ -62,7 +63,7 @@ class Run:
         return torch.stack([rows[p] for p in sorted(rows)]).double().log_softmax(-1)
 
 
-def run(model: Path, asks: Sequence[Ask], config: EngineConfig, **changes: Any) -> Run:
+def run(model: Path, asks: Sequence[Ask], config: EngineConfig, **changes: Any) -> EngineRun:
     """Serve `asks` with greedy sampling (unless they say otherwise) and watch every logit."""
     core = load_engine(model, replace(config, **changes)).core
     try:
@@ -77,7 +78,7 @@ def serve(
     on_step: Callable[[EngineCore, int], None] | None = None,
     *,
     may_fail: bool = False,
-) -> Run:
+) -> EngineRun:
     """All of them, to their end. A request that ends with an error fails the check, unless it
     `may_fail`."""
     logits: list[dict[int, Tensor]] = [{} for _ in asks]
@@ -99,31 +100,35 @@ def serve(
             ids[core.add(_request(i, asks[i]))] = i
         if on_step:
             on_step(core, step)
-        for news in _step(core, may_fail):
-            outputs[int(news.request_id.removeprefix("check-"))].append(news)
+        for output in _step(core, may_fail):
+            outputs[int(output.request_id.removeprefix("check-"))].append(output)
         step += 1
         if step > 100_000:
             raise CheckFailed("the engine made no progress")
     local_runner(core.executor).probe = None
-    tokens = [[token for news in each for token in news.token_ids] for each in outputs]
-    cached = [max((news.num_cached_tokens for news in each), default=0) for each in outputs]
-    return Run(tokens, logits, cached, outputs, core)
+    tokens = [[token for output in each for token in output.token_ids] for each in outputs]
+    cached = [max((output.num_cached_tokens for output in each), default=0) for each in outputs]
+    return EngineRun(tokens, logits, cached, outputs, core)
 
 
 def _step(core: EngineCore, may_fail: bool) -> list[CoreOutput]:
     """An engine that stops itself has failed the check, whatever it says."""
     try:
-        told = core.step()
+        outputs = core.step()
     except EngineBroken as error:
         raise CheckFailed(f"the engine stopped: {error}") from error
-    for news in told:
-        if news.error and not may_fail:
-            raise CheckFailed(f"the engine stopped: {news.error}")
-    return told
+    for output in outputs:
+        if output.error and not may_fail:
+            raise CheckFailed(f"the engine stopped: {output.error}")
+    return outputs
 
 
 def _request(i: int, ask: Ask) -> CoreRequest:
-    options = {"temperature": 0.0, "ignore_eos": True, "max_tokens": ask.max_tokens} | ask.params
+    options: JSON = {
+        "temperature": 0.0,
+        "ignore_eos": True,
+        "max_tokens": ask.max_tokens,
+    } | ask.params
     return CoreRequest(
         request_id=f"check-{i}",
         prompt_token_ids=ask.prompt,
@@ -136,7 +141,7 @@ def _request(i: int, ask: Ask) -> CoreRequest:
 # -- the checks ------------------------------------------------------------------------
 
 
-def oracle(model: Path, asks: Sequence[Ask], done: Run) -> float:
+def oracle(model: Path, asks: Sequence[Ask], done: EngineRun) -> float:
     """Every position of every request equals the reference; the largest difference."""
     exact = reference.load(model, **done.core.config.facts)
     worst = 0.0
@@ -157,14 +162,14 @@ def oracle(model: Path, asks: Sequence[Ask], done: Run) -> float:
     return worst
 
 
-def _gate_of_noise(model: Path, done: Run, sequence: Tensor, exact: Tensor) -> float:
+def _gate_of_noise(model: Path, done: EngineRun, sequence: Tensor, exact: Tensor) -> float:
     rough = reference.load(model, torch.float32, **done.core.config.facts)
     with torch.no_grad():
         noise = float((rough.logprobs(sequence).double() - exact).abs().max())
     return max(ORACLE_GATE, min(NOISE * noise, MOST_NOISE))
 
 
-def same(what: str, one: Run, two: Run, *, bitwise: bool = False) -> float:
+def same(what: str, one: EngineRun, two: EngineRun, *, bitwise: bool = False) -> float:
     """Two runs of the same requests: the same tokens, and logits within the band or bit by bit."""
     worst = 0.0
     for i, (a, b) in enumerate(zip(one.logits, two.logits, strict=True)):
@@ -185,7 +190,10 @@ def same(what: str, one: Run, two: Run, *, bitwise: bool = False) -> float:
 
 
 def same_bits_under(
-    model: Path, asks: Sequence[Ask], config: EngineConfig, schedules: Mapping[str, dict[str, Any]]
+    model: Path,
+    asks: Sequence[Ask],
+    config: EngineConfig,
+    schedules: Mapping[str, JSON],
 ) -> None:
     """Batch-invariant mode: exact once, and then bit by bit the same under every schedule (changes
     of `config`, by name), and for each request alone."""
@@ -195,7 +203,7 @@ def same_bits_under(
         same(name, run(model, asks, config, **changes), first, bitwise=True)
     for i, ask in enumerate(asks):
         alone = run(model, [replace(ask, arrives=0)], config)
-        one = Run([first.tokens[i]], [first.logits[i]], [0], [[]], first.core)
+        one = EngineRun([first.tokens[i]], [first.logits[i]], [0], [[]], first.core)
         same("alone", alone, one, bitwise=True)
 
 
@@ -204,7 +212,7 @@ def decode_is_prefill(model: Path, ask: Ask, config: EngineConfig) -> None:
     decoded = run(model, [ask], config)
     prefilled = run(model, [Ask([*ask.prompt, *decoded.tokens[0]], 1)], config)
     logits = [{p: row for p, row in prefilled.logits[0].items() if p in decoded.logits[0]}]
-    again = Run(decoded.tokens, logits, [0], [[]], prefilled.core)
+    again = EngineRun(decoded.tokens, logits, [0], [[]], prefilled.core)
     same("decode = prefill", again, decoded, bitwise=config.batch_invariant)
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -21,7 +20,7 @@ from trueline.ops.rope import inv_freq
 from trueline.reference import config as second_opinion
 from trueline.reference import dsa, indexer
 from trueline.reference import model as reference_model
-from trueline.spec.fields import read_json
+from trueline.spec.fields import JSON, read_json
 from trueline.spec.mixer import MLASpec
 from trueline.verify.cases import Subject
 from trueline.verify.failed import CheckFailed
@@ -43,7 +42,7 @@ def indexer_facts(mla: MLASpec, config: second_opinion.Config, layer: int) -> It
     yield at + "scale", ours.scale, indexer.scale(config)
     yield at + "head_weight", ours.head_weight, indexer.head_weight(config)
     yield at + "key_norm_eps", ours.key_norm_eps, dsa.KEY_NORM_EPS
-    yield at + "rope.pairing", ours.rope.pairing == "pairs", theirs.pairs
+    yield at + "rope.pairing", ours.rope.pairing == "interleaved", theirs.interleaved
     yield at + "rope.inv_freq", inv_freq(ours.rope), second_opinion.inverse_frequencies(config)
     scale = second_opinion.cos_sin_scale(config)
     yield at + "cos_sin_scale", ours.rope.cos_sin_scale, scale
@@ -122,7 +121,7 @@ def _latent(stored: Mapping[str, Tensor], layer: int, x: Tensor) -> Tensor:
 
 
 def _sum(
-    raw: Mapping[str, Any],
+    raw: JSON,
     w: Mapping[str, Tensor],
     x: Tensor,
     latent: Tensor,
@@ -132,21 +131,21 @@ def _sum(
     k = x @ w["wk.weight"].T
     variance, mean = torch.var_mean(k, -1, correction=0, keepdim=True)
     k = (k - mean) / (variance + NORM_EPS).sqrt() * w["k_norm.weight"] + w["k_norm.bias"]
-    k = _turned(raw, k, table)
+    k = _rotated(raw, k, table)
     total = torch.zeros(len(x), len(x), dtype=torch.float64)
     for head in range(heads):
-        q = _turned(raw, latent @ w["wq_b.weight"][head * d : (head + 1) * d].T, table)
+        q = _rotated(raw, latent @ w["wq_b.weight"][head * d : (head + 1) * d].T, table)
         weight = x @ w["weights_proj.weight"][head] / math.sqrt(heads)
         total += weight[:, None] * (q @ k.T / math.sqrt(d)).clamp_min(0)
     return total
 
 
-def _turned(raw: Mapping[str, Any], x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
+def _rotated(raw: JSON, x: Tensor, table: tuple[Tensor, Tensor]) -> Tensor:
     """The first channels as complex numbers, by a table that the oracle holds to be right."""
-    turn, width = torch.complex(*table), raw["qk_rope_head_dim"]
-    pairs = raw.get("indexer_rope_interleave", raw["model_type"] == "glm_moe_dsa")
-    even = slice(0, width, 2) if pairs else slice(0, width // 2)
-    odd = slice(1, width, 2) if pairs else slice(width // 2, width)
-    turned, out = torch.complex(x[:, even], x[:, odd]) * turn, x.clone()
-    out[:, even], out[:, odd] = turned.real, turned.imag
+    rotation, width = torch.complex(*table), raw["qk_rope_head_dim"]
+    interleaved = raw.get("indexer_rope_interleave", raw["model_type"] == "glm_moe_dsa")
+    even = slice(0, width, 2) if interleaved else slice(0, width // 2)
+    odd = slice(1, width, 2) if interleaved else slice(width // 2, width)
+    rotated, out = torch.complex(x[:, even], x[:, odd]) * rotation, x.clone()
+    out[:, even], out[:, odd] = rotated.real, rotated.imag
     return out

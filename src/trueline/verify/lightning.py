@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 from safetensors.torch import load_file
@@ -23,7 +22,7 @@ from trueline.reference import config as reference_config
 from trueline.reference import lightning
 from trueline.reference import model as reference_model
 from trueline.reference.indexer import Selections
-from trueline.spec.fields import read_json
+from trueline.spec.fields import JSON, read_json
 from trueline.spec.mixer import LightningSpec
 from trueline.spec.shard import local_spec
 from trueline.spec.source import Span
@@ -31,7 +30,7 @@ from trueline.verify.cases import Subject
 from trueline.verify.failed import CheckFailed
 from trueline.weights.load import load_weights
 
-Pair = tuple[str, Any, Any]
+Pair = tuple[str, object, object]
 """A fact: its name, the spec's value, the reference's."""
 GATE = 1e-12
 TOKENS = 40
@@ -54,7 +53,7 @@ def linear_facts(
     if mixer.rope is not None:
         theirs = reference_config.linear_inverse_frequencies(config)
         yield at + "rope.inv_freq", inv_freq(mixer.rope), theirs
-        yield at + "rope.pairing", mixer.rope.pairing, "halves"
+        yield at + "rope.pairing", mixer.rope.pairing, "half-split"
         scale = reference_config.cos_sin_scale(config)
         yield at + "cos_sin_scale", mixer.rope.cos_sin_scale, scale
     slopes = second_opinion.slopes(
@@ -100,7 +99,7 @@ def _weights(subject: Subject) -> str:
 
 
 def _sum_layer(
-    raw: Mapping[str, Any],
+    raw: JSON,
     stored: Mapping[str, Tensor],
     layer: int,
     h: Tensor,
@@ -122,7 +121,7 @@ def _sum_layer(
             if norm is not None:
                 if raw["use_qk_norm"]:
                     part = _normed(part, eps) * w[norm]
-                part = _turned(raw, part, positions)
+                part = _rotated(raw, part, positions)
             parts.append(part)
         q, k, v = parts
         slope = _slope(heads, head) * (1 - (layer - minus) / (raw["num_hidden_layers"] - 1) + 1e-5)
@@ -148,15 +147,15 @@ def _slope(heads: int, head: int) -> float:
     return float(2.0 ** (-4 * (2 * (head - power) + 1) / power))
 
 
-def _turned(raw: Mapping[str, Any], x: Tensor, positions: Tensor) -> Tensor:
+def _rotated(raw: JSON, x: Tensor, positions: Tensor) -> Tensor:
     """Channel pairs (i, i + width/2) as complex numbers; the table is float32, as in training."""
     if not raw.get("linear_rope", True):
         return x
     width = round(raw["head_dim"] * raw["partial_rotary_factor"])
     steps = torch.arange(0, width, 2, dtype=torch.float32) / width
     angle = positions.to(torch.float32)[:, None] * (1.0 / raw["rope_theta"] ** steps)
-    turn = torch.complex(angle.cos().double(), angle.sin().double())
-    pairs = torch.complex(x[:, : width // 2], x[:, width // 2 : width]) * turn
+    rotation = torch.complex(angle.cos().double(), angle.sin().double())
+    pairs = torch.complex(x[:, : width // 2], x[:, width // 2 : width]) * rotation
     return torch.cat((pairs.real, pairs.imag, x[:, width:]), dim=1)
 
 

@@ -1,8 +1,8 @@
-"""What the assembler made of our kernels: no instruction may read a uniform register that none
-before it has written.
+"""SASS lint of our kernels: no instruction may read a uniform register that none before it has
+written.
 
 Triton's own assembler (ptxas 12.8) has given such code for a correct kernel of ours: descriptors of
-a matrix product's factors were counted up from a register that nobody had set, so the product read
+an MMA's operands were addressed from a register that nobody had set, so the MMA read
 wherever that pointed to. Nothing above the machine code shows it.
 
     python -m trueline.verify.machine_code [DIRECTORY]
@@ -56,7 +56,7 @@ def _reads(operands: str) -> Iterator[int]:
     if descriptors is None:
         yield from (int(number) for number in UNIFORM.findall(operands))
         return
-    # Two registers for each factor of a matrix product; the first may lie in ordinary ones.
+    # Two registers for each operand of an MMA; the first may lie in ordinary ones.
     first = int(descriptors[1])
     yield from range(first + (2 if FROM_REGISTERS.match(operands) else 0), first + 4)
 

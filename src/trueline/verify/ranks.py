@@ -16,7 +16,7 @@ from trueline.models import read_model
 from trueline.parallel.collective import Threads
 from trueline.plan.plan import make_plan
 from trueline.spec.shard import local_spec
-from trueline.verify.engine import Ask, Run, run, same, serve
+from trueline.verify.engine import Ask, EngineRun, run, same, serve
 from trueline.verify.failed import CheckFailed
 from trueline.weights.load import StoredWeights
 
@@ -32,16 +32,18 @@ def ranks_are_as_one(model: Path, asks: Sequence[Ask], config: EngineConfig, *si
             same(what, done, one, bitwise=config.batch_invariant)
 
 
-def serve_on_ranks(model: Path, asks: Sequence[Ask], config: EngineConfig, size: int) -> list[Run]:
+def serve_on_ranks(
+    model: Path, asks: Sequence[Ask], config: EngineConfig, size: int
+) -> list[EngineRun]:
     """What each of `size` ranks saw."""
     spec = read_model(model, config.facts)
     group = Threads(size)
-    results: dict[int, Run] = {}
+    results: dict[int, EngineRun] = {}
     failures: list[Exception] = []
 
     def rank(number: int) -> None:
         try:
-            local = local_spec(spec, number, size, whole_sums=config.batch_invariant)
+            local = local_spec(spec, number, size, invariant_sums=config.batch_invariant)
             plan = make_plan(local, config, find_device("cpu"))
             values = StoredWeights(model, local, dtype=plan.weight_dtype)
             decoder = build_decoder(local, plan, values, group.rank(number))

@@ -1,5 +1,5 @@
 """The contract of rotation: a new tensor, arguments as they were, whatever the implementation does
-inside. Callers of which one half relies on writing in place, and the other on not, cannot be."""
+inside. So no caller can come to rely on one that writes in place."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from trueline.verify.cases import Subject
 from trueline.verify.failed import CheckFailed
 from trueline.verify.ops import randn
 
-TOKENS, HEADS, WIDTH, TURNED = 9, 5, 26, 14
-PAIRINGS: tuple[Pairing, ...] = ("pairs", "halves")
+TOKENS, HEADS, WIDTH, ROTATED = 9, 5, 26, 14
+PAIRINGS: tuple[Pairing, ...] = ("interleaved", "half-split")
 GATE = rounding(6)
 """Of a number, relative to the largest: that of a pair may be √2 times smaller than both."""
 
@@ -35,13 +35,13 @@ def buffers() -> Iterator[tuple[str, Tensor, Tensor, Tensor]]:
     strides = (HEADS * WIDTH, WIDTH, 1)
     q = flat.as_strided((TOKENS, HEADS, WIDTH), strides)
     yield "overlapping", flat, q, flat.as_strided((TOKENS, 1, WIDTH), strides, WIDTH // 2)
-    turned = randn(WIDTH, TOKENS, HEADS + 1, seed=4)
-    across = turned.permute(1, 2, 0)
-    yield "not contiguous", turned, across[:, :HEADS], across[:, HEADS:]
+    transposed = randn(WIDTH, TOKENS, HEADS + 1, seed=4)
+    across = transposed.permute(1, 2, 0)
+    yield "not contiguous", transposed, across[:, :HEADS], across[:, HEADS:]
 
 
 def angles() -> tuple[Tensor, Tensor]:
-    made = 50 * randn(TOKENS, TURNED // 2, seed=5)
+    made = 50 * randn(TOKENS, ROTATED // 2, seed=5)
     return 1.2 * made.cos(), 1.2 * made.sin()
 
 
@@ -49,15 +49,15 @@ def rope_contract(subject: Subject) -> None:
     """Every implementation on the first channels of q and of k, as an indexer uses it."""
     cos, sin = angles()
     for name in runnable("rope", torch.float32):
-        turn = implementation("rope", name).run
+        rotate = implementation("rope", name).run
         for pairing in PAIRINGS:
             for how, memory, q, k in buffers():
                 what = f"rope, {name}, {pairing}, {how}"
                 for order in ((q, k), (k, q)):
-                    given = [x[..., :TURNED] for x in order]
+                    given = [x[..., :ROTATED] for x in order]
                     before = [x.clone() for x in (memory, cos, sin)]
                     exact = [reference.run(x.double(), cos, sin, pairing) for x in given]
-                    made = [turn(x, cos, sin, pairing) for x in given]
+                    made = [rotate(x, cos, sin, pairing) for x in given]
                     after = (memory, cos, sin)
                     if not all(map(torch.equal, before, after)):
                         raise CheckFailed(f"rope contract: {what}: an argument was written")

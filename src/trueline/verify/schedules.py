@@ -5,14 +5,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
 
 import torch
 
 from trueline.config import EngineConfig
 from trueline.engine.loading import load_engine
+from trueline.spec.fields import JSON
 from trueline.verify.cases import Subject
-from trueline.verify.engine import Ask, Run, oracle, run, same, serve
+from trueline.verify.engine import Ask, EngineRun, oracle, run, same, serve
 from trueline.verify.failed import CheckFailed
 from trueline.verify.ops.sampling import GATE
 from trueline.verify.ranks import ranks_are_as_one
@@ -55,7 +55,11 @@ def solo_is_batch(subject: Subject) -> None:
     batch = run(subject.model, MIXED, base(subject))
     for i, ask in enumerate(MIXED):
         alone = run(subject.model, [replace(ask, arrives=0)], base(subject))
-        same("solo = batch", alone, Run([batch.tokens[i]], [batch.logits[i]], [0], [], batch.core))
+        same(
+            "solo = batch",
+            alone,
+            EngineRun([batch.tokens[i]], [batch.logits[i]], [0], [], batch.core),
+        )
 
 
 def prefix_is_cold(subject: Subject) -> None:
@@ -107,7 +111,7 @@ def bits_are_the_rows_own(subject: Subject) -> None:
     split = run(subject.model, MIXED, config, max_num_batched_tokens=8, block_size=3)
     same("batch-invariant", split, whole, bitwise=True)
     alone = run(subject.model, [replace(MIXED[2], arrives=0)], config)
-    one = Run([whole.tokens[2]], [whole.logits[2]], [0], [], whole.core)
+    one = EngineRun([whole.tokens[2]], [whole.logits[2]], [0], [], whole.core)
     same("batch-invariant", alone, one, bitwise=True)
 
 
@@ -127,10 +131,10 @@ def draws_are_the_requests_own(subject: Subject) -> None:
 
 def logprobs_are_raw(subject: Subject) -> None:
     """Reported logprobs are the model's own, whatever bias and penalties do to the choice."""
-    params: dict[str, Any] = {"logprobs": 3, "logit_bias": {5: 40.0}, "presence_penalty": 1.5}
+    params: JSON = {"logprobs": 3, "logit_bias": {5: 40.0}, "presence_penalty": 1.5}
     done = run(subject.model, [Ask(prompt(12), 4, params=params)], base(subject))
     rows = done.logits[0]
-    scores = [score for news in done.outputs[0] for score in news.scores]
+    scores = [score for output in done.outputs[0] for score in output.scores]
     for i, score in enumerate(scores):
         exact = rows[11 + i].double().log_softmax(-1)
         own = float(exact[score.token_id])

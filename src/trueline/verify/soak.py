@@ -1,5 +1,5 @@
 """Hours in minutes: requests that come, go, are aborted and preempted at random while the caches
-turn over, each compared with its answer when it was alone."""
+are refilled many times, each compared with its answer when it was alone."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def soak(
     seconds: float,
     *,
     seed: int = 0,
-    tell: Callable[[Tally], None] | None = None,
+    report: Callable[[Tally], None] | None = None,
 ) -> Tally:
     """Raises CheckFailed at the first wrong token."""
     pool = solo_answers(model, config, 48)
@@ -61,17 +61,17 @@ def soak(
     core = load_engine(model, config).core
     flights: dict[str, Flight] = {}
     tally = Tally()
-    begin = told = time.monotonic()
+    begin = reported = time.monotonic()
     while (now := time.monotonic()) - begin < seconds or core.has_unfinished():
         if now - begin < seconds and len(flights) < 24 and draw.random() < 0.3:
             _add(core, flights, f"{tally.steps}", *draw.choice(pool), draw)
-        for news in core.step():
-            _take(core, flights, tally, news.request_id, news.token_ids, news.finish_reason)
-            tally.cached_tokens += news.num_cached_tokens if news.finish_reason else 0
+        for output in core.step():
+            _take(core, flights, tally, output.request_id, output.token_ids, output.finish_reason)
+            tally.cached_tokens += output.num_cached_tokens if output.finish_reason else 0
         tally.steps += 1
-        if tell and now - told > 10:
-            told = now
-            tell(_counted(tally, core, now - begin))
+        if report and now - reported > 10:
+            reported = now
+            report(_counted(tally, core, now - begin))
     core.close()
     core.pool.check()
     return _counted(tally, core, time.monotonic() - begin)

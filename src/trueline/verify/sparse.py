@@ -7,19 +7,21 @@ import math
 from collections.abc import Iterable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from trueline.cache.index import IndexStore, IndexView
-from trueline.cache.layout import GROUP, KINDS, STORAGES, IndexLayout, LatentLayout
+from trueline.cache.layout import GROUP, INDEX_LAYOUTS, STORAGES, IndexLayout, LatentLayout
 from trueline.cache.store import LatentStore, LatentView
-from trueline.ops.capabilities import Context
+from trueline.ops.capabilities import Context, Opaque
+from trueline.ops.index_scores import IndexScores
 from trueline.ops.index_scores import reference as scores_reference
 from trueline.ops.mla_decode import Tiling
 from trueline.ops.registry import implementation, runnable
+from trueline.ops.sparse_mla import SparseMLA
 from trueline.ops.sparse_rows import Run, SparseRows
+from trueline.ops.topk import TopK
 from trueline.ops.topk import reference as top_reference
 from trueline.verify import bounds
 from trueline.verify.bounds import require_within
@@ -41,7 +43,7 @@ ROUNDING = {"float32": 0.0, "bfloat16": 2.0**-8, "float16": 2.0**-10, "e4m3": 2.
 
 
 @dataclass(frozen=True)
-class Step:
+class MixedStep:
     """A mixed step: decode rows, then prefill runs, with a cache of each kind that holds them."""
 
     rows: SparseRows
@@ -59,7 +61,7 @@ class Step:
 def layouts(storage: str) -> Iterator[IndexLayout]:
     """All that exist in this storage."""
     for size in BLOCK_SIZES:
-        for kind in KINDS:
+        for kind in INDEX_LAYOUTS:
             if kind != "shuffled" or size % GROUP == 0:
                 yield IndexLayout(DIM, size, storage, kind)
 
@@ -69,7 +71,7 @@ def mixed_step(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     dims: Dims = SMALL,
-) -> Step:
+) -> MixedStep:
     """The same keys in every layout. One position of every longer sequence is a needle."""
     size = layout.block_size
     shapes = [*((length, 1) for length in DECODE), *PREFILL]
@@ -84,7 +86,7 @@ def mixed_step(
     latent = LatentStore(LatentLayout(*dims.cached, size), 2, num_blocks, dtype)
     keys = [numbers(run, DIM, seed + 7 * i) for i, run in enumerate(runs)]
     # The second layer: an address that forgets its layer shows.
-    step = Step(SparseRows(runs), keys, index.views[1], latent.views[1], torch.empty(0))
+    step = MixedStep(SparseRows(runs), keys, index.views[1], latent.views[1], torch.empty(0))
     owned = torch.cat([step.cells(i) for i in range(len(runs))])
     unowned = torch.ones(num_blocks * size, dtype=torch.bool)
     unowned[owned] = False
@@ -94,7 +96,7 @@ def mixed_step(
         step.index.write(step.cells(i), keys[i])
         rows = numbers(run, dims.width, seed + 7 * i + 1)
         step.latent.write(step.cells(i), rows[:, : dims.latent], rows[:, dims.latent :])
-    return Step(step.rows, keys, step.index, step.latent, unowned.nonzero()[:, 0])
+    return MixedStep(step.rows, keys, step.index, step.latent, unowned.nonzero()[:, 0])
 
 
 def numbers(run: Run, width: int, seed: int) -> Tensor:
@@ -104,7 +106,7 @@ def numbers(run: Run, width: int, seed: int) -> Tensor:
     return made
 
 
-def queries(step: Step, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+def queries(step: MixedStep, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
     n = len(step.rows.lengths)
     return randn(n, INDEX_HEADS, DIM, seed=5).to(dtype), randn(n, INDEX_HEADS, seed=6)
 
@@ -162,7 +164,7 @@ def sparse_ops(subject: Subject) -> None:
 
 
 def index_scores(
-    op: Any, dtype: torch.dtype = torch.float32, storages: Iterable[str] = STORAGES
+    op: IndexScores[Opaque], dtype: torch.dtype = torch.float32, storages: Iterable[str] = STORAGES
 ) -> None:
     """Every storage in every layout that it does not refuse; scores have the same bits in all that
     hold the same numbers."""
@@ -170,7 +172,7 @@ def index_scores(
         _scores(op, storage, dtype)
 
 
-def _scores(op: Any, storage: str, dtype: torch.dtype) -> None:
+def _scores(op: IndexScores[Opaque], storage: str, dtype: torch.dtype) -> None:
     here = torch.get_default_device()
     # where the reference does not wait for each number
     with torch.device("cpu") if here.type != "cpu" else nullcontext():
@@ -222,7 +224,7 @@ def _exact_scores(storage: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
 
 
 def score_bound(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
-    """Of index scores, [n, s]: a product for each head, then their weighted sum, each rounded."""
+    """Of index scores, [n, s]: a dot product per head, then their weighted sum, each rounded."""
     squares = torch.einsum("nhd,sd->nhs", q.double().square(), keys.double().square())
     each = bounds.dot_bound(q.shape[-1], squares.sqrt(), q.dtype)
     each = each + bounds.rounding(bounds.AROUND) * squares.sqrt()
@@ -250,7 +252,7 @@ def hard_scores() -> tuple[Tensor, Tensor]:
     return torch.where(torch.arange(97) >= at[:, None], garbage, scores), at
 
 
-def topk(op: Any, _: torch.dtype = torch.float32) -> None:
+def topk(op: TopK, _: torch.dtype = torch.float32) -> None:
     """Scores are float32, whatever is computed in."""
     scores, lengths = hard_scores()
     wanted = top_reference.run(scores, lengths, TOPK)
@@ -260,7 +262,7 @@ def topk(op: Any, _: torch.dtype = torch.float32) -> None:
         fail("sparse op = reference", f"topk: row {row} chose others")
 
 
-def selections(step: Step) -> dict[str, Tensor]:
+def selections(step: MixedStep) -> dict[str, Tensor]:
     """Lists of positions for every row: all it sees, some of it, and nothing."""
     lengths = torch.tensor(step.rows.lengths)
     n, longest = len(lengths), int(lengths.max())
@@ -274,15 +276,15 @@ def selections(step: Step) -> dict[str, Tensor]:
     }
 
 
-def sparse_mla(op: Any, dtype: torch.dtype = torch.float32) -> None:
+def sparse_mla(op: SparseMLA[Opaque], dtype: torch.dtype = torch.float32) -> None:
     attend_lists(op, dtype, H, SMALL)
 
 
-def sparse_mla_wide(op: Any, dtype: torch.dtype = torch.float32) -> None:
+def sparse_mla_wide(op: SparseMLA[Opaque], dtype: torch.dtype = torch.float32) -> None:
     attend_lists(op, dtype, 128, WIDE)
 
 
-def attend_lists(op: Any, dtype: torch.dtype, heads: int, dims: Dims) -> None:
+def attend_lists(op: SparseMLA[Opaque], dtype: torch.dtype, heads: int, dims: Dims) -> None:
     step = mixed_step(IndexLayout(DIM, 16, "float32", "rows"), dtype=dtype, dims=dims)
     q = randn(len(step.rows.lengths), heads, dims.width, seed=9).to(dtype)
     for chosen, positions in selections(step).items():

@@ -43,8 +43,8 @@ def _compare(name: str, weight: Weight, exact: Tensor, axis: int) -> None:
     wanted = [exact.narrow(axis, span.start, span.count) for span in spans]
     for span, ours, right in zip(spans, cuts, wanted, strict=True):
         _same(f"{name}: {span} of axis {axis}", ours, right)
-    turned = Weight.concat(cuts[::-1], axis), torch.cat(wanted[::-1], axis)
-    _same(f"{name}: cuts of axis {axis} in another order", *turned)
+    reversed_order = Weight.concat(cuts[::-1], axis), torch.cat(wanted[::-1], axis)
+    _same(f"{name}: cuts of axis {axis} in another order", *reversed_order)
 
 
 def _same(what: str, ours: Weight, exact: Tensor) -> None:

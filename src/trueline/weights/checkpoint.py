@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from math import prod
 from pathlib import Path
-from typing import Any, Final, TypeGuard
+from typing import Final, TypeGuard
 
 from trueline.errors import CheckpointError, ConfigError
 from trueline.spec.fields import read_json
@@ -29,7 +29,7 @@ MAX_HEADER_BYTES: Final = 100_000_000
 INDEX_NAME: Final = "model.safetensors.index.json"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StoredTensor:
     name: str
     dtype: str
@@ -132,7 +132,7 @@ def read_header(file: Path) -> Iterable[StoredTensor]:
     return tensors
 
 
-def _entry(file: Path, start: int, name: str, entry: Any) -> StoredTensor:
+def _entry(file: Path, start: int, name: str, entry: object) -> StoredTensor:
     def bad(why: str) -> CheckpointError:
         return CheckpointError(f"{file}: '{name}': corrupt header entry: {why}")
 
@@ -147,10 +147,17 @@ def _entry(file: Path, start: int, name: str, entry: Any) -> StoredTensor:
     bits = prod(shape) * DTYPE_BITS[dtype]
     if (end - begin) * 8 != bits:
         raise bad(f"{dtype} {shape} takes {bits / 8:g} bytes, data_offsets give {end - begin}")
-    return StoredTensor(name, dtype, tuple(shape), file, start + begin, start + end)
+    return StoredTensor(
+        name=name,
+        dtype=dtype,
+        shape=tuple(shape),
+        file=file,
+        begin=start + begin,
+        end=start + end,
+    )
 
 
-def _is_counts(value: Any) -> TypeGuard[list[int]]:
+def _is_counts(value: object) -> TypeGuard[list[int]]:
     return isinstance(value, list) and all(type(item) is int and item >= 0 for item in value)
 
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from trueline.models.parameters import Kind, parameters
+from trueline.models.parameters import ParameterKind, parameters
 from trueline.spec.model import ModelSpec
 from trueline.weights.load import FLOAT32_KINDS
 from trueline.weights.value import Weight
@@ -43,7 +43,7 @@ class DummyWeights:
 def draw(
     name: str,
     shape: tuple[int, ...],
-    kind: Kind,
+    kind: ParameterKind,
     seed: int,
     device: torch.device = torch.device("cpu"),  # noqa: B008
 ) -> Tensor:

@@ -21,7 +21,7 @@ from trueline.spec.model import ModelSpec
 from trueline.weights.checkpoint import Checkpoint, StoredTensor, open_checkpoint
 from trueline.weights.formats import Stored
 from trueline.weights.ledger import Use, balance
-from trueline.weights.value import CHUNK, Part, Weight, runs
+from trueline.weights.value import CHUNK, StoredPart, Weight, runs
 
 TORCH_DTYPES = {
     "F64": torch.float64,
@@ -40,7 +40,7 @@ TORCH_DTYPES = {
 }
 # What decides which experts run and which keys are seen: never rounded below float32.
 FLOAT32_KINDS = ("router", "correction_bias", "index_weights")
-# Serving engines' floor for the length of a column of lm_head.
+# Serving engines' lower bound of the length of a column of lm_head.
 SHORTEST_COLUMN = 1e-7
 
 Progress = Callable[[int, int], None]
@@ -112,14 +112,14 @@ class StoredWeights:
         exact = parameter.kind in FLOAT32_KINDS
         return Weight(parameter.shape, torch.float32 if exact else self._dtype, parts)
 
-    def _parts(self, wanted: Wanted) -> Iterator[Part]:
+    def _parts(self, wanted: Wanted) -> Iterator[StoredPart]:
         """What this rank has of a stored tensor, at its place in the parameter."""
         label, read = wanted.use.format.label, partial(self._finish, wanted.use.tensor)
         for stored, put in opened(self._files, wanted):
             leading = [at for at in put if isinstance(at, int)]
             inside = [at.start or 0 for at in put if isinstance(at, slice)]
             rest = len(stored.shape) - len(inside)
-            yield Part(stored, label, (*leading, *inside, *(0,) * rest), read)
+            yield StoredPart(stored, label, (*leading, *inside, *(0,) * rest), read)
 
     def _finish(self, tensor: StoredTensor) -> None:
         self._files.release(tensor)

@@ -23,7 +23,7 @@ CHUNK = 1 << 24
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class StoredPart:
     stored: Stored
     format: str
     """The label of its format."""
@@ -48,7 +48,7 @@ class Part:
         slices = tuple(slice(begin, begin + size) for begin, size in bounds)
         return (*self.begin[: self._leading], *slices[self._leading :])
 
-    def cut(self, axis: int, start: int, stop: int) -> Part | None:
+    def cut(self, axis: int, start: int, stop: int) -> StoredPart | None:
         """What falls between two edges of the weight, in a weight that begins at the first."""
         begin, size = self.begin[axis], self.size[axis]
         low, high = max(begin, start), min(begin + size, stop)
@@ -59,11 +59,11 @@ class Part:
             stored = stored.cut(axis - self._leading, low - begin, high - begin)
         return replace(self.moved(axis, low - start - begin), stored=stored)
 
-    def moved(self, axis: int, by: int) -> Part:
+    def moved(self, axis: int, by: int) -> StoredPart:
         begin = (*self.begin[:axis], self.begin[axis] + by, *self.begin[axis + 1 :])
         return replace(self, begin=begin)
 
-    def at(self, index: int) -> Part | None:
+    def at(self, index: int) -> StoredPart | None:
         """What the first dim holds at an index, as a part of a weight without that dim."""
         part = self.cut(0, index, index + 1)
         if part is None:
@@ -80,7 +80,7 @@ class Weight:
     shape: tuple[int, ...]
     dtype: torch.dtype
     """What its numbers are rounded to, once, where they are dequantised."""
-    parts: tuple[Part, ...]
+    parts: tuple[StoredPart, ...]
     home: torch.device = torch.device("cpu")  # noqa: RUF009
     """Where its parts are, and are dequantised."""
     device: torch.device = torch.device("cpu")  # noqa: RUF009
@@ -94,7 +94,7 @@ class Weight:
     @classmethod
     def of(cls, numbers: Tensor) -> Weight:
         """A plain tensor, in memory of its own."""
-        part = Part(DenseStored(numbers), DENSE.label, (0,) * numbers.dim())
+        part = StoredPart(DenseStored(numbers), DENSE.label, (0,) * numbers.dim())
         return cls(tuple(numbers.shape), numbers.dtype, (part,), numbers.device, numbers.device)
 
     @classmethod
@@ -102,7 +102,7 @@ class Weight:
         """Parts stay as they are: their blocks need not line up, nor their formats be equal."""
         first, at = weights[0], 0
         like = first.dtype, first.home, first.device
-        parts: list[Part] = []
+        parts: list[StoredPart] = []
         for weight in weights:
             assert (weight.dtype, weight.home, weight.device) == like, "one weight is of one kind"
             parts += [part.moved(axis, at) for part in weight.parts]

@@ -17,7 +17,7 @@ from trueline.verify.machine_code import disassembled, main, unset_reads
 
 ALL = {
     *(
-        "attend_paired",
+        "attend_warp_specialised",
         "merge",
         "schedule_splits",
         "gather",
@@ -26,7 +26,7 @@ ALL = {
         "norm_rows",
         "stream",
     ),
-    *("product", "choose", "gated", "place", "count", "grouped", "combine", "gate"),
+    *("split_gemm", "choose", "gated", "place", "count", "grouped", "combine", "gate"),
     *("best", "mass", "noisy", "settle"),
 }
 # Fewer layers and experts, and hardly any words: the same shapes of everything else.
@@ -53,7 +53,7 @@ def test_every_kernel_compiles(name: str, tmp_path: Path) -> None:
 def test_every_kernel_compiles_once(tmp_path: Path) -> None:
     """For the first arguments that it is launched with. v2lite's are among those of the others."""
     compiles(["ling25s", "v32s"], tmp_path, "--once")
-    # disassembling takes as long as compiling: only those with matrix products, where reads of
+    # disassembling takes as long as compiling: only those with MMAs, where reads of
     # what nobody wrote were seen
     multiply = [
         kernel

@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from trueline.cache.kinds.latent import PrefillSlice
 from trueline.cache.layout import LatentLayout
-from trueline.layers.context import PrefillSlice
 from trueline.ops.capabilities import Context, HeadDims
 from trueline.ops.mla_decode import DecodeRows
 from trueline.ops.mla_decode import triton as decode
@@ -219,11 +219,11 @@ def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefill, "launch", small_plan)
 
 
-def small_plan(*given: Any) -> prefill_cut.LaunchPlan:
+def small_plan(*given: Any) -> prefill_cut.PrefillLaunchPlan:
     return replace(prefill_cut.launch(*given), queries=32, keys=128, workspace=192)
 
 
-def large_plan(*given: Any) -> prefill_cut.LaunchPlan:
+def large_plan(*given: Any) -> prefill_cut.PrefillLaunchPlan:
     return replace(prefill_cut.launch(*given), queries=128, keys=128)
 
 
@@ -272,23 +272,25 @@ def test_prefill_rows_together() -> None:
 
 @pytest.mark.parametrize("workspace", [64, 128, 1024])
 def test_queries_see_every_key_once(workspace: int) -> None:
-    plan = prefill_cut.LaunchPlan(32, 16, 4, 3, 1, workspace)
+    plan = prefill_cut.PrefillLaunchPlan(
+        queries=32, keys=16, warps=4, stages=3, heads=1, workspace=workspace
+    )
     shapes = [(0, 1), (200, 40), (0, 100), (63, 1), (127, 2), (0, 64)]
     parts, token = [], 0
     for number, (start, count) in enumerate(shapes):
         ids = [number] * 10
         parts.append(PrefillSlice(slice(token, token + count), PrefillRow(start, count, ids)))
         token += count
-    blocks, runs, state = prefill_cut.cut(parts, plan)
+    blocks, chunks, state = prefill_cut.cut(parts, plan)
     assert blocks == [number for number in range(len(shapes)) for _ in range(10)]
     seen: dict[int, list[int]] = {}
     finished: set[int] = set()
-    for run in runs:
-        assert run.total <= workspace
-        taken = sorted(to + i for _, _, n, to in quadruples(run.places) for i in range(n))
-        assert taken == list(range(run.total))
-        assert [tile.seen for tile in run.tiles] == sorted(t.seen for t in run.tiles)[::-1]
-        for tile in run.tiles:
+    for chunk in chunks:
+        assert chunk.total <= workspace
+        taken = sorted(to + i for _, _, n, to in quadruples(chunk.places) for i in range(n))
+        assert taken == list(range(chunk.total))
+        assert [tile.seen for tile in chunk.tiles] == sorted(t.seen for t in chunk.tiles)[::-1]
+        for tile in chunk.tiles:
             for i in range(tile.queries):
                 visible = min(tile.position + i + 1 - tile.first, tile.keys)
                 mine = seen.setdefault(tile.token + i, [])
@@ -359,7 +361,7 @@ def test_no_part_is_empty_where_beginning_costs_more_than_a_share() -> None:
 
 
 def equal_shares(lengths: list[int], groups: int, overhead: int, least: int) -> None:
-    plan = LaunchPlan(4, 16, 16, groups, overhead=overhead, least=least)
+    plan = LaunchPlan(heads=4, head_tile=16, tile=16, groups=groups, overhead=overhead, least=least)
     shares = scheduled(lengths, plan)
     assert len(shares) == groups
     tiles = [-(-length // 16) for length in lengths]
@@ -389,7 +391,9 @@ def equal_shares(lengths: list[int], groups: int, overhead: int, least: int) -> 
     ],
 )
 def test_rows_of_like_length_stay_whole(lengths: list[int], whole: bool) -> None:
-    shares = scheduled(lengths, LaunchPlan(4, 16, 16, 8, overhead=1, least=2))
+    shares = scheduled(
+        lengths, LaunchPlan(heads=4, head_tile=16, tile=16, groups=8, overhead=1, least=2)
+    )
     partials = [partial for share in shares for *_, partial in share]
     assert all(partial == -1 for partial in partials) == whole
     if whole:
@@ -403,7 +407,7 @@ def test_sizes_are_reached_but_never_exceeded() -> None:
     """Bounds of entries and partials, at their worst: every cut inside a row of its own, and all
     cuts inside one row."""
     groups = 5
-    plan = LaunchPlan(4, 16, 16, groups, overhead=0, least=1)
+    plan = LaunchPlan(heads=4, head_tile=16, tile=16, groups=groups, overhead=0, least=1)
     for lengths in ([16 * 50], [16 * 9] * 6, [16 * 5] * 5, [16] * 30, [0, 0], [3]):
         entries = [entry for share in scheduled(lengths, plan) for entry in share]
         partials = sum(entry[3] >= 0 for entry in entries)

@@ -13,14 +13,14 @@ import torch
 from test_triton_selection import check_scores, sequences
 from torch import Tensor
 
+from trueline.cache.kinds.latent import PrefillSlice
 from trueline.cache.layout import LatentLayout
 from trueline.cache.state import StateView
 from trueline.cache.store import LatentStore, LatentView
-from trueline.layers.context import PrefillSlice
 from trueline.ops.capabilities import HeadDims
 from trueline.ops.experts import reference as experts_reference
 from trueline.ops.experts import triton as experts
-from trueline.ops.experts.triton import Launch, Tiles
+from trueline.ops.experts.triton import ExpertsLaunch, GemmTiles
 from trueline.ops.index_scores import triton as index_scores
 from trueline.ops.lightning import StateRow
 from trueline.ops.lightning import triton as lightning
@@ -37,8 +37,8 @@ from trueline.ops.route import triton as route
 from trueline.ops.sparse_mla import triton as sparse
 from trueline.ops.sparse_rows import Run, SparseRows
 from trueline.verify.ops import randn
+from trueline.verify.ops.basic import ROUTERS
 from trueline.verify.ops.data import close, shuffled
-from trueline.verify.ops.parts import ROUTERS
 
 GATE = 1e-4
 TILE = 16
@@ -154,7 +154,7 @@ def prefill_parts(shapes: list[tuple[int, int]], block_size: int) -> tuple[Laten
 def test_prefill(
     monkeypatch: pytest.MonkeyPatch, keys: int, block_size: int, chooses: bool
 ) -> None:
-    def plan(*given: Any) -> prefill_cut.LaunchPlan:
+    def plan(*given: Any) -> prefill_cut.PrefillLaunchPlan:
         cut = {"queries": TILE, "keys": keys, "workspace": WORKSPACE}
         return replace(prefill_cut.launch(*given), **cut)
 
@@ -204,7 +204,7 @@ def test_index_scores(size: int) -> None:
     lengths = [1, *around(1, 2)]
     view, blocks = sequences([*lengths, 50], 16, "float32", size=size)
     singles = tuple(Run(ids, n) for ids, n in zip(blocks, lengths, strict=False))
-    how = index_scores.Launch(TILE, 2, 4, 1)
+    how = index_scores.ScoresLaunch(TILE, 2, 4, 1)
     for rows in (SparseRows(singles), SparseRows((Run(blocks[-1], 29, 21),))):
         n = len(rows.lengths)
         q, weights = randn(n, 2, 16, seed=2), randn(n, 2, seed=3)
@@ -250,10 +250,10 @@ def test_linear_attention(programs: int) -> None:
         close(f"{count} tokens", out[at, 0], torch.stack(exact), GATE)
 
 
-# -- products --------------------------------------------------------------------------
+# -- experts ---------------------------------------------------------------------------
 
 
-def products(x: Tensor, ids: Tensor, weights: Tensor, packed: Any) -> Tensor:
+def all_experts(x: Tensor, ids: Tensor, weights: Tensor, packed: Any) -> Tensor:
     """With the shared experts as every token's, of weight 1."""
     count, shared = len(packed.down), packed.shared
     mine = torch.arange(count - shared, count).expand(len(x), shared)
@@ -262,14 +262,16 @@ def products(x: Tensor, ids: Tensor, weights: Tensor, packed: Any) -> Tensor:
     return experts_reference.run(x.double(), torch.cat((ids, mine), 1), every, given, None)
 
 
-SMALL = Launch("sorted", Tiles(32, 16, swap=False), Tiles(16, 16))
-HALVED = Launch(
-    "sorted", Tiles(32, 16, rows=32, swap=False, halve=True, group=2), Tiles(16, 16, rows=32)
+SMALL = ExpertsLaunch("sorted", GemmTiles(32, 16, swap=False), GemmTiles(16, 16))
+HALVED = ExpertsLaunch(
+    "sorted",
+    GemmTiles(32, 16, rows=32, swap=False, halve=True, group=2),
+    GemmTiles(16, 16, rows=32),
 )
 
 
 @pytest.mark.parametrize("how", [SMALL, HALVED], ids=["plain", "halved"])
-def test_experts_sorted(how: Launch) -> None:
+def test_experts_sorted(how: ExpertsLaunch) -> None:
     """As many pairs of an expert as fill its tiles, or almost, or a few more; none at all."""
     for hidden, width in ((15, 17), (33, 16)):
         loads = [0, 1, 15, 16, 17, 0, 33]
@@ -283,7 +285,7 @@ def test_experts_sorted(how: Launch) -> None:
         )  # fmt: skip
         x, weights = randn(n, hidden, seed=4), randn(n, 2, seed=5)
         ours = experts.run_with(how, x, ids, weights, packed)
-        close(f"{hidden} × {width}", ours, products(x, ids, weights, packed), GATE)
+        close(f"{hidden} × {width}", ours, all_experts(x, ids, weights, packed), GATE)
 
 
 def test_experts_streamed() -> None:
@@ -296,9 +298,9 @@ def test_experts_streamed() -> None:
             randn(2, 2, seed=5),
             torch.tensor([[3, 0], [1, 3]]),
         )
-        exact = products(x, ids, weights, packed)
-        for second in (Tiles(columns, 16), Tiles(columns, 0)):
-            how = Launch("few", Tiles(columns, 0), second)
+        exact = all_experts(x, ids, weights, packed)
+        for second in (GemmTiles(columns, 16), GemmTiles(columns, 0)):
+            how = ExpertsLaunch("few", GemmTiles(columns, 0), second)
             close(
                 f"{hidden} × {width}", experts.run_with(how, x, ids, weights, packed), exact, GATE
             )
@@ -309,7 +311,7 @@ def test_streamed_products() -> None:
         for width, depth in ((1, 15), (7, 16), (8, 17), (9, 1), (15, 31), (17, 33)):
             x, weight = randn(rows, 2, depth), randn(2, width, depth, seed=1)
             out = torch.full((rows, 2, width + 1), torch.nan)
-            how = linear.Launch(8, 1 << (depth - 1).bit_length())
+            how = linear.LinearLaunch(8, 1 << (depth - 1).bit_length())
             linear.streamed(x, weight, out[..., :-1], how)
             exact = torch.einsum("nhi,hoi->nho", x.double(), weight.double())
             close(f"{rows} × {width} × {depth}", out[..., :-1], exact, GATE)
@@ -317,12 +319,12 @@ def test_streamed_products() -> None:
 
 
 def test_router_products() -> None:
-    """Tokens, experts and channels at the edges of tiles; products in one part and in several."""
+    """Tokens, experts and channels at the edges of tiles; split-K or not."""
     router = replace(ROUTERS["v2 greedy"], top_k=1)
     for tokens, count, hidden, depth in ((1, 15, 16, 16), (15, 17, 17, 32), (16, 16, 31, 16),
                                          (17, 33, 33, 16), (3, 2, 47, 32)):  # fmt: skip
         weight, x = randn(count, hidden), randn(tokens, hidden, seed=1)
-        how = route.Launch(TILE, TILE, TILE, depth)
+        how = route.RouteLaunch(TILE, TILE, TILE, depth)
         packed = route.pack(weight, torch.float32, linear)
         ids, weights = route.choose_with(how, x, packed, None, router)
         logits = x.double() @ weight.double().T

@@ -1,5 +1,5 @@
 """Routed experts on a GPU, line by line on this CPU: every way to launch them, against the float64
-reference; and the products around them."""
+reference; and the GEMMs around them."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from torch import Tensor
 from spread import diagonal
 from trueline.layers.decoder import Decoder
 from trueline.ops.experts import reference, triton
-from trueline.ops.experts.triton import Launch, Tiles
+from trueline.ops.experts.triton import ExpertsLaunch, GemmTiles
 from trueline.ops.linear import cublas
 from trueline.ops.registry import OPS, capabilities, implementation
 from trueline.verify import bounds
 from trueline.verify.failed import CheckFailed
 from trueline.verify.ops import OP_CHECKS, randn
+from trueline.verify.ops.basic import experts_bound
 from trueline.verify.ops.data import within
-from trueline.verify.ops.parts import experts_bound
 
 DTYPES = [torch.float32, torch.float16]
-FEW = Launch("few", Tiles(4, 0), Tiles(8, 16))
-AT_ONCE = Launch("few", Tiles(1, 0), Tiles(2, 0))
-SORTED = Launch("sorted", Tiles(64, 32, swap=False), Tiles(32, 32, group=3))
-HALVED = Launch(
+FEW = ExpertsLaunch("few", GemmTiles(4, 0), GemmTiles(8, 16))
+AT_ONCE = ExpertsLaunch("few", GemmTiles(1, 0), GemmTiles(2, 0))
+SORTED = ExpertsLaunch("sorted", GemmTiles(64, 32, swap=False), GemmTiles(32, 32, group=3))
+HALVED = ExpertsLaunch(
     "sorted",
-    Tiles(32, 32, rows=32, swap=False, halve=True, group=2),
-    Tiles(32, 16, rows=32, halve=True),
+    GemmTiles(32, 32, rows=32, swap=False, halve=True, group=2),
+    GemmTiles(32, 16, rows=32, halve=True),
 )
 
 
@@ -86,12 +86,12 @@ def test_logits_keep_their_digits() -> None:
         spec=SimpleNamespace(norm_eps=0.0),
         _holds_all_words=lambda: True,
     )
-    exact, off = hidden.double() @ head.double().T, bounds.product(hidden, head, torch.float32)
+    exact, off = hidden.double() @ head.double().T, bounds.gemm(hidden, head, torch.float32)
     within("linear, logits", Decoder.logits(decoder, hidden), exact, off)
 
 
 @pytest.mark.parametrize(("how", "dtype"), diagonal([FEW, AT_ONCE, SORTED, HALVED], DTYPES))
-def test_every_way(how: Launch, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_way(how: ExpertsLaunch, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     """Experts of this rank only, two shared ones, more pairs of one expert than a tile has rows,
     others with none, and a sort in several segments."""
     monkeypatch.setattr(triton, "SHORT", 16)

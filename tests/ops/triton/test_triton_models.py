@@ -22,7 +22,7 @@ CONFIG = EngineConfig(
 )
 ASKS = [Ask(prompt(18), 2), Ask(prompt(5), 2, arrives=1)]
 """More tokens than attend in the latent; a step of decode and prefill; two rows that decode."""
-KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "groups by their best, shared experts among the routed": ("deepseek_v2", {}),
     "groups by their best two, a bias": ("deepseek_v3", {}),
     "hybrid": ("bailing_moe_v2_5", {"num_hidden_layers": 3, "layer_group_size": 2}),
@@ -41,9 +41,9 @@ def _param(kind: str) -> Any:
 
 
 @pytest.mark.skipif(not interpreting(), reason="on a GPU they run by themselves")
-@pytest.mark.parametrize("kind", [_param(kind) for kind in KINDS])
+@pytest.mark.parametrize("kind", [_param(kind) for kind in MODELS])
 def test_oracle(kind: str, tiny: Callable[..., Path]) -> None:
-    family, keys = KINDS[kind]
+    family, keys = MODELS[kind]
     model = tiny(family, keys={"num_hidden_layers": 2} | keys)
     used = make_plan(read_model(model, {}), CONFIG, find_device("cpu")).selections
     ops = {op: "triton" for op in used if "triton" in OPS[op]}

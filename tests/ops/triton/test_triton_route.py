@@ -12,7 +12,7 @@ from trueline.ops.registry import implementation
 from trueline.ops.route import triton
 from trueline.verify.failed import CheckFailed
 from trueline.verify.ops import OP_CHECKS, randn
-from trueline.verify.ops.parts import ROUTERS
+from trueline.verify.ops.basic import ROUTERS
 
 DTYPES = [torch.float32, torch.float16]
 
@@ -24,7 +24,7 @@ def test_op(dtype: torch.dtype) -> None:
 
 
 def test_rounded_logits_are_seen() -> None:
-    """The product must have the digits of float32."""
+    """The GEMM must have the digits of float32."""
 
     def choose(x: Any, packed: Any, *rest: Any) -> Any:
         return triton.choose(x, packed[:1].half(), *rest)

@@ -39,16 +39,17 @@ def test_dtypes_and_strides(dtype: torch.dtype) -> None:
         row(temperature=0.8, top_p=0.9, logprobs=3),
         row(temperature=0, logit_bias={3: 1.0}),
     ]
-    turned = view.T.contiguous().T
-    for logits in (view, turned):
+    column_major = view.T.contiguous().T
+    for logits in (view, column_major):
         same(checked_draw(op, logits, rows), checked_draw(reference, view, rows), tolerance=GATE)
     assert not checked_draw(op, view, rows).bad.any()
 
 
 @pytest.mark.parametrize(
-    "how", [op.Launch(64, 64, 4), op.Launch(256, 64, 4), op.Launch(128, 32, 4)]
+    "how",
+    [op.SamplingLaunch(64, 64, 4), op.SamplingLaunch(256, 64, 4), op.SamplingLaunch(128, 32, 4)],
 )
-def test_any_cut_gives_the_same_tokens(how: op.Launch) -> None:
+def test_any_cut_gives_the_same_tokens(how: op.SamplingLaunch) -> None:
     """Ties across chunks, bad rows in any of them, a last chunk that is not full."""
     logits = hard_logits(9, 500, 4)
     logits[1] = 0.0
@@ -102,7 +103,7 @@ def test_noise_in_float32_is_near_enough() -> None:
 
 def test_near_ties_are_settled_in_float64() -> None:
     """Two tokens whose scores differ by 1e-9, in one tile, in two, and in one lane of two."""
-    how = op.Launch(64, 16, 4)
+    how = op.SamplingLaunch(64, 16, 4)
     for a, b in ((3, 7), (3, 20), (3, 19), (60, 61), (10, 70)):
         noise = [reference.noise(5, 9, token) for token in (a, b)]
         for gap, winner in ((1e-9, a), (-1e-9, b)):
@@ -124,19 +125,19 @@ def test_min_p_filters() -> None:
 def test_the_edge_of_min_p_is_exact() -> None:
     """A token that would win if it stays: just inside and just outside, in the likeliest's chunk
     and in one of its own."""
-    warm, floor = torch.tensor([0.5], dtype=torch.float64), math.log(0.3)
+    warm, cutoff = torch.tensor([0.5], dtype=torch.float64), math.log(0.3)
     for other in (9, 40):
-        seed = next(s for s in range(99) if reference.noise(s, 1, other) + floor > 1 +
+        seed = next(s for s in range(99) if reference.noise(s, 1, other) + cutoff > 1 +
                     reference.noise(s, 1, 2))  # fmt: skip
         for gap, winner in ((1e-6, other), (-1e-6, 2)):
             logits = torch.full((1, 50), -90.0, dtype=torch.float64)
-            logits[0, 2], logits[0, other] = 0.0, (floor + gap) * 0.5
+            logits[0, 2], logits[0, other] = 0.0, (cutoff + gap) * 0.5
             given = (
                 torch.tensor([seed]),
                 torch.tensor([1]),
                 torch.tensor([0.3], dtype=torch.float64),
             )
-            tokens, _ = op.draw(logits, warm, *given, how=op.Launch(16, 16, 4))
+            tokens, _ = op.draw(logits, warm, *given, how=op.SamplingLaunch(16, 16, 4))
             assert tokens.tolist() == [winner]
 
 
@@ -154,4 +155,4 @@ def test_logprobs_of_a_large_vocabulary_are_exact() -> None:
 def test_chunks_grow_with_the_work() -> None:
     assert op.launch(1, 102_400, 132).chunk == 1024
     assert op.launch(256, 102_400, 132).chunk == 4096
-    assert op.launch(5, 41, 132) == op.Launch(64, 64, 4)
+    assert op.launch(5, 41, 132) == op.SamplingLaunch(64, 64, 4)

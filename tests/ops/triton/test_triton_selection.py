@@ -1,5 +1,5 @@
 """The indexer's ops by Triton's kernels, interpreted where there is no GPU: every storage, as the
-interpreter has its casts from torch (conftest.py). It has no products of bfloat16."""
+interpreter has its casts from torch (conftest.py). It has no MMAs of bfloat16."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trueline.cache.index import IndexStore, IndexView
-from trueline.cache.layout import KINDS, IndexLayout
+from trueline.cache.layout import INDEX_LAYOUTS, IndexLayout
 from trueline.ops.capabilities import Context
 from trueline.ops.index_scores import reference as scores_reference
 from trueline.ops.index_scores import triton as scores_op
@@ -88,7 +88,7 @@ def test_scores_of_any_shape(
     assert all(map(torch.equal, before, (q, weights, view.bytes)))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", INDEX_LAYOUTS)
 @pytest.mark.parametrize("dtype", [torch.float32, NARROW])
 @pytest.mark.parametrize("storage", ["float32", "bfloat16", "float16", "e4m3fn"])
 def test_scores_of_every_storage(storage: str, dtype: torch.dtype, kind: str) -> None:
@@ -103,8 +103,10 @@ def test_scores_of_every_storage(storage: str, dtype: torch.dtype, kind: str) ->
         check_scores(scores_op.run(q, weights, view, prepared), q, weights, view, rows)
 
 
-@pytest.mark.parametrize("how", [scores_op.Launch(16, 1, 4, 1), scores_op.Launch(32, 3, 4, 2)])
-def test_any_launch(how: scores_op.Launch) -> None:
+@pytest.mark.parametrize(
+    "how", [scores_op.ScoresLaunch(16, 1, 4, 1), scores_op.ScoresLaunch(32, 3, 4, 2)]
+)
+def test_any_launch(how: scores_op.ScoresLaunch) -> None:
     """Tiles that end within blocks, at them and beyond; more programs than tiles."""
     view, blocks = sequences([130, 65, 64], 16, "float32", size=2)
     rows = SparseRows((Run(blocks[0], 130), Run(blocks[1], 61, 5), Run(blocks[2], 64)))
@@ -198,7 +200,12 @@ def test_index_write(storage: str, dtype: torch.dtype) -> None:
 
 def test_nothing_to_write() -> None:
     view, _ = sequences([4], 16, "float32")
-    none = {"cos": torch.empty(0, 4), "sin": torch.empty(0, 4), "pairing": "pairs", "rope": None}
+    none = {
+        "cos": torch.empty(0, 4),
+        "sin": torch.empty(0, 4),
+        "pairing": "interleaved",
+        "rope": None,
+    }
     empty, one = torch.empty(0, dtype=torch.long), torch.ones(16)
     write_op.run(torch.empty(0, 16), view, empty, norm=one, bias=one, eps=0.1, **none)
     assert write_op.rotate(torch.empty(0, 3, 16), **none).shape == (0, 3, 16)
@@ -211,13 +218,13 @@ def test_topk() -> None:
     OP_CHECKS["topk"][0].run(top_op)
 
 
-SMALL = top_op.Launch(64, 16, 4)
+SMALL = top_op.TopkLaunch(64, 16, 4)
 
 
 @pytest.mark.parametrize(
     ("topk", "how"), [(1, None), (24, SMALL), (60, None), (97, None), (200, None)]
 )
-def test_selection_is_exact(topk: int, how: top_op.Launch | None) -> None:
+def test_selection_is_exact(topk: int, how: top_op.TopkLaunch | None) -> None:
     """Whatever the strides: rows that may be read in fours, rows that may not, columns apart."""
     scores, lengths = hard_scores()
     wanted = top_reference.run(scores, lengths, topk)
@@ -277,7 +284,7 @@ def test_fill_is_never_stale(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_rounds_get_shorter() -> None:
     assert top_op.launch(16, 160_000, 2048, 132).chunk == 16384
-    assert top_op.launch(16, 8192, 2048, 132) == top_op.Launch(16384, 4096, 8)
-    assert top_op.launch(1024, 8192, 2048, 132) == top_op.Launch(16384, 4096, 4)
-    assert top_op.launch(16, 3000, 2048, 132) == top_op.Launch(4096, 4096, 4)
+    assert top_op.launch(16, 8192, 2048, 132) == top_op.TopkLaunch(16384, 4096, 8)
+    assert top_op.launch(1024, 8192, 2048, 132) == top_op.TopkLaunch(16384, 4096, 4)
+    assert top_op.launch(16, 3000, 2048, 132) == top_op.TopkLaunch(4096, 4096, 4)
     assert top_op.launch(1, 10**6, 40_000, 132).chunk >= 80_000

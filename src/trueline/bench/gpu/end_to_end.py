@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from trueline.bench.gpu.steps import decode_profile
 from trueline.bench.workload import Workload, bench_engine, measure
 from trueline.llm import LLMEngine
+from trueline.spec.fields import JSON
 
 CELLS = Path(__file__).parent / "cells.json"
 LONG = 4096
@@ -18,8 +19,8 @@ SPARE = 64
 """Positions beyond the longest cell's."""
 
 
-def run_cells(name: str, started: float) -> dict[str, Any]:
-    """Every cell of the model, told on stderr as it is done."""
+def run_cells(name: str, started: float) -> JSON:
+    """Every cell of the model, reported on stderr as it is done."""
     cells = json.loads(CELLS.read_text())
     decode, prefill = (
         [cell for cell in cells[kind] if cell["model"] == name] for kind in ("decode", "prefill")
@@ -27,7 +28,7 @@ def run_cells(name: str, started: float) -> dict[str, Any]:
     longest = max(cell["inp"] + cell.get("out", 1) for cell in decode + prefill) + SPARE
     engine = bench_engine(name, max_model_len=longest)
     measure(engine, Workload(1, 16, 2))
-    found: dict[str, Any] = {
+    found: JSON = {
         "model": name,
         "start_s": time.time() - started,
         "start_phases": engine.startup_seconds,
@@ -45,8 +46,8 @@ def run_cells(name: str, started: float) -> dict[str, Any]:
     return found
 
 
-def _try(into: list[dict[str, Any]], cell: dict[str, Any], run: Any) -> None:
-    """A cell that fails is told and does not stop the others."""
+def _try(into: list[JSON], cell: JSON, run: Callable[[JSON], JSON]) -> None:
+    """A cell that fails is reported and does not stop the others."""
     try:
         into.append(cell | run(cell))
     except Exception as error:
@@ -54,7 +55,7 @@ def _try(into: list[dict[str, Any]], cell: dict[str, Any], run: Any) -> None:
     print(json.dumps(into[-1])[:400], file=sys.stderr, flush=True)
 
 
-def _decode(engine: LLMEngine, cell: dict[str, Any]) -> dict[str, Any]:
+def _decode(engine: LLMEngine, cell: JSON) -> JSON:
     work = Workload(cell["B"], cell["inp"], cell["out"])
     long = cell["inp"] > LONG
     if long:  # what is compiled for such contexts
@@ -69,7 +70,7 @@ def _decode(engine: LLMEngine, cell: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-def _prefill(engine: LLMEngine, cell: dict[str, Any]) -> dict[str, Any]:
+def _prefill(engine: LLMEngine, cell: JSON) -> JSON:
     figures = measure(engine, Workload(cell["B"], cell["inp"], 1), repeats=2)
     return {"tok_s": figures.prefill_tokens_per_s, "s": figures.first_token_s}
 

@@ -1,21 +1,22 @@
-"""Our figures beside the recorded peers' and the floor: rows for tables, and a plot."""
+"""Our figures beside the recorded peers' and the roofline: rows for tables, and a plot."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
+
+from trueline.spec.fields import JSON
 
 PEER = "vllm"
 PEERS = Path(__file__).parent / "peers-h200.json"
 
 
-def peers() -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(PEERS.read_text())
+def peers() -> JSON:
+    found: JSON = json.loads(PEERS.read_text())
     return found
 
 
-def _theirs(recorded: dict[str, Any], what: str, cell: dict[str, Any]) -> dict[str, Any] | None:
+def _theirs(recorded: JSON, what: str, cell: JSON) -> JSON | None:
     keys = [key for key in ("model", "B", "inp") if key in cell]
     for entry in recorded["end_to_end"]:
         same = all(entry.get(key) == cell[key] for key in keys)
@@ -24,22 +25,22 @@ def _theirs(recorded: dict[str, Any], what: str, cell: dict[str, Any]) -> dict[s
     return None
 
 
-def decode_rows(found: list[dict[str, Any]], recorded: dict[str, Any]) -> list[dict[str, Any]]:
-    """One per cell: ms per step of ours, the peer's, the floor and the target."""
+def decode_rows(found: list[JSON], recorded: JSON) -> list[JSON]:
+    """One per cell: ms per step of ours, the peer's, the roofline and the target."""
     rows = []
     for model in found:
         for cell in model["decode"]:
             theirs = _theirs(recorded, "decode", cell)
             row = dict(cell) | {"vllm_ms": theirs["ms_step"] if theirs else None}
             if "ms_step" in cell:
-                row["of_floor"] = cell["floor_ms"] / cell["ms_step"]
+                row["of_roofline"] = cell["roofline_ms"] / cell["ms_step"]
                 row["to_vllm"] = cell["ms_step"] / theirs["ms_step"] if theirs else None
                 row["met"] = cell["ms_step"] <= cell["target_ms"]
             rows.append(row)
     return rows
 
 
-def prefill_rows(found: list[dict[str, Any]], recorded: dict[str, Any]) -> list[dict[str, Any]]:
+def prefill_rows(found: list[JSON], recorded: JSON) -> list[JSON]:
     rows = []
     for model in found:
         for cell in model["prefill"]:
@@ -52,7 +53,7 @@ def prefill_rows(found: list[dict[str, Any]], recorded: dict[str, Any]) -> list[
     return rows
 
 
-def start_rows(found: list[dict[str, Any]], recorded: dict[str, Any]) -> list[dict[str, Any]]:
+def start_rows(found: list[JSON], recorded: JSON) -> list[JSON]:
     rows = []
     for model in found:
         theirs = _theirs(recorded, "start", {"model": model["model"]})
@@ -65,7 +66,7 @@ def start_rows(found: list[dict[str, Any]], recorded: dict[str, Any]) -> list[di
     return rows
 
 
-def kernel_rows(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def kernel_rows(found: list[JSON]) -> list[JSON]:
     """Cells of kernels that peers were timed on: ours, vLLM's and the best of all."""
     rows = []
     for cell in found:
@@ -87,8 +88,8 @@ def kernel_rows(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return rows
 
 
-def plot(rows: list[dict[str, Any]], file: Path) -> None:
-    """Decode: the floor as a line, ours and the peer's as bars, per cell."""
+def plot(rows: list[JSON], file: Path) -> None:
+    """Decode: the roofline as a line, ours and the peer's as bars, per cell."""
     from matplotlib.figure import Figure
 
     cells = [row for row in rows if "ms_step" in row]
@@ -99,8 +100,8 @@ def plot(rows: list[dict[str, Any]], file: Path) -> None:
     axes.bar([p + 0.2 for p in places], [c["vllm_ms"] or 0 for c in cells], 0.38, color="#bbbbbb",
              label="vLLM 0.26, recorded")  # fmt: skip
     for place, cell in enumerate(cells):
-        axes.hlines(cell["floor_ms"], place - 0.4, place + 0.4, color="black", linewidth=1.5)
-    axes.plot([], [], color="black", label="floor: bytes read once")
+        axes.hlines(cell["roofline_ms"], place - 0.4, place + 0.4, color="black", linewidth=1.5)
+    axes.plot([], [], color="black", label="roofline: bytes read once")
     names = [f"{c['model']}\nB={c['B']}" + ("\n32k" if c["inp"] > 4096 else "") for c in cells]
     axes.set_xticks(list(places), names, fontsize=8)
     axes.set_ylabel("ms per decode step")

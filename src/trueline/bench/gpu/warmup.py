@@ -24,9 +24,9 @@ import urllib.request
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from trueline.bench.overhead.processes import SECONDS_TO_END, Served
+from trueline.spec.fields import JSON
 from trueline.tiny.tokenizer import write_word_tokenizer
 
 CONFIGS = Path(__file__).parents[1] / "configs"
@@ -49,7 +49,7 @@ def main(names: list[str]) -> int:
     return int(failed)
 
 
-def measure(model: Path) -> dict[str, Any]:
+def measure(model: Path) -> JSON:
     vocabulary = json.loads((model / "config.json").read_text())["vocab_size"]
     with tempfile.TemporaryDirectory() as scratch:
         cache, tokenizer = Path(scratch) / "kernels", Path(scratch) / "tokenizer"
@@ -59,7 +59,7 @@ def measure(model: Path) -> dict[str, Any]:
         return {kind: started(model, tokenizer, cache, vocabulary) for kind in ("cold", "warm")}
 
 
-def started(model: Path, tokenizer: Path, cache: Path, vocabulary: int) -> dict[str, Any]:
+def started(model: Path, tokenizer: Path, cache: Path, vocabulary: int) -> JSON:
     with served(model, tokenizer, cache) as (ready, server):
         before = kernels(cache)
         start = time.monotonic()
@@ -78,7 +78,7 @@ def started(model: Path, tokenizer: Path, cache: Path, vocabulary: int) -> dict[
 
 
 @contextmanager
-def served(model: Path, tokenizer: Path, cache: Path) -> Iterator[tuple[dict[str, Any], Served]]:
+def served(model: Path, tokenizer: Path, cache: Path) -> Iterator[tuple[JSON, Served]]:
     start = time.monotonic()
     more = ("--load-format", "dummy", "--tokenizer", str(tokenizer))
     server = Served(
@@ -106,7 +106,7 @@ def late_metric(url: str) -> float | None:
     return float(found[1]) if found else None
 
 
-def load(url: str, streams: int, vocabulary: int) -> dict[str, Any]:
+def load(url: str, streams: int, vocabulary: int) -> JSON:
     rng = random.Random(streams)
     gaps: list[float] = []
     firsts: list[float] = []
@@ -130,13 +130,13 @@ def load(url: str, streams: int, vocabulary: int) -> dict[str, Any]:
 
 def lengthened(place: float, number: int, rng: random.Random) -> int:
     """From the shortest to the longest, even on a logarithmic scale; a single stream has the ends
-    and what lies between in turn."""
+    and what lies between, one after the other."""
     at = (place + number / 5) % 1.0001 if number else place
     at = min(max(at + rng.uniform(-0.02, 0.02), 0.0), 1.0)
     return round(SHORTEST * math.pow(LONGEST / SHORTEST, at))
 
 
-async def together(url: str, prompts: list[list[int]]) -> list[Any]:
+async def together(url: str, prompts: list[list[int]]) -> list[list[float] | BaseException]:
     wanted = (asyncio.wait_for(stream(url, prompt), SECONDS) for prompt in prompts)
     return await asyncio.gather(*wanted, return_exceptions=True)
 

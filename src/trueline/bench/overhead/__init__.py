@@ -1,1 +1,2 @@
-"""What a server in front of an engine costs: the same prompts offline and through HTTP, in turn."""
+"""What a server in front of an engine costs: the same prompts offline and
+through HTTP, alternately."""

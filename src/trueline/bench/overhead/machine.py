@@ -1,5 +1,6 @@
-"""Who had the cores meanwhile. A core that somebody else uses costs an engine, whose threads wait
-for each other, more than that core: a run beside others says nothing of the server."""
+"""CPU use of our processes and of others during a run. An engine's threads wait for each other, so
+a core that another process uses costs more than that core: such a run says nothing about the
+server."""
 
 from __future__ import annotations
 
@@ -11,7 +12,7 @@ from trueline.utils.environment import busy_seconds, process_seconds
 
 
 @dataclass(frozen=True, slots=True)
-class Use:
+class CpuUse:
     """Cores in use on average."""
 
     ours: dict[str, float] = field(default_factory=dict)
@@ -19,18 +20,18 @@ class Use:
     others: float = 0.0
 
 
-class Meter:
-    """From now until `stop`. Where nobody counts, nobody has used anything."""
+class CpuMeter:
+    """From now until `stop`. Where the system has no counters, all figures are zero."""
 
     def __init__(self, processes: Mapping[str, int]) -> None:
         self._processes = processes
         self._time, self._all, self._ours = self._now()
 
-    def stop(self) -> Use:
+    def stop(self) -> CpuUse:
         now, everybody, ours = self._now()
         seconds = max(now - self._time, 1e-9)
         used = {name: (ours[name] - self._ours[name]) / seconds for name in ours}
-        return Use(used, max((everybody - self._all) / seconds - sum(used.values()), 0.0))
+        return CpuUse(used, max((everybody - self._all) / seconds - sum(used.values()), 0.0))
 
     def _now(self) -> tuple[float, float, dict[str, float]]:
         ours = {name: process_seconds(pid) for name, pid in self._processes.items()}

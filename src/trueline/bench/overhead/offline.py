@@ -1,5 +1,5 @@
 """An engine without a server, in a process of its own: a line of JSON in, a line of figures out.
-Between lines it waits, and takes nothing from whoever is measured then."""
+Between lines it is idle."""
 
 from __future__ import annotations
 

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from trueline.errors import UsageError
+from trueline.spec.fields import JSON
 
 SIDES = (("offline", "offline_tokens_per_s", "#909497"),
          ("through the server", "server_tokens_per_s", "#2e86c1"))  # fmt: skip
 WIDTH = 0.38
 
 
-def plot_rows(file: Path, rows: list[dict[str, Any]], title: str) -> None:
+def plot_rows(file: Path, rows: list[JSON], title: str) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError:

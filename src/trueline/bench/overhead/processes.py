@@ -1,4 +1,4 @@
-"""The two that are compared, each started as a user starts it. No torch here."""
+"""The offline engine and the server, each started as a user starts it. No torch here."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from trueline.errors import TruelineError
+from trueline.spec.fields import JSON
 
 LISTENING = "listening on "
 SECONDS_TO_END = 30.0
@@ -23,7 +23,7 @@ class NotStarted(TruelineError):
 
 
 class Offline:
-    def __init__(self, model: str, options: dict[str, Any]) -> None:
+    def __init__(self, model: str, options: JSON) -> None:
         self.process = subprocess.Popen(
             [sys.executable, "-m", "trueline.bench.overhead.offline", model, json.dumps(options)],
             stdin=subprocess.PIPE,
@@ -35,11 +35,11 @@ class Offline:
         """Until it is loaded."""
         self._line()
 
-    def measure(self, prompts: list[list[int]], output_len: int) -> dict[str, Any]:
+    def measure(self, prompts: list[list[int]], output_len: int) -> JSON:
         assert self.process.stdin is not None
         print(json.dumps({"prompts": prompts, "output_len": output_len}), file=self.process.stdin,
               flush=True)  # fmt: skip
-        found: dict[str, Any] = json.loads(self._line())
+        found: JSON = json.loads(self._line())
         return found
 
     def _line(self) -> str:
@@ -56,7 +56,7 @@ class Served:
     def __init__(
         self,
         model: str,
-        options: dict[str, Any],
+        options: JSON,
         *more: str,
         environment: Mapping[str, str] | None = None,
     ) -> None:
@@ -92,7 +92,7 @@ class Served:
             self._words.append(line)
 
 
-def flags(options: dict[str, Any]) -> Iterator[str]:
+def flags(options: JSON) -> Iterator[str]:
     """An engine's options as `trueline serve` takes them."""
     for name, value in options.items():
         flag = name.replace("_", "-")
@@ -104,7 +104,7 @@ def flags(options: dict[str, Any]) -> Iterator[str]:
 
 @contextmanager
 def both(
-    model: Path, options: dict[str, Any], has_weights: bool, tokenizer: Path
+    model: Path, options: JSON, has_weights: bool, tokenizer: Path
 ) -> Iterator[tuple[Offline, Served]]:
     """Loaded one after the other: together they would slow each other and the second would plan
     with memory that the first is about to take."""

@@ -1,4 +1,4 @@
-"""Rounds of offline and server in turn, and what the two come to."""
+"""Alternating rounds of offline and server, and their summary."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
-from trueline.bench.overhead.machine import Meter, Use
+from trueline.bench.overhead.machine import CpuMeter, CpuUse
 from trueline.bench.overhead.processes import Offline, Served
 from trueline.client.endpoint import endpoint
 from trueline.client.load import Load, Shape
 from trueline.client.measure import Bench, LoadRun
 from trueline.client.wire import ServerError
+from trueline.spec.fields import JSON
 from trueline.utils.environment import child_processes
 
 QUIET = 0.05
@@ -33,7 +33,7 @@ class Side:
     """From the first request's start to the last answer's end."""
     first_token_s: float
     """Until the last of the requests has its first."""
-    use: Use = Use()  # noqa: RUF009 - frozen
+    use: CpuUse = CpuUse()  # noqa: RUF009 - frozen
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +98,7 @@ class Overhead:
     async def _calm(self) -> None:
         """Also gives threads of the run before time to fall asleep."""
         for _ in range(PATIENCE):
-            meter = Meter(self.processes)
+            meter = CpuMeter(self.processes)
             await asyncio.sleep(CALM_SECONDS)
             if meter.stop().others <= QUIET:
                 return
@@ -121,12 +121,12 @@ class Overhead:
 
     async def _offline(self, streams: int) -> Side:
         prompts = [self.shape.prompt(_load(streams).name, number) for number in range(streams)]
-        meter = Meter(self.processes)
+        meter = CpuMeter(self.processes)
         found = await asyncio.to_thread(self.offline.measure, prompts, self.shape.output_len)
         return Side(found["total_s"], found["first_token_s"], meter.stop())
 
     async def _through_server(self, streams: int) -> Side:
-        meter = Meter(self.processes)
+        meter = CpuMeter(self.processes)
         run = await self.bench.run(_load(streams), lambda done, of: None)
         return server_side(run, self.shape.output_len, meter.stop())
 
@@ -135,7 +135,7 @@ def _load(streams: int) -> Load:
     return Load(concurrency=streams, num_requests=streams)
 
 
-def server_side(run: LoadRun, output_len: int, use: Use) -> Side:
+def server_side(run: LoadRun, output_len: int, use: CpuUse) -> Side:
     """Only of a run in which every request has got all that was asked for."""
     first = []
     for record in run.records:
@@ -149,7 +149,7 @@ def server_side(run: LoadRun, output_len: int, use: Use) -> Side:
     return Side(run.seconds, max(first) - min(record.start for record in run.records), use)
 
 
-def summarise(pairs: Sequence[Pair]) -> list[dict[str, Any]]:
+def summarise(pairs: Sequence[Pair]) -> list[JSON]:
     """For every number of streams the medians of its quiet rounds (of all, where none was). The
     ratio's is that of the rounds' ratios, whose two sides were measured right after each other."""
     rows = []

@@ -30,7 +30,7 @@ def main(model_dir: str, workloads: list[list[int]], started: float) -> None:
         times: list[float] = []
         begin = time.perf_counter()
 
-        class Clock(transformers.StoppingCriteria):
+        class StepTimes(transformers.StoppingCriteria):
             """Asked after every step: notes when it ended, and never stops."""
 
             def __call__(self, ids: torch.Tensor, scores: object, **_: object) -> torch.Tensor:
@@ -45,7 +45,7 @@ def main(model_dir: str, workloads: list[list[int]], started: float) -> None:
                 min_new_tokens=output_len,
                 do_sample=False,
                 pad_token_id=0,
-                stopping_criteria=[Clock()],
+                stopping_criteria=[StepTimes()],
             )
         total = time.perf_counter() - begin
         return {"first_token_s": times[0] - begin, "total_s": total}

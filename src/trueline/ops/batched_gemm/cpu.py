@@ -18,7 +18,7 @@ class Packed:
     weight: Tensor
     linear: LinearOp
     heads: list[Opaque] | None
-    """A batched product's bits depend on where a row stands; one product per head does not."""
+    """The bits of a batched GEMM depend on a row's place; those of one GEMM per head do not."""
 
 
 def pack(weight: Weight | Tensor, linear: LinearOp, batch_invariant: bool) -> Packed:

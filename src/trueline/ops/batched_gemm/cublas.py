@@ -1,4 +1,4 @@
-"""A batched product of torch's own: on a GPU, of cuBLAS."""
+"""torch.bmm: on a GPU, cuBLAS."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ def run(x: Tensor, packed: Packed, to: Tensor | None = None) -> Tensor:
     x = x if x.stride(2) == 1 else x.contiguous()
     rows, heads, columns = x.shape[0], x.shape[1], packed.columns
     y = torch.empty(rows, heads, columns) if to is None else to
-    weighted("product", packed.data.dtype)(
+    weighted("gemm", packed.data.dtype)(
         *(x.data_ptr(), x.stride(0), x.stride(1), packed.data.data_ptr()),
         *(y.data_ptr(), y.stride(0), y.stride(1), heads, rows, columns, packed.inner),
     )

@@ -1,9 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 # mypy: disable-error-code=assignment
 """A handful of tokens: nothing is sorted, every pair streams its expert's rows by itself. Where all
-weights of a program fit into registers they are on their way at once; those that are known early
-even before it is the kernel's turn, so that it waits last for what it is given. Longer rows come
-STAGES ahead through shared memory: registers would hold too few bytes in flight."""
+weights of a program fit into registers they are loaded together; those of shared experts, which
+depend on no earlier kernel, before the PDL wait. Longer rows are loaded STAGES ahead through shared
+memory: registers would hold too few bytes in flight."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import triton
 import triton.language as tl
 
 from trueline.ops.experts.pairs import expert_of, weight_of
-from trueline.ops.kernel import kernel, pdl_wait
+from trueline.ops.jit import kernel, pdl_wait
 
 
 @triton.jit
@@ -112,16 +112,16 @@ def down_at_once(
     base = token * (TOP + SHARED)
     tiles = ()
     experts = ()
-    for slot in tl.static_range(TOP + SHARED):
-        expert = expert_of(ids, base + slot, token >= 0, first, held, TOP, SHARED)
+    for choice in tl.static_range(TOP + SHARED):
+        expert = expert_of(ids, base + choice, token >= 0, first, held, TOP, SHARED)
         inside = ((inner < width) & (expert >= 0))[None, :]
         tile = rows_of(matrix, tl.maximum(expert, 0), rows, inner, hidden, width, inside)
         tiles = tiles + (tile,)  # noqa: RUF005 (Triton knows no stars)
         experts = experts + (expert,)  # noqa: RUF005
     pdl_wait()
     total = tl.zeros((BLOCK_N,), tl.float32)
-    for slot in tl.static_range(TOP + SHARED):
-        here = experts[slot] >= 0
-        total += times(tiles[slot], x, weights, base + slot, inner, width, here, TOP, SHARED)
+    for choice in tl.static_range(TOP + SHARED):
+        here = experts[choice] >= 0
+        total += times(tiles[choice], x, weights, base + choice, inner, width, here, TOP, SHARED)
     to = out + token.to(tl.int64) * hidden + columns
     tl.store(to, total.to(out.dtype.element_ty), columns < hidden)

@@ -1,7 +1,7 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""More tokens: pairs sorted by expert into tiles of equally many rows, a product per tile, and the
-sum over a token's pairs at the end. Nothing here waits for the host: grids have room for the worst
-case, and programs without a tile leave at once. Numbers that change from step to step are not
+"""More tokens: pairs sorted by expert into tiles of equally many rows, a GEMM per tile, and the
+sum over a token's pairs at the end. Asynchronous: grids have room for the worst case, and
+programs without a tile return immediately. Numbers that change from step to step are not
 specialized on, or kernels would be compiled again for them."""
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 
 from trueline.ops.experts.pairs import expert_of, weight_of
-from trueline.ops.kernel import kernel, pdl_wait
+from trueline.ops.jit import kernel, pdl_wait
 
 
 @kernel(do_not_specialize=["pairs", "first", "held"])
@@ -180,8 +180,8 @@ def combine(
     token = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     acc = tl.zeros((BLOCK,), tl.float32)
-    for slot in tl.static_range(TOP + SHARED):
-        pair = token * (TOP + SHARED) + slot
+    for choice in tl.static_range(TOP + SHARED):
+        pair = token * (TOP + SHARED) + choice
         here = expert_of(ids, pair, pair >= 0, first, held, TOP, SHARED) >= 0
         at = x + pair.to(tl.int64) * hidden + column
         acc += tl.load(at, mask=here & (column < hidden), other=0).to(tl.float32)

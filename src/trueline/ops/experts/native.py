@@ -1,4 +1,4 @@
-"""One call a layer: tokens sorted by expert, both products and the weighted sum in C++."""
+"""One call a layer: tokens sorted by expert, both GEMMs and the weighted sum in C++."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """Two ways, by the number of tokens: a handful streams its experts pair by pair (few.py), more are
-sorted by expert first (kernels.py). No way waits for the host, and a token's sum runs over its
+sorted by expert first (kernels.py). Both are asynchronous, and a token's sum runs over its
 experts in the order of its ids. What is compiled depends on the model and on the way, little on the
 number of tokens."""
 
@@ -40,8 +40,8 @@ class Packed:
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
-    """How one of the two products is cut."""
+class GemmTiles:
+    """How one of the two GEMMs is tiled."""
 
     columns: int
     """Rows of the weight a program holds; for gate and up together."""
@@ -50,22 +50,22 @@ class Tiles:
     warps: int = 4
     stages: int = 4
     rows: int = 16
-    """Pairs of one expert. The same for both products of a step."""
+    """Pairs of one expert. The same for both GEMMs of a step."""
     swap: bool = True
     group: int = 1
     halve: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class ExpertsLaunch:
     way: Literal["few", "sorted"]
-    first: Tiles
-    second: Tiles
+    first: GemmTiles
+    second: GemmTiles
 
 
 def launch(
     tokens: int, top: int, shared: int, experts: int, hidden: int, width: int, dtype: torch.dtype
-) -> Launch:
+) -> ExpertsLaunch:
     """As measured on an H200."""
     pairs = tokens * (top + shared)
     # an output of the first needs a row of gate and one of up
@@ -73,27 +73,27 @@ def launch(
     if pairs <= FEW_PAIRS and first.warps <= MOST_WARPS:
         column = (top + shared) * power_of_two(width) * dtype.itemsize
         if column <= HELD_BYTES:
-            return Launch("few", first, _at_once(column, 2 * HELD_BYTES))
-        second = Tiles(4, 1024, stages=3) if width >= 1024 else Tiles(8, 512, stages=3)
-        return Launch("few", first, second)
+            return ExpertsLaunch("few", first, _at_once(column, 2 * HELD_BYTES))
+        second = GemmTiles(4, 1024, stages=3) if width >= 1024 else GemmTiles(8, 512, stages=3)
+        return ExpertsLaunch("few", first, second)
     mean = tokens * top / max(experts, 1)
     # One tile for nearly every expert, so that its weights are read once.
     rows = min(max(power_of_two(int(mean + 1.5 * mean**0.5) + 1), 16), MOST_ROWS)
     if dtype == torch.float32:  # no tensor cores: what fits into registers
-        tiles = Tiles(64, 32, stages=2, rows=min(rows, 32), swap=False)
+        tiles = GemmTiles(64, 32, stages=2, rows=min(rows, 32), swap=False)
     elif rows == MOST_ROWS:
-        tiles = Tiles(256, 64, 8, 3, rows, swap=False, group=8, halve=True)
+        tiles = GemmTiles(256, 64, 8, 3, rows, swap=False, group=8, halve=True)
     elif rows == 16:
-        tiles = Tiles(128, 128, stages=3)
+        tiles = GemmTiles(128, 128, stages=3)
     else:
-        tiles = Tiles(64, 128, rows=rows)
-    return Launch("sorted", tiles, tiles)
+        tiles = GemmTiles(64, 128, rows=rows)
+    return ExpertsLaunch("sorted", tiles, tiles)
 
 
-def _at_once(column: int, held: int = HELD_BYTES) -> Tiles:
+def _at_once(column: int, held: int = HELD_BYTES) -> GemmTiles:
     """`column`: bytes of weights that an output needs."""
     columns = power_of_two(max(held // column, 1) // 2 + 1)
-    return Tiles(columns, 0, max(power_of_two(columns * column // WARP_BYTES), 4))
+    return GemmTiles(columns, 0, max(power_of_two(columns * column // WARP_BYTES), 4))
 
 
 def pack(gate_up: Weight | Tensor, down: Weight | Tensor, linear: LinearOp) -> Packed:
@@ -124,7 +124,7 @@ def run(
 
 
 def run_with(
-    how: Launch, x: Tensor, ids: Tensor, weights: Tensor, packed: Packed, first: int = 0
+    how: ExpertsLaunch, x: Tensor, ids: Tensor, weights: Tensor, packed: Packed, first: int = 0
 ) -> Tensor:
     x, ids, weights = unit_stride(x), ids.contiguous(), weights.contiguous()
     step = _Step(x, ids, weights, packed, first)
@@ -140,7 +140,7 @@ class _Step:
     first: int
 
     @property
-    def slots(self) -> dict[str, int]:
+    def choices(self) -> dict[str, int]:
         return {"TOP": self.ids.shape[1], "SHARED": self.packed.shared}
 
     @property
@@ -152,25 +152,25 @@ class _Step:
         """The first routed expert here, and how many there are."""
         return self.first, len(self.packed.down) - self.packed.shared
 
-    def few(self, how: Launch) -> Tensor:
+    def few(self, how: ExpertsLaunch) -> Tensor:
         x, (_, hidden, width) = self.x, self.packed.down.shape
         middle, out = x.new_empty(self.pairs, width), x.new_empty(len(x), hidden)
         few.gated[(triton.cdiv(width, how.first.columns), self.pairs)](
             *(x, x.stride(0), self.ids, self.packed.gate_up, middle),
             *(*self.held, len(x), hidden, width),
-            **self.slots,
+            **self.choices,
             **_streamed(how.first, hidden),
         )
         down = few.down if how.second.inner else few.down_at_once
         down[(triton.cdiv(hidden, how.second.columns), len(x))](
             *(middle, self.ids, self.weights, self.packed.down, out),
             *(*self.held, hidden, width),
-            **self.slots,
+            **self.choices,
             **_streamed(how.second, width),
         )
         return out
 
-    def many(self, how: Launch) -> Tensor:
+    def many(self, how: ExpertsLaunch) -> Tensor:
         x, (_, hidden, width) = self.x, self.packed.down.shape
         middle, parts = x.new_empty(self.pairs, width), x.new_empty(self.pairs, hidden)
         order = self._sorted(how.first.rows)
@@ -178,7 +178,7 @@ class _Step:
         self._product(middle, self.packed.down, parts, how.second, order, False)
         out = x.new_empty(len(x), hidden)
         kernels.combine[(len(x), triton.cdiv(hidden, SUM_BLOCK))](
-            *(parts, self.ids, out, *self.held, hidden), **self.slots, BLOCK=SUM_BLOCK
+            *(parts, self.ids, out, *self.held, hidden), **self.choices, BLOCK=SUM_BLOCK
         )
         return out
 
@@ -192,7 +192,7 @@ class _Step:
             self.ids.new_empty(size, dtype=torch.int32)
             for size in (segments * bins, room * rows, room, 1)
         )
-        shape = self.slots | {"BINS": bins, "BLOCK": block, "num_warps": 8}
+        shape = self.choices | {"BINS": bins, "BLOCK": block, "num_warps": 8}
         if segments > 1:
             kernels.count[(segments,)](self.ids, counts, pairs, *self.held, **shape)
         kernels.place[(experts, segments)](
@@ -208,7 +208,7 @@ class _Step:
         x: Tensor,
         weight: Tensor,
         out: Tensor,
-        cut: Tiles,
+        cut: GemmTiles,
         order: tuple[Tensor, Tensor, Tensor],
         gated: bool,
     ) -> None:
@@ -217,20 +217,20 @@ class _Step:
         tiles = triton.cdiv(len(order[1]), cut.group) * cut.group
         kernels.grouped[(tiles * columns,)](
             *(x, x.stride(0), weight, self.weights, out, *order, self.pairs, depth, width),
-            **self.slots,
+            **self.choices,
             **_tiled(cut, depth),
             GATED=gated,
         )
 
 
-def _streamed(cut: Tiles, depth: int) -> dict[str, int]:
+def _streamed(cut: GemmTiles, depth: int) -> dict[str, int]:
     names = {"BLOCK_N": cut.columns, "num_warps": cut.warps}
     if not cut.inner:
         return names | {"BLOCK_K": power_of_two(depth)}
     return names | {"BLOCK_K": cut.inner, "STAGES": cut.stages}
 
 
-def _tiled(cut: Tiles, depth: int) -> dict[str, int | bool]:
+def _tiled(cut: GemmTiles, depth: int) -> dict[str, int | bool]:
     return {
         "BLOCK_M": cut.rows,
         "BLOCK_N": cut.columns,

@@ -26,4 +26,4 @@ class GatedNorm(Protocol):
     ) -> Tensor: ...
 
 
-IMPLEMENTATIONS = {"parts": CPU, "reference": CPU, "triton": GPU}
+IMPLEMENTATIONS = {"composed": CPU, "reference": CPU, "triton": GPU}

@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trueline.ops.gated_norm import IMPLEMENTATIONS
-from trueline.ops.kernel import kernel, pdl_wait
+from trueline.ops.jit import kernel, pdl_wait
 from trueline.ops.latent_write import Parts
 from trueline.ops.launch import power_of_two, unit_stride
 from trueline.ops.rms_norm.triton import launch

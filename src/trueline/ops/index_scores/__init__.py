@@ -11,7 +11,7 @@
   throughout. `width` is the longest scored row's length, 0 if there is none. topk = 0 scores all.
 - On a GPU `prepare` also takes a `Table` that lies there and whose numbers the host does not know:
   `width` is then what the table has room for. What stands from a row's length on, and in rows that
-  are not scored, is anybody's guess there: `topk` looks at neither, and writing it would
+  are not scored, is undefined there: `topk` looks at neither, and writing it would
   take as long as the scores of short rows in a wide table.
 - With full tiles, the bits of a score depend on its own query, weights and key alone.
 """

@@ -17,12 +17,12 @@ from trueline.ops.sparse_rows import SparseRows, Table
 
 capabilities = IMPLEMENTATIONS["cpu"]
 
-# Products held at a time, in numbers: they fit a cache.
+# Scores of heads held at a time, in numbers: they fit a cache.
 PRODUCTS = 1 << 21
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ScoredRows:
     """Rows of one run that are scored together."""
 
     rows: slice
@@ -32,14 +32,14 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
-    parts: tuple[Part, ...]
+    parts: tuple[ScoredRows, ...]
     width: int
     tiling: Tiling
 
 
 def prepare(rows: SparseRows | Table, view: IndexView, tiling: Tiling, *, topk: int) -> Prepared:
     assert not isinstance(rows, Table), "tables are for GPUs"
-    parts: list[Part] = []
+    parts: list[ScoredRows] = []
     row = 0
     size = view.layout.block_size
     for run in rows.runs:
@@ -49,7 +49,7 @@ def prepare(rows: SparseRows | Table, view: IndexView, tiling: Tiling, *, topk: 
             blocks = torch.tensor(run.block_ids)[positions // size]
             scored = slice(row + unscored, row + run.count)
             lengths = torch.arange(run.first + unscored, stop)
-            parts.append(Part(scored, lengths, blocks * size + positions % size))
+            parts.append(ScoredRows(scored, lengths, blocks * size + positions % size))
         row += run.count
     return Prepared(tuple(parts), max((len(part.cells) for part in parts), default=0), tiling)
 
@@ -58,7 +58,7 @@ def run(q: Tensor, weights: Tensor, view: IndexView, prepared: Prepared) -> Tens
     scores = torch.full((len(q), prepared.width), float("-inf"))
     tile, full = prepared.tiling.size, prepared.tiling.full
     heads, weights = q.float(), weights.float()
-    if full:  # heads that weigh nothing, so that every product has the same shape
+    if full:  # heads that weigh nothing, so that every GEMM has the same shape
         more = -q.shape[1] % INVARIANT_HEADS
         heads, weights = pad(heads, (0, 0, 0, more)), pad(weights, (0, more))
     step = max(PRODUCTS // (heads.shape[1] * tile), 1)
@@ -78,7 +78,7 @@ def run(q: Tensor, weights: Tensor, view: IndexView, prepared: Prepared) -> Tens
 
 
 def _products(q: Tensor, keys: Tensor, invariant: bool) -> Tensor:
-    """[rows, heads, keys]. A product of all rows at once is faster; one a row has bits that do
+    """[rows, heads, keys]. One GEMM for all rows is faster; one a row has bits that do
     not depend on the other rows."""
     if not invariant:
         return (q.flatten(0, 1) @ keys.T).view(*q.shape[:2], -1)

@@ -1,4 +1,4 @@
-"""A tile of keys meets all heads of its queries in one product, keys along its rows: the sum over
+"""A tile of keys meets all heads of its queries in one MMA, keys along its rows: the sum over
 heads then stays within a thread and its neighbours."""
 
 # mypy: ignore-errors
@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 from trueline.cache.layout import GROUP
-from trueline.ops.kernel import kernel, pdl_wait
+from trueline.ops.jit import kernel, pdl_wait
 
 _GROUP = tl.constexpr(GROUP)
 
@@ -54,7 +54,7 @@ def scores(
     STAGES: tl.constexpr,
 ):  # fmt: skip
     """A group is up to ROWS rows of one run that follow each other, or a single row; its tiles are
-    dealt out to as many programs as there are along the second axis."""
+    divided among as many programs as there are along the second axis."""
     pdl_wait(False)
     row, count = tl.program_id(0).to(tl.int64), 1
     if groups is not None:

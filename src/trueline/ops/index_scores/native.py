@@ -19,7 +19,7 @@ capabilities = IMPLEMENTATIONS["native"]
 TILE = 64
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     blocks: Tensor  # [runs, most]
     runs: Tensor  # [runs, 3]: the first row that is scored, the row after the last, first's length
@@ -45,12 +45,12 @@ def prepare(rows: SparseRows | Table, view: IndexView, tiling: Tiling, *, topk: 
         row += run.count
     places = torch.arange(layout.block_size)
     return Prepared(
-        Table.of(rows).blocks,
-        torch.tensor(runs, dtype=torch.long),
-        torch.tensor(items, dtype=torch.long),
-        width,
-        layout.key_start(places),
-        layout.scale_start(places),
+        blocks=Table.of(rows).blocks,
+        runs=torch.tensor(runs, dtype=torch.long),
+        items=torch.tensor(items, dtype=torch.long),
+        width=width,
+        keys=layout.key_start(places),
+        scales=layout.scale_start(places),
     )
 
 

@@ -1,4 +1,4 @@
-"""Every layout; keys as they are stored, fp8 turned into what the queries are. Nothing is written
+"""Every layout; keys as they are stored, fp8 cast to the dtype of the queries. Nothing is written
 from a row's length on, nor in rows that are not scored: topk looks at neither."""
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from trueline.ops.sparse_rows import SparseRows, Table
 capabilities = IMPLEMENTATIONS["triton"]
 
 ALIGNED = 16
-"""Numbers by which rows of scores lie apart: loads of four are aligned."""
+"""The stride of rows of scores is a multiple of it: loads of four are aligned."""
 SHARE = 4
 """Rows of a run that share the keys a program reads: each key is read once for all of them."""
 FEWEST_HEADS = 16
-"""A product's width is a multiple of it."""
+"""Columns of an MMA are a multiple of it."""
 WIDEST_FLOAT32 = 64
-"""Rows times heads that a float32 product has registers for."""
+"""Rows times heads that a float32 MMA has registers for."""
 DOT = {torch.float32: tl.float32, torch.float16: tl.float16, torch.bfloat16: tl.bfloat16}
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class ScoresLaunch:
     tile: int
-    """Keys in a product."""
+    """Keys of an MMA."""
     splits: int
-    """Programs that a group's tiles are dealt out to."""
+    """Programs that share a group's tiles."""
     warps: int
     stages: int
 
@@ -51,7 +51,7 @@ class Prepared:
 
 def launch(
     groups: int, rows: int, heads: int, width: int, dot: torch.dtype, fp8: bool, sms: int
-) -> Launch:
+) -> ScoresLaunch:
     """Decode waits for memory, and wants many small programs; a group of several rows multiplies,
     and wants two at a time. `heads` and `rows` are powers of two. Blocks are looked up a stage
     before keys: an odd number of stages, the next even one adds nothing."""
@@ -64,7 +64,7 @@ def launch(
     else:
         tile, warps, stages, busy = 64, 8, 3, 1
     tiles = -(-width // tile)
-    return Launch(tile, max(min(-(-busy * sms // groups), tiles), 1), warps, stages)
+    return ScoresLaunch(tile, max(min(-(-busy * sms // groups), tiles), 1), warps, stages)
 
 
 def prepare(
@@ -99,7 +99,7 @@ def _groups(rows: SparseRows, topk: int, most: int) -> Tensor:
 
 
 def run(
-    q: Tensor, weights: Tensor, view: IndexView, prepared: Prepared, how: Launch | None = None
+    q: Tensor, weights: Tensor, view: IndexView, prepared: Prepared, how: ScoresLaunch | None = None
 ) -> Tensor:
     layout, table = view.layout, prepared.table
     n, heads, dim = q.shape

@@ -66,4 +66,4 @@ def check_layout(layout: IndexLayout) -> None:
 GPU_INDEX = Capabilities(
     devices=("cuda",), dtypes=FLOATS, capture=True, refuses=gpu_layout_refusals
 )
-IMPLEMENTATIONS = {"parts": CPU, "reference": CPU, "triton": GPU_INDEX}
+IMPLEMENTATIONS = {"composed": CPU, "reference": CPU, "triton": GPU_INDEX}

@@ -8,23 +8,23 @@ import triton.language as tl
 
 from trueline.cache.layout import AMAX_FLOOR
 from trueline.ops.index_scores.kernels import channel_places, key_places, scale_places
-from trueline.ops.kernel import kernel, pdl_wait
+from trueline.ops.jit import kernel, pdl_wait
 
 _FLOOR = tl.constexpr(AMAX_FLOOR)
 _FRACTION = tl.constexpr(2**23 - 1)
 
 
 @triton.jit
-def _partners(channel, ROPE: tl.constexpr, PAIRS: tl.constexpr):
-    """With whom a channel turns, by which angle, and the sign of the other's part."""
-    if PAIRS:
+def _partners(channel, ROPE: tl.constexpr, INTERLEAVED: tl.constexpr):
+    """The channel that each is rotated with, the angle, and the sign of that channel's term."""
+    if INTERLEAVED:
         other, angle, first = channel ^ 1, channel // 2, channel % 2 == 0
     else:
         first = channel < ROPE // 2
         other = tl.where(first, channel + ROPE // 2, channel - ROPE // 2)
         angle = channel % (ROPE // 2)
-    turns = channel < ROPE
-    return tl.where(turns, other, channel), angle, tl.where(first, -1.0, 1.0), turns
+    rotated = channel < ROPE
+    return tl.where(rotated, other, channel), angle, tl.where(first, -1.0, 1.0), rotated
 
 
 @triton.jit
@@ -51,9 +51,10 @@ def _scale(x, inside, LARGEST: tl.constexpr, POWER_OF_TWO: tl.constexpr):
 @kernel
 def write(
     key, key_row, keys, scales, cells, norm, bias, cos, sin, cos_row, sin_row, eps,
-    PAIRS: tl.constexpr, LARGEST: tl.constexpr, POWER_OF_TWO: tl.constexpr, KIND: tl.constexpr,
-    SIZE: tl.constexpr, BLOCK: tl.constexpr, TOKEN: tl.constexpr, KEY: tl.constexpr,
-    ITEM: tl.constexpr, DIM: tl.constexpr, ROPE: tl.constexpr, WIDTH: tl.constexpr,
+    INTERLEAVED: tl.constexpr, LARGEST: tl.constexpr, POWER_OF_TWO: tl.constexpr,
+    KIND: tl.constexpr, SIZE: tl.constexpr, BLOCK: tl.constexpr, TOKEN: tl.constexpr,
+    KEY: tl.constexpr, ITEM: tl.constexpr, DIM: tl.constexpr, ROPE: tl.constexpr,
+    WIDTH: tl.constexpr,
 ):  # fmt: skip
     pdl_wait()
     token = tl.program_id(0).to(tl.int64)
@@ -64,11 +65,11 @@ def write(
     mean = tl.sum(x.to(tl.float32), 0) / DIM
     off = tl.where(inside, x.to(tl.float32) - mean, 0.0)
     share = tl.div_rn(1.0, tl.sqrt_rn(tl.sum(off * off, 0) / DIM + eps))
-    other, angle, sign, turns = _partners(channel, ROPE, PAIRS)
+    other, angle, sign, rotated = _partners(channel, ROPE, INTERLEAVED)
     own = _normed(key, norm, bias, channel, inside, mean, share)
-    others = _normed(key, norm, bias, other, turns, mean, share)
-    c = tl.load(cos + token * cos_row + angle, mask=turns, other=1.0)
-    s = tl.load(sin + token * sin_row + angle, mask=turns, other=0.0)
+    others = _normed(key, norm, bias, other, rotated, mean, share)
+    c = tl.load(cos + token * cos_row + angle, mask=rotated, other=1.0)
+    s = tl.load(sin + token * sin_row + angle, mask=rotated, other=0.0)
     made = (own * c + sign * others * s).to(x.dtype)
     cell = tl.load(cells + token).to(tl.int64)
     block, place = cell // SIZE, cell % SIZE
@@ -84,7 +85,7 @@ def write(
 @kernel
 def rotate(
     q, q_row, q_head, out, cos, sin, cos_row, sin_row, heads,
-    PAIRS: tl.constexpr, DIM: tl.constexpr, ROPE: tl.constexpr, HEADS: tl.constexpr,
+    INTERLEAVED: tl.constexpr, DIM: tl.constexpr, ROPE: tl.constexpr, HEADS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):  # fmt: skip
     """Some heads of one token."""
@@ -92,12 +93,12 @@ def rotate(
     token = tl.program_id(0).to(tl.int64)
     head, channel = tl.program_id(1) * HEADS + tl.arange(0, HEADS), tl.arange(0, WIDTH)
     inside = (head < heads)[:, None] & (channel < DIM)[None, :]
-    other, angle, sign, turns = _partners(channel, ROPE, PAIRS)
-    c = tl.load(cos + token * cos_row + angle, mask=turns, other=1.0)
-    s = tl.load(sin + token * sin_row + angle, mask=turns, other=0.0)
+    other, angle, sign, rotated = _partners(channel, ROPE, INTERLEAVED)
+    c = tl.load(cos + token * cos_row + angle, mask=rotated, other=1.0)
+    s = tl.load(sin + token * sin_row + angle, mask=rotated, other=0.0)
     start = q + token * q_row + head[:, None] * q_head
     own = tl.load(start + channel[None, :], mask=inside, other=0.0)
-    others = tl.load(start + other[None, :], mask=inside & turns[None, :], other=0.0)
+    others = tl.load(start + other[None, :], mask=inside & rotated[None, :], other=0.0)
     made = own.to(tl.float32) * c[None, :] + others.to(tl.float32) * (sign * s)[None, :]
     to = out + (token * heads + head[:, None]) * DIM + channel[None, :]
     tl.store(to, made.to(own.dtype), mask=inside)

@@ -46,7 +46,7 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing) -> Tensor:
     """Channels 2i and 2i + 1, or i and i + half, of those that are rotated."""
     out, half = x.clone(), len(cos)
     for i in range(half):
-        a, b = (2 * i, 2 * i + 1) if pairing == "pairs" else (i, i + half)
+        a, b = (2 * i, 2 * i + 1) if pairing == "interleaved" else (i, i + half)
         out[a] = x[a] * cos[i].double() - x[b] * sin[i].double()
         out[b] = x[b] * cos[i].double() + x[a] * sin[i].double()
     return out

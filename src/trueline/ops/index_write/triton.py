@@ -39,7 +39,7 @@ def run(
         *(key, key.stride(0), view.bytes.view(DTYPES[layout.storage])),
         *(view.bytes.view(torch.float32) if fp8 else None, cells.contiguous()),
         *(norm, bias, cos, sin, cos.stride(0), sin.stride(0), eps),
-        PAIRS=pairing == "pairs",
+        INTERLEAVED=pairing == "interleaved",
         LARGEST=fp8.largest if fp8 else 0.0,
         POWER_OF_TWO=layout.power_of_two,
         KIND=layout.kind,
@@ -62,7 +62,7 @@ def rotate(q: Tensor, *, cos: Tensor, sin: Tensor, pairing: Pairing, rope: Rope)
     if out.numel():
         kernels.rotate[(n, -(-heads // HEADS))](
             *(q, q.stride(0), q.stride(1), out, cos, sin, cos.stride(0), sin.stride(0), heads),
-            PAIRS=pairing == "pairs",
+            INTERLEAVED=pairing == "interleaved",
             DIM=dim,
             ROPE=2 * cos.shape[1],
             HEADS=HEADS,

@@ -48,4 +48,4 @@ class LatentWrite(Protocol):
     ) -> Tensor: ...
 
 
-IMPLEMENTATIONS = {"parts": CPU, "reference": CPU, "triton": GPU}
+IMPLEMENTATIONS = {"composed": CPU, "reference": CPU, "triton": GPU}

@@ -41,7 +41,7 @@ def run(
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing) -> Tensor:
     """As complex numbers: channels 2i and 2i + 1, or i and i + half."""
     half = len(x) // 2
-    a, b = (x[0::2], x[1::2]) if pairing == "pairs" else (x[:half], x[half:])
+    a, b = (x[0::2], x[1::2]) if pairing == "interleaved" else (x[:half], x[half:])
     product = torch.complex(a, b) * torch.complex(cos, sin)
     parts = (product.real, product.imag)
-    return torch.stack(parts, 1).flatten() if pairing == "pairs" else torch.cat(parts)
+    return torch.stack(parts, 1).flatten() if pairing == "interleaved" else torch.cat(parts)

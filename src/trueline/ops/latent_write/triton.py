@@ -9,7 +9,7 @@ import triton.language as tl
 from torch import Tensor
 
 from trueline.cache.store import LatentView
-from trueline.ops.kernel import kernel, pdl_wait
+from trueline.ops.jit import kernel, pdl_wait
 from trueline.ops.latent_write import IMPLEMENTATIONS, Parts
 from trueline.ops.launch import power_of_two, unit_stride
 from trueline.ops.rope.triton import HEADS, places

@@ -1,12 +1,12 @@
-"""Decode updates states in place; prefill works in tiles, all tiles of a span in one product.
+"""Decode updates states in place; prefill works in tiles, all tiles of a span in one batched GEMM.
 
 With a tail both work on whole tiles at absolute positions, and a decode row is computed at its own
-place among the rows that prefill computes together: every product has the same shape and the same
-row at the same place. What was seen of the bits of float32 products here (torch.bmm through MKL, 1
-and 2 threads): the number of pairs and the other rows of the left matrix never mattered. With odd
-widths, where a matrix begins in memory mattered, and so did a row's place; a left matrix of one row
-is another routine. With widths that are multiples of 16 none of it did, but other machines need
-not agree.
+place among the rows that prefill computes together: every GEMM has the same shape and the same
+row at the same place. What was seen of the bits of float32 GEMMs here (torch.bmm through MKL, 1
+and 2 threads): the number of matrix pairs and the other rows of the left matrix never mattered.
+With odd widths, where a matrix begins in memory mattered, and so did a row's place; a left matrix
+of one row is another routine. With widths that are multiples of 16 none of it did, but other
+machines need not agree.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ capabilities = IMPLEMENTATIONS["cpu"]
 
 # Tokens in a tile where nothing depends on it.
 TILE = 64
-# Rows of a batch-invariant product: as few as decode can do with, placed where prefill has them.
+# Rows of a batch-invariant GEMM: as few as decode can do with, placed where prefill has them.
 ROWS = 8
 # Numbers in 64 bytes: matrices that wide all begin alike.
 WIDTH = 16
-# Products of one pair may take another code path.
+# A batch of one GEMM may take another code path.
 FEWEST = 2
 # Numbers in the states of the tiles of one span: bounds the memory of a long prefill.
 SPAN = 1 << 22
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecodeSlots:
     at: slice | Tensor  # the rows' slots; a slice where they follow each other
     slots: Tensor  # [n]
@@ -46,7 +46,7 @@ class DecodeSlots:
 
 
 @dataclass(frozen=True, slots=True)
-class Tiles:
+class StateTiles:
     """A span of tokens; the last tile is filled up with zeros."""
 
     keys: Tensor  # [tiles, heads, tile, dk]
@@ -64,12 +64,14 @@ def prepare(rows: list[StateRow] | StateTable) -> DecodeSlots:
     index = torch.tensor(slots)
     fresh = [row.slot for row in rows if row.source is None]
     return DecodeSlots(
-        slice(slots[0], slots[0] + len(slots)) if follow else index,
-        index,
-        torch.tensor([row.start for row in rows]),
-        _columns([(r.source, r.slot) for r in rows if r.source is not None and r.source != r.slot]),
-        torch.tensor(fresh) if fresh else None,
-        _columns([(row.slot, slot) for row in rows for _, slot in row.writes(1)[1:]]),
+        at=slice(slots[0], slots[0] + len(slots)) if follow else index,
+        slots=index,
+        starts=torch.tensor([row.start for row in rows]),
+        moved=_columns(
+            [(r.source, r.slot) for r in rows if r.source is not None and r.source != r.slot]
+        ),
+        fresh=torch.tensor(fresh) if fresh else None,
+        snapshots=_columns([(row.slot, slot) for row in rows for _, slot in row.writes(1)[1:]]),
     )
 
 
@@ -215,7 +217,9 @@ def _read(view: StateView, row: StateRow) -> tuple[Tensor, Tensor, Tensor]:
     )
 
 
-def _tiles(keys: Tensor, values: Tensor, state: Tensor, powers: Tensor, view: StateView) -> Tiles:
+def _tiles(
+    keys: Tensor, values: Tensor, state: Tensor, powers: Tensor, view: StateView
+) -> StateTiles:
     tile = powers.shape[1] - 2
     k, v = _cut(keys, tile), _cut(values, tile)
     whole = len(keys) // tile
@@ -224,7 +228,7 @@ def _tiles(keys: Tensor, values: Tensor, state: Tensor, powers: Tensor, view: St
     for i, total in enumerate(_sums(k[:whole], v[:whole], powers)):
         after = _fold(starts[i], total, powers[:, tile])
         starts[i + 1] = after.to(view.state.dtype) if view.tail else after
-    return Tiles(k, v, starts)
+    return StateTiles(k, v, starts)
 
 
 def _cut(x: Tensor, tile: int) -> Tensor:
@@ -234,7 +238,7 @@ def _cut(x: Tensor, tile: int) -> Tensor:
     return full.reshape(-1, tile, heads, full.shape[-1]).transpose(1, 2).contiguous()
 
 
-def _outputs(queries: Tensor, tiles: Tiles, powers: Tensor, rows: int) -> Tensor:
+def _outputs(queries: Tensor, tiles: StateTiles, powers: Tensor, rows: int) -> Tensor:
     """[tokens, heads, dk] -> [tokens, heads, dv], `rows` of every tile at a time."""
     num, _, tile, _ = tiles.keys.shape
     q, state = _cut(queries, tile), tiles.starts[:num]
@@ -253,7 +257,7 @@ def _outputs(queries: Tensor, tiles: Tiles, powers: Tensor, rows: int) -> Tensor
     return torch.cat(out, dim=2).transpose(1, 2).flatten(0, 1)[: len(queries)]
 
 
-def _write(view: StateView, slot: int, tiles: Tiles, count: int, powers: Tensor) -> None:
+def _write(view: StateView, slot: int, tiles: StateTiles, count: int, powers: Tensor) -> None:
     """What a row that ended after `count` tokens of the span would leave."""
     tile = tiles.keys.shape[2]
     last, left = (count - 1) // tile, count % tile

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from trueline.ops.kernel import kernel, pdl_wait
+from trueline.ops.jit import kernel, pdl_wait
 
 
 @triton.jit
@@ -32,7 +32,7 @@ def faded(state, exponent):
 
 @triton.jit
 def inside(a, b, DK: tl.constexpr, DV: tl.constexpr, BK: tl.constexpr, BV: tl.constexpr):
-    """Which of a tile's numbers there are; told while compiling where that is all of them."""
+    """Which of a tile's numbers there are; decided at compile time where that is all of them."""
     within = tl.full((BK, BV), True, tl.int1)
     if DK % BK != 0:
         within &= (a < DK)[:, None]
@@ -91,13 +91,27 @@ def tokens(x, start, row, t, here, channels, WIDTH: tl.constexpr, BLOCK: tl.cons
 
 @triton.jit
 def narrowed(state, dtype: tl.constexpr):
-    """A factor of a product in `dtype`, and the unit it is in: float16 reaches only so far, and a
+    """An operand of an MMA in `dtype`, and the unit it is in: float16 reaches only so far, and a
     state without decay grows with its context."""
     unit = 1.0
     if dtype == tl.float16:
         unit = tl.maximum(tl.max(tl.max(tl.abs(state), 1), 0), 1e-30) * 0.001
         state = state / unit
     return state.to(dtype), unit
+
+
+@triton.jit
+def advanced(carried, keys, values, t, count, slope, EXACT: tl.constexpr):
+    """The state after a chunk of `count` tokens. EXACT: with the digits of the decayed values that
+    their dtype cuts off, too."""
+    late = values.to(tl.float32) * tl.exp(-slope * tl.maximum(count - 1 - t, 0))[:, None]
+    near = late.to(values.dtype)
+    carried = faded(carried, slope * count)
+    carried = tl.dot(tl.trans(keys), near, carried, input_precision="ieee")
+    if EXACT:
+        rest = (late - near.to(tl.float32)).to(values.dtype)
+        carried = tl.dot(tl.trans(keys), rest, carried, input_precision="ieee")
+    return carried
 
 
 @kernel(do_not_specialize=["walks", "followed", "sources", "firsts", "stops", "slots"])
@@ -150,13 +164,7 @@ def walk(
                 made = tl.dot(scores.to(values.dtype), values, made, input_precision="ieee")
                 to = out + at * row + (t * row)[:, None] + head * DV + b[None, :]
                 tl.store(to, made, mask=among(here, b, DV, BV))
-            late = values.to(tl.float32) * tl.exp(-slope * tl.maximum(count - 1 - t, 0))[:, None]
-            near = late.to(values.dtype)
-            carried = faded(carried, slope * count)
-            carried = tl.dot(tl.trans(keys), near, carried, input_precision="ieee")
-            if EXACT:
-                rest = (late - near.to(tl.float32)).to(values.dtype)
-                carried = tl.dot(tl.trans(keys), rest, carried, input_precision="ieee")
+            carried = advanced(carried, keys, values, t, count, slope, EXACT)
         if OUTPUT:
             slot = tl.load(slots + leg).to(tl.int64)
             if slot >= 0:

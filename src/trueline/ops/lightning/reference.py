@@ -14,7 +14,7 @@ capabilities = IMPLEMENTATIONS["reference"]
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class SlotContents:
     """A slot's contents, read."""
 
     state: Tensor  # [heads, dk, dv]
@@ -70,17 +70,23 @@ def _prefill_row(
     return (scale * _walk(q, k, v, view, row, _read(view, row), slopes)).to(q.dtype)
 
 
-def _read(view: StateView, row: StateRow) -> Held:
+def _read(view: StateView, row: StateRow) -> SlotContents:
     if row.source is None:
-        return Held(torch.zeros(view.state.shape[1:], dtype=torch.float64), [])
+        return SlotContents(torch.zeros(view.state.shape[1:], dtype=torch.float64), [])
     count = row.start % view.tail if view.tail else 0
     keys, values = view.keys[row.source].double(), view.values[row.source].double()
     tokens = [(keys[:, i], values[:, i]) for i in range(count)]
-    return Held(view.state[row.source].double(), tokens)
+    return SlotContents(view.state[row.source].double(), tokens)
 
 
 def _walk(
-    q: Tensor, k: Tensor, v: Tensor, view: StateView, row: StateRow, held: Held, slopes: Tensor
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    view: StateView,
+    row: StateRow,
+    held: SlotContents,
+    slopes: Tensor,
 ) -> Tensor:
     """Token after token; writes every slot that is due."""
     writes = row.writes(len(q))
@@ -111,17 +117,17 @@ def _next(state: Tensor, key: Tensor, value: Tensor, slopes: Tensor) -> Tensor:
 
 
 def _hold(
-    view: StateView, held: Held, key: Tensor, value: Tensor, state: Tensor, position: int
-) -> Held:
+    view: StateView, held: SlotContents, key: Tensor, value: Tensor, state: Tensor, position: int
+) -> SlotContents:
     """What a slot holds after this token."""
     if not view.tail:
-        return Held(state, [])
+        return SlotContents(state, [])
     if position % view.tail == 0:
-        return Held(state.to(view.state.dtype).double(), [])
-    return Held(held.state, [*held.tokens, (key, value)])
+        return SlotContents(state.to(view.state.dtype).double(), [])
+    return SlotContents(held.state, [*held.tokens, (key, value)])
 
 
-def _write(view: StateView, slot: int, held: Held) -> None:
+def _write(view: StateView, slot: int, held: SlotContents) -> None:
     view.state[slot] = held.state
     view.keys[slot] = 0
     view.values[slot] = 0

@@ -29,7 +29,7 @@ NARROW_CHANNELS = (64, 128)
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeRows:
+class PreparedDecode:
     table: StateTable
     moved: tuple[Tensor, Tensor] | None
     """Sources that another row writes, and the slots where they are read instead."""
@@ -43,7 +43,7 @@ class DecodeLaunch:
 
 @dataclass(frozen=True, slots=True)
 class PrefillLaunch:
-    chunk: int  # tokens of a product
+    chunk: int  # tokens of an MMA
     values: int  # channels of a program
     warps: int
     stages: int
@@ -88,18 +88,18 @@ class PrefillRows:
 # -- decode ----------------------------------------------------------------------------
 
 
-def prepare(rows: Sequence[StateRow] | StateTable) -> DecodeRows:
+def prepare(rows: Sequence[StateRow] | StateTable) -> PreparedDecode:
     if isinstance(rows, StateTable):
-        return DecodeRows(rows, None)
+        return PreparedDecode(rows, None)
     device = torch.get_default_device()
     clash = clashing(rows)
     if not clash:
-        return DecodeRows(StateTable.of(rows, device), None)
+        return PreparedDecode(StateTable.of(rows, device), None)
     sources, slots = copied(
         ([rows[i].source or 0 for i in clash], [rows[i].slot for i in clash]), device
     )
     brought = [replace(row, source=row.slot) if i in clash else row for i, row in enumerate(rows)]
-    return DecodeRows(StateTable.of(brought, device), (sources, slots))
+    return PreparedDecode(StateTable.of(brought, device), (sources, slots))
 
 
 def decode_launch(rows: int, heads: int, dv: int, sms: int) -> DecodeLaunch:
@@ -113,7 +113,7 @@ def decode(
     k: Tensor,
     v: Tensor,
     view: StateView,
-    prepared: DecodeRows,
+    prepared: PreparedDecode,
     *,
     slopes: Tensor,
     scale: float,
@@ -157,10 +157,10 @@ def prefill_launch(
     sms: int,
     copied_ahead: bool,
 ) -> PrefillLaunch:
-    """`shape`: heads, dk and dv. Products of float32 are not for tensor cores, and want all their
+    """`shape`: heads, dk and dv. MMAs of float32 do not use tensor cores, and want all their
     numbers in registers. Short rows are walked in one go where narrow programs fill the GPU; but
     only with inputs that are copied ahead: for others the assembler (ptxas 12.8) lets the narrow
-    products read their factors from wherever an unset register points to."""
+    MMAs read their operands from wherever an unset register points to."""
     heads, dk, dv = shape
     short = max(counts) <= 64 * FEW_NARROW_CHUNKS and dk in NARROW_CHANNELS
     if dtype == torch.float32:
@@ -217,7 +217,7 @@ def prefill(
 
 def _exact(given: torch.dtype, kept: torch.dtype) -> bool:
     """Values times their decay do not fit a narrow dtype; a state kept in float32 is to have them
-    as they are, so the rest is added by a product of its own."""
+    as they are, so the rest is added by a GEMM of its own."""
     return given != torch.float32 and kept == torch.float32
 
 

@@ -1,4 +1,4 @@
-"""torch's own product: on a GPU, of cuBLAS."""
+"""torch's own GEMM: on a GPU, cuBLAS."""
 
 from __future__ import annotations
 

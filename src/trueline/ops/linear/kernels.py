@@ -3,7 +3,7 @@ from __future__ import annotations
 
 import triton.language as tl
 
-from trueline.ops.kernel import kernel, pdl_wait
+from trueline.ops.jit import kernel, pdl_wait
 
 
 @kernel(do_not_specialize=["rows"])

@@ -35,7 +35,7 @@ def run(x: Tensor, packed: Packed) -> Tensor:
     x = x if x.stride(1) == 1 else x.contiguous()
     rows, columns = x.shape[0], packed.columns
     y = torch.empty(rows, columns)
-    weighted("product", packed.data.dtype)(
+    weighted("gemm", packed.data.dtype)(
         *(x.data_ptr(), x.stride(0), 0, packed.data.data_ptr(), y.data_ptr(), columns, 0),
         *(1, rows, columns, packed.inner),
     )

@@ -5,7 +5,6 @@ bits of a row do not depend on how many rows there are (the plan checks it befor
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -27,7 +26,7 @@ FEWEST_COLUMNS = 2
 
 @dataclass(frozen=True, slots=True)
 class Packed:
-    weight: Any
+    weight: object
     columns: int
 
 
@@ -61,5 +60,5 @@ def refusals(context: Context) -> list[str]:
         probe = torch.ones(5, 8, dtype=context.dtype)
         got = run(probe, pack(torch.ones(16, 8, dtype=context.dtype)))
     except (RuntimeError, AttributeError) as error:
-        return [f"oneDNN's packed product does not run here: {str(error).splitlines()[0]}"]
-    return [] if bool((got == 8).all()) else ["oneDNN's packed product gave wrong numbers"]
+        return [f"oneDNN's packed GEMM does not run here: {str(error).splitlines()[0]}"]
+    return [] if bool((got == 8).all()) else ["oneDNN's packed GEMM gave wrong numbers"]

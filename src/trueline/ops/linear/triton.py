@@ -1,5 +1,5 @@
-"""A few rows stream the weights through registers, in a kernel that is set up and loads them while
-the one before it runs; more rows are cuBLAS's."""
+"""A few rows stream the weights through registers, in a kernel that loads them before
+its PDL wait; more rows are cuBLAS's."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ WARPS = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class LinearLaunch:
     columns: int
     """Rows of the weight that a program holds."""
     inner: int
     warps: int = WARPS
 
 
-def launch(heads: int, width: int, depth: int, itemsize: int, sms: int) -> Launch:
+def launch(heads: int, width: int, depth: int, itemsize: int, sms: int) -> LinearLaunch:
     """As many as fit, but with two programs for every multiprocessor."""
     inner = power_of_two(depth)
     columns = max(TILE_BYTES // (inner * itemsize), 1)
     while columns > WARPS and heads * -(-width // columns) < 2 * sms:
         columns //= 2
-    return Launch(columns, inner)
+    return LinearLaunch(columns, inner)
 
 
 def run(x: Tensor, packed: Tensor) -> Tensor:
@@ -49,7 +49,7 @@ def run(x: Tensor, packed: Tensor) -> Tensor:
     return out
 
 
-def streamed(x: Tensor, weight: Tensor, out: Tensor, how: Launch | None = None) -> None:
+def streamed(x: Tensor, weight: Tensor, out: Tensor, how: LinearLaunch | None = None) -> None:
     """x [n, heads, in], weight [heads, out, in] -> out [n, heads, out], for n up to FEW_ROWS."""
     x = unit_stride(x)
     heads, width, depth = weight.shape

@@ -1,6 +1,6 @@
 """Rows of similar context are computed together, in tiles at absolute positions.
 
-With a small tile the bits of a row depend on nothing but the row: every product has the same
+With a small tile the bits of a row depend on nothing but the row: every GEMM has the same
 shape, tiles are added in order, and a tile beyond a row's end adds exactly zero.
 """
 
@@ -17,7 +17,7 @@ from trueline.ops.mla_decode import IMPLEMENTATIONS, DecodeRows, DecodeTable, Ti
 
 capabilities = IMPLEMENTATIONS["cpu"]
 
-# Products over a batch of one take another code path, with other bits.
+# Batched GEMMs of a batch of one take another code path, with other bits.
 FEWEST = 2
 # Nor are the bits of fewer heads batch-invariant.
 INVARIANT_HEADS = 8

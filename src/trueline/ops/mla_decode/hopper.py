@@ -10,7 +10,7 @@ from trueline.cache.layout import LatentLayout
 from trueline.cache.store import LatentView
 from trueline.ops.launch import can_copy, unit_stride
 from trueline.ops.mla_decode import IMPLEMENTATIONS, DecodeTable
-from trueline.ops.mla_decode.launch_plan import PAIRED_TILE, LaunchPlan
+from trueline.ops.mla_decode.launch_plan import HOPPER_TILE, LaunchPlan
 from trueline.ops.mla_decode.split_schedule import SplitSchedule
 from trueline.ops.mla_decode.triton import Prepared, prepare
 from trueline.ops.mla_decode.triton import attend_table as attend_with
@@ -37,7 +37,7 @@ def attend_table(
     softmax_scale: float,
 ) -> tuple[Tensor, Tensor]:
     """As triton.py's. Producer warps copy queries and cache rows asynchronously."""
-    assert (schedule.plan.head_tile, schedule.plan.tile) == (PAIRED_TILE, PAIRED_TILE)
+    assert (schedule.plan.head_tile, schedule.plan.tile) == (HOPPER_TILE, HOPPER_TILE)
     assert can_copy(view.rows)
     q = unit_stride(q)
     q = q if can_copy(q) else q.contiguous()
@@ -47,8 +47,10 @@ def attend_table(
 
 
 def _attend(
-    told: tuple[object, ...], layout: LatentLayout, block_size: int, plan: LaunchPlan
+    arguments: tuple[object, ...], layout: LatentLayout, block_size: int, plan: LaunchPlan
 ) -> None:
-    from trueline.ops.mla_decode.hopper_kernels import attend_paired  # Gluon is not everywhere
+    from trueline.ops.mla_decode.hopper_kernels import (
+        attend_warp_specialised,  # Gluon is not everywhere
+    )
 
-    attend_paired[(plan.programs,)](*told, plan.head_tiles, block_size)
+    attend_warp_specialised[(plan.programs,)](*arguments, plan.head_tiles, block_size)

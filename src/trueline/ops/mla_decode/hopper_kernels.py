@@ -1,17 +1,18 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""`attend` for 64 heads at a time on Hopper GPUs, in Gluon, of numbers of 16 bits. Half of a latent
-is as wide as a product can be, the rotated part as wide as a tile is long (launch_plan.py).
+"""`attend` for 64 heads at a time on Hopper GPUs, in Gluon, for 16-bit dtypes. Half of a latent is
+as wide as one MMA can be, the rotated part as wide as a tile is long (launch_plan.py).
 
-Two readers of four warps each share a program's rows. Tiles of keys belong to them by turns: the
-owner makes the tile's scores and exponents and leaves these in shared memory, where the tile's
-rotated part was; each reader then adds the tile's values up in its own half of the latent's
-columns. So no product is made twice (Triton's own layout has eight warps make the same scores
-twice). Four more warps copy keys ahead, each tile into the buffer of its owner: a half of the
-columns as soon as its reader is done with the tile before. No reader waits for new keys while it
-holds old ones.
+Warp specialisation: two consumer warp groups share a program's heads, four producer warps load.
+The consumers own tiles of keys alternately: the owner computes a tile's scores and exponents and
+leaves the exponents in shared memory, where the tile's rotated part was; each consumer then
+multiplies them with the tile's values in its own half of the latent's columns. So nothing is
+multiplied twice (Triton's own layout has eight warps compute the same scores twice). The producers
+load keys ahead into the buffer of each tile's owner: a half of the columns as soon as its consumer
+is done with the tile before. No consumer waits for new keys while it holds old ones.
 
-Between them are barriers in shared memory. Each completes once a tile of its buffer, or once an
-entry of the list; tiles are counted through all entries, so the count of a tile says how often.
+They synchronise with barriers in shared memory. A barrier completes once a tile of its buffer, or
+once an entry of the split-KV schedule; tiles are counted through all entries, so that a tile's
+count gives the barrier's phase.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_wait
 
 from trueline.ops.gluon import (
+    CONSUMER_REGISTERS,
     COPIED,
-    COPIERS,
     LN_2,
     NOTHING,
     OPERAND,
-    READER_REGISTERS,
+    PRODUCER_THREADS,
     copy_columns,
     kernel,
     made_barriers,
@@ -40,14 +41,14 @@ from trueline.ops.gluon import (
     signal_copied,
     unknown_zero,
 )
-from trueline.ops.mla_decode.launch_plan import PAIRED_TILE, PRODUCT
+from trueline.ops.mla_decode.launch_plan import HOPPER_TILE, MMA_COLUMNS
 
-H = gl.constexpr(PAIRED_TILE)
-TILE = gl.constexpr(PAIRED_TILE)
-HALF = gl.constexpr(PRODUCT)
-LATENT = gl.constexpr(2 * PRODUCT)
-ROPE = gl.constexpr(PAIRED_TILE)
-WIDTH = gl.constexpr(2 * PRODUCT + PAIRED_TILE)
+H = gl.constexpr(HOPPER_TILE)
+TILE = gl.constexpr(HOPPER_TILE)
+HALF = gl.constexpr(MMA_COLUMNS)
+LATENT = gl.constexpr(2 * MMA_COLUMNS)
+ROPE = gl.constexpr(HOPPER_TILE)
+WIDTH = gl.constexpr(2 * MMA_COLUMNS + HOPPER_TILE)
 
 SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 64, 16]))
 VALUES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 256, 16]))
@@ -66,7 +67,7 @@ def entry_of(entries, entry, lengths):
 
 @gluon.jit
 def scores(q_latent, q_rope, k_latent, k_rope, full, phase, WHO: gl.constexpr):
-    """Of the own tile, as its halves come."""
+    """Of the own tile; each half of its columns is waited for separately."""
     zero = unknown_zero()
     mbarrier.wait(full.index(2 * WHO), phase)
     k = k_latent.index(2 * WHO + zero).permute((1, 0))
@@ -82,7 +83,7 @@ def scores(q_latent, q_rope, k_latent, k_rope, full, phase, WHO: gl.constexpr):
 
 @gluon.jit
 def publish(s, left, top, scale, k_rope, tops, shrinks, ready, WHO: gl.constexpr):
-    """Exponents of the own tile, for both readers -> their sums. Exponents are of two: `scale` has
+    """Exponents of the own tile, for both consumers -> their sums. Of base two: `scale` has
     the factor in it."""
     n = gl.arange(0, TILE, gl.SliceLayout(0, SCORES))
     s = gl.where((n < left)[None, :], s * scale, NOTHING)
@@ -124,8 +125,8 @@ def fold(shared, barriers, scale, begin, count, left, WHO: gl.constexpr):
 
 @gluon.jit
 def finish(acc, total, top, row, partial, length, to, WHO: gl.constexpr):
-    """Whole rows are done; splits leave partial results. A length below zero says that the row's
-    keys cannot be known: it becomes NaN."""
+    """Writes a row that is not split; a split leaves partial results. A length below zero
+    says that the row's keys cannot be known: it becomes NaN."""
     out, lse, partial_out, partial_lse, _, heads, head, partials, HEAD_TILES = to
     h = head + gl.arange(0, H, gl.SliceLayout(1, VALUES))
     column = WHO * HALF + gl.arange(0, HALF, gl.SliceLayout(0, VALUES))
@@ -146,26 +147,26 @@ def finish(acc, total, top, row, partial, length, to, WHO: gl.constexpr):
 
 
 @gluon.jit
-def read(shared, barriers, turns, work, to, WHO: gl.constexpr):
+def consume(shared, barriers, per_entry, work, to, WHO: gl.constexpr):
     tops, sums = shared[4], shared[6]
-    q_full, q_empty, summed = turns[0].index(0), turns[1].index(0), turns[2].index(0)
+    q_full, q_empty, summed = per_entry[0].index(0), per_entry[1].index(0), per_entry[2].index(0)
     entries, lengths, first, last = work
     begin = 0
     for entry in range(first, last):
         row, start, count, partial, length = entry_of(entries, entry, lengths)
-        turn = (entry - first) & 1
-        mbarrier.wait(q_full, turn)
+        phase = (entry - first) & 1
+        mbarrier.wait(q_full, phase)
         acc, total = fold(shared, barriers, to[4], begin, count, length - start * TILE, WHO)
         begin += count
         sums.index(WHO).store(total)
         signal(summed)
-        mbarrier.wait(summed, turn)
-        whole = sums.index(0).load(gl.SliceLayout(1, VALUES))
-        whole += sums.index(1).load(gl.SliceLayout(1, VALUES))
+        mbarrier.wait(summed, phase)
+        both = sums.index(0).load(gl.SliceLayout(1, VALUES))
+        both += sums.index(1).load(gl.SliceLayout(1, VALUES))
         top = tops.index((begin - 1) & 1).load(gl.SliceLayout(1, VALUES))
         top = gl.where(count > 0, top, NOTHING)
         signal(q_empty)
-        finish(acc, whole, top, row, partial, length, to, WHO)
+        finish(acc, both, top, row, partial, length, to, WHO)
 
 
 @gluon.jit
@@ -177,7 +178,7 @@ def cells_of(table, tile, length, BLOCK: gl.constexpr):
 
 @gluon.jit
 def copy_tile(k_latent, k_rope, full, empty, at, seen, phase, WHOSE: gl.constexpr):
-    """Each half as soon as its reader is done with what was there; the rotated part after both."""
+    """Each half as soon as its consumer has released the buffer; the rotated part after both."""
     mbarrier.wait(empty.index(2 * WHOSE), phase)
     copy_columns(k_latent.index(2 * WHOSE), at, seen, 0, HALF)
     signal_copied(full.index(2 * WHOSE))
@@ -188,14 +189,14 @@ def copy_tile(k_latent, k_rope, full, empty, at, seen, phase, WHOSE: gl.constexp
 
 
 @gluon.jit
-def copy(
-    shared, barriers, turns, work, q, rows, table, heads, head, q_row, q_head, table_row,
+def produce(
+    shared, barriers, per_entry, work, q, rows, table, heads, head, q_row, q_head, table_row,
     BLOCK: gl.constexpr,
 ):  # fmt: skip
     q_latent, q_rope, k_latent, k_rope = shared[0], shared[1], shared[2], shared[3]
     entries, lengths, first, last = work
     full, empty = barriers[0], barriers[1]
-    q_full, q_empty = turns[0].index(0), turns[1].index(0)
+    q_full, q_empty = per_entry[0].index(0), per_entry[1].index(0)
     n = gl.arange(0, TILE, gl.SliceLayout(1, COPIED))
     h = head + gl.arange(0, H, gl.SliceLayout(1, COPIED))
     tile = 0
@@ -222,7 +223,7 @@ def copy(
 
 
 @kernel(do_not_specialize=["table_row", "capacity", "partials"])
-def attend_paired(
+def attend_warp_specialised(
     q, rows, table, lengths, entries, bounds, out, lse, partial_out, partial_lse, scale, heads,
     q_row, q_head, table_row, capacity, partials, HEAD_TILES: gl.constexpr, BLOCK: gl.constexpr,
 ):  # fmt: skip
@@ -236,8 +237,8 @@ def attend_paired(
     tops = gl.allocate_shared_memory(gl.float32, [2, H], PLAIN)
     shrinks = gl.allocate_shared_memory(gl.float32, [2, H], PLAIN)
     sums = gl.allocate_shared_memory(gl.float32, [2, H], PLAIN)
-    barriers = (made_barriers(4, COPIERS), made_barriers(4, 1), made_barriers(2, 1))
-    turns = made_barriers(1, COPIERS), made_barriers(1, 2), made_barriers(1, 2)
+    barriers = (made_barriers(4, PRODUCER_THREADS), made_barriers(4, 1), made_barriers(2, 1))
+    per_entry = made_barriers(1, PRODUCER_THREADS), made_barriers(1, 2), made_barriers(1, 2)
     fence_async_shared()
     group = gl.program_id(0) // HEAD_TILES
     head = gl.program_id(0) % HEAD_TILES * H
@@ -249,15 +250,15 @@ def attend_paired(
     gl.warp_specialize(
         [
             (
-                copy,
+                produce,
                 (
-                    shared, barriers, turns, work, q, rows, table, heads, head, q_row, q_head,
+                    shared, barriers, per_entry, work, q, rows, table, heads, head, q_row, q_head,
                     table_row, BLOCK,
                 ),
             ),
-            (read, (shared, barriers, turns, work, to, 0)),
-            (read, (shared, barriers, turns, work, to, 1)),
+            (consume, (shared, barriers, per_entry, work, to, 0)),
+            (consume, (shared, barriers, per_entry, work, to, 1)),
         ],
         [4, 4],
-        [READER_REGISTERS, READER_REGISTERS],
+        [CONSUMER_REGISTERS, CONSUMER_REGISTERS],
     )  # fmt: skip

@@ -1,15 +1,15 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """One loop over keys for decode, for lists of cells and for any dims: n keys of a tile, h heads,
-l of the latent, r of the rotated part. Blocks of a tile ahead are looked up a turn before they are
-needed, or the copies into shared memory would wait for them. Numbers that change from step to step
-are not specialised: no step waits for a compiler."""
+l of the latent, r of the rotated part. Block numbers are loaded an iteration before the tile that
+needs them, or the copies into shared memory would wait for them. Numbers that change from step to
+step are not specialised: no step waits for a compiler."""
 
 from __future__ import annotations
 
 import triton
 import triton.language as tl
 
-from trueline.ops.kernel import kernel, pdl_wait
+from trueline.ops.jit import kernel, pdl_wait
 
 LN_2 = tl.constexpr(0.6931471805599453)
 

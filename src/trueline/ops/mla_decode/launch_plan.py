@@ -3,7 +3,7 @@
 Rows are cut at multiples of `tile` keys and scheduled on `groups` in equal shares, in order: a
 group takes the end of one row, some whole rows and the beginning of another; rows of like length
 that are about as many as groups get one each (split_schedule.py). Each group is worked on by
-`head_tiles` programs at the same time, so that a key read for one lies near for the others.
+`head_tiles` programs at the same time, so that what one of them reads is in L2 for the others.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ SHARED_BYTES = 220 << 10
 FEW_ROWS = 4
 SOME_ROWS = range(48, 96)
 BRIEF = 2048
-"""Positions of a context that is read in no time."""
+"""Positions of a short context."""
 LEAST_DIM = 16
-"""Of an operand of a matrix product."""
+"""Of an MMA operand."""
 WIDE = 64
-"""Rows from which four warps make one product together."""
-PAIRED_TILE = 64
-"""Heads, and keys, of two readers that share them."""
-PRODUCT = 256
-"""Columns that four warps can make a product of."""
+"""Rows from which four warps share one MMA."""
+HOPPER_TILE = 64
+"""Heads, and keys, of a tile of the warp-specialised kernel."""
+MMA_COLUMNS = 256
+"""Of one warp-group MMA, at most."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class LaunchPlan:
     heads: int
     head_tile: int
@@ -104,24 +104,33 @@ def launch(
     groups = min(most, max(rows * -(-context // tile), 1))
     alone = rows == 1 and head_tile == 64 and context <= BRIEF
     least = 1 if alone else 2
-    return LaunchPlan(heads, head_tile, tile, groups, warps, stages, least=least, most_groups=most)
+    return LaunchPlan(
+        heads=heads,
+        head_tile=head_tile,
+        tile=tile,
+        groups=groups,
+        warps=warps,
+        stages=stages,
+        least=least,
+        most_groups=most,
+    )
 
 
 def hopper_refusals(context: Context) -> list[str]:
     """Of hopper.py's kernel, whose tiles are those that `launch` gives with these dims."""
-    told = device.hopper_refusals(context.compute_capability)
-    if told or context.heads is None or context.latent is None:
-        return told
+    refusals = device.hopper_refusals(context.compute_capability)
+    if refusals or context.heads is None or context.latent is None:
+        return refusals
     heads, layout = context.heads.count, context.latent
-    if (layout.latent, layout.rope) != (2 * PRODUCT, PAIRED_TILE):
+    if (layout.latent, layout.rope) != (2 * MMA_COLUMNS, HOPPER_TILE):
         widths = f"{layout.latent} + {layout.rope}"
-        return [f"needs cache rows of {2 * PRODUCT} + {PAIRED_TILE} numbers, not {widths}"]
-    if heads <= PAIRED_TILE // 2:
-        return [f"works on {PAIRED_TILE} heads at a time: with {heads}, half or more is padding"]
+        return [f"needs cache rows of {2 * MMA_COLUMNS} + {HOPPER_TILE} numbers, not {widths}"]
+    if heads <= HOPPER_TILE // 2:
+        return [f"works on {HOPPER_TILE} heads at a time: with {heads}, half or more is padding"]
     return []
 
 
 def _bytes(head_tile: int, tile: int, stages: int, width: int, dtype: torch.dtype) -> int:
-    """Of the queries and the tiles on their way; wide products go on reading one more."""
+    """Of the queries and the tiles on their way; wide MMAs go on reading one more."""
     buffers = stages if head_tile >= WIDE and dtype.itemsize == 2 else max(stages - 1, 1)
     return (head_tile + buffers * tile) * width * dtype.itemsize

@@ -1,6 +1,6 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """The split-KV schedule that programs walk, made on the device: lengths never come to the host, and
-a captured graph serves whatever lies in its buffers. A split is a run of a row's tiles; a row of
+a captured graph serves any lengths. A split is a run of a row's tiles; a row of
 several splits leaves a partial result for each, which a second kernel merges."""
 
 from __future__ import annotations
@@ -12,14 +12,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trueline.ops.kernel import kernel, pdl_wait
+from trueline.ops.jit import kernel, pdl_wait
 from trueline.ops.mla_decode.launch_plan import LaunchPlan
 
 CHUNK = 256
 """Rows looked at together."""
 LONGER = 8
-"""Every row stays whole where that takes at most this part of the time longer: there is nothing to
-add up then."""
+"""No row is split where the longest program then takes at most 1 / LONGER more time: nothing is
+left to merge."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -87,12 +87,12 @@ def attend_table(
     partial_lse = q.new_empty(schedule.partials, covered, dtype=torch.float32)
     capacity = len(schedule.entries)
     L = max(power_of_two(latent), LEAST_DIM)
-    told = (
+    arguments = (
         q, view.rows, table.blocks, table.lengths, schedule.entries, schedule.bounds, out, lse,
         partial_out, partial_lse, softmax_scale * math.log2(math.e), heads, *q.stride()[:2],
         table.blocks.stride(0), capacity, schedule.partials,
     )  # fmt: skip
-    (kernel or _portable)(told, layout, block_size, plan)
+    (kernel or _portable)(arguments, layout, block_size, plan)
     columns = L if rows * heads >= MANY else min(L, 128)
     merge[(rows, heads, -(-latent // columns))](
         partial_out, partial_lse, schedule.rows, out, lse, rows, heads, covered, capacity,
@@ -104,11 +104,11 @@ def attend_table(
 
 
 def _portable(
-    told: tuple[object, ...], layout: LatentLayout, block_size: int, plan: LaunchPlan
+    arguments: tuple[object, ...], layout: LatentLayout, block_size: int, plan: LaunchPlan
 ) -> None:
     L, R = (max(power_of_two(dim), LEAST_DIM) for dim in (layout.latent, layout.rope))
     attend[(plan.programs,)](
-        *told, LATENT=layout.latent, ROPE=layout.rope, L=L, R=R, H=plan.head_tile,
+        *arguments, LATENT=layout.latent, ROPE=layout.rope, L=L, R=R, H=plan.head_tile,
         HEAD_TILES=plan.head_tiles, TILE=plan.tile, BLOCK=block_size, STAGES=plan.stages,
         num_warps=plan.warps, num_stages=plan.stages, maxnreg=plan.registers,
     )  # fmt: skip

@@ -28,7 +28,7 @@ SCORES = 1 << 21
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class PreparedRow:
     tokens: slice
     row: PrefillRow
     form: Form
@@ -41,12 +41,12 @@ def prepare(
     heads: HeadDims,
     decode: MLADecodeOp,
     form: Form | None = None,
-) -> list[Row]:
-    made: list[Row] = []
+) -> list[PreparedRow]:
+    made: list[PreparedRow] = []
     for part in parts:
         row = part.row
         cheaper = cheaper_form(heads, view.layout, row.count, row.start + row.count)
-        made.append(Row(part.tokens, row, form or cheaper, _cells(view, row)))
+        made.append(PreparedRow(part.tokens, row, form or cheaper, _cells(view, row)))
     return made
 
 
@@ -54,7 +54,7 @@ def run(
     q_nope: Tensor,
     q_rope: Tensor,
     view: LatentView,
-    prepared: list[Row],
+    prepared: list[PreparedRow],
     heads: HeadWeights,
     out: Tensor,
     *,
@@ -73,7 +73,7 @@ def _cells(view: LatentView, row: PrefillRow) -> Tensor:
 
 
 def _expanded(
-    q: Tensor, view: LatentView, given: Row, heads: HeadWeights, softmax_scale: float
+    q: Tensor, view: LatentView, given: PreparedRow, heads: HeadWeights, softmax_scale: float
 ) -> Tensor:
     latent, row, cells = view.layout.latent, given.row, given.cells
     by_head = q.transpose(0, 1).contiguous()  # [H, T, P + R]
@@ -95,7 +95,7 @@ def _expanded(
 
 
 def _absorbed(
-    q: Tensor, view: LatentView, given: Row, heads: HeadWeights, softmax_scale: float
+    q: Tensor, view: LatentView, given: PreparedRow, heads: HeadWeights, softmax_scale: float
 ) -> Tensor:
     latent, nope, row, cells = view.layout.latent, heads.key.shape[2], given.row, given.cells
     moved = torch.bmm(q[..., :nope].transpose(0, 1), heads.key.mT)

@@ -13,7 +13,7 @@ from trueline.ops.capabilities import HeadDims
 from trueline.ops.launch import can_copy, unit_stride
 from trueline.ops.mla_decode import MLADecodeOp
 from trueline.ops.mla_prefill import IMPLEMENTATIONS, Form, HeadWeights, Part, triton
-from trueline.ops.mla_prefill.cut import LaunchPlan, hopper_launch
+from trueline.ops.mla_prefill.cut import PrefillLaunchPlan, hopper_launch
 from trueline.ops.mla_prefill.triton import Prepared
 
 capabilities = IMPLEMENTATIONS["hopper"]
@@ -33,7 +33,7 @@ def prepare_chosen(parts: Sequence[Part], view: LatentView, heads: HeadDims) -> 
     return triton.prepare_chosen(parts, view, heads, _plan(view, heads))
 
 
-def _plan(view: LatentView, heads: HeadDims) -> LaunchPlan:
+def _plan(view: LatentView, heads: HeadDims) -> PrefillLaunchPlan:
     return hopper_launch(heads, view.layout.rope, view.rows.dtype)
 
 
@@ -84,13 +84,15 @@ def _attend(
     programs: int,
     operands: tuple[Tensor, ...],
     bits: Tensor | None,
-    told: tuple[object, ...],
+    arguments: tuple[object, ...],
     dims: tuple[int, int, int],
-    plan: LaunchPlan,
+    plan: PrefillLaunchPlan,
 ) -> None:
-    from trueline.ops.mla_prefill.hopper_kernels import attend_paired  # Gluon is not everywhere
+    from trueline.ops.mla_prefill.hopper_kernels import (
+        attend_warp_specialised,  # Gluon is not everywhere
+    )
 
     some = operands[-1] if bits is None else bits  # any pointer will do where nothing is chosen
-    attend_paired[(programs,)](
-        *operands, some, *told, *dims, HEADS=plan.heads, CHOSEN=bits is not None
+    attend_warp_specialised[(programs,)](
+        *operands, some, *arguments, *dims, HEADS=plan.heads, CHOSEN=bits is not None
     )

@@ -1,8 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""`attend` on Hopper GPUs, in Gluon, of numbers of 16 bits. A program's queries are two readers',
-64 each, who go over the same keys: while one is at its exponents, the other one's products run.
-Scores of a tile of keys are asked for before the values of the last are waited for. Four more warps
-copy keys and values ahead (ops/gluon.py)."""
+"""`attend` on Hopper GPUs, in Gluon, for 16-bit dtypes. Warp specialisation: two consumer warp
+groups have 64 of a program's queries each and go over the same keys, so that one group's MMAs
+overlap the other one's exponents; four producer warps load keys and values ahead (ops/gluon.py).
+The scores of a tile of keys are issued before the values of the tile before are waited for."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from trueline.ops.gluon import (
+    CONSUMER_REGISTERS,
     COPIED,
-    COPIERS,
     LN_2,
     NOTHING,
     OPERAND,
-    READER_REGISTERS,
+    PRODUCER_THREADS,
     copy_columns,
     kernel,
     made_barriers,
@@ -30,12 +30,12 @@ from trueline.ops.gluon import (
     signal_copied,
     unknown_zero,
 )
-from trueline.ops.mla_prefill.cut import PAIRED_KEYS, PAIRED_QUERIES
+from trueline.ops.mla_prefill.cut import HOPPER_KEYS, HOPPER_QUERIES
 from trueline.ops.mla_prefill.kernels import BITS, FIELDS
 
-OWN = gl.constexpr(PAIRED_QUERIES // 2)
-N = gl.constexpr(PAIRED_KEYS)
-SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, PAIRED_KEYS, 16]))
+OWN = gl.constexpr(HOPPER_QUERIES // 2)
+N = gl.constexpr(HOPPER_KEYS)
+SCORES = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, HOPPER_KEYS, 16]))
 ROWS = gl.constexpr(gl.SliceLayout(1, SCORES.value))
 
 
@@ -139,10 +139,10 @@ def fold(
 
 
 @gluon.jit
-def read(
-    shared, barriers, q_full, told, VALUE: gl.constexpr, CHOSEN: gl.constexpr, WHO: gl.constexpr
+def consume(
+    shared, barriers, q_full, work, VALUE: gl.constexpr, CHOSEN: gl.constexpr, WHO: gl.constexpr
 ):  # fmt: skip
-    tiles, entry, bits, to, scale, heads, head, state_first, words = told
+    tiles, entry, bits, to, scale, heads, head, state_first, words = work
     VALUES: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [4, 1], [16, VALUE, 16])
     out, state, state_lse = to
     k_full, v_full, k_empty, v_empty = barriers
@@ -190,7 +190,7 @@ def read(
 
 
 @gluon.jit
-def copy(
+def produce(
     shared, barriers, q_full, tiles, entry, sources, strides, total, head,
     NOPE: gl.constexpr, ROPE: gl.constexpr, VALUE: gl.constexpr,
 ):  # fmt: skip
@@ -223,7 +223,7 @@ def copy(
 
 
 @kernel(do_not_specialize=["entries", "total", "state_first", "words"])
-def attend_paired(
+def attend_warp_specialised(
     of_q_nope, of_q_rope, of_keys, of_ropes, of_values, tiles, bits, out, state, state_lse, scale,
     entries, heads, total, state_first, words, nope_row, nope_head, rope_row, rope_head,
     NOPE: gl.constexpr, ROPE: gl.constexpr, VALUE: gl.constexpr, HEADS: gl.constexpr,
@@ -239,10 +239,10 @@ def attend_paired(
     k_rope = gl.allocate_shared_memory(dtype, [2, N, ROPE], OPERAND)
     values = gl.allocate_shared_memory(dtype, [2, N, VALUE], OPERAND)
     shared = (q_nope, q_rope, k_nope, k_rope, values)
-    full = (made_barriers(2, COPIERS), made_barriers(2, COPIERS))
+    full = (made_barriers(2, PRODUCER_THREADS), made_barriers(2, PRODUCER_THREADS))
     empty = (made_barriers(2, 2), made_barriers(2, 2))
     barriers = (full[0], full[1], empty[0], empty[1])
-    q_full = made_barriers(1, COPIERS)
+    q_full = made_barriers(1, PRODUCER_THREADS)
     fence_async_shared()
     group, within = gl.program_id(0) // (entries * HEADS), gl.program_id(0) % (entries * HEADS)
     head = (group * HEADS + within % HEADS).to(gl.int64)
@@ -250,19 +250,19 @@ def attend_paired(
     sources = (of_q_nope, of_q_rope, of_keys, of_ropes, of_values)
     strides = (nope_row, nope_head, rope_row, rope_head)
     to = (out, state, state_lse)
-    told = (tiles, entry, bits, to, scale, heads, head, state_first, words)
+    work = (tiles, entry, bits, to, scale, heads, head, state_first, words)
     gl.warp_specialize(
         [
             (
-                copy,
+                produce,
                 (
                     shared, barriers, q_full, tiles, entry, sources, strides, total, head, NOPE,
                     ROPE, VALUE,
                 ),
             ),
-            (read, (shared, barriers, q_full, told, VALUE, CHOSEN, 0)),
-            (read, (shared, barriers, q_full, told, VALUE, CHOSEN, 1)),
+            (consume, (shared, barriers, q_full, work, VALUE, CHOSEN, 0)),
+            (consume, (shared, barriers, q_full, work, VALUE, CHOSEN, 1)),
         ],
         [4, 4],
-        [READER_REGISTERS, READER_REGISTERS],
+        [CONSUMER_REGISTERS, CONSUMER_REGISTERS],
     )  # fmt: skip

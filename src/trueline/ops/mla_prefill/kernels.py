@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from trueline.ops.kernel import kernel, pdl_wait
+from trueline.ops.jit import kernel, pdl_wait
 
 LN_2 = tl.constexpr(0.6931471805599453)
 FIELDS = tl.constexpr(8)
@@ -149,10 +149,7 @@ def attend(
     tile = tiles + within // HEADS * FIELDS
     token, queries, position = tl.load(tile).to(tl.int64), tl.load(tile + 1), tl.load(tile + 2)
     key, first, count = tl.load(tile + 3).to(tl.int64), tl.load(tile + 4), tl.load(tile + 5)
-    i = tl.arange(0, Q)
-    p = tl.arange(0, P)
-    r = tl.arange(0, R)
-    v = tl.arange(0, V)
+    i, p, r, v = tl.arange(0, Q), tl.arange(0, P), tl.arange(0, R), tl.arange(0, V)
     real = (i < queries)[:, None]
     at = q_nope + token * nope_row + head * nope_head
     qn = tl.load(at + i[:, None] * nope_row + p[None, :], real & (p < NOPE)[None, :], 0.0)

@@ -1,4 +1,4 @@
-"""Keys and values per head, made with matrix products for as many positions as fit the workspace
+"""Keys and values per head, computed by GEMMs for as many positions as fit the workspace
 (cut.py), and one causal kernel over them (kernels.py). Rows of a few new tokens do without: each
 token attends as a decode row, in the latent. Tokens that chose what they see have a bit for every
 position."""
@@ -22,8 +22,8 @@ from trueline.ops.mla_prefill.cut import (
     GATHERED,
     PICKED,
     Cut,
-    LaunchPlan,
     Lists,
+    PrefillLaunchPlan,
     aligned,
     launch,
     lists,
@@ -47,9 +47,9 @@ class Kernel(Protocol):
         programs: int,
         operands: tuple[Tensor, ...],
         bits: Tensor | None,
-        told: tuple[object, ...],
+        arguments: tuple[object, ...],
         dims: tuple[int, int, int],
-        plan: LaunchPlan,
+        plan: PrefillLaunchPlan,
     ) -> None: ...
 
 
@@ -72,7 +72,7 @@ def prepare(
     heads: HeadDims,
     decode: MLADecodeOp,
     form: Form | None = None,
-    plan: LaunchPlan | None = None,
+    plan: PrefillLaunchPlan | None = None,
 ) -> Prepared:
     """The launch plan is the portable kernel's unless one is given."""
     few: list[Part] = []
@@ -88,7 +88,7 @@ def prepare(
 
 
 def prepare_chosen(
-    parts: Sequence[Part], view: LatentView, heads: HeadDims, plan: LaunchPlan | None = None
+    parts: Sequence[Part], view: LatentView, heads: HeadDims, plan: PrefillLaunchPlan | None = None
 ) -> Prepared:
     plan = plan or launch(heads, view.layout.rope, view.rows.dtype)
     made = lists(parts, plan, view.rows.device)
@@ -183,41 +183,41 @@ def _expanded(
     state_lse = q_nope.new_empty(kept, count, dtype=torch.float32)
     words = 0 if bits is None else bits.shape[1]
     assert out.is_contiguous()
-    for run in cut.runs:
-        latent, ropes = _gathered(view, cut, run)
+    for chunk in cut.chunks:
+        latent, ropes = _gathered(view, cut, chunk)
         wide = latent.expand(count, -1, -1)
         keys, values = torch.bmm(wide, heads.key), torch.bmm(wide, heads.value.mT)
-        told = (
-            out, state, state_lse, softmax_scale * math.log2(math.e), len(run.tiles), count,
-            run.total, cut.state.start, words, q_nope.stride(0), q_nope.stride(1),
+        arguments = (
+            out, state, state_lse, softmax_scale * math.log2(math.e), len(chunk.tiles), count,
+            chunk.total, cut.state.start, words, q_nope.stride(0), q_nope.stride(1),
             q_rope.stride(0), q_rope.stride(1),
         )  # fmt: skip
-        operands = (q_nope, q_rope, keys, ropes, values, run.tiles)
-        (kernel or _portable)(len(run.tiles) * count, operands, bits, told, dims, cut.plan)
+        operands = (q_nope, q_rope, keys, ropes, values, chunk.tiles)
+        (kernel or _portable)(len(chunk.tiles) * count, operands, bits, arguments, dims, cut.plan)
 
 
 def _portable(
     programs: int,
     operands: tuple[Tensor, ...],
     bits: Tensor | None,
-    told: tuple[object, ...],
+    arguments: tuple[object, ...],
     dims: tuple[int, int, int],
-    plan: LaunchPlan,
+    plan: PrefillLaunchPlan,
 ) -> None:
     P, R, V = (max(power_of_two(dim), LEAST_DIM) for dim in dims)
     attend[(programs,)](
-        *operands, bits, *told, *dims, P=P, R=R, V=V, Q=plan.queries, N=plan.keys,
+        *operands, bits, *arguments, *dims, P=P, R=R, V=V, Q=plan.queries, N=plan.keys,
         HEADS=plan.heads, STAGES=plan.stages, num_warps=plan.warps, num_stages=plan.stages,
     )  # fmt: skip
 
 
-def _gathered(view: LatentView, cut: Cut, run: Lists) -> tuple[Tensor, Tensor]:
-    """The cached rows of a run's positions side by side: latent and rotated parts."""
+def _gathered(view: LatentView, cut: Cut, chunk: Lists) -> tuple[Tensor, Tensor]:
+    """The cached rows of a chunk's positions side by side: latent and rotated parts."""
     layout = view.layout
-    latent = view.rows.new_empty(run.total, layout.latent)
-    ropes = view.rows.new_empty(run.total, layout.rope)
-    gather[(len(run.places),)](
-        view.rows, cut.blocks, run.places, latent, ropes,
+    latent = view.rows.new_empty(chunk.total, layout.latent)
+    ropes = view.rows.new_empty(chunk.total, layout.rope)
+    gather[(len(chunk.places),)](
+        view.rows, cut.blocks, chunk.places, latent, ropes,
         LATENT=layout.latent, ROPE=layout.rope, L=power_of_two(layout.latent),
         R=power_of_two(layout.rope), COUNT=GATHERED, BLOCK=layout.block_size,
     )  # fmt: skip

@@ -1,4 +1,4 @@
-"""Both products by `linear`, silu × up in a kernel between them. A single row streams the weights
+"""Both GEMMs by `linear`, silu × up in a kernel between them. A single row streams the weights
 as an expert's would be, and needs no third kernel."""
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a linear-attention layer does with its product before attention: silu, norms, rotation.
+"""What a linear-attention layer does with its projection before attention: silu, norms, rotation.
 
 `run(qkv [n, 3 · heads · d], *, heads, silu, norms, eps, rope, parts)` -> q, k and v
 [n, heads, d]. All of q's heads come first in a row of qkv, then k's, then v's. Where `silu` says so
@@ -35,4 +35,4 @@ class QKVPrepare(Protocol):
     ) -> tuple[Tensor, Tensor, Tensor]: ...
 
 
-IMPLEMENTATIONS = {"parts": CPU, "reference": CPU, "triton": GPU}
+IMPLEMENTATIONS = {"composed": CPU, "reference": CPU, "triton": GPU}

@@ -48,7 +48,7 @@ def _normed(x: Tensor, weight: Tensor, eps: float, dtype: torch.dtype) -> Tensor
 def _rotated(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing) -> Tensor:
     x, half = x.clone(), cos.shape[-1]
     for i in range(half):
-        first, second = (2 * i, 2 * i + 1) if pairing == "pairs" else (i, i + half)
+        first, second = (2 * i, 2 * i + 1) if pairing == "interleaved" else (i, i + half)
         a, b, c, s = x[:, first], x[:, second], cos[:, i].double(), sin[:, i].double()
         x[:, first], x[:, second] = a * c - b * s, b * c + a * s
     return x

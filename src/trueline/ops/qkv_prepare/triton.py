@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from trueline.ops.kernel import kernel, pdl_wait
+from trueline.ops.jit import kernel, pdl_wait
 from trueline.ops.latent_write import Parts
 from trueline.ops.launch import power_of_two, unit_stride
 from trueline.ops.qkv_prepare import IMPLEMENTATIONS
@@ -91,7 +91,7 @@ def run(
     n, d = len(qkv), qkv.shape[1] // (3 * heads)
     # any pointer will do for what is not there
     q_norm, k_norm = norms or (qkv, qkv)
-    cos, sin, pairing = rope or (qkv, qkv, "halves")
+    cos, sin, pairing = rope or (qkv, qkv, "half-split")
     cos, sin, half = unit_stride(cos), unit_stride(sin), cos.shape[-1] if rope else 0
     step, shift = places(half, pairing)
     some, made = min(HEADS, power_of_two(heads)), 3 if silu else 2

@@ -10,7 +10,7 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from trueline.ops.kernel import kernel, pdl_wait
+from trueline.ops.jit import kernel, pdl_wait
 from trueline.ops.launch import power_of_two, unit_stride
 from trueline.ops.rms_norm import IMPLEMENTATIONS
 from trueline.ops.triton_utils import inverse_rms, weighted
@@ -23,15 +23,15 @@ PER_THREAD = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class NormLaunch:
     rows: int
     warps: int
 
 
-def launch(width: int) -> Launch:
+def launch(width: int) -> NormLaunch:
     block = power_of_two(width)
     rows = max(1, NUMBERS // block)
-    return Launch(rows, min(max(rows * block // (32 * PER_THREAD), 1), 16))
+    return NormLaunch(rows, min(max(rows * block // (32 * PER_THREAD), 1), 16))
 
 
 @kernel(do_not_specialize=["rows"])
@@ -86,7 +86,7 @@ def _go(
 
 
 def _planes(x: Tensor) -> Tensor:
-    """Three dims, so that the heads of a wider product need no copy."""
+    """Three dims, so that the heads of a wider projection need no copy."""
     x = unit_stride(x)
     if x.ndim < 3:
         return x.reshape(-1, 1, x.shape[-1])

@@ -11,7 +11,7 @@ capabilities = IMPLEMENTATIONS["cpu"]
 
 def run(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing) -> Tensor:
     cos, sin = cos[:, None], sin[:, None]
-    if pairing == "pairs":
+    if pairing == "interleaved":
         pairs = x.unflatten(-1, (-1, 2)).float()  # type: ignore[no-untyped-call]
         a, b = pairs[..., 0], pairs[..., 1]
         rotated = torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)

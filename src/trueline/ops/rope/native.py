@@ -17,6 +17,6 @@ def run(x: Tensor, cos: Tensor, sin: Tensor, pairing: Pairing) -> Tensor:
     y = torch.empty(x.shape)
     library().rotate(
         *(x.data_ptr(), x.stride(0), x.stride(1), cos.data_ptr(), sin.data_ptr(), y.data_ptr()),
-        *(n, heads, dim // 2, int(pairing == "pairs")),
+        *(n, heads, dim // 2, int(pairing == "interleaved")),
     )
     return y

@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton.language as tl
 from torch import Tensor
 
-from trueline.ops.kernel import kernel, pdl_wait
+from trueline.ops.jit import kernel, pdl_wait
 from trueline.ops.launch import power_of_two, unit_stride
 from trueline.ops.rope import IMPLEMENTATIONS
 from trueline.ops.triton_utils import rotate_into
@@ -21,7 +21,7 @@ HEADS = 16
 
 def places(half: int, pairing: Pairing) -> tuple[int, int]:
     """Channel i · step is rotated with channel i · step + shift."""
-    return (2, 1) if pairing == "pairs" else (1, half)
+    return (2, 1) if pairing == "interleaved" else (1, half)
 
 
 @kernel

@@ -4,11 +4,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from trueline.ops.kernel import kernel, pdl_wait
+from trueline.ops.jit import kernel, pdl_wait
 
 
 @kernel(do_not_specialize=["tokens"])
-def product(
+def split_gemm(
     x, x_row, weight, out, tokens, hidden, experts, depth,
     PARTS: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip

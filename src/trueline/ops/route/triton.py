@@ -17,13 +17,13 @@ from trueline.spec.feedforward import RouterSpec
 
 capabilities = IMPLEMENTATIONS["triton"]
 
-# How finely the product is cut: each has its own kernel that adds the parts up.
+# Split-K: each number of splits has its own kernel that adds them up.
 SPLITS = (16, 4, 1)
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
-    """How the router's product is cut."""
+class RouteLaunch:
+    """Tiles and split-K of the router's GEMM."""
 
     rows: int
     columns: int
@@ -34,7 +34,7 @@ class Launch:
     stages: int = 3
 
 
-def launch(tokens: int, experts: int, hidden: int, dtype: torch.dtype, sms: int) -> Launch:
+def launch(tokens: int, experts: int, hidden: int, dtype: torch.dtype, sms: int) -> RouteLaunch:
     rows = min(max(power_of_two(tokens), 16), 64)
     columns = min(max(power_of_two(experts), 16), 32 if tokens <= 64 else 64)
     inner = 64
@@ -42,7 +42,7 @@ def launch(tokens: int, experts: int, hidden: int, dtype: torch.dtype, sms: int)
         rows, columns, inner = min(rows, 32), 32, 32
     tiles = triton.cdiv(tokens, rows) * triton.cdiv(experts, columns)
     splits = next(n for n in SPLITS if n == 1 or n * tiles <= sms)
-    return Launch(rows, columns, inner, triton.cdiv(hidden, splits * inner) * inner)
+    return RouteLaunch(rows, columns, inner, triton.cdiv(hidden, splits * inner) * inner)
 
 
 def pack(weight: Tensor, dtype: torch.dtype, linear: LinearOp) -> Tensor:
@@ -75,7 +75,7 @@ def choose(
 
 
 def choose_with(
-    how: Launch,
+    how: RouteLaunch,
     x: Tensor,
     packed: Tensor,
     bias: Tensor | None,
@@ -87,7 +87,7 @@ def choose_with(
     splits = triton.cdiv(hidden, how.depth)
     logits = torch.empty(splits, len(x), experts, device=x.device, dtype=torch.float32)
     grid = (triton.cdiv(len(x), how.rows), triton.cdiv(experts, how.columns), splits)
-    kernels.product[grid](
+    kernels.split_gemm[grid](
         *(x, x.stride(0), packed, logits, len(x), hidden, experts, how.depth),
         PARTS=parts,
         BLOCK_M=how.rows,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from trueline.ops.kernel import kernel, pdl_wait
+from trueline.ops.jit import kernel, pdl_wait
 from trueline.ops.sampling import GOLDEN, MULTIPLIERS, SHIFTS
 
 _GOLDEN = tl.constexpr(GOLDEN)
@@ -73,11 +73,11 @@ def _bits(key, token):
 
 
 @triton.jit
-def _score(x, peak, warmth, floor, key, token):
+def _score(x, peak, warmth, cutoff, key, token):
     """As the contract has it."""
     uniform = (_bits(key, token) >> 12).to(tl.int64).to(tl.float64) * 2.0**-52 + 2.0**-53
     scaled = (x.to(tl.float64) - peak.to(tl.float64)) / warmth
-    return tl.where(scaled < floor, float("-inf"), scaled - tl.log(-tl.log(uniform)))
+    return tl.where(scaled < cutoff, float("-inf"), scaled - tl.log(-tl.log(uniform)))
 
 
 @triton.jit
@@ -94,7 +94,7 @@ def near_noise(bits):
 
 
 @triton.jit
-def _exact_best(logits, stride, first, vocab_size, peak, warmth, floor, key,
+def _exact_best(logits, stride, first, vocab_size, peak, warmth, cutoff, key,
                 CHUNK: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
     found = tl.full([TILE], float("-inf"), tl.float64)
     at = tl.full([TILE], _NOWHERE, tl.int32)
@@ -102,7 +102,7 @@ def _exact_best(logits, stride, first, vocab_size, peak, warmth, floor, key,
         token = first + start + tl.arange(0, TILE)
         place = logits + token.to(tl.int64) * stride
         x = tl.load(place, mask=token < vocab_size, other=float("-inf"))
-        score = _score(x, peak, warmth, floor, key, token)
+        score = _score(x, peak, warmth, cutoff, key, token)
         larger = score > found
         found = tl.where(larger, score, found)
         at = tl.where(larger, token, at)
@@ -110,13 +110,13 @@ def _exact_best(logits, stride, first, vocab_size, peak, warmth, floor, key,
 
 
 @triton.jit
-def _near_best(logits, stride, first, vocab_size, peak, warmth, floor, key,
+def _near_best(logits, stride, first, vocab_size, peak, warmth, cutoff, key,
                CHUNK: tl.constexpr, TILE: tl.constexpr):  # fmt: skip
     """The likely winner in float32, and whether another token might be it."""
     best = tl.full([TILE], float("-inf"), tl.float32)
     second = best
     at = tl.full([TILE], _NOWHERE, tl.int32)
-    share, least = (1 / warmth).to(tl.float32), (floor - _MARGIN).to(tl.float32)
+    share, least = (1 / warmth).to(tl.float32), (cutoff - _MARGIN).to(tl.float32)
     for start in range(0, CHUNK, TILE):
         token = first + start + tl.arange(0, TILE)
         place = logits + token.to(tl.int64) * stride
@@ -148,12 +148,12 @@ def noisy(
     each = tl.arange(0, CHUNKS)
     of_chunks = tl.load(most + row * chunks + each, mask=each < chunks, other=float("-inf"))
     peak = tl.max(of_chunks, 0)
-    floor = tl.full([], float("-inf"), tl.float64)
+    cutoff = tl.full([], float("-inf"), tl.float64)
     if min_p is not None:
-        floor = tl.log(tl.load(min_p + row))
+        cutoff = tl.log(tl.load(min_p + row))
     to = row * chunks + chunk
     own = (tl.load(most + to).to(tl.float64) - peak.to(tl.float64)) / warmth
-    if own < tl.maximum(floor, _HOPELESS):
+    if own < tl.maximum(cutoff, _HOPELESS):
         tl.store(values + to, float("-inf"))
         tl.store(ids + to, 0)
         return
@@ -161,13 +161,13 @@ def noisy(
     key = _mixed(key + (tl.load(position + row) + 1).to(tl.uint64, bitcast=True) * _GOLDEN)
     logits += row * row_stride
     winner, doubtful = _near_best(
-        logits, stride, chunk * CHUNK, vocab_size, peak, warmth, floor, key, CHUNK, TILE
+        logits, stride, chunk * CHUNK, vocab_size, peak, warmth, cutoff, key, CHUNK, TILE
     )
     x = tl.load(logits + winner.to(tl.int64) * stride, mask=winner < vocab_size, other=0.0)
-    score = _score(x, peak, warmth, floor, key, winner)
+    score = _score(x, peak, warmth, cutoff, key, winner)
     if doubtful | (score == float("-inf")):
         score, winner = _exact_best(
-            logits, stride, chunk * CHUNK, vocab_size, peak, warmth, floor, key, CHUNK, TILE
+            logits, stride, chunk * CHUNK, vocab_size, peak, warmth, cutoff, key, CHUNK, TILE
         )
     tl.store(values + to, score)
     tl.store(ids + to, winner)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Protocol
 
@@ -107,6 +107,14 @@ class SamplingState:
     def __post_init__(self) -> None:
         self._words = _Words(self.bad_words)
 
+    def after(self, drafts: Sequence[int]) -> SamplingState:
+        """The same sequence, were these its next tokens."""
+        return replace(
+            self,
+            output_ids=[*self.output_ids, *drafts],
+            position=self.position + len(drafts),
+        )
+
     @property
     def has_penalties(self) -> bool:
         params = self.params
@@ -128,9 +136,9 @@ class SamplingState:
         params = self.params
         filtered = params.top_k > 0 or params.top_p < 1 or params.min_p > 0
         edited = params.logit_bias or params.allowed_token_ids is not None or self.bad_words
-        told = params.logprobs is not None
+        reports = params.logprobs is not None
         waits = self.position - len(self.prompt_ids) < params.min_tokens
-        return not (filtered or edited or told or waits or self.has_penalties)
+        return not (filtered or edited or reports or waits or self.has_penalties)
 
     def seen(self) -> dict[int, int]:
         """How often each token is in the output; prompt tokens are in it as well where the

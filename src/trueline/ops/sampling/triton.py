@@ -1,5 +1,5 @@
 """Greedy rows, draws without top-k and top-p, and scores of given tokens are kernels; rows that are
-edited or narrowed go through torch, on the device too. Nothing here waits for the device but a
+edited or narrowed go through torch, on the device too. Asynchronous, except for a
 nucleus wider than what is sorted for it at first."""
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ capabilities = IMPLEMENTATIONS["triton"]
 
 EXACT = {torch.float32: tl.float32, torch.float64: tl.float64}
 MASS_CHUNK = 1024
-"""Whatever the number of rows: a sum's bits must not depend on a row's company."""
+"""Whatever the number of rows: a sum's bits must not depend on the batch."""
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class SamplingLaunch:
     chunk: int
     tile: int
     warps: int
 
 
-def launch(num_rows: int, vocab_size: int, sms: int) -> Launch:
+def launch(num_rows: int, vocab_size: int, sms: int) -> SamplingLaunch:
     """Small chunks while there are too few programs to fill the device."""
     tile = min(power_of_two(vocab_size), 1024)
     chunk = tile
     while chunk < 4 * tile and num_rows * vocab_size >= 16 * sms * chunk:
         chunk *= 2
-    return Launch(chunk, tile, 4)
+    return SamplingLaunch(chunk, tile, 4)
 
 
 def sample(logits: Tensor, rows: SamplingRows) -> Sampled:
@@ -55,7 +55,7 @@ def draw(
     seed: Tensor | None = None,
     position: Tensor | None = None,
     min_p: Tensor | None = None,
-    how: Launch | None = None,
+    how: SamplingLaunch | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Tokens int64 [B], and which rows are bad: of rows that nothing edits and that have no top-k
     or top-p. Shapes alone decide what is launched, so a graph may hold it. Without a temperature

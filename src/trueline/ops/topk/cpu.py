@@ -20,7 +20,7 @@ def run(scores: Tensor, lengths: Tensor, topk: int) -> Tensor:
 def _largest(scores: Tensor, lengths: Tensor, topk: int) -> Tensor:
     unseen = torch.arange(scores.shape[1]) >= lengths[:, None]
     values = scores.masked_fill(unseen | scores.isnan(), float("-inf"))
-    # torch's own choice among equal scores is anybody's guess: only the last value is taken from it
+    # torch's choice among equal scores is undefined: only the k-th value is taken from it
     last = values.topk(topk).values[:, -1:]
     above, equal = values > last, values == last
     places_left = topk - above.sum(1, keepdim=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from trueline.ops.kernel import kernel, pdl_wait
+from trueline.ops.jit import kernel, pdl_wait
 
 _ABSENT = tl.constexpr(-(2**31))
 _SIXTEEN = tl.constexpr(16)
@@ -58,7 +58,7 @@ def _threshold(
 @kernel(do_not_specialize=["source_row"], do_not_specialize_on_alignment=["lengths"])
 def select(
     scores, row_stride, lengths, source, source_row, out, topk,
-    PADDED: tl.constexpr, CHUNK: tl.constexpr, PART: tl.constexpr, SLOTS: tl.constexpr,
+    PADDED: tl.constexpr, CHUNK: tl.constexpr, PART: tl.constexpr, WIDTH: tl.constexpr,
     FINAL: tl.constexpr,
 ):  # fmt: skip
     """The best of one chunk of a row, of its scores or of what `source` has left of them. A row
@@ -66,11 +66,11 @@ def select(
     pdl_wait(False)
     row, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
     length = tl.load(lengths + row).to(tl.int32)
-    slot = tl.arange(0, SLOTS)
+    column = tl.arange(0, WIDTH)
     to = out + (row * tl.num_programs(1) + chunk) * topk
     if length <= topk:
         if FINAL:
-            tl.store(to + slot, tl.where(slot < length, slot, -1), mask=slot < topk)
+            tl.store(to + column, tl.where(column < length, column, -1), mask=column < topk)
         return
     scores += row * row_stride
     start, stop = chunk * CHUNK, tl.minimum(length, (chunk + 1) * CHUNK)
@@ -92,4 +92,4 @@ def select(
         tl.store(to + place, position, mask=mine & (key != _ABSENT))
         larger += tl.sum((key > least).to(tl.int32), 0)
         equal += tl.sum((key == least).to(tl.int32), 0)
-    tl.store(to + slot, slot * 0 - 1, mask=(slot >= chosen) & (slot < topk))
+    tl.store(to + column, column * 0 - 1, mask=(column >= chosen) & (column < topk))

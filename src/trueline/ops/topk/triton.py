@@ -22,30 +22,30 @@ PART = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Launch:
+class TopkLaunch:
     chunk: int
     part: int
     """Scores put in place at a time."""
     warps: int
 
 
-def launch(rows: int, width: int, topk: int, sms: int) -> Launch:
+def launch(rows: int, width: int, topk: int, sms: int) -> TopkLaunch:
     """A chunk leaves topk: it must hold at least twice as many for the next round to be shorter.
     More warps make one program faster, and leave room for fewer."""
     # few sizes: each is compiled once
     largest = max(LARGEST, 2 * power_of_two(topk))
     chunk = max(power_of_two(width), SMALLEST) if width <= PART else largest
     many = rows * -(-width // chunk) > 2 * sms
-    return Launch(chunk, min(chunk, PART), 4 if chunk <= PART or many else 8)
+    return TopkLaunch(chunk, min(chunk, PART), 4 if chunk <= PART or many else 8)
 
 
-def run(scores: Tensor, lengths: Tensor, topk: int, how: Launch | None = None) -> Tensor:
+def run(scores: Tensor, lengths: Tensor, topk: int, how: TopkLaunch | None = None) -> Tensor:
     scores = scores if scores.stride(1) == 1 else scores.contiguous()
     n, width = scores.shape
     out = lengths.new_empty(n, topk, dtype=torch.int64)
     if not out.numel():
         return out
-    source, slots, padded = None, power_of_two(topk), _padded(scores)
+    source, columns, padded = None, power_of_two(topk), _padded(scores)
     while True:
         use = how or launch(n, width, topk, num_sms(scores.device))
         chunks = max(-(-width // use.chunk), 1)
@@ -56,7 +56,7 @@ def run(scores: Tensor, lengths: Tensor, topk: int, how: Launch | None = None) -
             PADDED=padded,
             CHUNK=use.chunk,
             PART=use.part,
-            SLOTS=slots,
+            WIDTH=columns,
             FINAL=final,
             num_warps=use.warps,
         )

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from trueline.ops.registry import implementation, runnable
-from trueline.spec.source import Fact
+from trueline.spec.source import Fact, Spec
 
 Make = Callable[..., Any]
 """From the original attribute to its broken replacement; or such a replacement."""
@@ -22,7 +22,7 @@ class Running:
 
     op: str
 
-    def module(self) -> Any:
+    def module(self) -> object:
         return implementation(self.op, runnable(self.op, torch.float32)[0])
 
 
@@ -32,11 +32,11 @@ class Fault:
     what: str
     check: str
     case: str
-    owner: Any
+    owner: object
     attribute: str
     broken: Make
 
-    def place(self) -> Any:
+    def place(self) -> object:
         """The module or class whose attribute is replaced."""
         return self.owner.module() if isinstance(self.owner, Running) else self.owner
 
@@ -55,8 +55,8 @@ class Fault:
 class Rewriting:
     """A spec class, but some facts come out wrong."""
 
-    def __init__(self, spec: Any, **wrong: Fact[Any]) -> None:
+    def __init__(self, spec: type[Spec], **wrong: Fact[object]) -> None:
         self._spec, self._wrong = spec, wrong
 
-    def of(self, **facts: Any) -> Any:
+    def of(self, **facts: object) -> Spec:
         return self._spec.of(**facts | self._wrong)

@@ -3,30 +3,38 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from trueline.cache.layout import LatentLayout
+from trueline.cache.kinds.latent import Latent, LatentInputs
 from trueline.cache.pool import Pool
 from trueline.cache.store import LatentView
-from trueline.engine import live_request
+from trueline.engine import batch, live_request
 from trueline.engine import runner as runner_module
 from trueline.engine.live_request import LiveRequest
+from trueline.engine.request import Request
 from trueline.engine.scheduler import Scheduler
+from trueline.engine.step import Row
 from trueline.layers.decoder import Decoder
 from trueline.layers.feedforward import MoE
 from trueline.layers.mla import MLA
 from trueline.ops.mla_decode import cpu as decode
 from trueline.ops.mla_prefill import cpu as prefill
 from trueline.ops.sampling import cpu as sampling
+from trueline.ops.sampling.rows import SamplingRows, SamplingState
+from trueline.spec.feedforward import RouterSpec
 from trueline.verify.faults import Fault, Make, Running
+
+Part = tuple[Tensor, Tensor]
+"""Outputs and their LSE."""
 
 
 def _base_2(softmax_part: Make) -> Make:
-    def broken(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    def broken(*arguments: object, **options: object) -> tuple[Tensor, Tensor]:
         out, lse = softmax_part(*arguments, **options)
         return out, lse / math.log(2)
 
@@ -36,7 +44,7 @@ def _base_2(softmax_part: Make) -> Make:
 def _swapped_lse(merge: Make) -> Make:
     """[heads, queries] read as [queries, heads]: same count, so no shape error."""
 
-    def broken(a: Any, b: Any, *rest: Any) -> Any:
+    def broken(a: Part, b: Part, *rest: Part) -> object:
         flipped = a[1].reshape(-1)[: b[1].numel()].reshape(b[1].T.shape).T
         return merge((a[0], flipped), b, *rest)
 
@@ -46,7 +54,7 @@ def _swapped_lse(merge: Make) -> Make:
 def _empty_counts(softmax_part: Make) -> Make:
     """An empty set of keys gets a sum of one instead of none."""
 
-    def broken(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    def broken(*arguments: object, **options: object) -> tuple[Tensor, Tensor]:
         out, lse = softmax_part(*arguments, **options)
         return out, lse.masked_fill(lse == float("-inf"), 0.0)
 
@@ -56,7 +64,7 @@ def _empty_counts(softmax_part: Make) -> Make:
 def _unmasked(prepare: Make) -> Make:
     """Every row sees as far as the longest of its group."""
 
-    def broken(*arguments: Any) -> Any:
+    def broken(*arguments: object) -> object:
         made = prepare(*arguments)
         if isinstance(made, list):
             return [replace(group, beyond=None) for group in made]
@@ -68,7 +76,7 @@ def _unmasked(prepare: Make) -> Make:
 def _stranger_cells(prepare: Make) -> Make:
     """Beyond a row's end the null block is read, and relied on to be zero."""
 
-    def broken(rows: Any, view: LatentView, tiling: Any, heads: int) -> Any:
+    def broken(rows: object, view: LatentView, tiling: object, heads: int) -> object:
         made = prepare(rows, view, tiling, heads)
         if isinstance(made, list):
             return [
@@ -85,8 +93,7 @@ def _stranger_cells(prepare: Make) -> Make:
 def _short_table(cells: Make) -> Make:
     """The last, partly filled block is left out."""
 
-    def broken(self: LatentLayout, blocks: list[int], start: int, stop: int) -> list[int]:
-        size = self.block_size
+    def broken(size: int, blocks: list[int], start: int, stop: int) -> list[int]:
         last = max(len(blocks) - 2, 0)
         return [blocks[min(p // size, last)] * size + p % size for p in range(start, stop)]
 
@@ -105,7 +112,7 @@ def _later_keys_replace(merge: Make) -> Make:
 def _decode_rows_last(forward: Make) -> Make:
     """Decode rows taken from the end, as if prefill came first (story 2)."""
 
-    def broken(self: MLA, q: Tensor, step: Any, view: Any) -> Tensor:
+    def broken(self: MLA, q: Tensor, step: object, view: object) -> Tensor:
         return torch.roll(forward(self, q, step, view), 1, 0)
 
     return broken
@@ -114,7 +121,7 @@ def _decode_rows_last(forward: Make) -> Make:
 def _tail_fed_with_a_guess(step_row: Make) -> Make:
     """A one-token tail of a prompt is taken for generation and fed the token sampled last."""
 
-    def broken(self: LiveRequest, row: Any) -> Any:
+    def broken(self: LiveRequest, row: Row) -> object:
         made = step_row(self, row)
         if row.count == 1 and 0 < row.start < self.num_prompt_tokens:
             made.token_ids[0] = self.tokens[row.start - 1]
@@ -126,7 +133,7 @@ def _tail_fed_with_a_guess(step_row: Make) -> Make:
 def _positions_from_zero(batch: Make) -> Make:
     """After a prefix hit positions start again at zero."""
 
-    def broken(self: Any, step: Any) -> Any:
+    def broken(self: object, step: object) -> object:
         made = batch(self, step)
         seen = vars(self).setdefault("seen_before", set())
         for row in made.rows:
@@ -166,14 +173,16 @@ def _last_row_not_written(write: Make) -> Make:
 def _weights_in_other_order(run: Make) -> Make:
     """Weights sorted by size, ids not."""
 
-    def broken(x: Any, ids: Tensor, weights: Tensor, *rest: Any, **options: Any) -> Any:
+    def broken(x: object, ids: Tensor, weights: Tensor, *rest: object, **options: object) -> object:
         return run(x, ids, weights.sort(-1).values, *rest, **options)
 
     return broken
 
 
 def _scaled(run: Make) -> Make:
-    def broken(logits: Any, bias: Any, router: Any, forced: Any = None) -> Any:
+    def broken(
+        logits: object, bias: object, router: RouterSpec, forced: object = None
+    ) -> tuple[Tensor, Tensor]:
         ids, weights = run(logits, bias, router, forced)
         return ids, weights * router.scaling_factor
 
@@ -181,7 +190,9 @@ def _scaled(run: Make) -> Make:
 
 
 def _biased(run: Make) -> Make:
-    def broken(logits: Tensor, bias: Any, router: Any, forced: Any = None) -> Any:
+    def broken(
+        logits: Tensor, bias: Tensor | None, router: RouterSpec, forced: object = None
+    ) -> tuple[Tensor, Tensor]:
         ids, _ = run(logits, bias, router, forced)
         scores = logits.sigmoid() if bias is None else logits.sigmoid() + bias
         weights = scores.gather(1, ids)
@@ -191,7 +202,7 @@ def _biased(run: Make) -> Make:
 
 
 def _shared_dropped(forward: Make) -> Make:
-    def broken(self: MoE, x: Tensor, forced: Any) -> Any:
+    def broken(self: MoE, x: Tensor, forced: object) -> object:
         shared, self.shared = self.shared, None if len(x) > 8 else self.shared
         try:
             return forward(self, x, forced)
@@ -204,7 +215,7 @@ def _shared_dropped(forward: Make) -> Make:
 def _no_chain(hash_blocks: Make) -> Make:
     """A block is named by its own tokens alone."""
 
-    def broken(tokens: Any, size: int, salt: bytes, previous: Any) -> list[bytes]:
+    def broken(tokens: Sequence[int], size: int, salt: bytes, previous: object) -> list[bytes]:
         return [
             hash_blocks(tokens[start : start + size], size, salt, [])[0]
             for start in range(0, len(tokens) - size + 1, size)
@@ -216,7 +227,7 @@ def _no_chain(hash_blocks: Make) -> Make:
 def _release_at_once(release: Make) -> Make:
     """Shared blocks are freed by the first who leaves."""
 
-    def broken(self: Pool, ids: Any) -> None:
+    def broken(self: Pool, ids: Iterable[int]) -> None:
         for block in ids:
             while self.references(block) > 1:
                 release(self, [block])
@@ -228,7 +239,7 @@ def _release_at_once(release: Make) -> Make:
 def _resumes_too_far(seat: Make) -> Make:
     """A preempted request comes back with one block more than it has."""
 
-    def broken(self: Scheduler, request: Any, prefix: Any, fresh: Any) -> None:
+    def broken(self: Scheduler, request: Request, prefix: object, fresh: object) -> None:
         seat(self, request, prefix, fresh)
         if request.num_admissions > 1:
             request.num_computed += self.blocks.stride
@@ -251,23 +262,23 @@ def _evicted_still_named(take: Make) -> Make:
 
 
 def _seed_of_place(build_rows: Make) -> Make:
-    def broken(states: Any, *rest: Any) -> Any:
-        rows = build_rows(states, *rest)
+    def broken(states: Sequence[SamplingState], *rest: object) -> SamplingRows:
+        rows: SamplingRows = build_rows(states, *rest)
         return replace(rows, seed=rows.seed + torch.arange(len(states)))
 
     return broken
 
 
 def _same_draw_everywhere(build_rows: Make) -> Make:
-    def broken(states: Any, *rest: Any) -> Any:
-        rows = build_rows(states, *rest)
+    def broken(states: Sequence[SamplingState], *rest: object) -> SamplingRows:
+        rows: SamplingRows = build_rows(states, *rest)
         return replace(rows, seed=torch.zeros_like(rows.seed))
 
     return broken
 
 
 def _scores_after_bias(sample: Make) -> Make:
-    def broken(logits: Tensor, rows: Any) -> Any:
+    def broken(logits: Tensor, rows: SamplingRows) -> object:
         edited = logits.clone()
         if rows.bias is not None:
             edited[rows.bias.row, rows.bias.token] += rows.bias.value.float()
@@ -277,14 +288,15 @@ def _scores_after_bias(sample: Make) -> Make:
 
 
 def _product_of_the_count(run: Make) -> Make:
-    """The last bit of a head's product depends on how many rows share it, as it does in some
+    """The last bit of a head's GEMM depends on how many rows share it, as it does in some
     libraries' kernels."""
     return lambda x, packed, to=None: run(x, packed, to).mul_(1 + 2.0**-22 * (len(x) % 7))
 
 
-def _one_form_forgotten(build: Make) -> Make:
-    def broken(*arguments: Any, **options: Any) -> Any:
-        return build(*arguments, **options | {"one_form": False})
+def _one_form_forgotten(init: Make) -> Make:
+    def broken(self: LatentInputs, *given: Any) -> None:
+        init(self, *given)
+        self.context = replace(self.context, batch_invariant=False)
 
     return broken
 
@@ -294,7 +306,9 @@ def _rope_ahead(hidden: Make) -> Make:
 
     def broken(self: Decoder, step: Any, *rest: Any) -> Any:
         shifted = step.positions.clone()
-        shifted[: step.num_decode] += 1
+        decode = step[Latent].decode
+        if decode is not None:
+            shifted[decode.at] += 1
         return hidden(self, replace(step, positions=shifted), *rest)
 
     return broken
@@ -314,7 +328,7 @@ ENGINE_FAULTS = [
     Fault("null-block-read", "masked positions read the null block", "poison", _M,
           Running("mla_decode"), "prepare", _stranger_cells),
     Fault("last-block", "the last block of a sequence is addressed wrongly", "engine oracle", _M,
-          LatentLayout, "cells", _short_table),
+          batch, "cells", _short_table),
     Fault("causal-off-by-one", "a query sees the key after it", "engine oracle", _M,
           prefill, "_hide_later", _causal_off_by_one),
     Fault("runs-not-merged", "the last run of keys replaces those before", "op = reference", _M,
@@ -355,8 +369,8 @@ ENGINE_FAULTS = [
           runner_module, "build_rows", _same_draw_everywhere),
     Fault("logprobs-after-bias", "logprobs after bias instead of raw", "raw logprobs", _M,
           sampling, "sample", _scores_after_bias),
-    Fault("unsteady-heads", "a head's product depends on the number of rows", "batch-invariant",
+    Fault("unsteady-heads", "a head's GEMM depends on the number of rows", "batch-invariant",
           _M, Running("batched_gemm"), "run", _product_of_the_count),
     Fault("two-forms", "prefill and decode attend in different forms", "batch-invariant", _M,
-          runner_module, "build_batch", _one_form_forgotten),
+          LatentInputs, "__init__", _one_form_forgotten),
 ]  # fmt: skip

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,8 +14,15 @@ from trueline.cache import index
 from trueline.cache import layout as layouts
 from trueline.cache.index import IndexView
 from trueline.cache.layout import IndexLayout
-from trueline.ops.sparse_rows import Table
+from trueline.ops.sparse_rows import SparseRows, Table
 from trueline.verify.faults import Fault, Make, Running
+
+
+class HasTable(Protocol):
+    """What an implementation of sparse_mla prepares, if not the table itself."""
+
+    @property
+    def table(self) -> Table: ...
 
 
 def _as(layout: IndexLayout, kind: str) -> IndexLayout:
@@ -27,14 +35,14 @@ def _as(layout: IndexLayout, kind: str) -> IndexLayout:
 
 
 def _rows_are_planar(original: Make) -> Make:
-    def broken(self: IndexLayout, cell: Any) -> Any:
+    def broken(self: IndexLayout, cell: object) -> object:
         return original(_as(self, "planar") if self.kind == "rows" else self, cell)
 
     return broken
 
 
 def _offsets_always_shuffled(original: Make) -> Make:
-    def broken(self: IndexLayout, byte: Any) -> Any:
+    def broken(self: IndexLayout, byte: object) -> object:
         # folded back: at block size 1 the runs of a key reach into the blocks after it
         return original(_as(self, "shuffled"), byte) % self.block_bytes
 
@@ -58,14 +66,14 @@ def _read_as(kind: str, where: str) -> Make:
 
 
 def _range_of_the_other(scales: Make) -> Make:
-    def broken(keys: Tensor, fp8: Any, power_of_two: bool) -> Tensor:
+    def broken(keys: Tensor, fp8: object, power_of_two: bool) -> Tensor:
         other = layouts.STORAGES["e4m3fnuz"].fp8
         return scales(keys, other, power_of_two)  # type: ignore[no-any-return]
 
     return broken
 
 
-def _other_variant(dtypes: Any) -> Any:
+def _other_variant(dtypes: dict[str, torch.dtype]) -> dict[str, torch.dtype]:
     return dtypes | {"e4m3fn": torch.float8_e4m3fnuz}
 
 
@@ -96,8 +104,8 @@ def _ties_to_the_last(run: Make) -> Make:
         made: Tensor = run(scores, lengths, topk).clone()
         for row in (lengths > topk).nonzero()[:, 0].tolist():
             length = int(lengths[row])
-            turned = scores[row : row + 1, :length].flip(1)
-            mirrored = run(turned, lengths[row : row + 1], topk)
+            mirrored_scores = scores[row : row + 1, :length].flip(1)
+            mirrored = run(mirrored_scores, lengths[row : row + 1], topk)
             made[row] = (length - 1 - mirrored[0]).sort().values
         return made
 
@@ -114,18 +122,18 @@ def _unseen_scored(run: Make) -> Make:
     return broken
 
 
-def _one_counter(of: Any) -> Any:
+def _one_counter(of: staticmethod[[SparseRows], Table]) -> staticmethod[[SparseRows], Table]:
     """Blocks are looked up by the number of the row, as if every sequence had one row."""
 
-    def broken(rows: Any) -> Table:
-        table: Table = of.__func__(rows)
+    def broken(rows: SparseRows) -> Table:
+        table = of(rows)
         return replace(table, run=torch.arange(len(table.run)).clamp_max(len(table.blocks) - 1))
 
     return staticmethod(broken)
 
 
 def _base_2(run: Make) -> Make:
-    def broken(*arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    def broken(*arguments: object, **options: object) -> tuple[Tensor, Tensor]:
         out, lse = run(*arguments, **options)
         return out, lse / math.log(2)
 
@@ -135,8 +143,10 @@ def _base_2(run: Make) -> Make:
 def _everything(run: Make) -> Make:
     """The selection is ignored."""
 
-    def broken(q: Tensor, view: Any, prepared: Any, positions: Tensor, **options: Any) -> Any:
-        table = getattr(prepared, "table", prepared)
+    def broken(
+        q: Tensor, view: object, prepared: Table | HasTable, positions: Tensor, **options: object
+    ) -> object:
+        table = prepared if isinstance(prepared, Table) else prepared.table
         every = torch.arange(int(table.lengths.max())).expand(len(q), -1)
         every = torch.where(every < table.lengths[:, None], every, -1)
         return run(q, view, prepared, every, **options)
@@ -144,11 +154,11 @@ def _everything(run: Make) -> Make:
     return broken
 
 
-def _in_place(heads: Any) -> Make:
+def _in_place(heads: Callable[[int], bool]) -> Make:
     """A fast path writes into what it was given, and returns it."""
 
     def make(run: Make) -> Make:
-        def broken(x: Tensor, cos: Tensor, sin: Tensor, pairing: Any) -> Tensor:
+        def broken(x: Tensor, cos: Tensor, sin: Tensor, pairing: object) -> Tensor:
             made: Tensor = run(x, cos, sin, pairing)
             return x.copy_(made) if heads(x.shape[1]) else made
 

@@ -3,9 +3,9 @@ so transformers catches it; a wrong factor shows in the scores only."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -17,30 +17,42 @@ from trueline.reference import config as reference_config
 from trueline.reference import dsa, indexer
 from trueline.reference import model as reference_model
 from trueline.reference import weights as reference_weights
-from trueline.reference.parts import linear, rotate_halves, rotate_pairs, top_k
+from trueline.reference.config import Config
+from trueline.reference.functional import (
+    Pair,
+    Params,
+    linear,
+    rotate_half_split,
+    rotate_interleaved,
+    top_k,
+)
+from trueline.reference.indexer import Selections
 from trueline.spec import mixer, rope
-from trueline.spec.source import formula
+from trueline.spec.fields import Fields
+from trueline.spec.model import ModelSpec
+from trueline.spec.source import Fact, formula
 from trueline.verify.faults import Fault, Make, Rewriting
 from trueline.weights import ledger as ledger_module
 from trueline.weights import load
+from trueline.weights.checkpoint import StoredTensor
 from trueline.weights.formats.block_fp8 import BlockFp8
 from trueline.weights.formats.dense import DenseStored
 
 
-def _index_facts(**wrong: Any) -> Make:
+def _index_facts(**wrong: object) -> Make:
     guessed = {name: formula(value, "guessed") for name, value in wrong.items()}
     return lambda original: Rewriting(original, **guessed)
 
 
-def _scaled(factor: Any) -> Make:
+def _scaled(factor: Callable[[mixer.IndexerSpec], float]) -> Make:
     """A derived number of the spec times something."""
-    return lambda original: property(lambda spec: original.fget(spec) * factor(spec))
+    return lambda original: property(lambda spec: original.__get__(spec) * factor(spec))
 
 
 def _pairing(word: str) -> Make:
     """Whatever the file or the family says."""
 
-    def broken(fields: Any, own: Any, family: str) -> Any:
+    def broken(fields: Fields, own: object, family: str) -> Fact[str]:
         fields.ignore("indexer_rope_interleave")
         return formula(word, "guessed")
 
@@ -50,7 +62,7 @@ def _pairing(word: str) -> Make:
 def _shifted(original: Make) -> Make:
     """Layers of a pattern counted from one."""
 
-    def broken(fields: Any, num_layers: int) -> Any:
+    def broken(fields: object, num_layers: int) -> object:
         shared = original(fields, num_layers)
         return replace(shared, value=(False, *shared.value[:-1]))
 
@@ -58,27 +70,35 @@ def _shifted(original: Make) -> Make:
 
 
 def _all_full(_: Make) -> Make:
-    def broken(fields: Any, own: Any, num_layers: int) -> Any:
+    def broken(fields: Fields, own: object, num_layers: int) -> Fact[tuple[bool, ...]]:
         fields.ignore("index_topk_freq", "index_skip_topk_offset")
         return formula((False,) * num_layers, "guessed")
 
     return broken
 
 
-def _mscale(config: Any) -> float:
+def _spec_mscale(spec: mixer.IndexerSpec) -> float:
+    yarn = spec.rope.yarn
+    assert yarn is not None
+    return rope.yarn_magnitude(yarn.factor, yarn.mscale_all_dim) ** 2
+
+
+def _mscale(config: Config) -> float:
     yarn = config.yarn
+    assert yarn is not None
     return float(reference_config.mscale(yarn.factor, yarn.mscale_all_dim) ** 2)
 
 
 def _no_relu(_: Make) -> Make:
     def broken(
-        config: Any, params: Any, layer: int, x: Tensor, q_latent: Tensor, rope: Any
+        config: Config, params: Params, layer: int, x: Tensor, q_latent: Tensor, rope: Pair
     ) -> Tensor:
         at = f"model.layers.{layer}.self_attn.indexer"
         q = indexer.queries(config, params, at, q_latent, rope)
         k = indexer.keys(config, params, at, x, rope)
         per_head = q @ k.T * indexer.scale(config)
-        return (indexer.head_weights(config, params, at, x)[:, :, None] * per_head).sum(1)
+        weights = indexer.head_weights(config, params, at, x)
+        return (weights[:, :, None] * per_head).sum(1)
 
     return broken
 
@@ -91,13 +111,19 @@ def _recomputed(_: Make) -> Make:
     """A shared layer runs the last full layer's indexer on its own input."""
 
     def broken(
-        config: Any, params: Any, layer: int, x: Tensor, q: Tensor, rope: Any, selections: Any
+        config: Config,
+        params: Params,
+        layer: int,
+        x: Tensor,
+        q: Tensor,
+        rope: Pair,
+        selections: Selections,
     ) -> Tensor:
         owner = layer
-        while config.indexer.shared[owner]:
+        while config.indexer_facts.shared[owner]:
             owner -= 1
         values = indexer.scores(config, params, owner, x, q, rope)
-        chosen = indexer.largest(values, config.indexer.index_topk)
+        chosen = indexer.largest(values, config.indexer_facts.index_topk)
         selections.made[layer] = chosen
         return chosen
 
@@ -105,7 +131,7 @@ def _recomputed(_: Make) -> Make:
 
 
 def _shared_is_dense(original: Make) -> Make:
-    def broken(config: Any, params: Any, layer: int, x: Tensor, *rest: Any) -> Tensor:
+    def broken(config: Config, params: Params, layer: int, x: Tensor, *rest: object) -> Tensor:
         seen: Tensor = original(config, params, layer, x, *rest)
         shared = config.indexer is not None and config.indexer.shared[layer]
         return reference_model.visible(len(x)) if shared else seen
@@ -114,7 +140,9 @@ def _shared_is_dense(original: Make) -> Make:
 
 
 def _raw_latent(original: Make) -> Make:
-    def broken(config: Any, params: Any, layer: int, x: Tensor, _: Tensor, *rest: Any) -> Any:
+    def broken(
+        config: Config, params: Params, layer: int, x: Tensor, _: Tensor, *rest: object
+    ) -> object:
         raw = linear(params, f"model.layers.{layer}.self_attn.q_a_proj", x)
         return original(config, params, layer, x, raw, *rest)
 
@@ -134,7 +162,7 @@ def _later_keys(_: Make) -> Make:
 
 
 def _no_bias(original: Make) -> Make:
-    def broken(*arguments: Any) -> Iterator[Any]:
+    def broken(*arguments: object) -> Iterator[object]:
         return (p for p in original(*arguments) if not p.name.endswith("k_norm.bias"))
 
     return broken
@@ -149,7 +177,7 @@ class _ScalesByHead(BlockFp8):
 
     height: ClassVar[int]
 
-    def open(self, tensors: Any, values: Any) -> Any:
+    def open(self, tensors: Sequence[StoredTensor], values: Sequence[Tensor]) -> DenseStored:
         stored, scale = values[0].float(), values[1]
         each = len(scale) * self.height // len(stored)
         row = torch.arange(len(stored))
@@ -160,8 +188,9 @@ class _ScalesByHead(BlockFp8):
 
 
 def _scales_by_head(original: Make) -> Make:
-    def broken(checkpoint: Any, spec: Any) -> list[Any]:
+    def broken(checkpoint: object, spec: ModelSpec) -> list[object]:
         mla, facts = spec.layers[0].mixer, vars(spec.storage)
+        assert isinstance(mla, mixer.MLASpec)
         _ScalesByHead.height = mla.qk_nope_head_dim + mla.v_head_dim
         return [
             replace(each, use=replace(each.use, format=_ScalesByHead(**facts)))
@@ -176,18 +205,18 @@ def _scales_by_head(original: Make) -> Make:
 _SPEC, _IS = mixer.IndexerSpec, "index = sum"
 
 INDEXER_FAULTS = [
-    Fault("index-spec-pairs", "V3.2's indexer in pairs, as its attention", "one-spec", "v32",
-          index_reader, "read_pairing", _pairing("pairs")),
-    Fault("index-spec-halves", "GLM-5's indexer in halves: indexer_rope_interleave not read",
-          "one-spec", "glm5", index_reader, "read_pairing", _pairing("halves")),
-    Fault("index-spec-default", "GLM-5 without the key in halves", "one-spec", "glm5-saved",
+    Fault("index-spec-interleaved", "V3.2's indexer interleaved, as its attention", "one-spec",
+          "v32", index_reader, "read_pairing", _pairing("interleaved")),
+    Fault("index-spec-half-split", "GLM-5's indexer half-split: indexer_rope_interleave not read",
+          "one-spec", "glm5", index_reader, "read_pairing", _pairing("half-split")),
+    Fault("index-spec-default", "GLM-5 without the key half-split", "one-spec", "glm5-saved",
           index_reader, "read_pairing",
           lambda original: lambda fields, own, family: original(
-              fields, replace(own, pairs=False), family)),
-    Fault("index-pairs", "the reference's V3.2 indexer in pairs", "oracle", "v32",
-          indexer, "rotate_halves", lambda _: rotate_pairs),
-    Fault("index-halves", "the reference's GLM-5 indexer in halves", "oracle", "glm5",
-          indexer, "rotate_pairs", lambda _: rotate_halves),
+              fields, replace(own, interleaved=False), family)),
+    Fault("index-interleaved", "the reference's V3.2 indexer interleaved", "oracle", "v32",
+          indexer, "rotate_half_split", lambda _: rotate_interleaved),
+    Fault("index-half-split", "the reference's GLM-5 indexer half-split", "oracle", "glm5",
+          indexer, "rotate_interleaved", lambda _: rotate_half_split),
     Fault("index-rotation-last", "the last channels of index heads rotate", "oracle", "v32",
           indexer, "rotate_first",
           lambda original: lambda config, x, rope: original(config, x.flip(-1), rope).flip(-1)),
@@ -206,8 +235,7 @@ INDEXER_FAULTS = [
     Fault("index-eps", "the reference's key norm takes rms_norm_eps", _IS, "glm5",
           dsa, "KEY_NORM_EPS", lambda _: 1e-5),
     Fault("index-spec-mscale", "YaRN's mscale² in the index scale", "one-spec", "v32",
-          _SPEC, "scale", _scaled(lambda spec: rope.yarn_magnitude(
-              spec.rope.yarn.factor, spec.rope.yarn.mscale_all_dim) ** 2)),
+          _SPEC, "scale", _scaled(_spec_mscale)),
     Fault("index-mscale", "mscale² in the reference's index scale", _IS, "v32",
           indexer, "scale", lambda original: lambda config: original(config) * _mscale(config)),
     Fault("index-spec-head-weight", "head weights without heads^-0.5", "one-spec", "glm5",

@@ -5,25 +5,31 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from trueline.models import bailing
 from trueline.models import parameters as parameter_table
+from trueline.models.parameters import Piece
 from trueline.reference import bailing as reference_bailing
 from trueline.reference import config as reference_config
 from trueline.reference import lightning
 from trueline.reference import model as reference_model
-from trueline.reference.parts import rms_norm, rotate_pairs
+from trueline.reference.bailing import LinearFacts
+from trueline.reference.config import Config
+from trueline.reference.functional import Pair, Params, rms_norm, rotate_interleaved
 from trueline.spec import mixer
-from trueline.spec.source import Span, formula
+from trueline.spec.fields import Fields
+from trueline.spec.source import Fact, Span, formula
 from trueline.verify.faults import Fault, Make, Rewriting
 from trueline.weights import load
 
+Ropes = tuple[Pair, Pair | None]
+"""Tables of latent and of linear layers."""
 
-def _linear(**wrong: Any) -> Make:
+
+def _linear(**wrong: object) -> Make:
     """The linear layers' spec with some facts wrong."""
     guessed = {name: formula(value, "guessed") for name, value in wrong.items()}
     return lambda original: Rewriting(original, **guessed)
@@ -32,16 +38,16 @@ def _linear(**wrong: Any) -> Make:
 def _partial_mla(original: Make) -> Make:
     """partial_rotary_factor applied to the latent layers too (story 1)."""
 
-    def broken(fields: Any) -> Any:
-        dim = original(fields)
+    def broken(fields: Fields) -> Fact[int]:
+        dim: Fact[int] = original(fields)
         return replace(dim, value=int(dim.value * fields.raw["partial_rotary_factor"]))
 
     return broken
 
 
 def _partial_mla_frequencies(_: Make) -> Make:
-    def broken(config: Any) -> Tensor:
-        linear = config.linear
+    def broken(config: Config) -> Tensor:
+        linear = config.linear_facts
         dim = config.qk_rope_head_dim * linear.rotary_dim // linear.head_dim
         return reference_config.frequencies(config.rope_theta, config.yarn, dim)
 
@@ -58,21 +64,22 @@ def _renumbered(group: int) -> Make:
 
 
 def _renumbered_slopes(original: Make) -> Make:
-    def broken(linear: Any, heads: int, layers: int, layer: int) -> Any:
+    def broken(linear: LinearFacts, heads: int, layers: int, layer: int) -> object:
         return original(linear, heads, layers, layer - layer // linear.layer_group_size)
 
     return broken
 
 
-def _first_rank_everywhere(original: Any) -> Any:
-    def broken(spec: Any) -> Any:
-        return original.fget(replace(spec, heads=Span(0, spec.heads.count, spec.heads.total)))
+def _first_rank_everywhere(original: property) -> property:
+    def broken(spec: mixer.LightningSpec) -> object:
+        first = replace(spec, heads=Span(0, spec.heads.count, spec.heads.total))
+        return original.__get__(first, mixer.LightningSpec)
 
     return property(broken)
 
 
 def _no_tail(_: Make) -> Make:
-    def broken(fields: Any, num_layers: int) -> Any:
+    def broken(fields: Fields, num_layers: int) -> object:
         group = fields.integer("layer_group_size").value
         return formula(tuple((i + 1) % group == 0 for i in range(num_layers)), "guessed")
 
@@ -83,14 +90,14 @@ def _as_ling_3(original: Make) -> Make:
     """What Ling 3 means by the same keys: its linear layers neither rotate nor norm q and k by
     weights."""
 
-    def broken(fields: Any, rope: Any, *rest: Any) -> Any:
+    def broken(fields: object, rope: object, *rest: object) -> object:
         return replace(original(fields, rope, *rest), rope=None, qk_norm=False)
 
     return broken
 
 
 def _interleaved(_: Make) -> Make:
-    def broken(config: Any, rows: Tensor) -> Any:
+    def broken(config: Config, rows: Tensor) -> object:
         return rows.view(len(rows), config.num_attention_heads, 3, -1).unbind(2)
 
     return broken
@@ -99,7 +106,7 @@ def _interleaved(_: Make) -> Make:
 def _a_third_of_all_rows(_: Make) -> Make:
     """A rank takes one run of the three matrices together."""
 
-    def broken(self: Any) -> Iterator[Any]:
+    def broken(self: Piece) -> Iterator[Piece]:
         if self.runs == 1:
             yield self
             return
@@ -110,8 +117,8 @@ def _a_third_of_all_rows(_: Make) -> Make:
 
 
 def _groups_as_width(_: Make) -> Make:
-    def broken(config: Any, x: Tensor, weight: Tensor) -> Tensor:
-        shape = (-1, config.linear.group_norm_size)
+    def broken(config: Config, x: Tensor, weight: Tensor) -> Tensor:
+        shape = (-1, config.linear_facts.group_norm_size)
         normed = rms_norm(x.view(len(x), *shape), weight.view(shape), config.rms_norm_eps)
         return normed.flatten(1)
 
@@ -120,7 +127,7 @@ def _groups_as_width(_: Make) -> Make:
 
 def _gate_of_raw_input(_: Make) -> Make:
     def broken(
-        config: Any, params: Any, layer: int, h: Tensor, ropes: Any, form: str, _: Any
+        config: Config, params: Params, layer: int, h: Tensor, ropes: Ropes, form: str, _: object
     ) -> Tensor:
         weight = params[f"model.layers.{layer}.input_layernorm.weight"]
         x = rms_norm(h, weight, config.rms_norm_eps)
@@ -153,7 +160,7 @@ def _rotated_last(original: Make) -> Make:
 
 
 def _rows_at_unit_length(_: Make) -> Make:
-    def broken(self: Any) -> Tensor:
+    def broken(self: load.UnitColumns) -> Tensor:
         return torch.nn.functional.normalize(self.numbers.double(), dim=1)
 
     return broken
@@ -170,11 +177,11 @@ LING_FAULTS = [
           bailing, "read_linear_rope_dim", _whole_head_rotates),
     Fault("ling-rotation-last", "linear layers rotate the last channels", "linear = sum", "ling",
           _LINEAR, "rotate_first", _rotated_last),
-    Fault("ling-spec-pairs", "linear layers rotate pairs", "one-spec", "ling",
+    Fault("ling-spec-interleaved", "linear layers rotate interleaved channels", "one-spec", "ling",
           bailing, "RopeSpec",
-          lambda original: Rewriting(original, pairing=formula("pairs", "guessed"))),
-    Fault("ling-pairs", "the reference's linear layers rotate pairs", "linear = sum", "ling-far",
-          _LINEAR, "rotate_halves", lambda _: rotate_pairs),
+          lambda original: Rewriting(original, pairing=formula("interleaved", "guessed"))),
+    Fault("ling-interleaved", "the reference's linear layers rotate interleaved channels",
+          "linear = sum", "ling-far", _LINEAR, "rotate_half_split", lambda _: rotate_interleaved),
     Fault("ling-spec-slope-renumbered", "slope by the number among linear layers", "one-spec",
           "ling", bailing, "at_layer", _renumbered(3)),
     Fault("ling-slope-renumbered", "the reference's slope by that number", "linear = sum", "ling",

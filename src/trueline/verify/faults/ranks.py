@@ -2,30 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from trueline.layers.feedforward import MoE
 from trueline.ops import invariant_math
-from trueline.parallel.collective import Sums, ThreadRank
+from trueline.parallel.collective import RowParallel, ThreadRank
 from trueline.verify.faults import Fault, Make, Running
 
 
-def _own_part_first(over: Make) -> Make:
+def _own_part_first(run: Make) -> Make:
     """Each rank sums over its own heads or width, then these sums are added."""
 
-    def broken(self: Sums, x: Tensor, product: Make) -> Tensor:
-        if not self.whole:
-            summed: Tensor = over(self, x, product)
+    def broken(self: RowParallel, x: Tensor, gemm: Make) -> Tensor:
+        if not self.invariant_sums:
+            summed: Tensor = run(self, x, gemm)
             return summed
         full, part = self.collective.all_gather(x, 1), x.shape[1]
         total = torch.zeros(())
         for start in range(0, full.shape[1], part):
             mine = torch.zeros_like(full)
             mine[:, start : start + part] = full[:, start : start + part]
-            total = total + product(mine)
+            total = total + gemm(mine)
         return self.collective.all_gather(total, 1)
 
     return broken
@@ -45,7 +43,7 @@ def _experts_per_rank(_: Make) -> Make:
 def _experts_by_rank(in_order: Make) -> Make:
     """A token's experts are added as the ranks hold them, not in the order of its ids."""
 
-    def broken(self: MoE, x: Tensor, ids: Tensor, weights: Tensor) -> Any:
+    def broken(self: MoE, x: Tensor, ids: Tensor, weights: Tensor) -> object:
         order = ids.argsort(1)
         return in_order(self, x, ids.gather(1, order), weights.gather(1, order))
 
@@ -55,7 +53,7 @@ def _experts_by_rank(in_order: Make) -> Make:
 def _bits_of_the_heads(run: Make) -> Make:
     """A kernel takes another path for another number of heads."""
 
-    def broken(q: Tensor, *given: Any, **named: Any) -> tuple[Tensor, Tensor]:
+    def broken(q: Tensor, *given: object, **named: object) -> tuple[Tensor, Tensor]:
         out, lse = run(q, *given, **named)
         return out * (1 + 2.0**-22 * q.shape[1]), lse
 
@@ -73,7 +71,7 @@ _BITS, _L = "ranks = one, bitwise", "ling"
 
 RANK_FAULTS = [
     Fault("rank-sums-first", "each rank sums over its own heads first", _BITS, _L,
-          Sums, "over", _own_part_first),
+          RowParallel, "run", _own_part_first),
     Fault("rank-experts-first", "each rank adds up its own experts first", _BITS, _L,
           MoE, "_in_order", _experts_per_rank),
     Fault("experts-by-rank", "experts are added in the order of the ranks", _BITS, _L,

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,21 +11,30 @@ from torch import Tensor
 from trueline.models import deepseek
 from trueline.reference import config as reference_config
 from trueline.reference import model as reference_model
-from trueline.reference.parts import linear, rotate_halves, rotate_pairs
+from trueline.reference.config import Config
+from trueline.reference.functional import (
+    Pair,
+    Params,
+    linear,
+    rotate_half_split,
+    rotate_interleaved,
+)
 from trueline.verify.faults import Fault, Make
 
 
 def _half_rotation(rotate: Make) -> Make:
-    def broken(config: Any, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def broken(config: Config, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
         half = x.shape[-1] // 4 * 2
-        turned: Tensor = rotate(config, x[..., :half], cos[..., : half // 2], sin[..., : half // 2])
-        return torch.cat((turned, x[..., half:]), dim=-1)
+        rotated: Tensor = rotate(
+            config, x[..., :half], cos[..., : half // 2], sin[..., : half // 2]
+        )
+        return torch.cat((rotated, x[..., half:]), dim=-1)
 
     return broken
 
 
 def _value_first(_: Make) -> Make:
-    def broken(config: Any, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def broken(config: Config, weight: Tensor) -> tuple[Tensor, Tensor]:
         heads = weight.view(config.num_attention_heads, -1, config.kv_lora_rank)
         return heads[:, config.v_head_dim :], heads[:, : config.v_head_dim]
 
@@ -34,7 +42,9 @@ def _value_first(_: Make) -> Make:
 
 
 def _latent_without_norm(_: Make) -> Make:
-    def broken(config: Any, params: Any, at: str, x: Tensor, table: Any) -> tuple[Tensor, Tensor]:
+    def broken(
+        config: Config, params: Params, at: str, x: Tensor, table: Pair
+    ) -> tuple[Tensor, Tensor]:
         kv = linear(params, f"{at}.kv_a_proj_with_mqa", x)
         c, p = kv[:, : config.kv_lora_rank], kv[:, config.kv_lora_rank :]
         return c, reference_model.rotate(config, p, *table)
@@ -43,7 +53,7 @@ def _latent_without_norm(_: Make) -> Make:
 
 
 def _keys_of_all_heads_first(_: Make) -> Make:
-    def broken(config: Any, weight: Tensor) -> tuple[Tensor, Tensor]:
+    def broken(config: Config, weight: Tensor) -> tuple[Tensor, Tensor]:
         cut = config.num_attention_heads * config.qk_nope_head_dim
         shape = (config.num_attention_heads, -1, config.kv_lora_rank)
         return weight[:cut].view(shape), weight[cut:].view(shape)
@@ -52,7 +62,9 @@ def _keys_of_all_heads_first(_: Make) -> Make:
 
 
 def _shared_key_unrotated(latent: Make) -> Make:
-    def broken(config: Any, params: Any, at: str, x: Tensor, table: Any) -> tuple[Tensor, Tensor]:
+    def broken(
+        config: Config, params: Params, at: str, x: Tensor, table: Pair
+    ) -> tuple[Tensor, Tensor]:
         raw = linear(params, f"{at}.kv_a_proj_with_mqa", x)
         return latent(config, params, at, x, table)[0], raw[:, config.kv_lora_rank :]
 
@@ -66,7 +78,7 @@ def _with_norm_eps(original: Make) -> Make:
 
 
 def _bias_in_weights(route: Make) -> Make:
-    def broken(config: Any, x: Tensor, gate: Tensor, bias: Tensor | None) -> Any:
+    def broken(config: Config, x: Tensor, gate: Tensor, bias: Tensor | None) -> object:
         ids, _ = route(config, x, gate, bias)
         scores = reference_model.router_scores(config, x, gate)
         biased = scores if bias is None else scores + bias
@@ -76,7 +88,7 @@ def _bias_in_weights(route: Make) -> Make:
 
 
 def _bias_undone(route: Make) -> Make:
-    def broken(config: Any, x: Tensor, gate: Tensor, bias: Tensor | None) -> Any:
+    def broken(config: Config, x: Tensor, gate: Tensor, bias: Tensor | None) -> object:
         ids, _ = route(config, x, gate, bias)
         scores = reference_model.router_scores(config, x, gate)
         if bias is not None:
@@ -86,11 +98,11 @@ def _bias_undone(route: Make) -> Make:
     return broken
 
 
-def _weights(change: Callable[[Any, Tensor, Tensor], Tensor]) -> Make:
+def _weights(change: Callable[[Config, Tensor, Tensor], Tensor]) -> Make:
     """expert_weights, computed by `change(config, gathered scores, all scores)`."""
 
     def make(_: Make) -> Make:
-        def broken(config: Any, scores: Tensor, ids: Tensor) -> Tensor:
+        def broken(config: Config, scores: Tensor, ids: Tensor) -> Tensor:
             return change(config, scores.gather(1, ids), scores)
 
         return broken
@@ -99,7 +111,7 @@ def _weights(change: Callable[[Any, Tensor, Tensor], Tensor]) -> Make:
 
 
 def _scaled_shared(swiglu: Make) -> Make:
-    def broken(params: Any, at: str, x: Tensor) -> Tensor:
+    def broken(params: Params, at: str, x: Tensor) -> Tensor:
         y: Tensor = swiglu(params, at, x)
         return y * 2.5 if at.endswith("shared_experts") else y
 
@@ -107,7 +119,7 @@ def _scaled_shared(swiglu: Make) -> Make:
 
 
 def _swapped_gate_up(_: Make) -> Make:
-    def broken(params: Any, at: str, x: Tensor) -> Tensor:
+    def broken(params: Params, at: str, x: Tensor) -> Tensor:
         gate, up = (linear(params, f"{at}.{n}_proj", x) for n in ("gate", "up"))
         return linear(params, f"{at}.down_proj", gate * torch.sigmoid(up) * up)
 
@@ -115,7 +127,7 @@ def _swapped_gate_up(_: Make) -> Make:
 
 
 def _float64_table(_: Make) -> Make:
-    def broken(config: Any, positions: Tensor) -> tuple[Tensor, Tensor]:
+    def broken(config: Config, positions: Tensor) -> tuple[Tensor, Tensor]:
         angle = positions.double()[:, None] * reference_config.inverse_frequencies(config).double()
         scale = reference_config.cos_sin_scale(config)
         return angle.cos() * scale, angle.sin() * scale
@@ -124,7 +136,7 @@ def _float64_table(_: Make) -> Make:
 
 
 def _low_precision_router(_: Make) -> Make:
-    def broken(config: Any, x: Tensor, gate: Tensor) -> Tensor:
+    def broken(config: Config, x: Tensor, gate: Tensor) -> Tensor:
         logits = (x.bfloat16() @ gate.bfloat16().T).to(x.dtype)
         return logits.softmax(-1) if config.scoring_func == "softmax" else logits.sigmoid()
 
@@ -132,7 +144,7 @@ def _low_precision_router(_: Make) -> Make:
 
 
 def _masked_with_zero(limit_groups: Make) -> Make:
-    def broken(config: Any, choice: Tensor) -> Tensor:
+    def broken(config: Config, choice: Tensor) -> Tensor:
         limited: Tensor = limit_groups(config, choice)
         return limited.masked_fill(limited.isinf(), 0.0)
 
@@ -150,11 +162,11 @@ def _mean_norm(_: Make) -> Make:
     return broken
 
 
-def _scale(change: Callable[[Any, float], float]) -> Make:
+def _scale(change: Callable[[Config, float], float]) -> Make:
     return lambda original: lambda config: change(config, original(config))
 
 
-def _magnitude(config: Any) -> float:
+def _magnitude(config: Config) -> float:
     yarn = config.yarn
     return 1.0 if yarn is None else reference_config.mscale(yarn.factor, yarn.mscale_all_dim)
 
@@ -162,10 +174,12 @@ def _magnitude(config: Any) -> float:
 _MODEL, _CONFIG = reference_model, reference_config
 
 REFERENCE_FAULTS = [
-    Fault("halves-for-pairs", "MLA rotates halves instead of pairs", "oracle", "v3",
-          _MODEL, "rotate", lambda _: lambda c, x, cos, sin: rotate_halves(x, cos, sin)),
-    Fault("pairs-for-halves", "rope_interleave false is ignored", "oracle", "v3-halves",
-          _MODEL, "rotate", lambda _: lambda c, x, cos, sin: rotate_pairs(x, cos, sin)),
+    Fault("half-split-for-interleaved", "MLA rotates half-split instead of interleaved channels",
+          "oracle", "v3",
+          _MODEL, "rotate", lambda _: lambda c, x, cos, sin: rotate_half_split(x, cos, sin)),
+    Fault("interleaved-for-half-split", "rope_interleave false is ignored", "oracle",
+          "v3-half-split", _MODEL, "rotate",
+          lambda _: lambda c, x, cos, sin: rotate_interleaved(x, cos, sin)),
     Fault("half-rotation", "partial_rotary_factor halves the rotated dims (story 1)", "oracle",
           "v3", _MODEL, "rotate", _half_rotation),
     Fault("no-mscale", "softmax scale without YaRN's mscale²", "oracle", "v3",

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import TypeAlias
 
 import torch
 from torch import Tensor
 
 from trueline.models import deepseek
 from trueline.models import parameters as parameter_table
+from trueline.models.parameters import Parameter
 from trueline.reference import weights as reference_weights
+from trueline.spec.feedforward import MoESpec
 from trueline.spec.fields import Fields
 from trueline.spec.source import formula
 from trueline.verify.faults import Fault, Make, Rewriting
@@ -19,12 +21,18 @@ from trueline.weights import ledger as ledger_module
 from trueline.weights import load
 from trueline.weights import value as value_module
 from trueline.weights.formats import block_fp8
+from trueline.weights.formats.block_fp8 import Fp8Stored
+from trueline.weights.value import Weight
+
+Pair = tuple[int, int]
+"""Of rows and of columns."""
+Method: TypeAlias = "classmethod[Weight, [Sequence[Weight], int], Weight]"
 
 
 def _dequantise(change: Callable[..., Tensor]) -> Make:
     """`change` gets numbers, scales, the place of each row and column among them, and the block."""
 
-    def broken(numbers: Tensor, scales: Tensor, first: Any, block: Any) -> Tensor:
+    def broken(numbers: Tensor, scales: Tensor, first: Pair, block: Pair) -> Tensor:
         rows, columns = (
             torch.arange(at, at + size) for at, size in zip(first, numbers.shape, strict=True)
         )
@@ -33,7 +41,7 @@ def _dequantise(change: Callable[..., Tensor]) -> Make:
     return lambda _: broken
 
 
-def _guessed_block(weight: Tensor, scale: Tensor, rows: Tensor, columns: Tensor, _: Any) -> Tensor:
+def _guessed_block(weight: Tensor, scale: Tensor, rows: Tensor, columns: Tensor, _: Pair) -> Tensor:
     """The block side inferred as size / number of scales (576 / 5 = 116)."""
     side = [max(len(n) // s, 1) for n, s in zip((rows, columns), scale.shape, strict=True)]
     at = [(n // d).clamp_max(s - 1)
@@ -42,7 +50,7 @@ def _guessed_block(weight: Tensor, scale: Tensor, rows: Tensor, columns: Tensor,
 
 
 def _whole_blocks_only(
-    weight: Tensor, scale: Tensor, rows: Tensor, columns: Tensor, block: Any
+    weight: Tensor, scale: Tensor, rows: Tensor, columns: Tensor, block: Pair
 ) -> Tensor:
     """Numbers of a partial block at the edge get the scale of the last whole one."""
     last = [max(len(n) // side - 1, 0) for n, side in zip((rows, columns), block, strict=True)]
@@ -54,9 +62,10 @@ def _whole_blocks_only(
 def _scales_cut_across(original: Make) -> Make:
     """A cut of columns takes rows of the scales, and the other way round."""
 
-    def broken(self: Any, axis: int, start: int, stop: int) -> Any:
-        cut, turned = original(self, axis, start, stop), replace(self, scales=self.scales.T)
-        scales = original(turned, axis, start, stop).scales.T
+    def broken(self: Fp8Stored, axis: int, start: int, stop: int) -> Fp8Stored:
+        cut: Fp8Stored = original(self, axis, start, stop)
+        transposed = replace(self, scales=self.scales.T)
+        scales = original(transposed, axis, start, stop).scales.T
         grid = [-(-(at + n) // b) for at, n, b in zip(cut.first, cut.shape, cut.block, strict=True)]
         at = [torch.arange(n).clamp_max(m - 1) for n, m in zip(grid, scales.shape, strict=True)]
         return replace(cut, scales=scales[at[0]][:, at[1]])
@@ -68,19 +77,19 @@ def _cuts_begin_blocks(original: Make) -> Make:
     return lambda *given: replace(original(*given), first=(0, 0))
 
 
-def _merged(original: Any) -> Any:
+def _merged(original: Method) -> Method:
     """Numbers and scales of two weights are concatenated alike, wherever the first one ends."""
 
-    def broken(cls: Any, weights: Any, axis: int = 0) -> Any:
+    def broken(cls: type[Weight], weights: Sequence[Weight], axis: int = 0) -> Weight:
         right = original.__func__(cls, weights, axis)
         stored = [part.stored for weight in weights for part in weight.parts]
-        if not all(isinstance(each, block_fp8.Fp8Stored) for each in stored):
+        fp8 = [each for each in stored if isinstance(each, Fp8Stored)]
+        if len(fp8) < len(stored):
             return right
         numbers, scales = (
-            torch.cat([getattr(each, name) for each in stored], axis)
-            for name in ("numbers", "scales")
+            torch.cat([getattr(each, name) for each in fp8], axis) for name in ("numbers", "scales")
         )
-        one = block_fp8.Fp8Stored(numbers, scales, stored[0].block, stored[0].first)
+        one = Fp8Stored(numbers, scales, fp8[0].block, fp8[0].first)
         return replace(right, parts=(replace(right.parts[0], stored=one),))
 
     return classmethod(broken)
@@ -90,8 +99,8 @@ def _ignored_by_part(_: Make) -> Make:
     return lambda storage, weight: any(entry in weight for entry in storage.ignored_modules)
 
 
-def _swapped_halves(original: Make) -> Make:
-    def broken(moe: Any, *rest: Any) -> Iterator[Any]:
+def _swapped_gate_and_up(original: Make) -> Make:
+    def broken(moe: MoESpec, *rest: object) -> Iterator[Parameter]:
         for parameter in original(moe, *rest):
             if not parameter.name.endswith("gate_up_proj"):
                 yield parameter
@@ -108,7 +117,7 @@ def _swapped_halves(original: Make) -> Make:
 
 
 def _mtp_not_skipped(original: Make) -> Make:
-    def broken(spec: Any, name: str) -> Any:
+    def broken(spec: object, name: str) -> object:
         reason = original(spec, name)
         return None if reason and "MTP" in reason else reason
 
@@ -140,7 +149,7 @@ WEIGHT_FAULTS = [
     Fault("fp8-concat-merged", "after concat, rows get the scale of a neighbour block",
           "weight values", "fp8", value_module.Weight, "concat", _merged),
     Fault("experts-swapped", "up rows before gate rows in the stacked experts", "ledger", "v3",
-          parameter_table, "_moe", _swapped_halves),
+          parameter_table, "_moe", _swapped_gate_and_up),
     Fault("prefix-lost", "K2.5's weight prefix is not known", "ledger", "k25",
           ledger_module, "published_name", lambda _: lambda spec, stored: stored),
     Fault("mtp-as-main", "the MTP layer is not skipped", "ledger", "v3-mtp",

@@ -12,11 +12,11 @@ from trueline.verify import sparse
 from trueline.verify.cases import Subject
 from trueline.verify.ops import (
     attention,
+    basic,
     index,
     latent,
     lightning,
     linear_layer,
-    parts,
     ranks,
     sampling,
 )
@@ -37,22 +37,22 @@ class OpCheck:
 
 OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
     "linear": (
-        OpCheck("numbers", parts.linear),
-        OpCheck("bits", parts.linear_bits, True),
+        OpCheck("numbers", basic.linear),
+        OpCheck("bits", basic.linear_bits, True),
         OpCheck("ranks", ranks.linear, True),
     ),
     "batched_gemm": (
-        OpCheck("numbers", parts.batched_gemm),
-        OpCheck("bits", parts.batched_gemm_bits, True),
+        OpCheck("numbers", basic.batched_gemm),
+        OpCheck("bits", basic.batched_gemm_bits, True),
         OpCheck("ranks", ranks.batched_gemm, True),
     ),
     "mlp": (
-        OpCheck("numbers", parts.mlp),
-        OpCheck("bits", parts.mlp_bits, True),
+        OpCheck("numbers", basic.mlp),
+        OpCheck("bits", basic.mlp_bits, True),
         OpCheck("ranks", ranks.mlp, True),
     ),
-    "rms_norm": (OpCheck("numbers", parts.rms_norm),),
-    "rope": (OpCheck("numbers", parts.rope),),
+    "rms_norm": (OpCheck("numbers", basic.rms_norm),),
+    "rope": (OpCheck("numbers", basic.rope),),
     "latent_write": (OpCheck("numbers", latent.latent_write),),
     "mla_decode": (
         OpCheck("numbers", attention.mla_decode),
@@ -83,12 +83,12 @@ OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
         OpCheck("real dims", sparse.sparse_mla_wide),
         OpCheck("ranks", ranks.sparse_mla, True),
     ),
-    "route": (OpCheck("choices", parts.route),),
-    "experts": (OpCheck("numbers", parts.experts), OpCheck("ranks", ranks.experts, True)),
+    "route": (OpCheck("choices", basic.route),),
+    "experts": (OpCheck("numbers", basic.experts), OpCheck("ranks", ranks.experts, True)),
     "sampling": (
         OpCheck("definition", sampling.sampling),
         OpCheck("scores", sampling.scores),
-        OpCheck("company", sampling.alone_or_together),
+        OpCheck("batch", sampling.alone_or_together),
     ),
 }
 

@@ -49,7 +49,7 @@ def _latent(q: Tensor, keys: list[Tensor], scale: float, latent: int) -> tuple[T
     made = []
     for row, each in zip(q.double(), keys, strict=True):
         key = each.double()
-        off = scale * bounds.product(row, key, q.dtype)
+        off = scale * bounds.gemm(row, key, q.dtype)
         made.append(bounds.softmax(scale * (row @ key.mT), off, key[:, :latent], dtype=q.dtype))
     if not made:
         none = torch.zeros(q.shape[:2], dtype=torch.float64)
@@ -94,11 +94,11 @@ def _expanded(
     q: Tensor, held: Tensor, seen: list[slice | list[int]], heads: HeadWeights, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Of queries [n, heads, nope + rope] and the positions that each sees. Keys and values are
-    made by a product, or queries and results: its error and, in a 16-bit dtype, its rounding
+    computed by a GEMM, or queries and results: its error and, in a 16-bit dtype, its rounding
     scatter into every score and every row."""
     nope, latent = heads.key.shape[-1], heads.key.shape[1]
     key_weights, value_weights = heads.key.double(), heads.value.double()
-    inner, turned = held[:, :latent].double(), held[:, latent:].double()
+    inner, key_rope = held[:, :latent].double(), held[:, latent:].double()
     keys, key_squares = inner @ key_weights, inner.square() @ key_weights.square()
     values = inner @ value_weights.mT  # [h, s, v]
     sizes = (inner.square() @ value_weights.square().mT).sqrt()
@@ -107,10 +107,10 @@ def _expanded(
     made = []
     for row, at in zip(q.double(), seen, strict=True):
         straight, rotated = row[:, :nope, None], row[:, nope:]
-        scores = (keys[:, at] @ straight)[..., 0] + rotated @ turned[at].mT
+        scores = (keys[:, at] @ straight)[..., 0] + rotated @ key_rope[at].mT
         # of all products of a query, a weight and a number of the cache
         triples = (key_squares[:, at] @ straight.square())[..., 0]
-        size = (triples + rotated.square() @ turned[at].square().mT).sqrt()
+        size = (triples + rotated.square() @ key_rope[at].square().mT).sqrt()
         absorbed = (key_weights @ straight)[..., 0]  # [h, latent]
         either = (keys[:, at].square() @ straight.square())[..., 0]
         either = either.maximum(absorbed.square() @ inner[at].square().mT)

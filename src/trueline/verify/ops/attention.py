@@ -3,16 +3,17 @@ and form."""
 
 from __future__ import annotations
 
-from typing import Any, get_args
+from typing import cast, get_args
 
 import torch
 from torch import Tensor
 
+from trueline.cache.kinds.latent import PrefillSlice
 from trueline.cache.layout import LatentLayout
 from trueline.cache.store import LatentStore
-from trueline.layers.context import PrefillSlice
-from trueline.ops.mla_decode import DecodeRows, DecodeTable, Tiling
-from trueline.ops.mla_prefill import Form, PrefillRow
+from trueline.ops.capabilities import Opaque
+from trueline.ops.mla_decode import DecodeRows, DecodeTable, MLADecodeOp, Tiling
+from trueline.ops.mla_prefill import Form, MaskedPrefill, MLAPrefill, PrefillRow
 from trueline.verify.bounds import AROUND, Attended, rounding
 from trueline.verify.ops import attended, chosen
 from trueline.verify.ops.data import (
@@ -42,7 +43,7 @@ PREFILLS = ((0, 1), (0, 40), (17, 1), (30, 25), (600, 3), (1, 700), (2030, 30))
 WIDE_PREFILLS = ((0, 1), (0, 40), (63, 130), (1, 300), (300, 70))
 
 
-def mla_decode(op: Any, dtype: torch.dtype = torch.float32) -> None:
+def mla_decode(op: MLADecodeOp, dtype: torch.dtype = torch.float32) -> None:
     for block_size, heads in SHAPES:
         view, rows = paged([1, 2, 63, 64, 65, 130, 0, 300], block_size, dtype=dtype)
         q = randn(8, heads, L + R, seed=9).to(dtype)
@@ -53,7 +54,7 @@ def mla_decode(op: Any, dtype: torch.dtype = torch.float32) -> None:
             same_attention(what, op.run(q, view, prepared, softmax_scale=SCALE), exact, dtype)
 
 
-def mla_decode_wide(op: Any, dtype: torch.dtype = torch.float32) -> None:
+def mla_decode_wide(op: MLADecodeOp, dtype: torch.dtype = torch.float32) -> None:
     for block_size, heads, apart in WIDE_SHAPES:
         view, rows = paged([1, 64, 129, 0, 300, 65], block_size, dtype=dtype, dims=WIDE)
         q = randn(6, heads, WIDE.width + apart, seed=9).to(dtype)[..., apart:]
@@ -78,7 +79,7 @@ def same_attention(
     within(f"{what}: lse", lse[full][:, None], exact.lse[full][:, None], limit)
 
 
-def decode_table(op: Any, dtype: torch.dtype = torch.float32) -> None:
+def decode_table(op: MLADecodeOp, dtype: torch.dtype = torch.float32) -> None:
     """What a captured graph sees: a table with room to spare, padded rows, and other contexts in
     the same buffers later. The null block, at which all that is spare points, holds NaN."""
     heads, block_size = 15, 16
@@ -96,7 +97,7 @@ def decode_table(op: Any, dtype: torch.dtype = torch.float32) -> None:
         same_attention(f"mla_decode, a table with {contexts}", ours, exact, dtype)
 
 
-def natural_lse(op: Any, dtype: torch.dtype = torch.float32) -> None:
+def natural_lse(op: MLADecodeOp, dtype: torch.dtype = torch.float32) -> None:
     """Two keys with known scores: ln(e^a + e^b)."""
     store = LatentStore(LatentLayout(2, 2, 1), 1, 3, dtype)
     view = store.views[0]
@@ -110,7 +111,7 @@ def natural_lse(op: Any, dtype: torch.dtype = torch.float32) -> None:
     within("mla_decode, natural lse", lse, exact, limit)
 
 
-def mla_decode_bits(op: Any) -> None:
+def mla_decode_bits(op: MLADecodeOp) -> None:
     lengths = [1, 64, 65, 200, 130, 7, 300, 2]
     view, rows = paged(lengths, 3)
     q = randn(8, H, L + R, seed=4)
@@ -118,24 +119,24 @@ def mla_decode_bits(op: Any) -> None:
     for some in ([3], [0, 7], [6, 2, 4], [5, 6, 7, 0, 1, 2, 3, 4]):
         part = DecodeRows([lengths[i] for i in some], [rows.block_ids[i] for i in some])
         out, _ = op.run(q[some], view, op.prepare(part, view, FIXED, H), softmax_scale=SCALE)
-        require(torch.equal(out, whole[some]), "mla_decode: a row's bits depend on its company")
+        require(torch.equal(out, whole[some]), "mla_decode: a row's bits depend on the batch")
 
 
-def mla_prefill(op: Any, dtype: torch.dtype = torch.float32) -> None:
+def mla_prefill(op: MLAPrefill[Opaque], dtype: torch.dtype = torch.float32) -> None:
     for block_size in PREFILL_BLOCKS:
         prefills(op, dtype, SMALL, H, block_size, PREFILLS)
     if "run_chosen" in op.capabilities.optional:
-        chosen.chosen(op, dtype)
+        chosen.chosen(cast("MaskedPrefill[Opaque]", op), dtype)
 
 
-def mla_prefill_wide(op: Any, dtype: torch.dtype = torch.float32) -> None:
+def mla_prefill_wide(op: MLAPrefill[Opaque], dtype: torch.dtype = torch.float32) -> None:
     prefills(op, dtype, WIDE, 2, 16, WIDE_PREFILLS)
     if "run_chosen" in op.capabilities.optional:
-        chosen.chosen(op, dtype, WIDE)
+        chosen.chosen(cast("MaskedPrefill[Opaque]", op), dtype, WIDE)
 
 
 def prefills(
-    op: Any,
+    op: MLAPrefill[Opaque],
     dtype: torch.dtype,
     dims: Dims,
     count_heads: int,

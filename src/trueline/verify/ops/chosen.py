@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from trueline.cache.store import LatentView
-from trueline.ops.mla_prefill import HeadWeights, PrefillRow
+from trueline.ops.capabilities import Opaque
+from trueline.ops.mla_prefill import HeadWeights, MaskedPrefill, PrefillRow
 from trueline.ops.sparse_rows import Run, SparseRows
 from trueline.verify.bounds import Attended
 from trueline.verify.ops import attended
@@ -23,7 +23,7 @@ SPARE = 3
 
 
 @dataclass(frozen=True)
-class Part:
+class ChosenRow:
     tokens: slice
     row: PrefillRow
     chosen: int
@@ -48,16 +48,16 @@ def choices(start: int, count: int, kind: int) -> list[list[int]]:
     return made
 
 
-def step(dtype: torch.dtype, dims: Dims) -> tuple[LatentView, list[Part], list[Tensor], int]:
+def step(dtype: torch.dtype, dims: Dims) -> tuple[LatentView, list[ChosenRow], list[Tensor], int]:
     """The cache, the runs, what two layers chose, and how many tokens there are."""
     view, held = paged([start + count for start, count in RUNS], 4, dtype=dtype, dims=dims)
-    parts: list[Part] = []
+    parts: list[ChosenRow] = []
     between = [[1 << 40] * WIDTH] * SPARE
     layers = [list(between), list(between)]
     token = 2 * SPARE
     for kind, ((start, count), ids) in enumerate(zip(RUNS, held.block_ids, strict=True)):
         row = PrefillRow(start, count, ids)
-        parts.append(Part(slice(token, token + count), row, len(layers[0])))
+        parts.append(ChosenRow(slice(token, token + count), row, len(layers[0])))
         for layer, rows in enumerate(layers):
             rows += [*choices(start, count, kind + layer), *between]
         token += count + 1
@@ -66,14 +66,16 @@ def step(dtype: torch.dtype, dims: Dims) -> tuple[LatentView, list[Part], list[T
 
 
 def exact(
-    q: Tensor, view: LatentView, part: Part, heads: HeadWeights, positions: Tensor, dims: Dims
+    q: Tensor, view: LatentView, part: ChosenRow, heads: HeadWeights, positions: Tensor, dims: Dims
 ) -> Attended:
     row = part.row
     rows = SparseRows((Run(row.block_ids, row.start + 1, row.count),))
     return attended.chosen(q, view, row, heads, rows, positions, dims.scale)
 
 
-def chosen(op: Any, dtype: torch.dtype = torch.float32, dims: Dims = SMALL) -> None:
+def chosen(
+    op: MaskedPrefill[Opaque], dtype: torch.dtype = torch.float32, dims: Dims = SMALL
+) -> None:
     """Two layers of a step that chose otherwise; then a position that its token does not see."""
     view, parts, layers, tokens = step(dtype, dims)
     heads = dims.weights(HEADS, dtype)

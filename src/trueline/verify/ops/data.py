@@ -13,6 +13,7 @@ from trueline.cache.layout import LatentLayout
 from trueline.cache.store import LatentStore, LatentView
 from trueline.device import interpreting
 from trueline.ops.capabilities import HeadDims
+from trueline.ops.linear import LinearOp
 from trueline.ops.mla_decode import DecodeRows, MLADecodeOp
 from trueline.ops.mla_prefill import HeadWeights
 from trueline.ops.registry import implementation
@@ -48,6 +49,11 @@ class Dims:
 
     def heads(self, count: int) -> HeadDims:
         return HeadDims(count, self.nope, self.value)
+
+
+def torch_linear() -> LinearOp:
+    """For ops that are given a linear."""
+    return implementation("linear", "torch_mm")
 
 
 def decode_beside() -> MLADecodeOp:

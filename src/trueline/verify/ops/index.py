@@ -1,33 +1,42 @@
-"""What an indexer writes and turns before scores, and what is left alone."""
+"""What an indexer writes and rotates before scores, and what is left alone."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import TypedDict
 
 import torch
 from torch import Tensor
 
 from trueline.cache.index import IndexStore
-from trueline.cache.layout import GROUP, KINDS, SCALE_BYTES, STORAGES, IndexLayout
+from trueline.cache.layout import GROUP, INDEX_LAYOUTS, SCALE_BYTES, STORAGES, IndexLayout
 from trueline.ops.capabilities import Context
 from trueline.ops.index_scores.reference import read_keys
+from trueline.ops.index_write import IndexWrite
 from trueline.ops.index_write import reference as exact
+from trueline.ops.rope import Rope
 from trueline.ops.rope import cpu as rope
 from trueline.spec.rope import Pairing
 from trueline.verify.bounds import norm_bound, rounding
+from trueline.verify.ops.basic import ROTATION
 from trueline.verify.ops.data import close, randn, require, within
-from trueline.verify.ops.parts import ROTATION
 
 DIM, ROPE, HEADS = 48, 20, 5
-PAIRINGS: tuple[Pairing, ...] = ("pairs", "halves")
+PAIRINGS: tuple[Pairing, ...] = ("interleaved", "half-split")
 BLOCKS = 6
 STEP = {"float32": 0.0, "float16": 2.0**-10, "bfloat16": 2.0**-7, "e4m3fn": 2.0**-3,
         "e4m3fnuz": 2.0**-3}  # fmt: skip
 """From a stored number to the next: one at the edge may round either way."""
 
 
-def turning(n: int, pairing: Pairing) -> dict[str, Any]:
+class Rotation(TypedDict):
+    cos: Tensor
+    sin: Tensor
+    pairing: Pairing
+    rope: Rope
+
+
+def rotation(n: int, pairing: Pairing) -> Rotation:
     """Angles of a wider table."""
     angles = 100 * randn(n, ROPE // 2 + 3, seed=3)[:, 1:-2]
     return {"cos": 1.3 * angles.cos(), "sin": 1.3 * angles.sin(), "pairing": pairing, "rope": rope}
@@ -35,16 +44,16 @@ def turning(n: int, pairing: Pairing) -> dict[str, Any]:
 
 def places(storage: str) -> Iterator[IndexLayout]:
     for size in (1, 16):
-        for kind in KINDS:
+        for kind in INDEX_LAYOUTS:
             if kind != "shuffled" or size % GROUP == 0:
                 yield IndexLayout(DIM, size, storage, kind)
     yield IndexLayout(DIM, 16, storage, "planar", power_of_two=False)
 
 
 def index_write(
-    op: Any, dtype: torch.dtype = torch.float32, storages: Iterable[str] = STORAGES
+    op: IndexWrite, dtype: torch.dtype = torch.float32, storages: Iterable[str] = STORAGES
 ) -> None:
-    """Parts of a wider product, scattered cells; no byte of another cell is written."""
+    """Columns of a wider projection, scattered cells; no byte of another cell is written."""
     for storage in storages:
         for layout in places(storage):
             if not op.capabilities.refusals(Context(dtype=dtype, index=layout)):
@@ -52,23 +61,20 @@ def index_write(
                     _writes(op, dtype, layout, pairing)
 
 
-def _writes(op: Any, dtype: torch.dtype, layout: IndexLayout, pairing: Pairing) -> None:
+def _writes(op: IndexWrite, dtype: torch.dtype, layout: IndexLayout, pairing: Pairing) -> None:
     what = f"index_write, {layout.storage}, {layout.kind}, blocks of {layout.block_size}, {pairing}"
     count = BLOCKS * layout.block_size
     n = min(5, count)
     whole = (randn(n, DIM + 7, seed=n) * 3 + 1).to(dtype)
     key, before = whole[:, 4:-3], whole.clone()
-    options = {
-        "norm": (0.5 + randn(DIM, seed=2).abs()).to(dtype),
-        "bias": randn(DIM, seed=4).to(dtype),
-        "eps": 0.3,
-        **turning(n, pairing),
-    }
+    norm, bias = (0.5 + randn(DIM, seed=2).abs()).to(dtype), randn(DIM, seed=4).to(dtype)
     cells = (torch.arange(n) * 7 + 2) % count
     stores = [IndexStore(layout, 2, BLOCKS) for _ in range(2)]
-    for each, store in zip((op, exact), stores, strict=True):
+    ops: tuple[IndexWrite, ...] = (op, exact)
+    for each, store in zip(ops, stores, strict=True):
         store.bytes.fill_(0xA5)
-        each.run(key, store.views[1], cells, **options)
+        view = store.views[1]
+        each.run(key, view, cells, norm=norm, bias=bias, eps=0.3, **rotation(n, pairing))
     require(torch.equal(whole, before), f"{what}: writes its input")
     found, wanted = (_read(store, cells) for store in stores)
     # the mean is of numbers as large as those that it is taken off; then as a norm
@@ -96,12 +102,13 @@ def _touched(layout: IndexLayout, cells: Tensor) -> Tensor:
     return own
 
 
-def index_rotate(op: Any, dtype: torch.dtype = torch.float32) -> None:
+def index_rotate(op: IndexWrite, dtype: torch.dtype = torch.float32) -> None:
+    ops: tuple[IndexWrite, ...] = (op, exact)
     for pairing in PAIRINGS:
         for n, heads in ((1, 1), (4, HEADS), (3, 17)):
             wide = randn(n, heads + 1, DIM + 3, seed=n).to(dtype)
             q, before = wide[:, 1:, 2:-1], wide.clone()
-            ours, wanted = (each.rotate(q, **turning(n, pairing)) for each in (op, exact))
+            ours, wanted = (each.rotate(q, **rotation(n, pairing)) for each in ops)
             what = f"index_write, {heads} heads rotated in {pairing}"
             require(torch.equal(wide, before), f"{what}: writes its input")
             require(ours.dtype == dtype, f"{what}: {ours.dtype}")

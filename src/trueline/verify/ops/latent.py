@@ -2,60 +2,73 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import torch
+from torch import Tensor
 
 from trueline.cache.layout import LatentLayout
 from trueline.cache.store import LatentStore
-from trueline.ops.latent_write import Parts
+from trueline.ops.latent_write import LatentWrite, Parts
 from trueline.ops.latent_write import reference as exact
 from trueline.ops.rms_norm import cpu as rms_norm
 from trueline.ops.rope import cpu as rope
 from trueline.spec.rope import Pairing
 from trueline.verify.bounds import narrow, norm_bound, rounding
+from trueline.verify.ops.basic import ROTATION
 from trueline.verify.ops.data import H, L, R, close, randn, require
-from trueline.verify.ops.parts import ROTATION
 
 
-def latent_write(op: Any, dtype: torch.dtype = torch.float32) -> None:
-    """Parts of one wider product, as the layer hands them over; scattered cells, NaN elsewhere."""
-    pairings: tuple[Pairing, ...] = ("pairs", "halves")
+def latent_write(op: LatentWrite, dtype: torch.dtype = torch.float32) -> None:
+    """Columns of one wider projection, as the layer has them; scattered cells, NaN elsewhere."""
+    pairings: tuple[Pairing, ...] = ("interleaved", "half-split")
     for pairing in pairings:
         for n, block_size in ((1, 1), (9, 3), (5, 16)):
             whole = (randn(n, L + R + H * R + 3, seed=n) * 3).to(dtype)
             latent, key, rest = whole[:, :L], whole[:, L : L + R], whole[:, L + R : L + R + H * R]
             queries = rest.reshape(n, H, R)
             angles = 100 * randn(n, R // 2, seed=3)
-            options = {
-                "norm": (0.5 + randn(L, seed=2).abs()).to(dtype),
-                "eps": 1e-2,
-                "cos": 1.3 * angles.cos(),
-                "sin": 1.3 * angles.sin(),
-                "pairing": pairing,
-                "parts": Parts(rms_norm, rope),
-            }
+            norm = (0.5 + randn(L, seed=2).abs()).to(dtype)
             cells = (torch.arange(n) * 7 + 2) % 40
             stores = [LatentStore(LatentLayout(L, R, block_size), 1, 48, dtype) for _ in range(2)]
             for store in stores:
                 store.rows.fill_(torch.nan)
             before = whole.clone()
-            ours, wanted = (
-                each.run(latent, key, queries, store.views[0], cells, **options)
-                for each, store in zip((op, exact), stores, strict=True)
-            )
+            given = partial(
+                _written, latent=latent, key=key, queries=queries, cells=cells, norm=norm,
+                angles=angles, pairing=pairing,
+            )  # fmt: skip
+            ours, wanted = given(op, stores[0]), given(exact, stores[1])
             what = f"latent_write, {pairing}, {n} tokens"
             require(torch.equal(whole, before), f"{what}: writes its input")
             # either side of a rounding, ours and the reference's, before the weight and after it
             twice = rounding(4 if narrow(dtype) else 1, dtype)
-            turned = rounding(ROTATION) + twice
-            close(f"{what}: queries", ours[..., L:], wanted[..., L:], turned)
+            rotated = rounding(ROTATION) + twice
+            close(f"{what}: queries", ours[..., L:], wanted[..., L:], rotated)
             rows, exact_rows = (store.rows[0] for store in stores)
             for part, off in (
                 (slice(0, L), norm_bound(L) + twice),
-                (slice(L, L + R), turned),
+                (slice(L, L + R), rotated),
             ):
                 close(f"{what}: cache", rows[cells, part], exact_rows[cells, part], off)
             others = torch.ones(len(rows), dtype=torch.bool)
             others[cells] = False
             require(bool(rows[others].isnan().all()), f"{what}: writes cells of others")
+
+
+def _written(
+    op: LatentWrite,
+    store: LatentStore,
+    latent: Tensor,
+    key: Tensor,
+    queries: Tensor,
+    cells: Tensor,
+    norm: Tensor,
+    angles: Tensor,
+    pairing: Pairing,
+) -> Tensor:
+    return op.run(
+        latent, key, queries, store.views[0], cells, norm=norm, eps=1e-2,
+        cos=1.3 * angles.cos(), sin=1.3 * angles.sin(), pairing=pairing,
+        parts=Parts(rms_norm, rope),
+    )  # fmt: skip

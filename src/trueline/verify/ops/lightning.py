@@ -5,15 +5,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cache
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from trueline.cache.state import StateStore, StateView
-from trueline.ops.lightning import StateRow, reference
+from trueline.ops.capabilities import Opaque
+from trueline.ops.lightning import LightningAttention, StateRow
+from trueline.ops.registry import implementation
 from trueline.verify.bounds import chain_bound, dot_bound, narrow, scattered, stored, unit
 from trueline.verify.ops.data import randn, require, within
+
+LightningOp = LightningAttention[Opaque, Opaque]
+
+
+def definition() -> LightningOp:
+    """The definition, in float64."""
+    return implementation("lightning", "reference")
+
 
 SCALE = 0.37
 LENGTH = 300
@@ -60,7 +69,7 @@ def slots(tail: int, count: int, dtype: torch.dtype = torch.float32) -> StateVie
 
 
 def run(
-    op: Any, view: StateView, t: Tokens, start: int, stop: int, chunk: int, slot: int = 1
+    op: LightningOp, view: StateView, t: Tokens, start: int, stop: int, chunk: int, slot: int = 1
 ) -> Tensor:
     """Tokens start..stop on one slot, `chunk` at a time; 0 means by decode."""
     out = []
@@ -76,7 +85,7 @@ def run(
     return torch.cat(out)
 
 
-def prefill(op: Any, view: StateView, t: Tokens, part: slice, row: StateRow) -> Tensor:
+def prefill(op: LightningOp, view: StateView, t: Tokens, part: slice, row: StateRow) -> Tensor:
     """A row alone."""
     q, k, v = t.q[part], t.k[part], t.v[part]
     prepared = op.prepare_prefill([(slice(0, len(q)), row)])
@@ -93,7 +102,7 @@ def exact(length: int = LENGTH, dtype: torch.dtype = torch.float32) -> tuple[Ten
 def _exact(length: int, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     t = tokens(length, dtype).exactly()
     view = slots(FREE, 2, torch.float64)
-    out = run(reference, view, t, 0, length, length)
+    out = run(definition(), view, t, 0, length, length)
     return out, out_bound(t, out, dtype)
 
 
@@ -120,7 +129,9 @@ def state_bound(t: Tokens, stop: int, tail: int, dtype: torch.dtype) -> Tensor:
     return dot_bound(count, size, dtype) + (unit(dtype) ** 2 if narrow(dtype) else 0.0) * size
 
 
-def _cuts(op: Any, tail: int, dtype: torch.dtype = torch.float32, length: int = LENGTH) -> None:
+def _cuts(
+    op: LightningOp, tail: int, dtype: torch.dtype = torch.float32, length: int = LENGTH
+) -> None:
     t, (wanted, off) = tokens(length, dtype), exact(length, dtype)
     before = [x.clone() for x in (t.q, t.k, t.v)]
     for chunk in (0, 1, 7, 63, 64, 65, length):
@@ -134,17 +145,17 @@ def _how(chunk: int) -> str:
     return f"{chunk} tokens at a time" if chunk else "by decode"
 
 
-def any_cuts(op: Any, dtype: torch.dtype = torch.float32, length: int = LENGTH) -> None:
+def any_cuts(op: LightningOp, dtype: torch.dtype = torch.float32, length: int = LENGTH) -> None:
     _cuts(op, FREE, dtype, length)
 
 
 def any_decay(
-    op: Any, dtype: torch.dtype = torch.float32, length: int = 130, steps: int = 2000
+    op: LightningOp, dtype: torch.dtype = torch.float32, length: int = 130, steps: int = 2000
 ) -> None:
     """So strong that its inverse overflows; and so weak that a rounded factor would drift."""
     t = tokens(length, dtype)
     t = Tokens(t.q, t.k, t.v, torch.tensor([0.0, 20.0, 1000.0]))
-    wanted = run(reference, slots(FREE, 2, torch.float64), t.exactly(), 0, length, length)
+    wanted = run(definition(), slots(FREE, 2, torch.float64), t.exactly(), 0, length, length)
     off = out_bound(t, wanted, dtype)
     for chunk in (0, 63, length):
         ours = run(op, slots(FREE, 2), t, 0, length, chunk)
@@ -161,7 +172,7 @@ def any_decay(
         within("lightning, weak decay", view.state[1].flatten(1), left, drift)
 
 
-def _slots(op: Any, tail: int, dtype: torch.dtype = torch.float32) -> None:
+def _slots(op: LightningOp, tail: int, dtype: torch.dtype = torch.float32) -> None:
     """Rows of prefill, with and without a source, own or another's, and a snapshot at the end."""
     t, (wanted, off) = tokens(LENGTH, dtype), exact(LENGTH, dtype)
     for start, count, slot in ((0, 1, 4), (0, 70, 2), (5, 1, 4), (63, 1, 2), (40, 100, 4)):
@@ -181,7 +192,7 @@ def _slots(op: Any, tail: int, dtype: torch.dtype = torch.float32) -> None:
             require(kept, f"{what}: another slot was written")
 
 
-def _snapshots(op: Any, tail: int, dtype: torch.dtype = torch.float32) -> None:
+def _snapshots(op: LightningOp, tail: int, dtype: torch.dtype = torch.float32) -> None:
     """What a run that stopped there leaves."""
     t, places = tokens(LENGTH, dtype), (6, 7, 63, 64, 65, 128, 130, 205)
     view = slots(tail, 12)
@@ -191,12 +202,12 @@ def _snapshots(op: Any, tail: int, dtype: torch.dtype = torch.float32) -> None:
     prefill(op, view, t, part, row)
     for i, place in enumerate(places):
         stopped = slots(tail, 2)
-        run(reference, stopped, t, 0, place, place)
+        run(definition(), stopped, t, 0, place, place)
         off = state_bound(t, place, tail, dtype)
         _same_slot(f"lightning, tail {tail}, snapshot at {place}", view, 3 + i, stopped, off)
 
 
-def _mixed(op: Any, tail: int, dtype: torch.dtype = torch.float32) -> None:
+def _mixed(op: LightningOp, tail: int, dtype: torch.dtype = torch.float32) -> None:
     """Decode of shuffled slots: own and other sources, one of them read by three rows, one of
     which writes it; a row from zeros; snapshots."""
     t, (wanted, off) = tokens(LENGTH, dtype), exact(LENGTH, dtype)
@@ -217,7 +228,7 @@ def _mixed(op: Any, tail: int, dtype: torch.dtype = torch.float32) -> None:
     within(what, out, wanted[at], off[at])
     for slot, start in starts.items():
         alone = slots(tail, 2)
-        run(reference, alone, t, 0, start + 1, 50)
+        run(definition(), alone, t, 0, start + 1, 50)
         left = state_bound(t, start + 1, tail, dtype)
         for place in {slot, taken.get(slot, slot)}:
             _same_slot(f"{what}: slot {place}", view, place, alone, left)
@@ -225,7 +236,7 @@ def _mixed(op: Any, tail: int, dtype: torch.dtype = torch.float32) -> None:
     require(untouched, f"{what}: another slot was written")
 
 
-def _together(op: Any, dtype: torch.dtype) -> None:
+def _together(op: LightningOp, dtype: torch.dtype) -> None:
     """Rows of a step at once: long and short ones, two from one snapshot, with other tokens
     between them."""
     t, (wanted, off) = tokens(LENGTH, dtype), exact(LENGTH, dtype)
@@ -244,7 +255,7 @@ def _together(op: Any, dtype: torch.dtype) -> None:
         within(f"{what}: {row}", out[part], wanted[at], off[at])
     for slot, place in ((2, 60), (3, 170), (4, 70), (5, 64), (6, 106)):
         alone = slots(FREE, 2)
-        run(reference, alone, t, 0, place, place)
+        run(definition(), alone, t, 0, place, place)
         left = state_bound(t, place, FREE, dtype)
         _same_slot(f"{what}: slot {slot}", view, slot, alone, left)
     require(bool(view.state[[0, 1, 7]].isnan().all()), f"{what}: another slot was written")
@@ -258,19 +269,19 @@ def _same_slot(what: str, view: StateView, slot: int, wanted: StateView, off: Te
     require(torch.equal(view.values[slot], wanted.values[1]), f"{what}: values of the open tile")
 
 
-def free_slots(op: Any, dtype: torch.dtype = torch.float32) -> None:
+def free_slots(op: LightningOp, dtype: torch.dtype = torch.float32) -> None:
     for check in (_slots, _snapshots, _mixed):
         check(op, FREE, dtype)
     _together(op, dtype)
 
 
-def fixed_form(op: Any) -> None:
+def fixed_form(op: LightningOp) -> None:
     for tail in FIXED:
         for check in (_cuts, _slots, _snapshots, _mixed):
             check(op, tail)
 
 
-def fixed_bits(op: Any) -> None:
+def fixed_bits(op: LightningOp) -> None:
     """The same bits, in outputs and slots, whatever the cuts, and whoever shares the step."""
     t = tokens()
     for tail in FIXED:

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from typing import Any
+from functools import partial
 
 import torch
 from torch import Tensor
 
+from trueline.ops.gated_norm import GatedNorm
 from trueline.ops.gated_norm import reference as norm_reference
 from trueline.ops.latent_write import Parts
+from trueline.ops.qkv_prepare import QKVPrepare
 from trueline.ops.qkv_prepare import reference as inputs_reference
 from trueline.ops.rms_norm import cpu as rms_norm
 from trueline.ops.rope import cpu as rope
 from trueline.spec.rope import Pairing
 from trueline.verify.bounds import AROUND, norm_bound, rounding
+from trueline.verify.ops.basic import ROTATION
 from trueline.verify.ops.data import randn, require, rounded_alike, within
-from trueline.verify.ops.parts import ROTATION
 
 HEADS, D = 5, 14
 PARTS = Parts(rms_norm, rope)
@@ -23,34 +25,43 @@ INPUTS = norm_bound(D) + rounding(ROTATION + 2 * AROUND)
 """Of a silu, a norm and a rotation: an error of silu is less than a unit of the row's largest."""
 
 
-def qkv_prepare(op: Any, dtype: torch.dtype = torch.float32) -> None:
-    """All that a model may leave out, on parts of one wider product; far into both ends of silu."""
-    turns: tuple[tuple[Pairing, int] | None, ...] = (
-        ("pairs", 3),
-        ("halves", 3),
-        ("halves", 7),
+def qkv_prepare(op: QKVPrepare, dtype: torch.dtype = torch.float32) -> None:
+    """All that a model may leave out, on columns of one wider projection; both ends of silu."""
+    rotations: tuple[tuple[Pairing, int] | None, ...] = (
+        ("interleaved", 3),
+        ("half-split", 3),
+        ("half-split", 7),
         None,
     )
-    for n, turn in ((1, turns[0]), (4, turns[1]), (9, turns[2]), (3, turns[3])):
+    for n, rotation in zip((1, 4, 9, 3), rotations, strict=True):
         for silu, normed in ((False, True), (True, False), (True, True), (False, False)):
             whole = (8 * randn(n, 3 * HEADS * D + 5, seed=n)).to(dtype)
             qkv = whole[:, 2:-3]
-            norms = tuple((0.5 + randn(D, seed=i).abs()).to(dtype) for i in (2, 3))
-            options: dict[str, Any] = {
-                "heads": HEADS,
-                "silu": silu,
-                "norms": norms if normed else None,
-                "eps": 1e-2,
-                "rope": None if turn is None else (*_angles(n, turn[1]), turn[0]),
-                "parts": PARTS,
-            }
+            q_norm, k_norm = ((0.5 + randn(D, seed=i).abs()).to(dtype) for i in (2, 3))
+            run = partial(
+                _prepared,
+                qkv=qkv,
+                silu=silu,
+                norms=(q_norm, k_norm) if normed else None,
+                rope=rotation and (*_angles(n, rotation[1]), rotation[0]),
+            )
             before = whole.clone()
-            ours = op.run(qkv, **options)
+            ours = run(op)
             require(torch.equal(whole, before), "qkv_prepare: writes its input")
-            exact = inputs_reference.run(qkv, **options)
+            exact = run(inputs_reference)
             for name, mine, wanted in zip("qkv", ours, exact, strict=True):
-                what = f"qkv_prepare, {n} tokens, {turn}, silu {silu}, norms {normed}: {name}"
+                what = f"qkv_prepare, {n} tokens, {rotation}, silu {silu}, norms {normed}: {name}"
                 _same(what, mine, wanted, INPUTS * wanted.double().abs())
+
+
+def _prepared(
+    op: QKVPrepare,
+    qkv: Tensor,
+    silu: bool,
+    norms: tuple[Tensor, Tensor] | None,
+    rope: tuple[Tensor, Tensor, Pairing] | None,
+) -> tuple[Tensor, Tensor, Tensor]:
+    return op.run(qkv, heads=HEADS, silu=silu, norms=norms, eps=1e-2, rope=rope, parts=PARTS)
 
 
 def _angles(n: int, half: int) -> tuple[Tensor, Tensor]:
@@ -66,24 +77,21 @@ def _same(what: str, ours: Tensor, wanted: Tensor, accepted: Tensor) -> None:
         rounded_alike(what, ours, wanted)
 
 
-def gated_norm(op: Any, dtype: torch.dtype = torch.float32) -> None:
-    """Groups of one channel up to all of them, small and large; parts of one wider product."""
+def gated_norm(op: GatedNorm, dtype: torch.dtype = torch.float32) -> None:
+    """Groups of one channel up to all of them, small and large; columns of one wider projection."""
     for n, groups, width in ((1, 1, 37), (4, 6, 11), (9, 2, 130), (3, 17, 1)):
         channels = groups * width
         whole = (4 * randn(n, 2 * channels + 5, seed=n)).to(dtype)
         x, gate = whole[:, 1 : channels + 1], whole[:, -channels - 2 : -2]
         x[0] /= 16
-        options: dict[str, Any] = {
-            "weight": (0.5 + randn(channels, seed=2).abs()).to(dtype),
-            "groups": groups,
-            "eps": 1e-2,
-            "parts": PARTS,
-        }
+        weight = (0.5 + randn(channels, seed=2).abs()).to(dtype)
         before = whole.clone()
         for given in (x, x.T.contiguous().T):
-            ours = op.run(given, gate, **options)
+            ours = op.run(given, gate, weight=weight, groups=groups, eps=1e-2, parts=PARTS)
             what = f"gated_norm, {n} tokens, {groups} groups"
-            wanted = norm_reference.run(x, gate, **options)
+            wanted = norm_reference.run(
+                x, gate, weight=weight, groups=groups, eps=1e-2, parts=PARTS
+            )
             # the sigmoid's exp loses as many units as its argument is large
             relative = norm_bound(width) + rounding(2 * AROUND) + rounding(1) * gate.abs()
             _same(what, ours, wanted, relative * wanted.double().abs())

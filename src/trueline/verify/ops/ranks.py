@@ -3,18 +3,22 @@ all. What batch-invariant mode needs on several ranks."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from trueline.cache.layout import IndexLayout
 from trueline.cache.state import StateStore
-from trueline.ops.linear import torch_mm
-from trueline.ops.mla_decode import Tiling
+from trueline.ops.batched_gemm import BatchedGemm
+from trueline.ops.capabilities import Opaque
+from trueline.ops.experts import InvariantExperts
+from trueline.ops.lightning import LightningAttention
+from trueline.ops.linear import LinearOp
+from trueline.ops.mla_decode import MLADecodeOp, Tiling
+from trueline.ops.mlp import InvariantMLP
+from trueline.ops.sparse_mla import SparseMLA
 from trueline.verify import sparse
 from trueline.verify.ops import lightning as states
-from trueline.verify.ops.data import L, R, paged, randn, require
+from trueline.verify.ops.data import L, R, paged, randn, require, torch_linear
 
 FIXED = Tiling(64, full=True)
 SCALE = 0.21
@@ -28,7 +32,7 @@ def cuts(total: int) -> list[slice]:
     return [slice(at, at + n) for n in each for at in range(0, total, n)]
 
 
-def linear(op: Any) -> None:
+def linear(op: LinearOp) -> None:
     for columns, inner in ((24, 37), (80, 88), (200, 67), (512, 256)):
         weight = randn(columns, inner)
         for rows in (1, 3, 20):
@@ -40,15 +44,15 @@ def linear(op: Any) -> None:
                 require(torch.equal(mine, whole[:, part]), what)
 
 
-def batched_gemm(op: Any) -> None:
+def batched_gemm(op: BatchedGemm[Opaque]) -> None:
     weight, x = randn(HEADS, 37, 19), randn(9, HEADS, 19, seed=1)
-    whole = op.run(x, op.pack(weight, torch_mm, True))
+    whole = op.run(x, op.pack(weight, torch_linear(), True))
     for part in cuts(HEADS):
-        mine = op.run(x[:, part], op.pack(weight[part], torch_mm, True))
+        mine = op.run(x[:, part], op.pack(weight[part], torch_linear(), True))
         require(torch.equal(mine, whole[:, part]), "batched_gemm: a head's bits depend on others")
 
 
-def mlp(op: Any) -> None:
+def mlp(op: InvariantMLP[Opaque]) -> None:
     """A part of the width first, then some rows over all of it."""
     hidden, width = 36, 60
     gate, up, down = (
@@ -58,42 +62,42 @@ def mlp(op: Any) -> None:
     )
     for rows in (1, 8, 21):
         x = 40 * randn(rows, hidden, seed=3)
-        whole = op.run(x, op.pack(torch.cat((gate, up)), down, torch_mm), torch_mm)
+        whole = op.run(x, op.pack(torch.cat((gate, up)), down, torch_linear()), torch_linear())
         for size in (1, 2, 4, 12):
             w, h = width // size, hidden // size
             packed = [
                 op.pack(
                     torch.cat((gate[i * w : (i + 1) * w], up[i * w : (i + 1) * w])),
                     down[i * h : (i + 1) * h],
-                    torch_mm,
+                    torch_linear(),
                 )
                 for i in range(size)
             ]
-            middle = torch.cat([op.middle(x, each, torch_mm) for each in packed], 1)
-            ours = torch.cat([op.down(middle, each, torch_mm) for each in packed], 1)
+            middle = torch.cat([op.middle(x, each, torch_linear()) for each in packed], 1)
+            ours = torch.cat([op.down(middle, each, torch_linear()) for each in packed], 1)
             require(torch.equal(ours.to(x.dtype), whole), f"mlp: bits on {size} ranks")
 
 
-def experts(op: Any) -> None:
+def experts(op: InvariantExperts[Opaque]) -> None:
     """In the order of a token's ids, whoever holds them."""
     count, top, hidden, width = 12, 5, 29, 17
     gate_up, down = randn(count, 2 * width, hidden) / 5, randn(count, hidden, width, seed=1) / 4
     for tokens in (1, 2, 33):
         x, weights = randn(tokens, hidden, seed=2), randn(tokens, top, seed=3).abs()
         ids = randn(tokens, count, seed=4).argsort(1)[:, :top]
-        whole = op.run(x, ids, weights, op.pack(gate_up, down, torch_mm), torch_mm)
+        whole = op.run(x, ids, weights, op.pack(gate_up, down, torch_linear()), torch_linear())
         for size in (1, 2, 4, 12):
             n = count // size
             mine = [
-                op.each(x, ids, op.pack(gate_up[at : at + n], down[at : at + n], torch_mm),
-                        torch_mm, at)
+                op.each(x, ids, op.pack(gate_up[at : at + n], down[at : at + n], torch_linear()),
+                        torch_linear(), at)
                 for at in range(0, count, n)
             ]  # fmt: skip
             ours = op.combine(torch.stack(mine).sum(0), weights).to(x.dtype)
             require(torch.equal(ours, whole), f"experts: bits on {size} ranks")
 
 
-def mla_decode(op: Any) -> None:
+def mla_decode(op: MLADecodeOp) -> None:
     view, rows = paged([1, 64, 65, 200, 7], 3)
     q = randn(5, HEADS, L + R, seed=4)
     whole = op.run(q, view, op.prepare(rows, view, FIXED, HEADS), softmax_scale=SCALE)
@@ -103,7 +107,7 @@ def mla_decode(op: Any) -> None:
         _same_heads("mla_decode", mine, whole, part)
 
 
-def sparse_mla(op: Any) -> None:
+def sparse_mla(op: SparseMLA[Opaque]) -> None:
     step = sparse.mixed_step(IndexLayout(sparse.DIM, 16, "float32", "rows"))
     q = randn(len(step.rows.lengths), HEADS, L + R, seed=9)
     prepared = op.prepare(step.rows, step.latent, FIXED)
@@ -121,7 +125,7 @@ def _same_heads(
     require(same, f"{what}: the bits of heads {part.start}:{part.stop} of {HEADS}")
 
 
-def lightning(op: Any) -> None:
+def lightning(op: LightningAttention[Opaque, Opaque]) -> None:
     """Outputs and slots of each head alone, in one go and by decode."""
     t, length = states.tokens(), states.LENGTH
     for tail in states.FIXED:

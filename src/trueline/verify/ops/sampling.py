@@ -1,4 +1,4 @@
-"""Sampling against its definition, and against the company it is in."""
+"""Sampling against its definition; alone and in a batch."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trueline.engine.params import SamplingParams
-from trueline.ops.sampling import Sampled, SamplingState, Scored, build_rows, reference
+from trueline.ops.sampling import Sampled, Sampling, SamplingState, Scored, build_rows, reference
 from trueline.verify.bounds import rounding
 from trueline.verify.ops.data import require
 
@@ -31,7 +31,7 @@ def row(
     return SamplingState(SamplingParams(**params), prompt, output, position, EOS, seed, bad_words)
 
 
-def draw(op: Any, logits: Tensor, states: Sequence[SamplingState]) -> Sampled:
+def draw(op: Sampling, logits: Tensor, states: Sequence[SamplingState]) -> Sampled:
     before = logits.clone()
     sampled: Sampled = op.sample(logits, build_rows(states, logits.device))
     kept = torch.equal(torch.nan_to_num(logits), torch.nan_to_num(before))
@@ -55,7 +55,7 @@ def hard_logits(
     return x.to(torch.get_default_device(), dtype)
 
 
-def company(dtype: torch.dtype = torch.float32) -> tuple[Tensor, list[SamplingState]]:
+def batch(dtype: torch.dtype = torch.float32) -> tuple[Tensor, list[SamplingState]]:
     """Every kind of row. Some need a whole vocabulary sorted, some ask for all logprobs."""
     logits = hard_logits(14, 2500, 21, dtype)
     logits[9] = torch.linspace(0, 1, 2500)
@@ -78,14 +78,18 @@ def company(dtype: torch.dtype = torch.float32) -> tuple[Tensor, list[SamplingSt
     ]
 
 
-def same(a: Sampled, b: Sampled, rows: Any = slice(None), tolerance: float = 0.0) -> None:
+def same(
+    a: Sampled, b: Sampled, rows: slice | list[int] = slice(None), tolerance: float = 0.0
+) -> None:
     """Equal, or within `tolerance` in logprobs."""
     for name in ("tokens", "bad"):
         require(torch.equal(getattr(a, name), getattr(b, name)[rows]), f"sampling: {name} differ")
     same_scores(a, b, rows, tolerance)
 
 
-def same_scores(a: Scored, b: Scored, rows: Any = slice(None), tolerance: float = 0.0) -> None:
+def same_scores(
+    a: Scored, b: Scored, rows: slice | list[int] = slice(None), tolerance: float = 0.0
+) -> None:
     k = a.top_ids.shape[1]
     require(torch.equal(a.ranks, b.ranks[rows]), "sampling: ranks differ")
     require(torch.equal(a.top_ids, b.top_ids[rows][:, :k]), "sampling: likeliest tokens differ")
@@ -96,8 +100,8 @@ def same_scores(a: Scored, b: Scored, rows: Any = slice(None), tolerance: float 
         require(near, f"sampling: {name} differ")
 
 
-def sampling(op: Any, dtype: torch.dtype = torch.float32) -> None:
-    logits, states = company(dtype)
+def sampling(op: Sampling, dtype: torch.dtype = torch.float32) -> None:
+    logits, states = batch(dtype)
     same(draw(op, logits, states), draw(reference, logits, states), tolerance=GATE)
     for seed in range(12):  # every kind of row on every kind of logits, strided
         wide = hard_logits(14, 97, seed, dtype)
@@ -105,7 +109,7 @@ def sampling(op: Any, dtype: torch.dtype = torch.float32) -> None:
         same(draw(op, view, states), draw(reference, view, states), tolerance=GATE)
 
 
-def scores(op: Any, dtype: torch.dtype = torch.float32) -> None:
+def scores(op: Sampling, dtype: torch.dtype = torch.float32) -> None:
     logits = hard_logits(12, 41, 5, dtype)
     logits[3, 7] = math.nan
     targets = torch.arange(12)
@@ -114,9 +118,9 @@ def scores(op: Any, dtype: torch.dtype = torch.float32) -> None:
         same_scores(op.score(logits, targets, num_top), exact, tolerance=GATE)
 
 
-def alone_or_together(op: Any, dtype: torch.dtype = torch.float32) -> None:
-    """Bitwise, in any order and any company."""
-    logits, states = company(dtype)
+def alone_or_together(op: Sampling, dtype: torch.dtype = torch.float32) -> None:
+    """Bitwise, in any order and any batch."""
+    logits, states = batch(dtype)
     whole = draw(op, logits, states)
     for i, state in enumerate(states):
         same(draw(op, logits[i : i + 1], [state]), whole, [i])

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
 from trueline.models.parameters import Parameter, Piece, parameters
-from trueline.spec.model import ModelSpec, Storage
+from trueline.spec.model import ModelSpec, WeightStorage
 from trueline.weights.checkpoint import StoredTensor
 
 if TYPE_CHECKING:
@@ -41,7 +41,7 @@ class Stored(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Format(Storage, ABC):
+class Format(WeightStorage, ABC):
     """A format with the facts of one checkpoint, as `read` found them in its config."""
 
     @abstractmethod

@@ -5,13 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeGuard
 
 from trueline.errors import CheckpointError
 from trueline.spec.fields import Fields
 from trueline.spec.source import Fact, default
 from trueline.weights.checkpoint import StoredTensor
-from trueline.weights.formats import PLAIN_DTYPES, Format, wrong_shape
+from trueline.weights.formats import PLAIN_DTYPES, Format, Stored, wrong_shape
 from trueline.weights.formats.exempt import is_ignored, read_ignored_modules
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class BlockFp8(Format):
             return f"{scale}: accepted: {' or '.join(SCALE_DTYPES)} {blocks}"
         return None
 
-    def open(self, tensors: Sequence[StoredTensor], values: Sequence[Tensor]) -> Fp8Stored:
+    def open(self, tensors: Sequence[StoredTensor], values: Sequence[Tensor]) -> Stored:
         weight, scales = values[0], values[1].float()
         if not bool(scales.isfinite().all()) or bool((scales <= 0).any()):
             raise CheckpointError(f"{tensors[1]}: accepted: positive, finite scales")
@@ -110,9 +110,11 @@ def read(section: Fields) -> BlockFp8:
         "activation_scheme", ("dynamic",), default=default("dynamic", "block fp8 has no other")
     )
     section.must_equal("dequantize", False, "weights are dequantised on load anyway")
-    block = section.list_of(
-        "weight_block_size", lambda v: type(v) is int and 0 < v <= 65536, "block sizes", length=2
-    )
+
+    def is_side(value: object) -> TypeGuard[int]:
+        return type(value) is int and 0 < value <= 65536
+
+    block = section.list_of("weight_block_size", is_side, "block sizes", length=2)
     scale_fmt = section.choice(
         "scale_fmt", ("float32", "ue8m0"), default=default("float32", "plain scales")
     )

@@ -33,7 +33,7 @@ class DenseStored:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Dense(Format):
+class DenseFormat(Format):
     """What a checkpoint without `quantization_config` has, and every other one has beside its
     quantised weights."""
 
@@ -54,4 +54,4 @@ class Dense(Format):
         return DenseStored(values[0])
 
 
-DENSE = Dense()
+DENSE = DenseFormat()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import TypeGuard
 
 from trueline.spec.fields import Fields
 from trueline.spec.source import Fact, default
@@ -22,7 +22,7 @@ def read_ignored_modules(section: Fields) -> Fact[tuple[str, ...]]:
     )
 
 
-def _is_module_name(value: Any) -> bool:
+def _is_module_name(value: object) -> TypeGuard[str]:
     if not isinstance(value, str) or not value:
         return False
     try:

@@ -14,16 +14,15 @@ from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from trueline.bench.gpu.kernels.attention_work import (
     CHOOSING,
+    AttentionWork,
+    LatentPool,
     Pairs,
-    Pool,
-    Work,
     bits_work,
     chosen_work,
     decode_work,
@@ -31,6 +30,7 @@ from trueline.bench.gpu.kernels.attention_work import (
     sparse_work,
 )
 from trueline.bench.gpu.kernels.timing import asked, graph_time, last_line
+from trueline.spec.fields import JSON
 
 READ = 4.39e12
 """Bytes a second that an H200's memory was seen to give."""
@@ -53,7 +53,7 @@ CHOSEN = ((8, 2048), (1, 6144), (1, 10240), (1, 14336))
 FORMS = tuple((heads, 1, 16384, count) for heads in (16, 128) for count in (4, 16, 64))
 
 
-Cell = tuple[str, Callable[[Pool], Work]]
+Cell = tuple[str, Callable[[LatentPool], AttentionWork]]
 
 
 def cells(quick: bool) -> Iterator[Cell]:
@@ -81,7 +81,7 @@ def compile_cell(index: int, quick: bool) -> list[str]:
     name, make = list(cells(quick))[index]
     failed = []
     try:
-        for label, calls in asked(make(Pool()).ways.items()):
+        for label, calls in asked(make(LatentPool()).ways.items()):
             try:
                 calls[0]()
             except Exception as error:
@@ -92,7 +92,7 @@ def compile_cell(index: int, quick: bool) -> list[str]:
     return failed
 
 
-def measure(name: str, made: Work) -> dict[str, Any]:
+def measure(name: str, made: AttentionWork) -> JSON:
     times: dict[str, float] = {}
     for label, calls in asked(made.ways.items()):
         try:
@@ -146,7 +146,7 @@ def main() -> None:
         for future in futures:
             for failure in future.result():
                 print(failure, flush=True)
-    rows, results = Pool(), []
+    rows, results = LatentPool(), []
     for _, name, make in todo:
         try:
             results.append(measure(name, make(rows)))

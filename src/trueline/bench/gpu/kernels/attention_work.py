@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from trueline.bench.gpu.kernels.timing import recorded
+from trueline.cache.kinds.latent import PrefillSlice
 from trueline.cache.layout import LatentLayout
 from trueline.cache.store import LatentView
 from trueline.device import compute_capability
-from trueline.layers.context import PrefillSlice
 from trueline.ops.batched_gemm import triton as batched_gemm
 from trueline.ops.capabilities import Context, HeadDims
 from trueline.ops.mla_decode import DecodeTable, Tiling
@@ -100,7 +100,7 @@ def decode_plans(heads: int, rows: int, context: int) -> dict[str, LaunchPlan]:
     return found
 
 
-def prefill_plans(heads: HeadDims) -> dict[str, tuple[Any, prefill_cut.LaunchPlan]]:
+def prefill_plans(heads: HeadDims) -> dict[str, tuple[Any, prefill_cut.PrefillLaunchPlan]]:
     """Who runs, and how."""
     portable = prefill_cut.launch(heads, LAYOUT.rope, BF16)
     name = usual_name("mla_prefill", heads.count)
@@ -126,7 +126,7 @@ OutputCalls = list[Callable[[], Outputs]]
 
 
 @dataclass
-class Work:
+class AttentionWork:
     ways: dict[str, OutputCalls]
     bytes: float = 0.0
     flops: float = 0.0
@@ -135,7 +135,7 @@ class Work:
     peers: dict[str, float] = field(default_factory=dict)
 
 
-class Pool:
+class LatentPool:
     """Cached rows for whoever asks, drawn once."""
 
     def __init__(self) -> None:
@@ -187,7 +187,7 @@ def exact_row(q: Tensor, keys: Tensor) -> Tensor:
 # -- what a cell runs ----------------------------------------------------------------------
 
 
-def decode_work(heads: int, rows: int, context: int, pool: Pool) -> Work:
+def decode_work(heads: int, rows: int, context: int, pool: LatentPool) -> AttentionWork:
     views = pool.views(rows * context, 20)
     table = shuffled_table(rows, context)
     q = torch.randn(rows, heads, WIDTH, dtype=BF16, device="cuda")
@@ -208,10 +208,12 @@ def decode_work(heads: int, rows: int, context: int, pool: Pool) -> Work:
 
     known = recorded("mla_decode", H=heads, B=rows, ctx=context)
     pairs = rows * context
-    return Work(ways, 2 * pairs * WIDTH, 2 * pairs * heads * (WIDTH + LAYOUT.latent), exact, known)
+    return AttentionWork(
+        ways, 2 * pairs * WIDTH, 2 * pairs * heads * (WIDTH + LAYOUT.latent), exact, known
+    )
 
 
-def sparse_work(heads: int, rows: int, pool: Pool) -> Work:
+def sparse_work(heads: int, rows: int, pool: LatentPool) -> AttentionWork:
     """Rows of other sequences in every call."""
     view = pool.views(SEQUENCES * CONTEXT, 1)[0]
     table = shuffled_table(SEQUENCES, CONTEXT)
@@ -243,10 +245,14 @@ def sparse_work(heads: int, rows: int, pool: Pool) -> Work:
         ]
 
     pairs = rows * TOPK
-    return Work(ways, 2 * pairs * WIDTH, 2 * pairs * heads * (WIDTH + LAYOUT.latent), exact)
+    return AttentionWork(
+        ways, 2 * pairs * WIDTH, 2 * pairs * heads * (WIDTH + LAYOUT.latent), exact
+    )
 
 
-def prefill_work(heads: int, rows: int, start: int, count: int, pool: Pool, forms: bool) -> Work:
+def prefill_work(
+    heads: int, rows: int, start: int, count: int, pool: LatentPool, forms: bool
+) -> AttentionWork:
     end = start + count
     view = pool.views(rows * end, 1)[0]
     table = shuffled_table(rows, end)
@@ -289,7 +295,7 @@ def prefill_work(heads: int, rows: int, start: int, count: int, pool: Pool, form
     ways: dict[str, OutputCalls] = {
         label: [partial(call, *each)] * 2 for label, each in given.items()
     }
-    return Work(ways, 0, 2 * pairs * heads * (NOPE + LAYOUT.rope + VALUE), exact)
+    return AttentionWork(ways, 0, 2 * pairs * heads * (NOPE + LAYOUT.rope + VALUE), exact)
 
 
 def drawn_choices(runs: int, start: int) -> Tensor:
@@ -303,9 +309,9 @@ def drawn_choices(runs: int, start: int) -> Tensor:
     return torch.cat(made)
 
 
-def chosen_work(heads: int, runs: int, start: int, pool: Pool) -> Work:
+def chosen_work(heads: int, runs: int, start: int, pool: LatentPool) -> AttentionWork:
     """Everything with a mask, keys and values made of all of it; against lists in the latent, with
-    the products before and after."""
+    the GEMMs before and after."""
     count, end = CHOOSING, start + CHOOSING
     view = pool.views(runs * end, 1)[0]
     table = shuffled_table(runs, end)
@@ -349,14 +355,14 @@ def chosen_work(heads: int, runs: int, start: int, pool: Pool) -> Work:
         return pairs
 
     pairs = runs * sum(range(start + 1, end + 1))
-    return Work(ways, 0, 2 * pairs * heads * (NOPE + LAYOUT.rope + VALUE), exact)
+    return AttentionWork(ways, 0, 2 * pairs * heads * (NOPE + LAYOUT.rope + VALUE), exact)
 
 
-def bits_work(runs: int, start: int, pool: Pool) -> Work:
+def bits_work(runs: int, start: int, pool: LatentPool) -> AttentionWork:
     """What the mask takes by itself."""
     view = pool.views(runs * (start + CHOOSING), 1)[0]
     parts = slices(shuffled_table(runs, start + CHOOSING), start, CHOOSING)
     given = prefill.prepare_chosen(parts, view, HeadDims(1, NOPE, VALUE))
     positions = drawn_choices(runs, start)
     call = partial(prefill._bits, positions, given, len(positions))
-    return Work({"bits": [call] * 4}, positions.nbytes)
+    return AttentionWork({"bits": [call] * 4}, positions.nbytes)

@@ -1,4 +1,4 @@
-"""Experts, router and the products around them on one GPU: times.
+"""Experts, router and the GEMMs around them on one GPU: times.
 
     python -m trueline.bench.gpu.kernels.experts [--quick] [--out FILE.json]
 
@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -26,7 +26,7 @@ from trueline.bench.gpu.kernels.timing import Cell, Ways, asked, graph_time, las
 from trueline.ops.batched_gemm import cublas as head_cublas
 from trueline.ops.batched_gemm import triton as batched_gemm
 from trueline.ops.experts import triton as experts
-from trueline.ops.experts.triton import Launch, Tiles
+from trueline.ops.experts.triton import ExpertsLaunch, GemmTiles
 from trueline.ops.linear import cublas
 from trueline.ops.linear import triton as linear
 from trueline.ops.mlp import triton as mlp
@@ -75,7 +75,7 @@ MODELS = {
     "v32s": Model(name="v32s", hidden=7168, width=2048, experts=64, top=8, shared=1,
                   router=_router(8, "sigmoid", 8)),
 }  # fmt: skip
-# out × in of the products that decode has.
+# out × in of the GEMMs that decode has.
 SHAPES = (
     *((3648, 2048), (2048, 2048), (21888, 2048), (102400, 2048)),
     *((2112, 7168), (24576, 1536), (7168, 16384)),
@@ -138,18 +138,20 @@ def _routes(model: Model, tokens: int, calls: int) -> list[Tensor]:
 # -- configurations ------------------------------------------------------------------------
 
 
-def expert_cuts(model: Model, tokens: int, shared: int, most: int) -> list[tuple[str, Launch]]:
+def expert_cuts(
+    model: Model, tokens: int, shared: int, most: int
+) -> list[tuple[str, ExpertsLaunch]]:
     """The one that the engine takes first, and the likeliest after it."""
     shape = model.experts, model.hidden, model.width
     usual = experts.launch(tokens, model.top, shared, *shape, BF16)
     found = [("usual", usual)]
 
-    def both(name: str, way: Any, cut: Tiles) -> None:
-        found.append((name, Launch(way, cut, cut)))
+    def both(name: str, way: Literal["few", "sorted"], cut: GemmTiles) -> None:
+        found.append((name, ExpertsLaunch(way, cut, cut)))
 
     cut = usual.first
     if usual.way == "few":
-        others = (Tiles(8, 512, stages=3), Tiles(2, 1024, stages=4), Tiles(1, 0))
+        others = (GemmTiles(8, 512, stages=3), GemmTiles(2, 1024, stages=4), GemmTiles(1, 0))
         found += [(f"{cut.columns}x{cut.inner}", replace(usual, second=cut)) for cut in others]
     elif cut.rows < experts.MOST_ROWS:
         both("128x128x3", usual.way, replace(cut, columns=128, inner=128, stages=3))
@@ -188,19 +190,19 @@ def cells(quick: bool) -> Iterator[Cell]:
 
 
 @dataclass
-class Work:
+class ExpertsWork:
     ways: Ways
-    floor: float
+    roofline: float
     """Seconds that the bytes, or the operations, take at least."""
     flops: float = 0.0
     exact: Callable[[], list[tuple[Tensor, Tensor]]] | None = None
 
 
-def work(cell: Cell, data: Data) -> Work:
+def work(cell: Cell, data: Data) -> ExpertsWork:
     return MAKERS[cell.kind](data, *cell.key)
 
 
-def _experts(data: Data, name: str, tokens: int, shared: bool) -> Work:
+def _experts(data: Data, name: str, tokens: int, shared: bool) -> ExpertsWork:
     model = MODELS[name]
     packed = data.experts(model, shared)
     calls = 4 if tokens > 1000 else CALLS
@@ -218,12 +220,12 @@ def _experts(data: Data, name: str, tokens: int, shared: bool) -> Work:
         return [(ours, _exact_experts(x[0], routes[0], weights, packed))]
 
     cuts = expert_cuts(model, tokens, packed.shared, 3 if shared else 10)
-    floor = max(active * each * 2 / READ, flops / MULTIPLY)
+    roofline = max(active * each * 2 / READ, flops / MULTIPLY)
     ways: Ways = [
         (label, [partial(experts.run_with, cut, a, ids, weights, packed) for a, ids in inputs])
         for label, cut in cuts
     ]
-    return Work(ways, floor, flops, exact)
+    return ExpertsWork(ways, roofline, flops, exact)
 
 
 def _exact_experts(x: Tensor, ids: Tensor, weights: Tensor, packed: experts.Packed) -> Tensor:
@@ -239,7 +241,7 @@ def _exact_experts(x: Tensor, ids: Tensor, weights: Tensor, packed: experts.Pack
     return y
 
 
-def _route(data: Data, name: str, tokens: int) -> Work:
+def _route(data: Data, name: str, tokens: int) -> ExpertsWork:
     model = MODELS[name]
     weight = _draw(model.experts, model.hidden).float()
     bias = torch.randn(model.experts, device="cuda") if model.router.correction_bias else None
@@ -257,7 +259,7 @@ def _route(data: Data, name: str, tokens: int) -> Work:
         (label, [partial(route.choose_with, how, a, packed, bias, model.router) for a in x])
         for label, how in cuts
     ]
-    ways.append(("product apart", [partial(apart, a) for a in x]))
+    ways.append(("separate GEMM", [partial(apart, a) for a in x]))
 
     def exact() -> list[tuple[Tensor, Tensor]]:
         ids, ours = route.choose(x[0], packed, LINEAR, bias, model.router)
@@ -265,10 +267,10 @@ def _route(data: Data, name: str, tokens: int) -> Work:
         _, theirs = route.run(logits, bias, model.router, ids)
         return [(ours, theirs)]
 
-    return Work(ways, weight.numel() * 2 / READ, 0, exact)
+    return ExpertsWork(ways, weight.numel() * 2 / READ, 0, exact)
 
 
-def _batched_gemm(data: Data, shape: tuple[int, int, int], rows: int) -> Work:
+def _batched_gemm(data: Data, shape: tuple[int, int, int], rows: int) -> ExpertsWork:
     heads, columns, depth = shape
     weights = data.weights(heads, columns, depth)
     x = torch.randn(rows, heads, depth, device="cuda", dtype=BF16)
@@ -282,10 +284,10 @@ def _batched_gemm(data: Data, shape: tuple[int, int, int], rows: int) -> Work:
         theirs = torch.einsum("nhi,hoi->nho", x.float(), weights[0].float())
         return [(batched_gemm.run(x, weights[0], to), theirs)]
 
-    return Work(ways, 2 * math.prod(shape) / READ, 0, exact)
+    return ExpertsWork(ways, 2 * math.prod(shape) / READ, 0, exact)
 
 
-def _linear(data: Data, shape: tuple[int, int], rows: int) -> Work:
+def _linear(data: Data, shape: tuple[int, int], rows: int) -> ExpertsWork:
     weights = data.weights(*shape)
     x = torch.randn(rows, shape[1], device="cuda", dtype=BF16)
     ways: Ways = [
@@ -298,10 +300,10 @@ def _linear(data: Data, shape: tuple[int, int], rows: int) -> Work:
         theirs = x.float() @ weights[0].float().T
         return [(linear.run(x, weights[0]), theirs), (linear.run_wide(x, weights[0]), theirs)]
 
-    return Work(ways, 2 * math.prod(shape) / READ, 2 * rows * math.prod(shape), exact)
+    return ExpertsWork(ways, 2 * math.prod(shape) / READ, 2 * rows * math.prod(shape), exact)
 
 
-def _mlp(data: Data, shape: tuple[int, int], rows: int) -> Work:
+def _mlp(data: Data, shape: tuple[int, int], rows: int) -> ExpertsWork:
     width, hidden = shape
     pairs = [(_draw(2 * width, hidden), _draw(hidden, width)) for _ in range(3)]
     x = torch.randn(rows, hidden, device="cuda", dtype=BF16)
@@ -311,10 +313,10 @@ def _mlp(data: Data, shape: tuple[int, int], rows: int) -> Work:
         ("stream", [partial(mlp.run, x, p, LINEAR) for p in packed]),
         ("cublas", [partial(mlp.run, x, p, LINEAR) for p in plain]),
     ]
-    return Work(ways, 6 * width * hidden / READ)
+    return ExpertsWork(ways, 6 * width * hidden / READ)
 
 
-MAKERS: dict[str, Callable[..., Work]] = {
+MAKERS: dict[str, Callable[..., ExpertsWork]] = {
     "experts": _experts,
     "route": _route,
     "batched_gemm": _batched_gemm,
@@ -339,7 +341,7 @@ def compile_all(cells: list[Cell]) -> list[str]:
     return failed
 
 
-def measure(cell: Cell, data: Data) -> dict[str, Any]:
+def measure(cell: Cell, data: Data) -> dict[str, object]:
     made = work(cell, data)
     times: dict[str, float] = {}
     for label, calls in asked(made.ways):
@@ -348,9 +350,9 @@ def measure(cell: Cell, data: Data) -> dict[str, Any]:
         except Exception as error:
             print(f"FAIL {cell} {label}: {str(error).splitlines()[0]}")
     best = min(times, key=lambda label: times[label])
-    floor = made.floor * 1e6
+    roofline = made.roofline * 1e6
     line = f"{cell!s:<44} {best:<16} {times[best]:8.1f} µs"
-    line += f"  floor {floor:7.1f} ({floor / times[best]:4.0%})"
+    line += f"  roofline {roofline:7.1f} ({roofline / times[best]:4.0%})"
     if made.flops:
         line += f" {made.flops / times[best] / 1e6:5.0f} TFLOP/s"
     # peers were timed without the shared experts
@@ -366,7 +368,7 @@ def measure(cell: Cell, data: Data) -> dict[str, Any]:
             worst = float(off.max())
             if not worst <= 8e-3:
                 print(f"FAIL {cell}: off by {worst:.2g}")
-    return {"cell": str(cell), "floor_us": floor, "us": times, "peers": theirs}
+    return {"cell": str(cell), "roofline_us": roofline, "us": times, "peers": theirs}
 
 
 def main() -> None:

@@ -16,7 +16,6 @@ from dataclasses import astuple, dataclass
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -34,6 +33,7 @@ from trueline.ops.lightning.triton import DecodeLaunch, PrefillLaunch
 from trueline.ops.qkv_prepare import triton as qkv_prepare
 from trueline.ops.rms_norm import triton as rms_norm
 from trueline.ops.rope import triton as rope
+from trueline.spec.fields import JSON
 
 READ = 4.39e12
 DEVICE = torch.device("cuda")
@@ -78,7 +78,7 @@ PREFILL = [
 
 
 @dataclass
-class Work:
+class LightningWork:
     """A cell: ways to do it, and the least that it must move."""
 
     name: str
@@ -114,7 +114,7 @@ def slopes(heads: int) -> Tensor:
 
 
 def qkv(tokens: int, heads: int) -> QKV:
-    """Parts of one product that has the gate too."""
+    """Columns of one GEMM that computes the gate too."""
     whole = draw(tokens, 4, heads, D)
     return whole[:, 0], whole[:, 1], whole[:, 2]
 
@@ -127,7 +127,7 @@ def num_calls(each: float) -> int:
 # -- cells -------------------------------------------------------------------------------
 
 
-def decode(rows: int, heads: int = 16) -> Work:
+def decode(rows: int, heads: int = 16) -> LightningWork:
     each = 2.0 * rows * heads * D * D * 4
     count = num_calls(each / 2)
     view, rates = slots(1 + count * rows, heads), slopes(heads)
@@ -147,10 +147,10 @@ def decode(rows: int, heads: int = 16) -> Work:
     usual = lightning.decode_launch(rows, heads, D, SMS)
     launches = sorted(DECODE, key=lambda launch: launch != usual)  # the engine's first
     ways = [(label(launch, usual), calls(launch)) for launch in launches]
-    return Work(f"decode B {rows}", ways, each, 0, ("decode", heads, rows, 1))
+    return LightningWork(f"decode B {rows}", ways, each, 0, ("decode", heads, rows, 1))
 
 
-def prefill(heads: int, rows: int, tokens: int, launches: list[PrefillLaunch]) -> Work:
+def prefill(heads: int, rows: int, tokens: int, launches: list[PrefillLaunch]) -> LightningWork:
     each = 8.0 * rows * tokens * heads * D
     view, rates = slots(1 + rows, heads), slopes(heads)
     inputs = [qkv(rows * tokens, heads) for _ in range(num_calls(each))]
@@ -169,7 +169,7 @@ def prefill(heads: int, rows: int, tokens: int, launches: list[PrefillLaunch]) -
     # scores and outputs within a chunk of 64, from the state, and the state
     flops = 2.0 * rows * tokens * heads * D * (64 + 64 + D + D)
     name = f"prefill H {heads} B {rows} T {tokens}"
-    return Work(name, ways, each, flops, ("prefill", heads, rows, tokens))
+    return LightningWork(name, ways, each, flops, ("prefill", heads, rows, tokens))
 
 
 def label(launch: DecodeLaunch | PrefillLaunch, usual: DecodeLaunch | PrefillLaunch) -> str:
@@ -177,18 +177,18 @@ def label(launch: DecodeLaunch | PrefillLaunch, usual: DecodeLaunch | PrefillLau
     return f"{name} (usual)" if launch == usual else name
 
 
-def norms(n: int, width: int) -> Iterator[Work]:
+def norms(n: int, width: int) -> Iterator[LightningWork]:
     weight = draw(width)
     count = num_calls(4.0 * n * width)
     h = [draw(n, width) for _ in range(count)]
     pairs = list(zip(h, h[::-1], strict=True))
     plain: Calls = [partial(rms_norm.run, x, weight, 1e-6) for x in h]
     both: Calls = [partial(rms_norm.run_sum, x, y, weight, 1e-6) for x, y in pairs]
-    yield Work(f"rms_norm {n} x {width}", [("", plain)], 4.0 * n * width)
-    yield Work(f"rms_norm of a sum {n} x {width}", [("", both)], 8.0 * n * width)
+    yield LightningWork(f"rms_norm {n} x {width}", [("", plain)], 4.0 * n * width)
+    yield LightningWork(f"rms_norm of a sum {n} x {width}", [("", both)], 8.0 * n * width)
 
 
-def layer_parts(n: int, heads: int = 16) -> Iterator[Work]:
+def layer_parts(n: int, heads: int = 16) -> Iterator[LightningWork]:
     """What stands around attention, with the widths of v2lite and ling25s."""
     angles = torch.randn(n, 32, device=DEVICE)
     cos, sin, parts = angles.cos(), angles.sin(), Parts(rms_norm, rope)
@@ -196,23 +196,23 @@ def layer_parts(n: int, heads: int = 16) -> Iterator[Work]:
         view = LatentStore(LatentLayout(512, 64, 64), 1, 2 + n // 64, DTYPE).views[0]
     cells, latent, norm = torch.arange(n, device=DEVICE), draw(n, 512 + 64), draw(512)
     queries, whole, weight = draw(n, heads, D + 64), draw(n, 4 * heads * D), draw(heads * D)
-    yield Work(f"latent_write {n}", [("", [lambda: latent_write.run(
+    yield LightningWork(f"latent_write {n}", [("", [lambda: latent_write.run(
         latent[:, :512], latent[:, 512:], queries[..., D:], view, cells,
-        norm=norm, eps=1e-6, cos=cos, sin=sin, pairing="pairs", parts=parts,
+        norm=norm, eps=1e-6, cos=cos, sin=sin, pairing="interleaved", parts=parts,
     )] * 20)], 2.0 * n * 64 * (18 + 2 * heads))  # fmt: skip
-    yield Work(f"rope {n}", [("", [lambda: rope.run(
-        queries[..., D:], cos, sin, "pairs")] * 20)], 4.0 * n * heads * 64)  # fmt: skip
-    yield Work(f"qkv_prepare {n}", [("", [lambda: qkv_prepare.run(
+    yield LightningWork(f"rope {n}", [("", [lambda: rope.run(
+        queries[..., D:], cos, sin, "interleaved")] * 20)], 4.0 * n * heads * 64)  # fmt: skip
+    yield LightningWork(f"qkv_prepare {n}", [("", [lambda: qkv_prepare.run(
         whole[:, : 3 * heads * D], heads=heads, silu=False, norms=(norm[:D], norm[D : 2 * D]),
-        eps=1e-6, rope=(cos, sin, "halves"), parts=parts,
+        eps=1e-6, rope=(cos, sin, "half-split"), parts=parts,
     )] * 20)], 8.0 * n * heads * D)  # fmt: skip
-    yield Work(f"gated_norm {n}", [("", [lambda: gated_norm.run(
+    yield LightningWork(f"gated_norm {n}", [("", [lambda: gated_norm.run(
         whole[:, : heads * D], whole[:, 3 * heads * D :],
         weight=weight, groups=4, eps=1e-6, parts=parts,
     )] * 20)], 6.0 * n * heads * D)  # fmt: skip
 
 
-def cells(quick: bool) -> Iterator[Callable[[], Iterator[Work]]]:
+def cells(quick: bool) -> Iterator[Callable[[], Iterator[LightningWork]]]:
     for rows in (1, 16, 64, 256):
         yield partial(_one, partial(decode, rows))
     launches = PREFILL[:5] if quick else PREFILL
@@ -224,7 +224,7 @@ def cells(quick: bool) -> Iterator[Callable[[], Iterator[Work]]]:
             yield partial(norms, n, width)
 
 
-def _one(make: Callable[[], Work]) -> Iterator[Work]:
+def _one(make: Callable[[], LightningWork]) -> Iterator[LightningWork]:
     yield make()
 
 
@@ -334,7 +334,7 @@ def peers(peer: tuple[str, int, int, int]) -> dict[str, float]:
     return recorded("linear", kind=kind, H=heads, B=rows, T=tokens)
 
 
-def measure(work: Work) -> dict[str, Any]:
+def measure(work: LightningWork) -> JSON:
     times: dict[str, float] = {}
     for name, calls in asked(work.ways):
         try:
@@ -346,7 +346,7 @@ def measure(work: Work) -> dict[str, Any]:
     best = min(times, key=lambda name: times[name])
     us = times[best]
     line = f"{work.name:<28} {best:<26} {us:7.1f} µs {work.bytes / us / 1e3:6.0f} GB/s"
-    line += f" (floor {work.bytes / READ * 1e6:.1f})"
+    line += f" (roofline {work.bytes / READ * 1e6:.1f})"
     if work.flops:
         line += f" {work.flops / us / 1e6:4.0f} TFLOP/s"
     theirs = peers(work.peer) if work.peer else {}

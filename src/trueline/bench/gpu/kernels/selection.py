@@ -17,7 +17,6 @@ from dataclasses import dataclass, replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -32,6 +31,7 @@ from trueline.ops.sampling import cpu as plain_sampling
 from trueline.ops.sampling import triton as sampling
 from trueline.ops.sparse_rows import Run, SparseRows, Table
 from trueline.ops.topk import triton as top
+from trueline.spec.fields import JSON
 
 READ, MULTIPLY = 4.39e12, 770e12
 CALLS, WORKERS = 20, 8
@@ -43,9 +43,9 @@ CACHED = 4e8
 
 
 @dataclass
-class Work:
+class SelectionWork:
     ways: Ways
-    floor: float
+    roofline: float
     """Seconds that the bytes, or the operations, take at least."""
     exact: Callable[[], float]
     """How far the first call is from a formula in torch; what is accepted is 1."""
@@ -68,7 +68,7 @@ def cells(quick: bool) -> Iterator[Cell]:
     yield Cell("top", (1024, 32768))
     for n in (1, 64) if quick else (1, 16, 64, 4096):
         yield Cell("write", (n, "bfloat16"))
-        yield Cell("turn", (n,))
+        yield Cell("rotate", (n,))
     yield Cell("write", (64, "e4m3fn"))
     for way in ("greedy", "drawn"):
         for n in (1, 16, 64, 256):
@@ -102,17 +102,19 @@ def _formula(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
     return weights @ (q.float() @ keys.T).relu()
 
 
-def _cuts(usual: scores.Launch, count: int, most: int) -> list[tuple[str, scores.Launch]]:
+def _cuts(
+    usual: scores.ScoresLaunch, count: int, most: int
+) -> list[tuple[str, scores.ScoresLaunch]]:
     found = [("usual", usual)]
     for tile, warps, stages, busy in ((64, 4, 3, 2), (64, 4, 5, 3), (128, 8, 3, 2), (64, 4, 7, 2),
                                       (128, 4, 3, 2), (128, 8, 5, 1)):  # fmt: skip
         splits = max(-(-busy * 132 // count), 1)
         name = f"{tile} {warps}w {stages}s /{splits}"
-        found.append((name, scores.Launch(tile, splits, warps, stages)))
+        found.append((name, scores.ScoresLaunch(tile, splits, warps, stages)))
     return found[:most]
 
 
-def _decode_scores(tables: list[Table], view: IndexView, n: int, context: int) -> Work:
+def _decode_scores(tables: list[Table], view: IndexView, n: int, context: int) -> SelectionWork:
     q, weights = _queries(n)
     layout, size = view.layout, view.layout.block_size
     prepared = [scores.prepare(table, view, TILING, topk=TOPK) for table in tables]
@@ -132,10 +134,10 @@ def _decode_scores(tables: list[Table], view: IndexView, n: int, context: int) -
             worst = max(worst, float((ours[row, :context] - wanted).abs().max() / wanted.std()))
         return worst / 1e-4
 
-    return Work(ways, n * context * layout.token_bytes / READ, exact)
+    return SelectionWork(ways, n * context * layout.token_bytes / READ, exact)
 
 
-def _scores(n: int, context: int, storage: str, kind: str, size: int) -> Work:
+def _scores(n: int, context: int, storage: str, kind: str, size: int) -> SelectionWork:
     layout = IndexLayout(DIM, size, storage, kind)
     calls = min(max(math.ceil(CACHED / (n * context * layout.token_bytes)), 2), CALLS)
     view, blocks = _caches(n, context, layout, calls)
@@ -145,7 +147,7 @@ def _scores(n: int, context: int, storage: str, kind: str, size: int) -> Work:
     return _decode_scores(tables, view, n, context)
 
 
-def _wide(n: int, context: int, room: int) -> Work:
+def _wide(n: int, context: int, room: int) -> SelectionWork:
     """What a captured graph sees: a table with room for far more."""
     layout = IndexLayout(DIM, 64, "bfloat16", "rows")
     view, blocks = _caches(n, context, layout, 4)
@@ -155,7 +157,7 @@ def _wide(n: int, context: int, room: int) -> Work:
     return _decode_scores(tables, view, n, context)
 
 
-def _prefill(n: int, context: int) -> Work:
+def _prefill(n: int, context: int) -> SelectionWork:
     layout = IndexLayout(DIM, 64, "bfloat16", "rows")
     view, blocks = _caches(1, context, layout, 2)
     q, weights = _queries(n)
@@ -165,7 +167,7 @@ def _prefill(n: int, context: int) -> Work:
     for share, tile, warps, stages in (*cuts, (4, 64, 4, 5)):
         rows = [SparseRows((Run(ids[0].tolist(), first, n),)) for ids in blocks]
         made = [scores.prepare(each, view, TILING, topk=TOPK, share=share) for each in rows]
-        how = scores.Launch(tile, 1, warps, stages)
+        how = scores.ScoresLaunch(tile, 1, warps, stages)
         calls: Calls = [partial(scores.run, q, weights, view, p, how) for p in made]
         ways.append((f"{share} rows {tile} {warps}w {stages}s", calls))
 
@@ -181,13 +183,13 @@ def _prefill(n: int, context: int) -> Work:
         return worst / 1e-4
 
     flops = 2.0 * HEADS * DIM * sum(range(first, first + n))
-    return Work(ways, flops / MULTIPLY, exact, flops)
+    return SelectionWork(ways, flops / MULTIPLY, exact, flops)
 
 
 # -- the rest of the indexer ---------------------------------------------------------------
 
 
-def _top(n: int, width: int) -> Work:
+def _top(n: int, width: int) -> SelectionWork:
     given = [torch.randn(n, width, device=DEVICE) for _ in range(2 if n > 64 else 6)]
     lengths = torch.full((n,), width, device=DEVICE)
     usual = top.launch(n, width, TOPK, 132)
@@ -196,7 +198,7 @@ def _top(n: int, width: int) -> Work:
                                (16384, 4096, 32), (16384, 4096, 16), (8192, 4096, 16),
                                (8192, 4096, 8)):  # fmt: skip
         if chunk <= max(width, 8192):
-            cuts.append((f"{chunk} {part} {warps}w", top.Launch(chunk, part, warps)))
+            cuts.append((f"{chunk} {part} {warps}w", top.TopkLaunch(chunk, part, warps)))
     ways: Ways = [
         (name, [partial(top.run, s, lengths, TOPK, how) for s in given]) for name, how in cuts
     ]
@@ -207,15 +209,15 @@ def _top(n: int, width: int) -> Work:
         wanted = given[0].topk(TOPK).indices.sort().values
         return 0.0 if torch.equal(top.run(given[0], lengths, TOPK), wanted) else math.inf
 
-    return Work(ways, n * width * 4 / READ, exact)
+    return SelectionWork(ways, n * width * 4 / READ, exact)
 
 
-def _rope(n: int) -> dict[str, Any]:
+def _rope(n: int) -> JSON:
     angles = torch.randn(n, ROPE // 2, device=DEVICE) * 100
-    return {"cos": angles.cos(), "sin": angles.sin(), "pairing": "halves", "rope": None}
+    return {"cos": angles.cos(), "sin": angles.sin(), "pairing": "half-split", "rope": None}
 
 
-def _write(n: int, storage: str) -> Work:
+def _write(n: int, storage: str) -> SelectionWork:
     layout = IndexLayout(DIM, 64, storage, "rows")
     store = IndexStore(layout, 1, 2 + n // 32)
     view = IndexView(store.bytes[0], layout, store.views[0].offsets)
@@ -228,29 +230,29 @@ def _write(n: int, storage: str) -> Work:
     def exact() -> float:
         write.run(key, view, cells, **options)
         x = torch.nn.functional.layer_norm(key.float(), (DIM,)).to(BF16).float()
-        wanted = _turned(x[:, None], options)[:, 0]
+        wanted = _rotated(x[:, None], options)[:, 0]
         error = (view.read(cells) - wanted).norm() / wanted.norm()
         return float(error) / (0.04 if layout.fp8 else 6e-3)
 
-    return Work([("usual", calls)], n * (2 * DIM + layout.token_bytes) / READ, exact)
+    return SelectionWork([("usual", calls)], n * (2 * DIM + layout.token_bytes) / READ, exact)
 
 
-def _turned(x: Tensor, options: dict[str, Any]) -> Tensor:
+def _rotated(x: Tensor, options: JSON) -> Tensor:
     c, s = options["cos"][:, None], options["sin"][:, None]
     a, b = x[..., : ROPE // 2], x[..., ROPE // 2 : ROPE]
     return torch.cat((a * c - b * s, b * c + a * s, x[..., ROPE:]), -1)
 
 
-def _turn(n: int) -> Work:
+def _rotate(n: int) -> SelectionWork:
     q = torch.randn(n, HEADS, DIM, device=DEVICE, dtype=BF16)
     options = _rope(n)
     calls: Calls = [lambda: write.rotate(q, **options)] * CALLS
 
     def exact() -> float:
-        wanted = _turned(q.float(), options)
+        wanted = _rotated(q.float(), options)
         return float((write.rotate(q, **options).float() - wanted).norm() / wanted.norm()) / 4e-3
 
-    return Work([("usual", calls)], n * HEADS * DIM * 4 / READ, exact)
+    return SelectionWork([("usual", calls)], n * HEADS * DIM * 4 / READ, exact)
 
 
 # -- sampling --------------------------------------------------------------------------------
@@ -260,7 +262,9 @@ def _logits(n: int) -> list[Tensor]:
     return [3 * torch.randn(n, VOCABULARY, device=DEVICE) for _ in range(4)]
 
 
-def _ways(n: int, run: Callable[[Tensor, sampling.Launch], object], given: list[Tensor]) -> Ways:
+def _ways(
+    n: int, run: Callable[[Tensor, sampling.SamplingLaunch], object], given: list[Tensor]
+) -> Ways:
     usual = sampling.launch(n, VOCABULARY, 132)
     cuts = [("usual", usual)]
     for chunk, warps in ((1024, 4), (2048, 4), (4096, 4), (2048, 8), (4096, 8)):
@@ -268,7 +272,7 @@ def _ways(n: int, run: Callable[[Tensor, sampling.Launch], object], given: list[
     return [(name, [partial(run, x, how) for x in given]) for name, how in cuts]
 
 
-def _greedy(n: int) -> Work:
+def _greedy(n: int) -> SelectionWork:
     given = _logits(n)
     ways = _ways(n, lambda x, how: sampling.draw(x, how=how), given)
     ways.append(("torch.argmax", [partial(x.argmax, -1) for x in given]))
@@ -278,10 +282,10 @@ def _greedy(n: int) -> Work:
         good = torch.equal(tokens, given[0].argmax(-1)) and not bool(bad.any())
         return 0.0 if good else math.inf
 
-    return Work(ways, n * VOCABULARY * 4 / READ, exact)
+    return SelectionWork(ways, n * VOCABULARY * 4 / READ, exact)
 
 
-def _drawn(n: int) -> Work:
+def _drawn(n: int) -> SelectionWork:
     given = _logits(n)
     warm = torch.full((n,), 0.8, device=DEVICE, dtype=torch.float64)
     seed = torch.arange(n, device=DEVICE) * 12345
@@ -295,10 +299,10 @@ def _drawn(n: int) -> Work:
         wanted = (plain_sampling.noise(keys, every) + x).argmax(-1)
         return 0.0 if torch.equal(sampling.draw(given[0], *counters)[0], wanted) else math.inf
 
-    return Work(ways, n * VOCABULARY * 4 / READ, exact)
+    return SelectionWork(ways, n * VOCABULARY * 4 / READ, exact)
 
 
-def _logprobs(n: int) -> Work:
+def _logprobs(n: int) -> SelectionWork:
     given, tokens = _logits(n), torch.arange(n, device=DEVICE) * 7
     calls: Calls = [partial(sampling.score, x, tokens, 0) for x in given]
 
@@ -307,26 +311,26 @@ def _logprobs(n: int) -> Work:
         found = sampling.score(given[0], tokens, 0).logprobs
         return float((found - wanted).abs().max()) / 1e-6
 
-    return Work([("usual", calls)], n * VOCABULARY * 4 / READ, exact)
+    return SelectionWork([("usual", calls)], n * VOCABULARY * 4 / READ, exact)
 
 
 # -- running ---------------------------------------------------------------------------------
 
 
-MAKERS: dict[str, Callable[..., Work]] = {
+MAKERS: dict[str, Callable[..., SelectionWork]] = {
     "scores": _scores,
     "wide": _wide,
     "prefill": _prefill,
     "top": _top,
     "write": _write,
-    "turn": _turn,
+    "rotate": _rotate,
     "greedy": _greedy,
     "drawn": _drawn,
     "logprobs": _logprobs,
 }
 
 
-def work(cell: Cell) -> Work:
+def work(cell: Cell) -> SelectionWork:
     torch.manual_seed(0)
     with torch.device(DEVICE):
         return MAKERS[cell.kind](*cell.key)
@@ -345,7 +349,7 @@ def compile_all(todo: list[Cell]) -> list[str]:
     return failed
 
 
-def measure(cell: Cell) -> dict[str, Any]:
+def measure(cell: Cell) -> JSON:
     made = work(cell)
     times: dict[str, float] = {}
     for label, calls in made.ways:
@@ -355,15 +359,15 @@ def measure(cell: Cell) -> dict[str, Any]:
             print(f"FAIL {cell} {label}: {str(error).splitlines()[0]}")
     ours = {label: us for label, us in times.items() if not label.startswith("torch")}
     best = min(ours, key=lambda label: ours[label])
-    floor = made.floor * 1e6
-    line = f"{cell!s:<40} {best:<18} {times[best]:8.1f} µs  floor {floor:7.2f}"
-    line += f" ({floor / times[best]:4.0%}) {floor / times[best] * READ / 1e9:5.0f} GB/s"
+    roofline = made.roofline * 1e6
+    line = f"{cell!s:<40} {best:<18} {times[best]:8.1f} µs  roofline {roofline:7.2f}"
+    line += f" ({roofline / times[best]:4.0%}) {roofline / times[best] * READ / 1e9:5.0f} GB/s"
     if made.flops:
         line += f" {made.flops / times[best] / 1e6:5.0f} TFLOP/s"
     print(line, " ".join(f"[{label} {us:.1f}]" for label, us in times.items()), flush=True)
     if not (off := made.exact()) <= 1:
         print(f"FAIL {cell}: off by {off:.2g} times what is accepted")
-    return {"cell": str(cell), "floor_us": floor, "us": times}
+    return {"cell": str(cell), "roofline_us": roofline, "us": times}
 
 
 def main() -> None:

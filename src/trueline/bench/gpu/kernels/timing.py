@@ -1,4 +1,4 @@
-"""How kernels are timed here: captured in a graph, over inputs that take turns."""
+"""How kernels are timed here: captured in a graph, over alternating inputs."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import statistics
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
 from trueline.bench.gpu.report import peers
+from trueline.spec.fields import JSON
 
 ENGINE = "--engine" in sys.argv
 """Time only what the engine takes, not the other ways; processes that are started see it too."""
@@ -22,7 +23,7 @@ Way = TypeVar("Way")
 @dataclass(frozen=True)
 class Cell:
     kind: str
-    key: tuple[Any, ...]
+    key: tuple[object, ...]
 
     def __str__(self) -> str:
         return f"{self.kind:<13}" + " ".join(str(part) for part in self.key)
@@ -56,7 +57,7 @@ def graph_time(calls: Sequence[Callable[[], object]], repeat: int = 12) -> float
 
 def recorded(op: str, **wanted: object) -> dict[str, float]:
     """Microseconds of each peer that was timed on such a cell."""
-    rows: list[dict[str, Any]] = peers()[op]
+    rows: list[JSON] = peers()[op]
     return {row["peer"]: row["us"] for row in rows if wanted.items() <= row.items()}
 
 

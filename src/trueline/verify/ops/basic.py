@@ -1,31 +1,48 @@
-"""Products, norms, rotation, experts: against their float64 references."""
+"""GEMMs, norms, rotation, experts: against their float64 references."""
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from functools import partial
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from trueline.ops.batched_gemm import BatchedGemm
 from trueline.ops.batched_gemm import reference as batched_gemm_reference
+from trueline.ops.capabilities import Opaque
+from trueline.ops.experts import Experts, SharedExperts
 from trueline.ops.experts import reference as experts_reference
-from trueline.ops.linear import cublas, torch_mm
+from trueline.ops.linear import LinearOp
 from trueline.ops.linear import reference as linear_reference
+from trueline.ops.mlp import MLP
 from trueline.ops.mlp import reference as mlp_reference
+from trueline.ops.registry import implementation
+from trueline.ops.rms_norm import RMSNorm
 from trueline.ops.rms_norm import reference as rms_norm_reference
+from trueline.ops.rope import Rope
 from trueline.ops.rope import reference as rope_reference
+from trueline.ops.route import Route
 from trueline.ops.route import reference as route_reference
 from trueline.plan.select import is_batch_invariant
 from trueline.spec.feedforward import RouterSpec
 from trueline.spec.rope import Pairing
 from trueline.verify import bounds
-from trueline.verify.ops.data import close, randn, require, rounded_alike, within
+from trueline.verify.ops.data import (
+    close,
+    randn,
+    require,
+    rounded_alike,
+    torch_linear,
+    within,
+)
 
 ROTATION = 4
 """Roundings of a rotated row: two products and their sum, in either number of a pair."""
 
 
-def linear(op: Any, dtype: torch.dtype = torch.float32) -> None:
+def linear(op: LinearOp, dtype: torch.dtype = torch.float32) -> None:
     for shape in ((17, 13), (101, 67), (256, 384)):
         weight = randn(*shape).to(dtype)
         packed, exact_packed = op.pack(weight), linear_reference.pack(weight)
@@ -33,7 +50,7 @@ def linear(op: Any, dtype: torch.dtype = torch.float32) -> None:
             x = randn(rows, shape[1] + 3, seed=1).to(dtype)[:, 1:-2]
             before = x.clone()
             exact = linear_reference.run(x.double(), exact_packed)
-            sums = bounds.product(x, weight, dtype)
+            sums = bounds.gemm(x, weight, dtype)
             for strided in (x, x.T.contiguous().T):
                 what = f"linear, {shape}, {rows} rows"
                 within(what, op.run(strided, packed), exact, sums + bounds.stored(exact, dtype))
@@ -43,19 +60,20 @@ def linear(op: Any, dtype: torch.dtype = torch.float32) -> None:
             require(torch.equal(x, before), "linear writes its input")
 
 
-def linear_bits(op: Any) -> None:
+def linear_bits(op: LinearOp) -> None:
     require(is_batch_invariant(op, torch.float32), "linear: a row's bits depend on other rows")
 
 
-def batched_gemm(op: Any, dtype: torch.dtype = torch.float32) -> None:
+def batched_gemm(op: BatchedGemm[Opaque], dtype: torch.dtype = torch.float32) -> None:
     weight = randn(5, 37, 19).to(dtype)
-    exact_packed = batched_gemm_reference.pack(weight, torch_mm, True)
+    linear = torch_linear()
+    exact_packed = batched_gemm_reference.pack(weight, linear, True)
     for invariant in (True, False):
-        packed = op.pack(weight, torch_mm, invariant)
+        packed = op.pack(weight, linear, invariant)
         for rows in (1, 4, 9, 40, 70):
             x = randn(rows, 5, 23, seed=1).to(dtype)[..., 2:-2]
             exact = batched_gemm_reference.run(x.double(), exact_packed)
-            off = bounds.product(x.transpose(0, 1), weight, dtype).transpose(0, 1)
+            off = bounds.gemm(x.transpose(0, 1), weight, dtype).transpose(0, 1)
             off = off + bounds.stored(exact, dtype)
             for strided in (x, x.permute(2, 1, 0).contiguous().permute(2, 1, 0)):
                 within(f"batched_gemm, {rows} rows", op.run(strided, packed), exact, off)
@@ -65,19 +83,20 @@ def batched_gemm(op: Any, dtype: torch.dtype = torch.float32) -> None:
             require(bool(wide[..., [0, 38, 39]].isnan().all()), "batched_gemm writes beside")
 
 
-def batched_gemm_bits(op: Any) -> None:
-    packed, x = op.pack(randn(5, 37, 19), torch_mm, True), randn(9, 5, 19, seed=1)
+def batched_gemm_bits(op: BatchedGemm[Opaque]) -> None:
+    packed, x = op.pack(randn(5, 37, 19), torch_linear(), True), randn(9, 5, 19, seed=1)
     whole = op.run(x, packed)
     for part in (slice(0, 1), slice(2, 6), slice(8, 9)):
         require(torch.equal(op.run(x[part], packed), whole[part]), "batched_gemm: a row's bits")
 
 
-def mlp(op: Any, dtype: torch.dtype = torch.float32) -> None:
+def mlp(op: MLP[Opaque], dtype: torch.dtype = torch.float32) -> None:
     D, W = 29, 43
-    size = 1 if dtype == torch.float32 else 8  # so that float16 holds what is between the products
+    size = 1 if dtype == torch.float32 else 8  # so that float16 holds what is between the GEMMs
     gate_up, down = (randn(2 * W, D) / size).to(dtype), randn(D, W, seed=1).to(dtype)
     exact_packed = mlp_reference.pack(gate_up, down, None)
-    for linear in (torch_mm, cublas):  # one packs weights in its own way, the other keeps them
+    for name in ("torch_mm", "cublas"):  # one packs weights in its own way, the other keeps them
+        linear = implementation("linear", name)
         packed = op.pack(gate_up, down, linear)
         for rows in (1, 3, 8, 21):
             x = _far_into_silu(rows, D).to(dtype)
@@ -86,12 +105,13 @@ def mlp(op: Any, dtype: torch.dtype = torch.float32) -> None:
             within(f"mlp, {rows} rows", op.run(x, packed, linear), exact, off)
 
 
-def mlp_bits(op: Any) -> None:
-    packed = op.pack(randn(86, 29), randn(29, 43, seed=1), torch_mm)
+def mlp_bits(op: MLP[Opaque]) -> None:
+    linear = torch_linear()
+    packed = op.pack(randn(86, 29), randn(29, 43, seed=1), linear)
     x = _far_into_silu(21, 29)
-    whole = op.run(x, packed, torch_mm)
+    whole = op.run(x, packed, linear)
     for part in (slice(0, 1), slice(3, 8)):
-        require(torch.equal(op.run(x[part], packed, torch_mm), whole[part]), "mlp: a row's bits")
+        require(torch.equal(op.run(x[part], packed, linear), whole[part]), "mlp: a row's bits")
 
 
 def _far_into_silu(rows: int, width: int) -> Tensor:
@@ -99,7 +119,7 @@ def _far_into_silu(rows: int, width: int) -> Tensor:
     return 40 * randn(rows, width + 2, seed=2)[:, 1:-1]
 
 
-def rms_norm(op: Any, dtype: torch.dtype = torch.float32) -> None:
+def rms_norm(op: RMSNorm, dtype: torch.dtype = torch.float32) -> None:
     sizes = torch.tensor([1e-4, 1e-2, 1, 10, 1e3, 1, 1, 1, 1])[:, None]
     for width in (13, 37, 128):
         x = (randn(9, width + 1)[:, 1:] * sizes).to(dtype)
@@ -121,13 +141,13 @@ def _normed(what: str, ours: Tensor, x: Tensor, weight: Tensor, eps: float) -> N
         rounded_alike(what, ours, rms_norm_reference.run(x, weight, eps))
 
 
-def rope(op: Any, dtype: torch.dtype = torch.float32) -> None:
+def rope(op: Rope, dtype: torch.dtype = torch.float32) -> None:
     x = randn(14, 3, 7).to(dtype).permute(2, 1, 0)[..., 2:12]  # strided
     angles = 100 * randn(7, 5, seed=3)
     cos, sin = 1.3 * angles.cos(), 1.3 * angles.sin()
     before = x.clone()
     off = bounds.rounding(ROTATION) + (bounds.unit(dtype) if bounds.narrow(dtype) else 0.0)
-    pairings: tuple[Pairing, ...] = ("pairs", "halves")
+    pairings: tuple[Pairing, ...] = ("interleaved", "half-split")
     for pairing in pairings:
         ours = op.run(x, cos, sin, pairing)
         exact = rope_reference.run(x.double(), cos.double(), sin.double(), pairing)
@@ -149,7 +169,7 @@ ROUTERS = {
 }  # fmt: skip
 
 
-def route(op: Any, dtype: torch.dtype = torch.float32) -> None:
+def route(op: Route[Opaque], dtype: torch.dtype = torch.float32) -> None:
     logits, bias = 2 * randn(8, 12), 0.3 * randn(12, seed=1)
     kinds = {
         "random": (logits, bias),
@@ -167,7 +187,7 @@ def route(op: Any, dtype: torch.dtype = torch.float32) -> None:
 
 def routed(
     what: str,
-    run: Any,
+    run: Callable[..., tuple[Tensor, Tensor]],
     given: Tensor,
     logits: Tensor,
     bias: Tensor | None,
@@ -198,8 +218,19 @@ def _off_weights(logits: Tensor, exact: Tensor, off: Tensor | float) -> Tensor:
 _PARTS = 3
 
 
+def _choose(
+    op: Route[Opaque],
+    packed: Opaque,
+    x: Tensor,
+    bias: Tensor | None,
+    router: RouterSpec,
+    forced: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    return op.choose(x, packed, torch_linear(), bias, router, forced)
+
+
 def _from_tokens(
-    op: Any,
+    op: Route[Opaque],
     what: str,
     wanted: Tensor,
     bias: Tensor | None,
@@ -211,22 +242,20 @@ def _from_tokens(
     inner = randn(wanted.shape[1], 37, seed=7)
     x = (wanted @ torch.linalg.pinv(inner).T).to(dtype)
     for weight in (inner, (inner * 2**20).round() / 2**20, inner.to(dtype).float()):
-        packed = op.pack(weight, dtype, torch_mm)
-
-        def run(x: Tensor, *rest: Any, packed: Any = packed) -> Any:
-            return op.choose(x, packed, torch_mm, *rest)
+        packed = op.pack(weight, dtype, torch_linear())
+        run = partial(_choose, op, packed)
 
         # 16-bit parts of a weight are terms of their own
-        off = _PARTS * bounds.product(x, weight, dtype).amax(-1, keepdim=True)
+        off = _PARTS * bounds.gemm(x, weight, dtype).amax(-1, keepdim=True)
         routed(what, run, x, x.double() @ weight.double().T, bias, router, off)
 
 
-def experts(op: Any, dtype: torch.dtype = torch.float32) -> None:
+def experts(op: Experts[Opaque], dtype: torch.dtype = torch.float32) -> None:
     E, D, W = 12, 29, 17
     gate_up, down = (randn(E, 2 * W, D) / 5).to(dtype), (randn(E, D, W, seed=1) / 4).to(dtype)
     for first in (0, 4):
         held = slice(first, first + 8)
-        packed = op.pack(gate_up[held], down[held], torch_mm)
+        packed = op.pack(gate_up[held], down[held], torch_linear())
         for tokens in (1, 2, 33):
             what = f"experts, from {first}, {tokens} tokens"
             _experts(op, what, tokens, gate_up, down, held, packed, None)
@@ -236,18 +265,20 @@ def experts(op: Any, dtype: torch.dtype = torch.float32) -> None:
                     (randn(2 * times * W, D, seed=5) / 5).to(dtype),
                     (randn(D, times * W, seed=6) / 4).to(dtype),
                 )
-                more = op.pack_with_shared(gate_up[held], down[held], *shared, torch_mm)
+                sharing = cast("SharedExperts[Opaque]", op)
+                weights = (gate_up[held], down[held], *shared)
+                more = sharing.pack_with_shared(*weights, torch_linear())
                 _experts(op, f"{what}, {times} shared", tokens, gate_up, down, held, more, shared)
 
 
 def _experts(
-    op: Any,
+    op: Experts[Opaque],
     what: str,
     tokens: int,
     gate_up: Tensor,
     down: Tensor,
     held: slice,
-    packed: Any,
+    packed: Opaque,
     shared: tuple[Tensor, Tensor] | None,
 ) -> None:
     K, (E, D, _) = 3, down.shape
@@ -262,7 +293,7 @@ def _experts(
         off += bounds.mlp(x, *shared, x.dtype) + bounds.rounding(1) * beside.abs()
         exact += beside
     off += bounds.stored(exact, x.dtype)
-    ours = op.run(x, ids, weights, packed, torch_mm, first)
+    ours = op.run(x, ids, weights, packed, torch_linear(), first)
     zero = exact.norm(dim=-1) == 0  # tokens whose experts are all elsewhere
     require(bool((ours[zero] == 0).all()), f"{what}: others' experts")
     within(what, ours[~zero], exact[~zero], off[~zero])

@@ -1,4 +1,4 @@
-"""Steps that several kinds of layers share."""
+"""Functions that several kinds of layers share: linear, norm, rotation, top-k."""
 
 import torch
 from torch import Tensor
@@ -22,12 +22,12 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return y.to(x.dtype) * weight  # rounded before the weight, as in Llama
 
 
-def rotate_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     a, b = x[..., 0::2], x[..., 1::2]
     return torch.stack((a * cos - b * sin, b * cos + a * sin), dim=-1).flatten(-2)
 
 
-def rotate_halves(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate_half_split(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
 

@@ -1,16 +1,18 @@
-"""Readers for the parts that families share: rope in all its spellings, widths, dtype, tokens."""
+"""Readers for the keys that families share: rope in all its spellings, widths, dtype, tokens."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import TypeGuard, TypeVar
 
 from trueline.errors import ConfigError
 from trueline.models.harmless import HARMLESS, INERT_AT
-from trueline.spec.fields import Fields
+from trueline.spec.fields import Fields, is_number
 from trueline.spec.model import DTYPE_BYTES
 from trueline.spec.rope import RopeSpec, YarnSpec
 from trueline.spec.source import Fact, Source, Span, default, formula
+
+T = TypeVar("T")
 
 MAX_LAYERS = 1024
 MAX_EXPERTS = 4096
@@ -26,14 +28,16 @@ def read_rope(
         place.must_equal(
             "partial_rotary_factor", 1.0, "latent attention rotates all of qk_rope_head_dim"
         )
-    return RopeSpec.of(dim=dim, pairing=pairing, **read_turning(fields, section, max_position))
+    return RopeSpec.of(dim=dim, pairing=pairing, **read_shared_rope(fields, section, max_position))
 
 
-def read_turning(fields: Fields, section: Fields | None, max_position: Fact[int]) -> dict[str, Any]:
+def read_shared_rope(
+    fields: Fields, section: Fields | None, max_position: Fact[int]
+) -> dict[str, object]:
     """What all ropes of a model share, whatever they rotate: base, and YaRN or not. `rope_theta`
     may stand inside the section or beside it."""
     if section is None:
-        yarn = default(None, "neither rope_scaling nor rope_parameters")
+        yarn: Fact[YarnSpec | None] = default(None, "neither rope_scaling nor rope_parameters")
         base = _rope_base(fields, None)
     else:
         base = _rope_base(fields, section)
@@ -65,7 +69,7 @@ def _holds_theta(section: Fields) -> bool:
     return "rope_theta" in section.raw
 
 
-def read_yarn(section: Fields, max_position: Fact[int]) -> Fact[Any]:
+def read_yarn(section: Fields, max_position: Fact[int]) -> Fact[YarnSpec | None]:
     """YaRN's parameters, or None for the default type; any other type is refused."""
     kind = section.choice("rope_type", ("default", "yarn"), aliases=("type",))
     if kind.value == "default":
@@ -94,7 +98,7 @@ def read_yarn(section: Fields, max_position: Fact[int]) -> Fact[Any]:
     return Fact(spec, kind.source)
 
 
-def _attention_factor(section: Fields) -> Fact[Any]:
+def _attention_factor(section: Fields) -> Fact[float | None]:
     if section.has("attention_factor"):
         return section.number("attention_factor")
     return default(None, "follows from mscale and mscale_all_dim")
@@ -118,12 +122,11 @@ def read_layer_types(
     fields: Fields, key: str, accepted: Iterable[str], num_layers: int
 ) -> Fact[tuple[str, ...]]:
     names = tuple(accepted)
-    return fields.list_of(
-        key,
-        lambda kind: isinstance(kind, str) and kind in names,
-        " or ".join(names),
-        length=num_layers,
-    )
+
+    def is_type(value: object) -> TypeGuard[str]:
+        return isinstance(value, str) and value in names
+
+    return fields.list_of(key, is_type, " or ".join(names), length=num_layers)
 
 
 def read_dtype(fields: Fields) -> Fact[str]:
@@ -140,7 +143,7 @@ def read_token_ids(fields: Fields, key: str) -> Fact[tuple[int, ...]]:
     if not fields.has(key):
         return default((), "no end token in the config")
 
-    def is_id(value: Any) -> bool:
+    def is_id(value: object) -> TypeGuard[int]:
         return type(value) is int and value >= 0
 
     if isinstance(fields.raw[key], list):
@@ -179,32 +182,36 @@ def check_architectures(fields: Fields, accepted: tuple[str, ...]) -> None:
 
 
 def read_override(
-    overrides: dict[str, Any], name: str, fallback: Fact[float], limit: float
+    overrides: dict[str, object], name: str, fallback: Fact[float], limit: float
 ) -> Fact[float]:
     """A documented fact that the user may state instead: `facts={"latent_norm_eps": 1e-5}`."""
 
-    def check(value: Any) -> bool:
-        return type(value) in (int, float) and 0 < value <= limit
+    def check(value: object) -> TypeGuard[float]:
+        return is_number(value) and 0 < value <= limit
 
     fact = _overridden(overrides, name, fallback, check, f"a number in (0, {limit:g}]")
     return Fact(float(fact.value), fact.source)
 
 
 def choose_override(
-    overrides: dict[str, Any], name: str, fallback: Fact[str], accepted: tuple[str, ...]
+    overrides: dict[str, object], name: str, fallback: Fact[str], accepted: tuple[str, ...]
 ) -> Fact[str]:
     """The same for a fact that is one of several words."""
     words = " or ".join(f'"{word}"' for word in accepted)
-    return _overridden(overrides, name, fallback, lambda value: value in accepted, words)
+
+    def check(value: object) -> TypeGuard[str]:
+        return value in accepted
+
+    return _overridden(overrides, name, fallback, check, words)
 
 
 def _overridden(
-    overrides: dict[str, Any],
+    overrides: dict[str, object],
     name: str,
-    fallback: Fact[Any],
-    check: Callable[[Any], bool],
+    fallback: Fact[T],
+    check: Callable[[object], TypeGuard[T]],
     accepted: str,
-) -> Fact[Any]:
+) -> Fact[T]:
     if name not in overrides:
         return fallback
     value = overrides.pop(name)

@@ -8,7 +8,7 @@ from trueline.cache.store import LatentView
 from trueline.ops.latent_write import IMPLEMENTATIONS, Parts
 from trueline.spec.rope import Pairing
 
-capabilities = IMPLEMENTATIONS["parts"]
+capabilities = IMPLEMENTATIONS["composed"]
 
 
 def run(

@@ -8,7 +8,7 @@ from trueline.ops import invariant_math
 from trueline.ops.gated_norm import IMPLEMENTATIONS
 from trueline.ops.latent_write import Parts
 
-capabilities = IMPLEMENTATIONS["parts"]
+capabilities = IMPLEMENTATIONS["composed"]
 
 
 def run(

@@ -1,12 +1,12 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""How Triton kernels are launched, or only asked for, during a dry run."""
+"""How Triton kernels are compiled and launched; in a dry run, only recorded."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar, Protocol, overload
 
 import triton
 import triton.language as tl
@@ -17,29 +17,51 @@ from trueline.device import interpreting, supports_pdl
 from trueline.ops.launch import KNOWN_MULTIPLE
 
 PDL = tl.constexpr(supports_pdl())
-"""Programmatic dependent launch: a kernel is set up while the one before it still runs (NVIDIA,
-from Hopper on)."""
+"""Programmatic dependent launch: a kernel may start before the previous one ends, up to the point
+where it waits for that one's writes (NVIDIA, from Hopper on)."""
 
 
 Ask = tuple[object, ...]
 """For a kernel, as it would be compiled for the arguments of a launch."""
 
 
+class Param(Protocol):
+    """Of a compiled function."""
+
+    is_constexpr: bool
+    do_not_specialize: bool
+    do_not_specialize_on_alignment: bool
+
+
+class Launchable(Protocol):
+    """Launched with `[grid](…)`."""
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]: ...
+
+
+class Jitted(Launchable, Protocol):
+    """What `triton.jit` and `gluon.jit` make."""
+
+    params: Sequence[Param]
+
+    def run(self, *given: object, grid: None, warmup: bool, **options: object) -> object: ...
+
+
 class Launcher:
     """A kernel of Triton or Gluon, to be launched with `[grid]`."""
 
-    dry_run: ClassVar[Callable[[Ask, Callable[[], Any]], None] | None] = None
+    dry_run: ClassVar[Callable[[Ask, Callable[[], object]], None] | None] = None
     """During a dry run nothing is launched: this gets what is asked for, and how to compile it."""
 
-    def __init__(self, made: Any, **options: Any) -> None:
+    def __init__(self, made: Jitted, **options: object) -> None:
         self.made, self.options = made, options
 
-    def __getitem__(self, grid: Any) -> Any:
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., object]:
         if Launcher.dry_run is not None:
             return self._ask
         return partial(self.made[grid], **self.options)
 
-    def _ask(self, *given: Any, **named: Any) -> None:
+    def _ask(self, *given: object, **named: object) -> None:
         assert Launcher.dry_run is not None
         each = zip(self.made.params, given, strict=False)
         ask = (self.made, *(_compiled_for(*pair) for pair in each), *sorted(named.items()))
@@ -47,7 +69,7 @@ class Launcher:
         Launcher.dry_run(ask, lambda: self.made.run(*given, grid=None, warmup=True, **options))
 
 
-def _compiled_for(param: Any, value: Any) -> object:
+def _compiled_for(param: Param, value: object) -> object:
     """What Triton knows of an argument: of pointers and whole numbers, whether they are multiples
     of 16, and whether a number is 1."""
     if param.is_constexpr or value is None:
@@ -61,7 +83,7 @@ def _compiled_for(param: Any, value: Any) -> object:
 
 
 @contextmanager
-def dry_run(asked: Callable[[Ask, Callable[[], Any]], None]) -> Iterator[None]:
+def dry_run(asked: Callable[[Ask, Callable[[], object]], None]) -> Iterator[None]:
     Launcher.dry_run = asked
     try:
         yield
@@ -69,12 +91,18 @@ def dry_run(asked: Callable[[Ask, Callable[[], Any]], None]) -> Iterator[None]:
         Launcher.dry_run = None
 
 
-def kernel(fn: Any = None, **options: Any) -> Any:
+@overload
+def kernel(fn: Callable[..., None], **options: object) -> Launchable: ...
+@overload
+def kernel(fn: None = None, **options: object) -> Callable[[Callable[..., None]], Launchable]: ...
+def kernel(
+    fn: Callable[..., None] | None = None, **options: object
+) -> Launchable | Callable[[Callable[..., None]], Launchable]:
     """`triton.jit` for what is launched by itself. It calls `pdl_wait()`, once, and first of all:
     only weights may be loaded before."""
     if fn is None:
         return partial(kernel, **options)
-    made = triton.jit(fn, **options)
+    made: Jitted = triton.jit(fn, **options)
     if interpreting():
         return made
     return Launcher(made, launch_pdl=True) if PDL.value else Launcher(made)
@@ -83,8 +111,8 @@ def kernel(fn: Any = None, **options: Any) -> Any:
 @triton.jit
 def pdl_wait(SHARED: tl.constexpr = True):
     """Waits for the kernels before: what any kernel writes is neither read nor written earlier. A
-    SHARED kernel then lets the next one be set up beside it; after others it starts when they are
-    done."""
+    SHARED kernel then lets the next one start beside it; the next one after any other kernel starts
+    when that has ended."""
     if PDL:
         gdc_wait()
         if SHARED:

@@ -8,9 +8,9 @@ from typing import Literal
 
 from trueline.engine.executor import local_runner
 from trueline.engine.loading import load_engine
-from trueline.layers.decoder import Replay
+from trueline.layers.context import Replay
 from trueline.verify.cases import Subject
-from trueline.verify.engine import Ask, Run, oracle, serve
+from trueline.verify.engine import Ask, EngineRun, oracle, serve
 from trueline.verify.failed import CheckFailed
 from trueline.verify.schedules import base, prompt
 
@@ -31,14 +31,14 @@ def half_is_float64(subject: Subject, dtype: Half, band: float) -> float:
     worst = 0.0
     for i in range(len(ASKS)):
         if ours.tokens[i] != exact[0].tokens[i]:
-            raise CheckFailed(f"halves: request {i}: other tokens than those allowed")
+            raise CheckFailed(f"half precision: request {i}: other tokens than those allowed")
         left, right = ours.logprobs(i), exact[0].logprobs(i)
         off = (left - right).abs().amax(-1)
         if not bool(off.max() <= band):  # also when NaN
             at = int(off.argmax())
             raise CheckFailed(
-                f"halves: {dtype}: request {i}, position {at}: off by {float(off[at]):.3g} in "
-                f"logprob, accepted {band:g}"
+                f"half precision: {dtype}: request {i}, position {at}: off by "
+                f"{float(off[at]):.3g} in logprob, accepted {band:g}"
             )
         worst = max(worst, float(off.max()))
     return worst
@@ -46,7 +46,7 @@ def half_is_float64(subject: Subject, dtype: Half, band: float) -> float:
 
 def _served(
     subject: Subject, dtype: Half | Literal["float32"], choices: list[Replay] | None
-) -> tuple[Run, list[Replay]]:
+) -> tuple[EngineRun, list[Replay]]:
     core = load_engine(subject.model, replace(base(subject), dtype=dtype)).core
     if choices is None:
         local_runner(core.executor).recorded = []

@@ -10,7 +10,7 @@ from trueline.ops.index_write import IMPLEMENTATIONS
 from trueline.ops.rope import Rope
 from trueline.spec.rope import Pairing
 
-capabilities = IMPLEMENTATIONS["parts"]
+capabilities = IMPLEMENTATIONS["composed"]
 
 
 def run(

@@ -10,7 +10,7 @@ from trueline.ops.latent_write import Parts
 from trueline.ops.qkv_prepare import IMPLEMENTATIONS
 from trueline.spec.rope import Pairing
 
-capabilities = IMPLEMENTATIONS["parts"]
+capabilities = IMPLEMENTATIONS["composed"]
 
 
 def run(
