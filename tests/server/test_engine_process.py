@@ -200,8 +200,9 @@ def test_answers_are_those_of_an_engine_in_this_process(shared: Running, model: 
     wanted = LLM(model, skip_tokenizer_init=True, **OPTIONS).generate(prompts, params)
 
     async def answer(i: int) -> RequestOutputState:
-        found = RequestOutputState(f"same-{i}", None, asked[i][0], PreparedParams(params[i], None))
-        async for output in shared.client.generate(list(found.core_requests(EOS))):
+        prepared = PreparedParams(params[i], None)
+        found = RequestOutputState(f"same-{i}", None, asked[i][0], prepared)
+        async for output in shared.client.generate(list(prepared.core_requests(found, EOS))):
             found.update(output)
         return found
 
