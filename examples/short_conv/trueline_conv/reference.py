@@ -31,10 +31,8 @@ class ConvReference(Reference):
 
     def logprobs(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
         config, params = self.config, self.params
-        h, ropes = (
-            params["model.embed_tokens.weight"][tokens],
-            self.ropes(torch.arange(len(tokens))),
-        )
+        h = params["model.embed_tokens.weight"][tokens]
+        ropes = self.ropes(torch.arange(len(tokens)))
         for layer in range(config.num_hidden_layers):
             if layer in self.layers:
                 h = h + self.convolve(layer, h)
