@@ -40,7 +40,7 @@ class Question:
         ends: dict[int, str] = {}
         for choice in (choice for frame in frames for choice in frame["choices"]):
             index = choice["index"]
-            assert index not in ends, "news of a choice that has ended"
+            assert index not in ends, "a chunk of a choice that has ended"
             texts[index] = texts.get(index, "") + choice["text"]
             if choice["finish_reason"]:
                 ends[index] = choice["finish_reason"]

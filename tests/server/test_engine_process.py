@@ -201,8 +201,8 @@ def test_answers_are_those_of_an_engine_in_this_process(shared: Running, model: 
 
     async def answer(i: int) -> RequestOutputState:
         found = RequestOutputState(f"same-{i}", None, asked[i][0], PreparedParams(params[i], None))
-        async for news in shared.client.generate(list(found.core_requests(EOS))):
-            found.update(news)
+        async for output in shared.client.generate(list(found.core_requests(EOS))):
+            found.update(output)
         return found
 
     async def all_of_them() -> list[RequestOutputState]:
@@ -438,12 +438,12 @@ def test_a_step_is_one_message_and_counts_come_now_and_then(model: Path) -> None
         assert engine.handle_messages()
         engine.step()
     assert len(script.sent) == 12
-    news = [message for message in script.sent if isinstance(message, StepOutputs)]
-    assert [len(message.outputs) for message in news] == [10] * 12
-    with_stats = [message for message in news if message.stats]
-    assert with_stats[-1] is news[-1]
+    messages = [message for message in script.sent if isinstance(message, StepOutputs)]
+    assert [len(message.outputs) for message in messages] == [10] * 12
+    with_stats = [message for message in messages if message.stats]
+    assert with_stats[-1] is messages[-1]
     assert len(with_stats) <= 2 + engine.stats.step_seconds / 0.05
-    assert news[-1].stats.num_blocks_used == 0  # type: ignore[union-attr]
+    assert messages[-1].stats.num_blocks_used == 0  # type: ignore[union-attr]
     # a refusal alone is no step, but it is counted
     script.inbox.append(Add([ask("fine"), ask("long", prompt=[1] * 600)]))
     assert engine.handle_messages()
@@ -636,7 +636,7 @@ def test_an_idle_engine_may_be_silent(shared: Running, monkeypatch: pytest.Monke
         client = shared.client
         client._heard -= 2 * PATIENCE
         stream = client.generate([ask("after a while", 5)])
-        client._look()
+        client._check_hung()
         assert await tokens(stream)
         assert client.state == "ready"
 

@@ -126,13 +126,13 @@ def test_times_are_those_between_tokens(inside: Inside, monkeypatch: pytest.Monk
     monkeypatch.setattr("trueline.server.service.time.monotonic", lambda: clock[0])
     seen: list[tuple[str, float]] = []
     monkeypatch.setattr(inside.service.metrics, "observe", lambda *told: seen.append(told))
-    run = Generation(inside.service, [], [])
+    generation = Generation(inside.service, [], [])
     times = Times()
     for now, count, scheduled in ((2.0, 3, 0.5), (8.0, 4, None), (9.0, 1, None)):
         clock[0] = now
-        news = CoreOutput(request_id="x", token_ids=[1] * count, first_scheduled=scheduled)
-        run._time(times, news)
-    run._ended(times, 8, "stop")
+        output = CoreOutput(request_id="x", token_ids=[1] * count, first_scheduled=scheduled)
+        generation._time(times, output)
+    generation._ended(times, 8, "stop")
     found: dict[str, list[float]] = {}
     for name, seconds in seen:
         found.setdefault(name, []).append(seconds)

@@ -127,7 +127,7 @@ def test_a_stop_is_told_to_the_engine_once(tokenizer: Tokenizer) -> None:
     ]
 
 
-NEWS = st.builds(
+OUTPUTS = st.builds(
     CoreOutput,
     request_id=st.just("a"),
     token_ids=st.lists(st.integers(0, 9), max_size=3),
@@ -138,27 +138,29 @@ NEWS = st.builds(
 LAST = {"finish_reason": "error", "stop_reason": 7, "error": "why"}
 
 
-@given(several=st.lists(NEWS, min_size=1, max_size=5), read_after=st.sets(st.integers(0, 4)))
-def test_news_put_together_say_what_they_said_one_by_one(
+@given(several=st.lists(OUTPUTS, min_size=1, max_size=5), read_after=st.sets(st.integers(0, 4)))
+def test_merged_outputs_say_what_they_said_one_by_one(
     several: list[CoreOutput], read_after: set[int]
 ) -> None:
     """Every field, however late somebody reads them."""
-    for news in several:
-        news.scores = [TokenScore(token, -float(token), 1) for token in news.token_ids]
+    for output in several:
+        output.scores = [TokenScore(token, -float(token), 1) for token in output.token_ids]
     several[-1] = msgspec.structs.replace(several[-1], **LAST)
     stream = Stream(["a"], lambda names: None)
     read: list[CoreOutput] = []
-    for place, news in enumerate(several):
-        stream.push(msgspec.convert(msgspec.to_builtins(news), CoreOutput))
+    for place, output in enumerate(several):
+        stream.push(msgspec.convert(msgspec.to_builtins(output), CoreOutput))
         if place in read_after:
             read += stream.waiting()
     read += stream.waiting()
     for name in ("token_ids", "scores", "prompt_scores"):
-        told = [[each for news in outputs for each in getattr(news, name)]
+        told = [[each for output in outputs for each in getattr(output, name)]
                 for outputs in (read, several)]  # fmt: skip
         assert told[0] == told[1], name
     for name in ("num_cached_tokens", "first_scheduled"):  # told once, and not taken back
-        most = [max(getattr(news, name) or 0 for news in outputs) for outputs in (read, several)]
+        most = [
+            max(getattr(output, name) or 0 for output in outputs) for outputs in (read, several)
+        ]
         assert most[0] == most[1], name
     assert {name: getattr(read[-1], name) for name in LAST} == LAST
 

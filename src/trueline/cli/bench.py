@@ -8,7 +8,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 
@@ -18,6 +18,7 @@ from trueline.cli.bench_overhead import overhead
 from trueline.cli.bench_serve import serve
 from trueline.cli.output import tables
 from trueline.errors import UsageError
+from trueline.utils.json_types import JsonObject
 
 if TYPE_CHECKING:
     from trueline.bench.context import ContextFigures
@@ -208,7 +209,9 @@ def compare(
     print(json.dumps(report, indent=1)) if as_json else _print_comparison(report, peer)
 
 
-def comparison(names: list[str], ours: Any, steady: Any, theirs: Any, peer: str) -> dict[str, Any]:
+def comparison(
+    names: list[str], ours: JsonObject, steady: JsonObject, theirs: JsonObject, peer: str
+) -> JsonObject:
     rows = []
     for name, a, s, b in zip(names, ours["results"], steady["results"], theirs["results"],
                              strict=True):  # fmt: skip
@@ -236,7 +239,7 @@ def _prefill_rate(times: dict[str, float], work: dict[str, float]) -> float:
     return work["batch"] * work["prompt_len"] / times["first_token_s"]
 
 
-def _print_comparison(report: dict[str, Any], peer: str) -> None:
+def _print_comparison(report: JsonObject, peer: str) -> None:
     from rich import box
     from rich.table import Table
 

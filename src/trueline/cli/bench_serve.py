@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
 
 from cyclopts import Parameter
 
@@ -15,10 +15,22 @@ from trueline.errors import UsageError
 from trueline.utils.progress import progress_bar
 
 if TYPE_CHECKING:
+    from trueline.client.figures import PointFigures
     from trueline.client.load import Load, Shape
     from trueline.client.measure import Bench
 
-TIMES = {
+
+class ServeFigures(TypedDict):
+    url: str
+    model: str
+    prompt_len: int
+    output_len: int
+    vocab_size: int
+    seed: int
+    points: list[PointFigures]
+
+
+TIMES: dict[Literal["ttft_ms", "itl_ms", "tpot_ms", "e2e_ms"], str] = {
     "ttft_ms": "first token",
     "itl_ms": "between tokens",
     "tpot_ms": "mean per token",
@@ -108,14 +120,14 @@ def _measure(
     loads: list[Load],
     warmup: int,
     out: Path | None,
-) -> dict[str, Any]:
+) -> ServeFigures:
     from trueline.client.measure import Bench, run_loop
 
     if warmup < 1:
         raise UsageError(f"--warmup {warmup}: accepted: numbers from 1 up")
     server = connection.open(url)
     bench = Bench(server, server.pick_model(connection.model), shape)
-    figures: dict[str, Any] = {
+    figures: ServeFigures = {
         "url": server.base, "model": bench.model, "prompt_len": shape.prompt_len,
         "output_len": shape.output_len, "vocab_size": shape.vocab_size, "seed": shape.seed,
         "points": [],
@@ -124,7 +136,7 @@ def _measure(
     return figures
 
 
-def _plot(file: Path | None, figures: dict[str, Any]) -> None:
+def _plot(file: Path | None, figures: ServeFigures) -> None:
     if file is None:
         return
     from trueline.client.plot import plot_points
@@ -134,7 +146,7 @@ def _plot(file: Path | None, figures: dict[str, Any]) -> None:
 
 
 async def _sweep(
-    bench: Bench, loads: list[Load], warmup: int, figures: dict[str, Any], out: Path | None
+    bench: Bench, loads: list[Load], warmup: int, figures: ServeFigures, out: Path | None
 ) -> None:
     from trueline.client.figures import doubts, summary
 
@@ -161,7 +173,7 @@ def check_writable(*files: Path | None) -> None:
             raise UsageError(f"{file}: no such directory")
 
 
-def _print(points: list[dict[str, Any]]) -> None:
+def _print(points: list[PointFigures]) -> None:
     from rich import box
     from rich.table import Table
 
@@ -188,7 +200,7 @@ def _print(points: list[dict[str, Any]]) -> None:
     _print_notes(points)
 
 
-def _print_notes(points: list[dict[str, Any]]) -> None:
+def _print_notes(points: list[PointFigures]) -> None:
     for point in points:
         name = point["load"]["name"]
         for kind, error in point["errors"].items():

@@ -5,18 +5,96 @@ from __future__ import annotations
 import json
 import sys
 import time
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from trueline.cli.arguments import parse_choices, parse_facts
 from trueline.errors import UsageError
+from trueline.utils.json_types import JsonObject
 from trueline.utils.progress import human_bytes
 
 if TYPE_CHECKING:
+    from trueline.engine.params import SamplingParams
     from trueline.llm import LLM
     from trueline.outputs import RequestOutput
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OfflineSampling:
+    """How tokens are drawn, as SamplingParams has it."""
+
+    max_tokens: int = 64
+    temperature: float = 1.0
+    """0 takes the likeliest token every time."""
+    top_p: float = 1.0
+    top_k: int = 0
+    min_p: float = 0.0
+    seed: int | None = None
+    """Makes the draws repeatable, whatever else runs."""
+    n: int = 1
+    """How many continuations of each prompt."""
+    stop: tuple[str, ...] = ()
+    """End a continuation at this text. May be given several times."""
+    ignore_eos: Annotated[bool, Parameter(negative=())] = False
+    logprobs: int | None = None
+    """With --json: list this many likeliest tokens at each position."""
+
+    def params(self) -> SamplingParams:
+        from trueline.engine.params import SamplingParams
+
+        given = {item.name: getattr(self, item.name) for item in fields(self)}
+        return SamplingParams(**given | {"stop": list(self.stop)})
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class OfflineEngine:
+    """The engine's options."""
+
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    block_size: int | None = None
+    """Positions in a cache block. Default: chosen by the plan."""
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    """auto is the GPU where there is one."""
+    gpu_memory_utilization: float | None = None
+    """How much of a GPU's memory is ours (0.9), or of the free memory for the cache (0.5)."""
+    enforce_eager: Annotated[bool, Parameter(negative=())] = False
+    """No captured decode steps on a GPU."""
+    batch_invariant: Annotated[bool, Parameter(negative=())] = False
+    """The same bits for a request, whoever shares its steps."""
+    op: tuple[str, ...] = ()
+    """Choose an implementation of an op, ours or an installed package's, as linear=torch_mm.
+    May be given several times."""
+    layer: tuple[str, ...] = ()
+    """Replace a kind of layer by an installed package's, as lightning=NAME. May be given
+    several times."""
+    fact: tuple[str, ...] = ()
+    """Override a fact that published sources contradict each other on, as NAME=VALUE
+    (known: latent_norm_eps, linear_layer_factor). May be given several times."""
+
+    def load(self, model: str) -> LLM:
+        from trueline.llm import LLM
+
+        return LLM(
+            model,
+            dtype=self.dtype,
+            max_model_len=self.max_model_len,
+            max_num_seqs=self.max_num_seqs,
+            block_size=self.block_size or "auto",
+            device=self.device,
+            gpu_memory_utilization=self.gpu_memory_utilization,
+            enforce_eager=self.enforce_eager,
+            batch_invariant=self.batch_invariant,
+            ops=parse_choices("--op", self.op),
+            layers=parse_choices("--layer", self.layer),
+            facts=parse_facts(self.fact),
+        )
 
 
 def generate(
@@ -26,27 +104,8 @@ def generate(
     prompt: tuple[str, ...] = (),
     prompts_file: Path | None = None,
     chat: Annotated[bool, Parameter(negative=())] = False,
-    max_tokens: int = 64,
-    temperature: float = 1.0,
-    top_p: float = 1.0,
-    top_k: int = 0,
-    min_p: float = 0.0,
-    seed: int | None = None,
-    n: int = 1,
-    stop: tuple[str, ...] = (),
-    ignore_eos: Annotated[bool, Parameter(negative=())] = False,
-    logprobs: int | None = None,
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
-    max_model_len: int | None = None,
-    max_num_seqs: int | None = None,
-    block_size: int | None = None,
-    device: Literal["auto", "cpu", "cuda"] = "auto",
-    gpu_memory_utilization: float | None = None,
-    enforce_eager: Annotated[bool, Parameter(negative=())] = False,
-    batch_invariant: Annotated[bool, Parameter(negative=())] = False,
-    op: tuple[str, ...] = (),
-    layer: tuple[str, ...] = (),
-    fact: tuple[str, ...] = (),
+    sampling: OfflineSampling = OfflineSampling(),  # noqa: B008
+    engine: OfflineEngine = OfflineEngine(),  # noqa: B008
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
     quiet: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
@@ -62,62 +121,14 @@ def generate(
         A file with one prompt per line.
     chat
         Each prompt is a user's message, put into the model's chat template.
-    temperature
-        0 takes the likeliest token every time.
-    seed
-        Makes the draws repeatable, whatever else runs.
-    n
-        How many continuations of each prompt.
-    stop
-        End a continuation at this text. May be given several times.
-    logprobs
-        With --json: list this many likeliest tokens at each position.
-    block_size
-        Positions in a cache block. Default: chosen by the plan.
-    device
-        auto is the GPU where there is one.
-    gpu_memory_utilization
-        How much of a GPU's memory is ours (0.9), or of the free memory for the cache (0.5).
-    enforce_eager
-        No captured decode steps on a GPU.
-    batch_invariant
-        The same bits for a request, whoever shares its steps.
-    op
-        Choose an implementation of an op, ours or an installed package's, as linear=torch_mm.
-        May be given several times.
-    layer
-        Replace a kind of layer by an installed package's, as lightning=NAME. May be given
-        several times.
-    fact
-        Override a fact that published sources contradict each other on, as NAME=VALUE
-        (known: latent_norm_eps, linear_layer_factor). May be given several times.
     as_json
         Print one JSON object per prompt.
     quiet
         Do not print the account of what ran.
     """
     texts = _texts(prompt, prompts_file)
-    from trueline.engine.params import SamplingParams
-    from trueline.llm import LLM
-
-    params = SamplingParams(
-        max_tokens=max_tokens, temperature=temperature, top_p=top_p, top_k=top_k, min_p=min_p,
-        seed=seed, n=n, stop=list(stop), ignore_eos=ignore_eos, logprobs=logprobs,
-    )  # fmt: skip
-    llm = LLM(
-        model,
-        dtype=dtype,
-        max_model_len=max_model_len,
-        max_num_seqs=max_num_seqs,
-        block_size=block_size or "auto",
-        device=device,
-        gpu_memory_utilization=gpu_memory_utilization,
-        enforce_eager=enforce_eager,
-        batch_invariant=batch_invariant,
-        ops=parse_choices("--op", op),
-        layers=parse_choices("--layer", layer),
-        facts=parse_facts(fact),
-    )
+    params = sampling.params()
+    llm = engine.load(model)
     start = time.perf_counter()
     if chat:
         outputs = llm.chat([[{"role": "user", "content": text}] for text in texts], params)
@@ -128,10 +139,8 @@ def generate(
         print(json.dumps(_as_json(output), ensure_ascii=False) if as_json else _as_text(output))
     if not quiet:
         _print_account(llm, outputs, seconds)
-    failed = any(
-        completion.finish_reason == "error" for out in outputs for completion in out.outputs
-    )
-    return 1 if failed else 0
+    completions = [each for output in outputs for each in output.outputs]
+    return int(any(completion.finish_reason == "error" for completion in completions))
 
 
 def _texts(prompt: tuple[str, ...], file: Path | None) -> list[str]:
@@ -154,7 +163,7 @@ def _as_text(output: RequestOutput) -> str:
     return "\n".join(lines)
 
 
-def _as_json(output: RequestOutput) -> dict[str, Any]:
+def _as_json(output: RequestOutput) -> JsonObject:
     return {
         "prompt": output.prompt,
         "prompt_token_ids": output.prompt_token_ids,

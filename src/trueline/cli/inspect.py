@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
@@ -12,6 +12,7 @@ from trueline.cli.arguments import parse_facts
 from trueline.cli.output import tables
 from trueline.describe import describe, layer_ranges
 from trueline.errors import UsageError
+from trueline.utils.json_types import JsonObject
 from trueline.utils.progress import human_bytes, human_count, progress_bar
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def inspect_model(
     return 1 if bad else 0
 
 
-def _read_weights(model: Path, overrides: dict[str, Any]) -> dict[str, Any]:
+def _read_weights(model: Path, overrides: JsonObject) -> JsonObject:
     import torch
 
     from trueline.models import read_model
@@ -79,7 +80,7 @@ def _read_weights(model: Path, overrides: dict[str, Any]) -> dict[str, Any]:
 # -- tables ----------------------------------------------------------------------------
 
 
-def print_report(console: Console, report: dict[str, Any]) -> None:
+def print_report(console: Console, report: JsonObject) -> None:
     console.print(f"[bold]{report['family']}[/]  {report['config']}", soft_wrap=True)
     if not report["runnable"]:
         console.print(f"[yellow]{report['not_runnable']}[/]")
@@ -98,11 +99,9 @@ def print_report(console: Console, report: dict[str, Any]) -> None:
     _print_checkpoint(console, report)
 
 
-def _distinct(
-    kinds: list[dict[str, Any]], part: str
-) -> list[tuple[dict[str, Any], list[int], str | None]]:
+def _distinct(kinds: list[JsonObject], part: str) -> list[tuple[JsonObject, list[int], str | None]]:
     """Each different mixer (or feed-forward) once, with all its layers."""
-    found: list[tuple[dict[str, Any], list[int], str | None]] = []
+    found: list[tuple[JsonObject, list[int], str | None]] = []
     for kind in kinds:
         same = next((layers for node, layers, _ in found if node == kind[part]), None)
         if same is None:
@@ -120,7 +119,7 @@ def _table(*columns: str) -> Table:
 
 
 def _add_node(
-    table: Table, node: dict[str, Any], title: str, source: str | None = None, indent: str = ""
+    table: Table, node: JsonObject, title: str, source: str | None = None, indent: str = ""
 ) -> None:
     _add_facts(table, indent + title, node["kind"], node["facts"], source, indent)
     for name, inner in node.items():
@@ -132,7 +131,7 @@ def _add_facts(
     table: Table,
     title: str,
     kind: str,
-    facts: list[dict[str, Any]],
+    facts: list[JsonObject],
     source: str | None = None,
     indent: str = "",
 ) -> None:
@@ -146,7 +145,7 @@ def _add_facts(
         table.add_row(f"{indent}  {fact['name']}", _show(fact["value"]), origin)
 
 
-def _show(value: Any) -> str:
+def _show(value: object) -> str:
     if isinstance(value, float):
         return f"{value:.7g}"
     if isinstance(value, list):
@@ -154,7 +153,7 @@ def _show(value: Any) -> str:
     return "none" if value is None else str(value)
 
 
-def _print_sizes(console: Console, report: dict[str, Any]) -> None:
+def _print_sizes(console: Console, report: JsonObject) -> None:
     counts = report["parameters"]
     if counts is None:
         console.print("sizes: not counted, the family is not runnable yet")
@@ -173,7 +172,7 @@ def _print_sizes(console: Console, report: dict[str, Any]) -> None:
     console.print(table)
 
 
-def _print_checkpoint(console: Console, report: dict[str, Any]) -> None:
+def _print_checkpoint(console: Console, report: JsonObject) -> None:
     checkpoint = report["checkpoint"]
     if checkpoint is None:
         console.print("checkpoint: no weight files here; the facts come from the config alone")

@@ -2,13 +2,122 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import Parameter
 
 from trueline.errors import UsageError
 from trueline.utils.progress import human_count, progress_bar
+
+if TYPE_CHECKING:
+    from trueline.utils.json_types import JsonObject
+
+Dtype = Literal["float32", "bfloat16", "float16", "fp8"]
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TinyDims:
+    """Dims of the model. What is not given is the config's."""
+
+    layers: int | None = None
+    """Number of layers; --dense-layers of them, the first, are dense."""
+    dense_layers: int | None = None
+    hidden: int | None = None
+    """Hidden size."""
+    heads: int | None = None
+    """Attention heads."""
+    q_lora: int | None = None
+    """Width of the query latent; 0 for none."""
+    kv_lora: int | None = None
+    """Width of the latent."""
+    nope: int | None = None
+    """Width of a head's unrotated key part."""
+    rope: int | None = None
+    """Width of a head's rotated key part."""
+    value: int | None = None
+    """Width of a head's value."""
+    linear_head: int | None = None
+    """Of linear attention: width of a head."""
+    norm_groups: int | None = None
+    """Of linear attention: groups of the output norm."""
+    layer_group: int | None = None
+    """Of linear attention: every how many layers latent attention stands in for it."""
+    index_heads: int | None = None
+    """Of an indexer: its heads."""
+    index_head: int | None = None
+    """Of an indexer: width of a head."""
+    index_topk: int | None = None
+    """Of an indexer: how many keys a query sees."""
+    width: int | None = None
+    """Width of the dense MLP."""
+    experts: int | None = None
+    """Routed experts."""
+    top_k: int | None = None
+    """How many experts a token takes."""
+    groups: int | None = None
+    """Groups of experts."""
+    top_groups: int | None = None
+    """How many groups stay for a token."""
+    expert_width: int | None = None
+    """One expert's width."""
+    shared_experts: int | None = None
+    """How many shared experts."""
+    vocab: int | None = None
+    """Size of the vocabulary."""
+    max_position: int | None = None
+    """Positions that the model is made for."""
+
+    def config_keys(self) -> dict[str, int | str | None]:
+        """What is given, under config.json's names."""
+        given = {item.name: getattr(self, item.name) for item in fields(self)}
+        width = given.pop("q_lora")
+        keys = {KEYS[name]: value for name, value in given.items() if value is not None}
+        return keys if width is None else keys | {"q_lora_rank": width or None}
+
+
+KEYS = {
+    "layers": "num_hidden_layers",
+    "dense_layers": "first_k_dense_replace",
+    "hidden": "hidden_size",
+    "heads": "num_attention_heads",
+    "kv_lora": "kv_lora_rank",
+    "nope": "qk_nope_head_dim",
+    "rope": "qk_rope_head_dim",
+    "value": "v_head_dim",
+    "linear_head": "head_dim",
+    "norm_groups": "group_norm_size",
+    "layer_group": "layer_group_size",
+    "index_heads": "index_n_heads",
+    "index_head": "index_head_dim",
+    "index_topk": "index_topk",
+    "width": "intermediate_size",
+    "experts": "n_routed_experts",
+    "top_k": "num_experts_per_tok",
+    "groups": "n_group",
+    "top_groups": "topk_group",
+    "expert_width": "moe_intermediate_size",
+    "shared_experts": "n_shared_experts",
+    "vocab": "vocab_size",
+    "max_position": "max_position_embeddings",
+}
+
+
+@Parameter(name="*")
+@dataclass(frozen=True, kw_only=True, slots=True)
+class TinyStorage:
+    """How the weights are stored."""
+
+    fp8_block: int = 128
+    """Side of an fp8 block."""
+    ue8m0: Annotated[bool, Parameter(negative=())] = False
+    """With fp8: scales are powers of two, and the config says so."""
+    fused_experts: Annotated[bool, Parameter(negative=())] = False
+    """Store all experts of a layer as one tensor, as transformers holds them in memory."""
+    shard_mb: int = 2048
+    """Start a new file at this size."""
 
 
 def make_tiny(
@@ -18,36 +127,10 @@ def make_tiny(
     *,
     config: Path | None = None,
     seed: int = 0,
-    dtype: Literal["float32", "bfloat16", "float16", "fp8"] | None = None,
+    dtype: Dtype | None = None,
     yarn: bool | None = None,
-    layers: int | None = None,
-    dense_layers: int | None = None,
-    hidden: int | None = None,
-    heads: int | None = None,
-    q_lora: int | None = None,
-    kv_lora: int | None = None,
-    nope: int | None = None,
-    rope: int | None = None,
-    value: int | None = None,
-    linear_head: int | None = None,
-    norm_groups: int | None = None,
-    layer_group: int | None = None,
-    index_heads: int | None = None,
-    index_head: int | None = None,
-    index_topk: int | None = None,
-    width: int | None = None,
-    experts: int | None = None,
-    top_k: int | None = None,
-    groups: int | None = None,
-    top_groups: int | None = None,
-    expert_width: int | None = None,
-    shared_experts: int | None = None,
-    vocab: int | None = None,
-    max_position: int | None = None,
-    fp8_block: int = 128,
-    ue8m0: Annotated[bool, Parameter(negative=())] = False,
-    fused_experts: Annotated[bool, Parameter(negative=())] = False,
-    shard_mb: int = 2048,
+    dims: TinyDims = TinyDims(),  # noqa: B008
+    storage: TinyStorage = TinyStorage(),  # noqa: B008
 ) -> None:
     """Write a random checkpoint with config, tokenizer and chat template.
 
@@ -67,81 +150,14 @@ def make_tiny(
         Stored dtype; fp8 is block fp8 with bfloat16 for the rest. Default: the config's.
     yarn
         Put YaRN scaling in, or take it out. Default: as the family publishes.
-    layers
-        Number of layers; --dense-layers of them, the first, are dense.
-    hidden
-        Hidden size.
-    q_lora
-        Width of the query latent; 0 for none.
-    kv_lora, nope, rope, value
-        Widths of the latent, of a head's unrotated and rotated key part, of its value.
-    linear_head, norm_groups, layer_group
-        Of linear attention: width of a head, groups of the output norm; every
-        how many layers latent attention stands in for it.
-    index_heads, index_head, index_topk
-        Of an indexer: its heads, width of a head, how many keys a query sees.
-    width
-        Width of the dense MLP.
-    experts, top_k, groups, top_groups, expert_width, shared_experts
-        Routed experts, how many a token takes, their groups, how many groups stay,
-        one expert's width, how many shared experts.
-    fp8_block
-        Side of an fp8 block.
-    ue8m0
-        With fp8: scales are powers of two, and the config says so.
-    fused_experts
-        Store all experts of a layer as one tensor, as transformers holds them in memory.
-    shard_mb
-        Start a new file at this size.
     """
-    from trueline.spec.fields import read_json
-    from trueline.tiny.configs import change_config, family_config
     from trueline.tiny.make import TinyOptions, make_checkpoint
-    from trueline.weights.formats.block_fp8 import BlockFp8
 
-    if config is None:
-        made = family_config(family)
-    elif family != "config":
-        raise UsageError(f"family '{family}' with --config: write 'config' as the family")
-    else:
-        made = read_json(config)
+    made = _base_config(family, config)
     text = made.get("text_config", made)
     stored = dtype or text.get("dtype") or text.get("torch_dtype") or "float32"
-    plain = "bfloat16" if stored == "fp8" else stored
-    given = {
-        "num_hidden_layers": layers,
-        "first_k_dense_replace": dense_layers,
-        "hidden_size": hidden,
-        "num_attention_heads": heads,
-        "kv_lora_rank": kv_lora,
-        "qk_nope_head_dim": nope,
-        "qk_rope_head_dim": rope,
-        "v_head_dim": value,
-        "head_dim": linear_head,
-        "group_norm_size": norm_groups,
-        "layer_group_size": layer_group,
-        "index_n_heads": index_heads,
-        "index_head_dim": index_head,
-        "index_topk": index_topk,
-        "intermediate_size": width,
-        "n_routed_experts": experts,
-        "num_experts_per_tok": top_k,
-        "n_group": groups,
-        "topk_group": top_groups,
-        "moe_intermediate_size": expert_width,
-        "n_shared_experts": shared_experts,
-        "vocab_size": vocab,
-        "max_position_embeddings": max_position,
-    }
-    keys: dict[str, int | str | None] = {k: v for k, v in given.items() if v is not None}
-    if q_lora is not None:
-        keys["q_lora_rank"] = q_lora or None
-    fp8 = BlockFp8(block=(fp8_block, fp8_block), power_of_two_scales=ue8m0, ignored_modules=())
-    if stored == "fp8" and fused_experts:
-        raise UsageError("--fused-experts with fp8: block fp8 experts are stored one by one")
-    keys["torch_dtype"] = plain
-    change_config(made, keys, yarn=yarn, fp8=fp8 if stored == "fp8" else None)
-    options = TinyOptions(seed, plain, fused_experts, shard_mb * 1_000_000)
+    plain = _change(made, stored, dims, storage, yarn)
+    options = TinyOptions(seed, plain, storage.fused_experts, storage.shard_mb * 1_000_000)
     with progress_bar("drawing weights", in_bytes=False) as progress:
         spec = make_checkpoint(directory, made, options, progress)
     count = sum(file.stat().st_size for file in directory.iterdir())
@@ -149,3 +165,31 @@ def make_tiny(
         f"{directory}: {spec.family}, {spec.num_layers} layers, stored as {stored}, "
         f"seed {seed}, {human_count(count)}B on disk"
     )
+
+
+def _base_config(family: str, file: Path | None) -> JsonObject:
+    from trueline.spec.fields import read_json
+    from trueline.tiny.configs import family_config
+
+    if file is None:
+        return family_config(family)
+    if family != "config":
+        raise UsageError(f"family '{family}' with --config: write 'config' as the family")
+    return read_json(file)
+
+
+def _change(
+    config: JsonObject, stored: str, dims: TinyDims, storage: TinyStorage, yarn: bool | None
+) -> str:
+    """Puts into the config what was asked for. The dtype of what is not stored as fp8."""
+    from trueline.tiny.configs import change_config
+    from trueline.weights.formats.block_fp8 import BlockFp8
+
+    plain = "bfloat16" if stored == "fp8" else stored
+    block = (storage.fp8_block, storage.fp8_block)
+    fp8 = BlockFp8(block=block, power_of_two_scales=storage.ue8m0, ignored_modules=())
+    if stored == "fp8" and storage.fused_experts:
+        raise UsageError("--fused-experts with fp8: block fp8 experts are stored one by one")
+    keys = dims.config_keys() | {"torch_dtype": plain}
+    change_config(config, keys, yarn=yarn, fp8=fp8 if stored == "fp8" else None)
+    return plain

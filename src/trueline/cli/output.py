@@ -1,4 +1,4 @@
-"""What the verbs share when they print: data on stdout, talk on stderr."""
+"""Printing, for all verbs: data goes to stdout, messages to stderr."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the verbs that talk to a server share: where it is, how to get in, how to sample."""
+"""Options that the verbs which talk to a server share: address, API key, sampling."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ import json
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from trueline.errors import UsageError
+from trueline.utils.json_types import JsonObject
 
 if TYPE_CHECKING:
     from trueline.client.endpoint import Endpoint
@@ -75,14 +76,14 @@ class SamplingOptions:
     """Any other field of the request, as NAME=VALUE; VALUE is JSON or text. May be given
     several times."""
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> JsonObject:
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         extra = parse_fields("--field", given.pop("field"))
         body = {n: v for n, v in given.items() if v is not None and v is not False and v != ()}
         return body | extra
 
 
-def parse_fields(option: str, texts: Iterable[str]) -> dict[str, Any]:
+def parse_fields(option: str, texts: Iterable[str]) -> JsonObject:
     found = {}
     for text in texts:
         name, sign, value = text.partition("=")

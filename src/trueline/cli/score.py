@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
 
 from cyclopts import Parameter
 
@@ -12,11 +12,28 @@ from trueline.cli.arguments import parse_facts
 from trueline.cli.output import tables
 from trueline.errors import UsageError
 from trueline.models import read_model
+from trueline.utils.json_types import JsonObject
 from trueline.weights.checkpoint import open_checkpoint
 from trueline.weights.ledger import balance
 
 if TYPE_CHECKING:
     from torch import Tensor
+
+    from trueline.reference import Reference
+
+
+Form = Literal["expanded", "absorbed"]
+
+
+class TokenRow(TypedDict):
+    """A token with its logprob and rank given the tokens before it; the first has none."""
+
+    position: int
+    id: int
+    text: str
+    logprob: float | None
+    rank: int | None
+    top: list[tuple[int, float]]
 
 
 def score(
@@ -26,7 +43,7 @@ def score(
     prompt: str | None = None,
     tokens: str | None = None,
     dtype: Literal["float64", "float32", "bfloat16"] = "float64",
-    form: Literal["expanded", "absorbed"] = "expanded",
+    form: Form = "expanded",
     start_position: int = 0,
     top: int = 3,
     fact: tuple[str, ...] = (),
@@ -60,10 +77,6 @@ def score(
     as_json
         Print one JSON object.
     """
-    import torch
-
-    from trueline import reference
-
     if not model.is_dir():
         raise UsageError(f"{model}: no such model directory")
     if (prompt is None) == (tokens is None):
@@ -72,13 +85,11 @@ def score(
         raise UsageError("--start-position and --top take numbers from 0 up")
     overrides = parse_facts(fact)
     _require_sound(model, overrides)
-    oracle = reference.load(model, getattr(torch, dtype), **overrides)
+    oracle = _reference(model, dtype, overrides)
     ids, texts = _token_ids(model, prompt, tokens, oracle.config.vocab_size)
-    positions = torch.arange(start_position, start_position + len(ids))
-    with torch.no_grad():
-        logprobs = oracle.logprobs(torch.tensor(ids), positions, form=form)
+    logprobs = _logprobs(oracle, ids, start_position, form)
     rows = [_row(i, ids, texts, logprobs, start_position, top) for i in range(len(ids))]
-    total = sum(row["logprob"] for row in rows[1:])
+    total = sum(row["logprob"] or 0.0 for row in rows[1:])
     if as_json:
         head = {"model": str(model), "dtype": dtype, "form": form, "logprob": total}
         print(json.dumps(head | {"tokens": rows}, indent=1, ensure_ascii=False))
@@ -86,7 +97,7 @@ def score(
         _print_rows(rows, total)
 
 
-def _require_sound(model: Path, overrides: dict[str, Any]) -> None:
+def _require_sound(model: Path, overrides: JsonObject) -> None:
     """Checks config and files first, so that errors are ours: the reference takes them on trust."""
     spec = read_model(model, overrides)
     if spec.not_runnable:
@@ -95,6 +106,22 @@ def _require_sound(model: Path, overrides: dict[str, Any]) -> None:
     if checkpoint is None:
         raise UsageError(f"{model}: no *.safetensors files to score with")
     balance(checkpoint, spec).require_balanced(checkpoint)
+
+
+def _reference(model: Path, dtype: str, overrides: JsonObject) -> Reference:
+    import torch
+
+    from trueline import reference
+
+    return reference.load(model, getattr(torch, dtype), **overrides)
+
+
+def _logprobs(oracle: Reference, ids: list[int], start: int, form: Form) -> Tensor:
+    import torch
+
+    positions = torch.arange(start, start + len(ids))
+    with torch.no_grad():
+        return oracle.logprobs(torch.tensor(ids), positions, form=form)
 
 
 def _token_ids(
@@ -121,22 +148,20 @@ def _token_ids(
 
 def _row(
     i: int, ids: list[int], texts: list[str], logprobs: Tensor, start: int, top: int
-) -> dict[str, Any]:
-    """Token i, its logprob and rank given the tokens before it, and what was likely instead."""
-    row: dict[str, Any] = {"position": start + i, "id": ids[i], "text": texts[i]}
+) -> TokenRow:
+    row: TokenRow = {"position": start + i, "id": ids[i], "text": texts[i], "logprob": None,
+                     "rank": None, "top": []}  # fmt: skip
     if i == 0:  # nothing comes before the first token
-        return row | {"logprob": None, "rank": None, "top": []}
+        return row
     given = logprobs[i - 1]
     chosen = given[ids[i]]
     best = given.topk(min(top, len(given)))
-    return row | {
-        "logprob": float(chosen),
-        "rank": 1 + int((given > chosen).sum()),
-        "top": [[int(t), float(v)] for t, v in zip(best.indices, best.values, strict=True)],
-    }
+    row["logprob"], row["rank"] = float(chosen), 1 + int((given > chosen).sum())
+    row["top"] = [(int(t), float(v)) for t, v in zip(best.indices, best.values, strict=True)]
+    return row
 
 
-def _print_rows(rows: list[dict[str, Any]], total: float) -> None:
+def _print_rows(rows: list[TokenRow], total: float) -> None:
     from rich import box
     from rich.table import Table
     from rich.text import Text

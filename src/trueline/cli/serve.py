@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import tomllib
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal  # noqa: F401 - EngineConfig says Literal
+from typing import TYPE_CHECKING, Annotated, Literal  # noqa: F401 - EngineConfig says Literal
 
 from cyclopts import App, Parameter, Token
 
@@ -15,6 +16,7 @@ from trueline.config import EngineConfig
 from trueline.errors import UsageError, did_you_mean, nearest
 from trueline.server.config import ServerConfig
 from trueline.utils.environment import environment_names, environment_setting
+from trueline.utils.json_types import JsonObject
 
 if TYPE_CHECKING:
     from cyclopts import ArgumentCollection
@@ -28,7 +30,7 @@ class EngineFlags(EngineConfig):
 
     ops: Annotated[dict[str, str], NO_FLAG] = field(default_factory=dict)
     layers: Annotated[dict[str, str], NO_FLAG] = field(default_factory=dict)
-    facts: Annotated[dict[str, Any], NO_FLAG] = field(default_factory=dict)
+    facts: Annotated[JsonObject, NO_FLAG] = field(default_factory=dict)
 
 
 def serve(
@@ -104,7 +106,7 @@ def _dry_run(model: str, options: EngineConfig) -> int:
     return 0
 
 
-def _as_toml(values: dict[str, Any]) -> str:
+def _as_toml(values: Mapping[str, object]) -> str:
     """What has no value has no line."""
     plain = {
         name: str(value) if isinstance(value, Path) else value for name, value in values.items()
@@ -146,14 +148,14 @@ def fill_in(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) 
             argument.append(Token(keyword=keyword, value=text, source="config", index=index))
 
 
-def _texts(value: Any) -> list[str]:
+def _texts(value: object) -> list[str]:
     if value is None:
         return []
     values = value if isinstance(value, list) else [value]
     return [str(each).lower() if isinstance(each, bool) else str(each) for each in values]
 
 
-def _read(file: Path) -> dict[str, Any]:
+def _read(file: Path) -> JsonObject:
     try:
         text = file.read_text()
         found = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)

@@ -1,4 +1,4 @@
-"""A server's address, how to get in, and one request at a time."""
+"""A server's address and API key, and single requests to it."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Endpoint:
 
     @property
     def is_local(self) -> bool:
-        """Then no proxy can reach what we mean."""
+        """Then no proxy is used: to a proxy, localhost is itself."""
         host = urlsplit(self.base).hostname or ""
         return host in ("localhost", "::1") or host.startswith("127.")
 

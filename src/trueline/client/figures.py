@@ -1,17 +1,64 @@
-"""What a run says in numbers."""
+"""The figures of a load run."""
 
 from __future__ import annotations
 
 import math
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from typing import Literal, NotRequired, TypedDict
 
 from trueline.client.load import Shape
 from trueline.client.measure import LoadRun
 from trueline.client.record import Record
 
 PERCENTILES = (50, 90, 95, 99)
+
+
+Spread = dict[str, float]
+"""Milliseconds: mean, percentiles, largest."""
+
+
+class LoadFigures(TypedDict):
+    name: str
+    concurrency: int | None
+    rate: float | None
+
+
+class ErrorFigures(TypedDict):
+    count: int
+    example: str
+
+
+class ClientFigures(TypedDict):
+    cpu: float
+    """Of a core."""
+    lag_ms: Spread | None
+
+
+class PointFigures(TypedDict):
+    """What one load has measured."""
+
+    load: LoadFigures
+    requests: int
+    succeeded: int
+    errors: dict[str, ErrorFigures]
+    seconds: float
+    requests_per_s: float
+    output_tokens_per_s: float
+    total_tokens_per_s: float
+    mean_in_flight: float
+    output_tokens: int
+    prompt_tokens: int
+    cached_tokens: int | None
+    tokens_counted_by: list[str]
+    gaps_between: Literal["tokens", "frames"]
+    short_answers: int
+    ttft_ms: Spread | None
+    itl_ms: Spread | None
+    tpot_ms: Spread | None
+    e2e_ms: Spread | None
+    client: ClientFigures
+    doubts: NotRequired[list[str]]
 
 
 def percentile(ordered: Sequence[float], percent: float) -> float:
@@ -22,8 +69,7 @@ def percentile(ordered: Sequence[float], percent: float) -> float:
     return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
 
 
-def spread(seconds: Sequence[float]) -> dict[str, float] | None:
-    """Milliseconds: mean, percentiles, largest."""
+def spread(seconds: Sequence[float]) -> Spread | None:
     if not seconds:
         return None
     ordered = sorted(value * 1e3 for value in seconds)
@@ -32,7 +78,7 @@ def spread(seconds: Sequence[float]) -> dict[str, float] | None:
     return found | {"max": ordered[-1]}
 
 
-def summary(run: LoadRun, shape: Shape) -> dict[str, Any]:
+def summary(run: LoadRun, shape: Shape) -> PointFigures:
     """Times are of requests that succeeded; throughput is of their tokens only."""
     good = [record for record in run.records if record.error is None]
     seconds = max(run.seconds, 1e-9)
@@ -77,7 +123,7 @@ def _cached(records: Sequence[Record]) -> int | None:
     return sum(counts) if counts else None
 
 
-def _errors(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
+def _errors(records: Sequence[Record]) -> dict[str, ErrorFigures]:
     """By kind, most first, each with its first message."""
     counts = Counter(record.error for record in records if record.error)
     first: dict[str, str] = {}
@@ -87,7 +133,7 @@ def _errors(records: Sequence[Record]) -> dict[str, dict[str, Any]]:
     return {kind: {"count": n, "example": first[kind]} for kind, n in counts.most_common()}
 
 
-def doubts(point: dict[str, Any]) -> list[str]:
+def doubts(point: PointFigures) -> list[str]:
     """Why a reader should not take these figures for the server's."""
     found = []
     client, ttft = point["client"], point["ttft_ms"]
@@ -98,8 +144,9 @@ def doubts(point: dict[str, Any]) -> list[str]:
         found.append(f"the client was busy: {client['cpu']:.0%} of a core")
     if point["short_answers"]:
         found.append(f"{point['short_answers']} answers had another length than asked for")
-    if (point["cached_tokens"] or 0) > 0.01 * point["prompt_tokens"]:
-        share = point["cached_tokens"] / point["prompt_tokens"]
+    cached = point["cached_tokens"] or 0
+    if cached > 0.01 * point["prompt_tokens"]:
+        share = cached / point["prompt_tokens"]
         found.append(f"{share:.0%} of the prompt tokens came from the server's cache: other --seed")
     if "frames" in point["tokens_counted_by"]:
         found.append("the server counts no tokens: every frame with text is taken for one")

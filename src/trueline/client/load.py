@@ -1,4 +1,4 @@
-"""What a benchmark sends, and when: the same for every server."""
+"""The requests of a benchmark and when they start: the same for every server."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Load on a server from one event loop, and what every request of it saw."""
+"""Puts load on a server from one event loop, and records every request."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ class Bench:
     async def _open_loop(
         self, run: LoadRun, plan: list[tuple[float, bytes]], report: Report
     ) -> None:
-        """Arrivals wait for nobody."""
+        """Requests start on schedule, whatever becomes of those before."""
         tasks = []
         start = time.perf_counter()
         for due, request in plan:
@@ -112,7 +112,7 @@ class Bench:
         return self._pool.request("completions", body)
 
     async def _one(self, run: LoadRun, request: bytes, due: float) -> None:
-        """Failures are figures too."""
+        """A failure is recorded, not raised."""
         record = Record()
         try:
             await self._exchange(record, request)

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Literal
 
+from trueline.client.figures import PointFigures
 from trueline.errors import UsageError
 
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+LoadKind = Literal["concurrency", "rate"]
+Time = Literal["ttft_ms", "itl_ms"]
 LINES = (("p50", "#7fb3d5", "o"), ("p95", "#2e86c1", "s"), ("p99", "#1b4f72", "^"))
-PANELS = (("ttft_ms", "time to first token (ms)"), ("itl_ms", "between tokens (ms)"))
-KINDS = (("concurrency", "requests at once"), ("rate", "requests/s offered"))
+PANELS: tuple[tuple[Time, str], ...] = (
+    ("ttft_ms", "time to first token (ms)"),
+    ("itl_ms", "between tokens (ms)"),
+)
+KINDS: tuple[tuple[LoadKind, str], ...] = (
+    ("concurrency", "requests at once"),
+    ("rate", "requests/s offered"),
+)
 
 
-def plot_points(file: Path, points: list[dict[str, Any]], title: str, output_len: int) -> None:
+def plot_points(file: Path, points: list[PointFigures], title: str, output_len: int) -> None:
     """A row for closed loops, a row for open ones."""
     try:
         from matplotlib.figure import Figure
@@ -25,7 +37,7 @@ def plot_points(file: Path, points: list[dict[str, Any]], title: str, output_len
     figure.suptitle(title, fontsize=11)
     for axes, (kind, label, found) in zip(figure.subplots(len(rows), 3, squeeze=False), rows,
                                           strict=True):  # fmt: skip
-        loads = [point["load"][kind] for point in found]
+        loads = [load for point in found if (load := point["load"][kind]) is not None]
         for panel, (key, name) in zip(axes[:2], PANELS, strict=True):
             _latencies(panel, loads, found, key)
             panel.set_ylabel(name)
@@ -35,21 +47,22 @@ def plot_points(file: Path, points: list[dict[str, Any]], title: str, output_len
     figure.savefig(file, dpi=150, metadata={"Date": None} if file.suffix == ".svg" else None)
 
 
-def _of_kind(points: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
+def _of_kind(points: list[PointFigures], kind: LoadKind) -> list[PointFigures]:
     found = [point for point in points if point["load"][kind] is not None and point["ttft_ms"]]
-    return sorted(found, key=lambda point: float(point["load"][kind]))
+    return sorted(found, key=lambda point: point["load"][kind] or 0)
 
 
-def _latencies(panel: Any, loads: list[float], points: list[dict[str, Any]], key: str) -> None:
+def _latencies(panel: Axes, loads: list[float], points: list[PointFigures], key: Time) -> None:
     for name, colour, mark in LINES:
-        there = [(x, p[key][name]) for x, p in zip(loads, points, strict=True) if p[key]]
+        spreads = [(x, point[key]) for x, point in zip(loads, points, strict=True)]
+        there = [(x, spread[name]) for x, spread in spreads if spread]
         panel.plot([x for x, _ in there], [y for _, y in there], color=colour, marker=mark,
                    label=name)  # fmt: skip
     panel.legend(frameon=False, fontsize=8)
 
 
 def _throughput(
-    panel: Any, loads: list[float], points: list[dict[str, Any]], output_len: int | None
+    panel: Axes, loads: list[float], points: list[PointFigures], output_len: int | None
 ) -> None:
     """Of an open loop beside what was asked: where the two part, the server is full."""
     rates = [point["output_tokens_per_s"] for point in points]
@@ -61,7 +74,7 @@ def _throughput(
     panel.set_ylabel("output tokens/s")
 
 
-def _dress(panel: Any, loads: list[float], label: str) -> None:
+def _dress(panel: Axes, loads: list[float], label: str) -> None:
     panel.set_xlabel(label)
     if len(loads) > 1 and max(loads) / min(loads) > 16:
         panel.set_xscale("log", base=2)

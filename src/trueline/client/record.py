@@ -1,4 +1,4 @@
-"""One request of a benchmark: its times, and what came."""
+"""One request of a benchmark: its times, its token counts, its error."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Record:
     def counted_by(self) -> str:
         return "usage" if self.usage else "token_ids" if self.listed_tokens else "frames"
 
-    # What a connection calls.
+    # Called by a connection: see `stream.Sink`.
 
     def head(self, status: int, reason: str, headers: dict[bytes, bytes]) -> None:
         wait = headers.get(b"retry-after")

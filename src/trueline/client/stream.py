@@ -19,7 +19,7 @@ CONNECT_SECONDS = 10.0
 
 
 class Sink(Protocol):
-    """Who reads an answer."""
+    """Reads a response."""
 
     def head(self, status: int, reason: str, headers: dict[bytes, bytes]) -> None: ...
     def data(self, chunk: bytes) -> None: ...
@@ -58,7 +58,9 @@ class Connection(asyncio.Protocol):
             self._transport.abort()
 
     def data_received(self, data: bytes) -> None:
-        if self._done is None or self._done.done():  # nobody asked: do not trust what follows
+        if (
+            self._done is None or self._done.done()
+        ):  # no request is open: what follows cannot be trusted
             self.close()
             return
         self.answered = True

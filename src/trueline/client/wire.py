@@ -1,4 +1,5 @@
-"""What of an answer we read: completions and chat, whole and streamed, in one shape."""
+"""The part of OpenAI's protocol that clients read: completions and chat, whole and streamed, in one
+shape."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from trueline import __version__
 from trueline.errors import TruelineError, short
 from trueline.server.keys import Keys
-from trueline.server.limits import Rest, too_large
+from trueline.server.limits import UnreadBody, too_large
 from trueline.server.logs import event
 from trueline.server.metrics import CONTENT_TYPE
 from trueline.server.protocol.bodies import FIELDS
@@ -36,7 +36,7 @@ from trueline.server.service import Service
 LONGEST_ID = 128
 _FIELD = re.compile("[a-z_]+")
 LEFT = 499
-"""The status of who went away before there was one, as nginx has it."""
+"""The status that is logged where the client disconnected before there was one, as nginx does."""
 BUG = ApiError(500, "the server failed on this request; its log says where")
 
 
@@ -116,8 +116,8 @@ async def _api_error(request: Request, error: ApiError) -> Response:
 
 
 def _for_log(error: ApiError) -> dict[str, str | None]:
-    """Of a wrong request what kind of error and which of our fields: the message, and names that
-    the client has chosen, may quote what nobody but the client is to read."""
+    """Of a wrong request the kind of error and which of our fields. Messages, and names that the
+    client has chosen, may quote the request, and are not logged."""
     if error.status >= 500:
         return {"error": error.message}
     field = _FIELD.match(error.param or "")
@@ -160,14 +160,14 @@ class RequestMiddleware:
         scope["request_id"], scope["log_fields"] = name, log_fields
         began, status = time.monotonic(), 0
 
-        rest = Rest(receive, headers)
+        unread = UnreadBody(receive, headers)
 
         async def sending(message: Message) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 if status >= 400:
-                    await rest.discard()
+                    await unread.discard()
                 message["headers"] = [*message["headers"], (b"x-request-id", name.encode())]
             await send(message)
 
@@ -175,15 +175,15 @@ class RequestMiddleware:
         try:
             if refusal is not None:
                 log_fields.update(_for_log(refusal))
-                await error_response(refusal)(scope, rest.receive, sending)
+                await error_response(refusal)(scope, unread.receive, sending)
             else:
-                await self.app(scope, rest.receive, sending)
+                await self.app(scope, unread.receive, sending)
         except Exception as error:
             fields = {"request_id": name, "path": short(scope["path"], LONGEST_ID)}
             self.logger.error("failed", exc_info=error, extra={"fields": fields})
-            if status:  # too late to say so: the connection is cut
+            if status:  # the status has been sent: the connection is closed instead
                 raise
-            await error_response(BUG)(scope, rest.receive, sending)
+            await error_response(BUG)(scope, unread.receive, sending)
         finally:
             self._log(scope, status or LEFT, time.monotonic() - began)
 
@@ -215,7 +215,7 @@ class RequestMiddleware:
 
 
 def request_id(given: bytes | None) -> str:
-    """A client's own, where it can stand in a header and a log."""
+    """The client's own, where it is fit for a header and a log; otherwise a random one."""
     text = (given or b"").decode("latin-1")
     plain = text.isascii() and text.isprintable() and " " not in text
     return text if plain and 0 < len(text) <= LONGEST_ID else uuid.uuid4().hex

@@ -1,4 +1,4 @@
-"""What whoever runs a server may choose. The engine's part is `EngineConfig`."""
+"""The server's options. The engine's are in `EngineConfig`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""API keys: who may ask. Compared in constant time, never printed."""
+"""API keys, compared in constant time and never printed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from trueline.errors import UsageError
 
 
 class Keys:
-    """Without any key, everybody may."""
+    """Without any key, every request is admitted."""
 
     def __init__(self, keys: Iterable[str]) -> None:
         self._digests = [_digest(key.encode()) for key in keys]
@@ -20,7 +20,7 @@ class Keys:
         return bool(self._digests)
 
     def admit(self, authorization: bytes | None) -> bool:
-        """Of an Authorization header. Every key is looked at, whichever fits."""
+        """Whether an Authorization header has one of the keys. All are compared, whichever fits."""
         if not self._digests:
             return True
         kind, _, given = (authorization or b"").partition(b" ")
@@ -30,7 +30,7 @@ class Keys:
 
 
 def _digest(key: bytes) -> bytes:
-    """Of one length for all: how long a key is shows nowhere."""
+    """Digests have one length, so a comparison's time does not depend on a key's length."""
     return hashlib.sha256(key).digest()
 
 

@@ -1,4 +1,4 @@
-"""Bodies of bounded size, that come in bounded time."""
+"""Reads request bodies within limits of size and time."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from starlette.types import Message, Receive
 from trueline.server.protocol.errors import ApiError
 
 DISCARD_SECONDS = 5.0
-"""For the rest of a body that nobody wants."""
+"""To read on, and discard, the body of a request that is refused."""
 QUIET_SECONDS = 1.0
-"""After which nothing of it is taken to be on its way."""
+"""Without a byte, after which the client is taken to have stopped sending."""
 
 
 def too_large(limit: int) -> ApiError:
@@ -22,13 +22,13 @@ def too_large(limit: int) -> ApiError:
     return ApiError(413, message, code="body_too_large")
 
 
-class Rest:
-    """What nobody has read of a body when its request is refused. Whoever is still sending it when
-    the connection is closed would not hear why."""
+class UnreadBody:
+    """The part of a body that is unread when its request is refused. It is read and discarded: a
+    client that is still sending when the connection closes gets a reset in place of the error."""
 
     def __init__(self, receive: Receive, headers: Mapping[bytes, bytes]) -> None:
         self._receive = receive
-        self._coming = b"expect" not in headers  # then it comes only when it is asked for
+        self._coming = b"expect" not in headers  # "100-continue": it is sent only when it is read
 
     async def receive(self) -> Message:
         message = await self._receive()
@@ -45,31 +45,31 @@ class Rest:
                     await self.receive()
 
 
-class Bodies:
-    """Reads them; those on their way can be given up."""
+class BodyReader:
+    """Reads bodies; `give_up` refuses those that are being read."""
 
     def __init__(self, limit: int, seconds: float) -> None:
         self.limit, self.seconds = limit, seconds
-        self._coming: set[asyncio.Timeout] = set()
+        self._reading: set[asyncio.Timeout] = set()
         self._why: ApiError | None = None
 
     async def read(self, request: Request) -> bytes:
-        """Also where nobody says beforehand how long it is."""
+        """Also of a request without a Content-Length."""
         try:
-            async with asyncio.timeout(self.seconds) as patience:
-                self._coming.add(patience)
+            async with asyncio.timeout(self.seconds) as timeout:
+                self._reading.add(timeout)
                 try:
                     return await self._chunks(request)
                 finally:
-                    self._coming.discard(patience)
+                    self._reading.discard(timeout)
         except TimeoutError:
             message = f"the request's body did not come within {self.seconds:g} s"
             raise self._why or ApiError(408, message, code="body_timeout") from None
 
     def give_up(self, why: ApiError) -> None:
         self._why, now = why, asyncio.get_running_loop().time()
-        for patience in self._coming:
-            patience.reschedule(now)
+        for timeout in self._reading:
+            timeout.reschedule(now)
 
     async def _chunks(self, request: Request) -> bytes:
         chunks, size = [], 0

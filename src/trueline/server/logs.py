@@ -1,4 +1,4 @@
-"""One line per event on stderr, as text or JSON. Requests go by their ids, never by their text."""
+"""One line per event on stderr, as text or JSON. It names requests by id, never by their text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,8 @@ def start_logs(form: str, level: str) -> logging.Logger:
 
 
 class _Unbreakable(io.TextIOBase):
-    """A stream whose reader may go away, as in `trueline serve … 2>&1 | head`."""
+    """A stream that drops what is written after its reader has closed it, as in
+    `trueline serve … 2>&1 | head`."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -48,7 +49,7 @@ class _Unbreakable(io.TextIOBase):
 
 
 def keep_stderr() -> None:
-    """From now on nothing fails in this process because nobody reads what it says."""
+    """From now on, writing to a closed stderr fails nothing in this process."""
     if not isinstance(sys.stderr, _Unbreakable):
         sys.stderr = _Unbreakable(sys.stderr)
 
@@ -82,7 +83,7 @@ class _Text(logging.Formatter):
 
 
 def _traceback(error: BaseException | None) -> str:
-    """Where it was raised, and of which type. Not what it says: that may quote a request."""
+    """Where it was raised, and of which type. Not its message, which may quote a request."""
     parts: list[str] = []
     while error is not None:
         parts.append("".join(traceback.format_tb(error.__traceback__)) + type(error).__name__)
@@ -91,6 +92,6 @@ def _traceback(error: BaseException | None) -> str:
 
 
 def _plain(value: object) -> str:
-    """What a client sends must not look like another line or field."""
+    """Quoted where it could be taken for another line or field."""
     text = f"{value:.4g}" if isinstance(value, float) else str(value)
     return text if text.isprintable() and " " not in text else json.dumps(text)

@@ -32,14 +32,14 @@ from trueline.utils.gc_frozen import gc_frozen
 from trueline.utils.hub import find_model
 
 FLUSH_SECONDS = 5.0
-"""For answers that are finished and still on their way to slow readers."""
+"""For responses that are complete, and that slow clients still read."""
 PROGRESS_SECONDS = 5.0
 BACKLOG = 2048
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 def run(model: str, engine: EngineConfig, config: ServerConfig) -> int:
-    """Until a signal or the engine's end; the exit code."""
+    """Serves until a signal, or until the engine is lost. Returns the exit code."""
     keep_stderr()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner, gc_frozen():
         return runner.run(_Lifespan(model, engine, config).run())

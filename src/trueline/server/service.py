@@ -13,7 +13,7 @@ from trueline.errors import RequestRejected
 from trueline.output_processor import RequestOutputState
 from trueline.outputs import RequestOutput
 from trueline.server.config import ServerConfig
-from trueline.server.limits import Bodies
+from trueline.server.limits import BodyReader
 from trueline.server.metrics import Metrics
 from trueline.server.offload import OffloadThread
 from trueline.server.process.client import EngineClient
@@ -48,7 +48,7 @@ class Service:
     draining: bool = False
 
     def __post_init__(self) -> None:
-        self.bodies = Bodies(self.config.max_body_bytes, self.config.read_timeout)
+        self.bodies = BodyReader(self.config.max_body_bytes, self.config.read_timeout)
         self._offload_thread = OffloadThread()
         self.templates = TemplateProcess()
         self._template_thread = OffloadThread()
@@ -75,12 +75,12 @@ class Service:
         return await self._template_thread.run(work, *given, self.templates)
 
     def drain(self) -> None:
-        """Nobody else is admitted, nor those who are still asking."""
+        """Refuses new requests, and those whose bodies are being read."""
         self.draining = True
         self.bodies.give_up(self._closed())
 
     def refusal(self) -> tuple[str, str] | None:
-        """Why no request is taken now, as a word and a sentence."""
+        """Why requests are refused now, as a code and a message; None where they are not."""
         if self.draining:
             return "draining", "the server is shutting down"
         if self.engine.state != "ready":
@@ -114,7 +114,8 @@ class Service:
         return sorted({*self.engine.ready.eos_token_ids, *self.tokenizer.eos_ids})
 
     def check_room(self, count: int) -> None:
-        """For so many sequences more. A slow reader takes none once the engine is done with it."""
+        """Raises where so many more sequences do not fit. A sequence that the engine has finished
+        takes no room, however slowly its client reads."""
         room = self.check_open().max_num_seqs + self.config.max_num_queued
         taken = self.engine.num_open
         if count > room:
@@ -213,7 +214,7 @@ def _num_scores(output: CoreOutput) -> int:
 
 @dataclass(slots=True)
 class Times:
-    """Of a sequence, by the monotonic clock, which both processes share."""
+    """Times of a sequence, by the monotonic clock, which both processes share."""
 
     scheduled: float | None = None
     first: float | None = None

@@ -1,6 +1,6 @@
 """Chats: messages to the text that a model was trained on, by its template.
 
-Templates are code of strangers: they get copies of the data made of plain JSON values.
+Templates are untrusted code: they get copies of the data made of plain JSON values.
 """
 
 from __future__ import annotations

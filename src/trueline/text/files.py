@@ -1,4 +1,4 @@
-"""What stands beside a vocabulary in a model directory: special tokens, templates, end tokens."""
+"""Reads the files beside a vocabulary: special tokens, templates, end tokens."""
 
 from __future__ import annotations
 

@@ -1,8 +1,8 @@
-"""Templates of strangers, rendered in a process that has little time and little memory.
+"""Renders untrusted templates in a process with limits on CPU time and memory.
 
 No sandbox of a language bounds what it computes: `{{ 'a' * 10**9 }}`, `{{ 2 ** 10**9 }}`, nested
-loops, a string that doubles itself, padding to a width. The kernel does: the process dies or hears
-that there is no more memory, and its request is refused. The next one gets a new process.
+loops, a string that doubles itself, padding to a width. The kernel does: the process is killed or
+gets a MemoryError, and its request is refused. The next one gets a new process.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Jinja as Hugging Face transformers has it, which chat templates are written for, in a sandbox.
 
-The sandbox keeps a template from what is not its own. It bounds neither time nor memory: the
-template of somebody whom nobody trusts goes to `template_process`.
+The sandbox keeps a template from what is not its own. It bounds neither time nor memory: an
+untrusted template goes to `template_process`.
 """
 
 from __future__ import annotations

@@ -33,9 +33,9 @@ SHUTTING_DOWN = "the server is shutting down"
 SECONDS_TO_END = 5.0
 """For a process that was sent Stop; then it is killed."""
 MOST_RESTARTS, WITHIN = 5, 600.0
-"""More deaths than that in so many seconds are no accident."""
-LOOKS = 4
-"""At an engine that may be hung, in the time that it may be silent."""
+"""More deaths than that in so many seconds, and it is not started again."""
+CHECKS = 4
+"""Checks for a hung engine within `silence` seconds."""
 
 
 class EngineFailed(TruelineError):
@@ -130,7 +130,7 @@ class EngineClient:
             await asyncio.wait([process.exit])
 
     def kill(self) -> None:
-        """At once; whoever waits hears of it."""
+        """At once. Open streams fail with EngineDead."""
         if self._process is not None:
             self._process.kill()
 
@@ -145,7 +145,7 @@ class EngineClient:
     # -- requests ----------------------------------------------------------------------
 
     def generate(self, requests: Sequence[CoreRequest]) -> Stream:
-        """All of them or none: what refuses one refuses all. Refusals come out of the stream."""
+        """Adds all of them or none. A refusal is raised by the stream."""
         names = [request.request_id for request in requests]
         stream = Stream(names, self._abort)
         used = next((name for name in names if name in self._streams), None)
@@ -216,12 +216,12 @@ class EngineClient:
         if self.state != "loading":
             return  # stopped meanwhile
         self.ready, self.state, self.reason = ready, "ready", None
-        self._look()
+        self._check_hung()
         if self._started is not None and not self._started.done():
             self._started.set_result(ready)
 
-    def _look(self) -> None:
-        """Whether it is hung; and again in a while."""
+    def _check_hung(self) -> None:
+        """Kills an engine that has work and is silent for too long; checks again in a while."""
         if self.silence is None or self.state != "ready":
             return
         loop = asyncio.get_running_loop()
@@ -230,7 +230,7 @@ class EngineClient:
             self._failed = Failed(said, 1)
             self.kill()
         else:
-            self._watch = loop.call_later(self.silence / LOOKS, self._look)
+            self._watch = loop.call_later(self.silence / CHECKS, self._check_hung)
 
     def _ended(self, code: int) -> None:
         if self._watch is not None:

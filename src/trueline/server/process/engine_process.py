@@ -111,7 +111,7 @@ def _end_with_the_parent(socket: Path) -> None:
 
 
 def serve(channel: Channel) -> int:
-    """From LoadModel to Stop, whatever comes between. The exit code."""
+    """Handles messages from LoadModel to Stop. Returns the exit code."""
     try:
         channel.send(Progress("starting"))
         load = channel.receive(wait=True)
@@ -126,7 +126,7 @@ def serve(channel: Channel) -> int:
         failed = _failed(error)
         channel.send(failed)
         while not isinstance(channel.receive(wait=True), Stop):
-            pass  # gone before the parent has read it, we would be gone without a word
+            pass  # the parent sends it once it has read why we end
         return failed.exit_code
     return 0
 

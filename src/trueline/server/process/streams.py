@@ -44,7 +44,7 @@ class Stream:
         return self._next()
 
     def waiting(self) -> Iterator[CoreOutput]:
-        """What else has come by now."""
+        """The other outputs that have come by now."""
         while self._pending:
             yield self._next()
 
@@ -82,7 +82,7 @@ class Stream:
         self._wake()
 
     def fail(self, error: Exception) -> None:
-        """For the reader, once it has read the rest."""
+        """Raised to the reader once it has read what came before."""
         self._error = error
         self._wake()
 

@@ -1,4 +1,4 @@
-"""Bodies to structs, and errors that name the field."""
+"""Decodes bodies to structs; errors name the field."""
 
 from __future__ import annotations
 
@@ -121,7 +121,7 @@ def _length(kind: str, head: str, data: bytes) -> str:
 
 
 def _explained(message: str, body: type, data: bytes) -> ApiError:
-    """msgspec's words made ours."""
+    """msgspec's message as an error that names the field and what it accepts."""
     found = _WHERE.fullmatch(message)
     assert found is not None
     what, path = found[1], (found[2] or "").replace("[...]", "").removeprefix(".")

@@ -82,7 +82,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
             raise bad_request(str(error), name) from None
 
     def check_answer(self, answer: Mapping[str, int | None]) -> None:
-        """What no prompt leaves room for, before anybody reads one."""
+        """Refuses lengths for which no prompt leaves room, before one is tokenized."""
         for field, asked in answer.items():
             if asked is not None and asked >= self.max_model_len:
                 raise bad_request(
@@ -100,8 +100,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
         *,
         least: bool = False,
     ) -> None:
-        """Of a prompt, and of the answer by the fields that say how long it is to be. `least`: of
-        a text that is not encoded yet, which has so many at least."""
+        """Refuses a prompt that is too long, or too long for the answer's length, which `answer`
+        gives by field. `least`: `num_tokens` is a lower bound, of a text not yet encoded."""
         if num_tokens >= self.max_model_len:
             found = f"at least {num_tokens}" if least else f"{num_tokens}"
             raise bad_request(
@@ -125,7 +125,7 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
         return max(MAX_PROMPT_TOKENS, 2 * self.max_model_len)
 
     def check_tokens(self, name: str, num_tokens: int) -> None:
-        """Of a text that need not fit the model."""
+        """The length of a text that need not fit the model."""
         if num_tokens > self.max_values:
             raise bad_request(
                 f"{name}: at least {num_tokens} tokens; accepted: up to {self.max_values}", name

@@ -1,4 +1,4 @@
-"""The prompts of a request as token ids, and what /tokenize and /detokenize say."""
+"""Tokenizes the prompts of a request; the responses of /tokenize and /detokenize."""
 
 from __future__ import annotations
 

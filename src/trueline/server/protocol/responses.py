@@ -1,4 +1,4 @@
-"""The JSON of answers. Fields that only some requests want are left out of the others' answers."""
+"""The JSON of responses. Fields that only some requests ask for are left out of the others."""
 
 from __future__ import annotations
 

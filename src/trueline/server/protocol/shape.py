@@ -1,6 +1,6 @@
-"""What a body is made of, counted before it is decoded. Decoding stops every other thread until it
-is done, and how long that takes depends on how many values there are, and of which kind, far more
-than on bytes. Counting is done a window at a time."""
+"""Counts the values of a body before it is decoded. Decoding holds the GIL until it is done, and
+how long that takes depends on how many values there are, and of which kind, far more than on
+bytes. Counting goes a window at a time."""
 
 from __future__ import annotations
 
