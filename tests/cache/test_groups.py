@@ -12,7 +12,8 @@ from trueline.cache.blocks import NULL_BLOCK, BlockPool
 from trueline.cache.groups import BlockGroups
 from trueline.cache.prefix import hash_blocks
 from trueline.engine.request import Request, RequestState
-from trueline.engine.scheduler import Scheduler, SchedulerConfig
+from trueline.engine.scheduler import Scheduler
+from trueline.engine.scheduler_config import SchedulerConfig
 from trueline.engine.step import Row, Step
 
 SALT = b"salt"
@@ -54,7 +55,9 @@ class World:
     def __post_init__(self) -> None:
         pools = [BlockPool(self.num_blocks, size, self.caching, w) for size, w in self.shapes]
         self.groups = BlockGroups(pools)
-        self.scheduler = Scheduler(SchedulerConfig(7, 3, 60), self.groups)
+        self.scheduler = Scheduler(
+            SchedulerConfig(max_num_batched_tokens=7, max_num_seqs=3, max_model_len=60), self.groups
+        )
         self.cells: list[dict[tuple[int, int], tuple[int, ...]]] = [{} for _ in self.shapes]
         self.flights: deque[Flight] = deque()
 

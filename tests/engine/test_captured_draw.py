@@ -28,7 +28,7 @@ class Emulated(DecodeGraphs):
     """What a graph tells its kernels and what they draw; its layers are not replayed."""
 
     def __init__(self, runner: Runner) -> None:
-        self.runner, self.num_plain = runner, 0
+        self.runner, self.inputs, self.num_plain = runner, runner.inputs, 0
 
     def run(
         self, batch: Batch, rows: Sequence[SamplingState], places: Mapping[str, int]
@@ -45,7 +45,7 @@ class Emulated(DecodeGraphs):
         self.runner.drawn[: len(tokens)] = tokens
         self.num_plain += all(row.is_plain for row in rows)
         return GraphOutputs(
-            hidden, logits, self.runner.drawn[: len(tokens)], bad, GraphKey(len(rows), False)
+            hidden, logits, self.runner.drawn[: len(tokens)], bad, GraphKey(len(rows), 1, 64)
         )
 
 

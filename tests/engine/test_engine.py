@@ -13,15 +13,17 @@ import torch
 
 from spread import diagonal
 from trueline import device, native
+from trueline.cache.kinds.index_keys import IndexKeys
+from trueline.cache.kinds.lightning import LightningState
 from trueline.config import EngineConfig
 from trueline.device import find_device
 from trueline.engine.core import EngineCore
 from trueline.engine.loading import load_engine
 from trueline.errors import RequestRejected, UsageError
-from trueline.layers.decoder import Replay
+from trueline.layers.context import Replay
 from trueline.models import read_model
 from trueline.ops.capabilities import Context
-from trueline.ops.registry import NEEDS, OPS, refusals
+from trueline.ops.registry import OPS, refusals
 from trueline.plan import plan
 from trueline.plan.plan import make_plan
 from trueline.spec.mixer import MLASpec
@@ -71,8 +73,9 @@ def test_every_op_can_be_its_reference(family: str, op: str, tiny: Tiny) -> None
     asks = [Ask(prompt(20), 3), Ask(prompt(5), 3, arrives=1)]
     done = run(tiny(family), asks, BASE, ops={op: "reference"})
     oracle(tiny(family), asks, done)
-    if (
-        op not in NEEDS
+    if op not in (
+        *IndexKeys.ops,
+        *LightningState.ops,
     ):  # no layer of these models has it: see test_hybrid.py, test_sparse_engine.py
         assert done.core.plan.selections[op].reason == "asked for"
 

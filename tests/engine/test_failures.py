@@ -527,7 +527,7 @@ def test_an_error_on_admission_is_told_to_the_client(tiny: Tiny, fail: Fail) -> 
 def test_a_served_engine_that_cannot_go_on_dies_loudly(
     tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def settle(self: Scheduler, row: Any) -> None:
+    def settle(self: Scheduler, row: Any, accepted: int) -> None:
         raise RuntimeError("the books are wrong")
 
     monkeypatch.setattr(Scheduler, "_settle", settle)

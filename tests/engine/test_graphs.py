@@ -7,7 +7,8 @@ import random
 import pytest
 import torch
 
-from trueline.engine.graphs import FEW, FIELDS, InputBuffers, capture_sizes
+from trueline.cache.kinds.lightning import RecurrentInputs
+from trueline.engine.graphs import CELLS, COLUMNS, FEW, FixedTable, InputBuffers, capture_sizes
 from trueline.verify.failed import CheckFailed
 from trueline.verify.faults.gpu import GPU_FAULTS
 from trueline.verify.graphs import heads_are_padded
@@ -45,11 +46,14 @@ def test_rows_and_padding_of_every_step(seed: int) -> None:
     has none of them. What a step does not give is what padding has. The copy of the step before may
     still be under way: nothing is written where that one was."""
     draw, most, width = random.Random(seed), 2 * FEW + 5, 4
-    fixed = InputBuffers(most, width, torch.device("cpu"))
+    cpu, columns = torch.device("cpu"), COLUMNS | {"cells.0": CELLS, "cells.1": CELLS}
+    columns |= {f"lightning.{name}": column for name, column in RecurrentInputs.columns.items()}
+    tables = [FixedTable(most, each, cpu) for each in (width, width + 1)]
+    fixed = InputBuffers(columns, most, tables, cpu)
     sizes = [0, 1, FEW - 1, FEW, FEW + 1, 2 * FEW, most - 1, most]
     pool = [[[3 * i + j] * (1 + (i + j // 2) % width) for j in (1, 2, 3)] for i in range(most)]
     rows = [draw.choice(each) for each in pool]
-    hosts, under_way = [*fixed._turns, *fixed._tables], set()
+    hosts, under_way = [*fixed._hosts, *(h for each in tables for h in each.hosts)], set()
     for turn in range(60):
         count = draw.choice(sizes)
         several = draw.sample(range(most), draw.choice([0, 1, FEW - 1, FEW, FEW + 1, most]))
@@ -58,18 +62,20 @@ def test_rows_and_padding_of_every_step(seed: int) -> None:
         blocks = rows[:count]
         given = {
             name: [drawn(draw, *field) for _ in range(count)]
-            for name, field in FIELDS.items()
+            for name, field in columns.items()
             if draw.random() < 0.9
         }
         before = [host.clone() for host in hosts]
-        fixed.fill(given, [list(ids) for ids in blocks])
+        both = [list(ids) for ids in blocks], [[*ids, 1 + turn % 7] for ids in blocks]
+        fixed.fill(given, count, both)
         written = {i for i, host in enumerate(hosts) if not torch.equal(host, before[i])}
         assert not written & under_way, f"turn {turn}"
         under_way = written
-        for row, ids in enumerate(blocks):
-            assert fixed.table[row, : len(ids)].tolist() == ids, f"turn {turn}, row {row}"
-        for name, (dtype, padding) in FIELDS.items():
-            field = fixed.fields[name]
+        for table, rows_of in zip(tables, both, strict=True):
+            for row, ids in enumerate(rows_of):
+                assert table.table[row, : len(ids)].tolist() == ids, f"turn {turn}, row {row}"
+        for name, (dtype, padding) in columns.items():
+            field = fixed.columns[name]
             assert field.dtype == dtype
             assert field[:count].tolist() == given.get(name, [padding] * count), name
             assert field[count:].tolist() == [padding] * (most - count), name

@@ -17,6 +17,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+import trueline.cache.kinds
 import trueline.engine
 import trueline.layers
 import trueline.ops.sampling
@@ -131,7 +132,7 @@ def test_all_logprobs_are_refused_where_there_is_a_limit(tiny: Tiny) -> None:
 
 CUTS: dict[str, int] = {
     "engine.runner.SCORED_ROWS": 3,
-    "engine.inputs.SCORES_AT_A_TIME": 64,
+    "cache.kinds.index_keys.SCORES_AT_A_TIME": 64,
     "ops.sampling.cpu.NUM_LEADING": 2,
     "ops.sampling.cpu.ROWS_AT_A_TIME": 2,
     "ops.sampling.triton.MASS_CHUNK": 16,
@@ -170,7 +171,7 @@ def whole_numbers(package: Any) -> Iterator[str]:
 
 def test_every_constant_is_a_cut_or_none() -> None:
     """A new one has to be put into one of the lists."""
-    packages = (trueline.engine, trueline.layers, trueline.ops.sampling)
+    packages = (trueline.cache.kinds, trueline.engine, trueline.layers, trueline.ops.sampling)
     assert {name for each in packages for name in whole_numbers(each)} == {*CUTS, *NO_CUTS}
 
 

@@ -6,7 +6,7 @@ import pytest
 
 from simulation import Simulation, shown
 from trueline.engine.request import Request, RequestState
-from trueline.engine.scheduler import SchedulerConfig, SchedulerError
+from trueline.engine.scheduler_config import SchedulerConfig, SchedulerError
 from trueline.errors import RequestRejected, TruelineError, UsageError
 
 # Tokens known, tokens computed
@@ -112,9 +112,9 @@ def test_max_model_len_ends_a_request() -> None:
 
 def test_the_config_is_checked() -> None:
     with pytest.raises(UsageError, match="max_num_batched_tokens=4 is less than max_num_seqs=8"):
-        SchedulerConfig(4, 8, 64)
+        SchedulerConfig(max_num_batched_tokens=4, max_num_seqs=8, max_model_len=64)
     with pytest.raises(UsageError, match="max_model_len=0"):
-        SchedulerConfig(8, 8, 0)
+        SchedulerConfig(max_num_batched_tokens=8, max_num_seqs=8, max_model_len=0)
 
 
 # Running ahead

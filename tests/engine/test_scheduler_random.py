@@ -42,10 +42,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         caching=st.sampled_from([True, True, True, False]),
         num_slots=st.sampled_from([9, 5, 3, 2, None]),
         spaced_blocks=st.sampled_from([None, 1, 2]),
+        num_drafts=st.sampled_from([0, 0, 1, 3]),
+        seed=st.integers(0, 9),
     )
     def start(self, lag: int, spaced_blocks: int | None, **options: Any) -> None:
         self.lag = lag
         spacing = spaced_blocks and spaced_blocks * options["block_size"]
+        if options["num_slots"] is not None:  # as many as one request must have
+            options["num_slots"] = max(options["num_slots"], 2 + options["num_drafts"])
         self.sim = Simulation(max_len=20, aging=4, spacing=spacing, **options)
         self.num_added = 0
 
@@ -104,11 +108,18 @@ class SchedulerMachine(RuleBasedStateMachine):
 TestScheduler = SchedulerMachine.TestCase
 
 
-@pytest.mark.parametrize("stateful", [False, True])
-@pytest.mark.parametrize("lag", [0, 1, 2])
-def test_a_long_run(lag: int, stateful: bool) -> None:
+@pytest.mark.parametrize(
+    ("lag", "stateful", "num_drafts"),
+    [
+        *((lag, stateful, 0) for lag in (0, 1, 2) for stateful in (False, True)),
+        *((0, stateful, 3) for stateful in (False, True)),
+        (1, True, 2),
+    ],
+)
+def test_a_long_run(lag: int, stateful: bool, num_drafts: int) -> None:
     """Hundreds of turns under pressure: what no short example reaches, in numbers we control."""
     seen: Counter[str] = Counter()
+    drafted: set[tuple[int, int]] = set()
     for seed in range(40):
         dice = Random(100 * lag + seed)
         sim = Simulation(
@@ -118,8 +129,10 @@ def test_a_long_run(lag: int, stateful: bool) -> None:
             seats=dice.randint(3, 4),
             max_len=40,
             aging=4,
-            num_slots=dice.randint(2, 14) if stateful else None,
+            num_slots=num_drafts + dice.randint(2, 14) if stateful else None,
             spacing=block_size * dice.randint(1, 4),
+            num_drafts=num_drafts,
+            seed=seed,
         )
         for turn in range(150):
             if dice.random() < 0.3 and sim.scheduler.num_waiting < 4:
@@ -136,6 +149,7 @@ def test_a_long_run(lag: int, stateful: bool) -> None:
         sim.drain(lag)
         seen["preemptions"] += sim.scheduler.counters.num_preemptions
         seen["evictions"] += sim.pool.num_evictions
+        drafted |= sim.accepted.keys()
         seen["hits"] += sum(r.num_cached_tokens > 0 for r in sim.by_request)
         if sim.slots:
             seen["snapshots evicted"] += sim.slots.num_evictions
@@ -145,6 +159,7 @@ def test_a_long_run(lag: int, stateful: bool) -> None:
         events += ["snapshots evicted", "snapshots skipped"]
     for event in events:
         assert seen[event] > 100, f"the run was too tame: {seen}"
+    assert drafted == {(n, right) for n in range(num_drafts + 1) for right in range(n + 1)}
     if lag:
         assert seen["preempted"] > 30, f"the run was too tame: {seen}"
 

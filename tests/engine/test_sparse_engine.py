@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from trueline.cache.kinds import index_keys
 from trueline.cache.kinds.index_keys import IndexKeys
 from trueline.config import EngineConfig
-from trueline.engine import inputs
 from trueline.engine.loading import load_engine
 from trueline.errors import UsageError
-from trueline.ops.registry import NEEDS, OPS
+from trueline.ops.registry import OPS
 from trueline.verify.cases import CASES, make_subject
 from trueline.verify.engine import (
     Ask,
@@ -174,8 +174,7 @@ def test_ranks_are_as_one(family: str, config: EngineConfig, tiny: Tiny) -> None
     ("op", "name"),
     [
         (op, name)
-        for op, need in NEEDS.items()
-        if need == "indexer"
+        for op in IndexKeys.ops
         for name in OPS[op]
         if name in ("cpu", "composed", "reference")
     ],
@@ -194,7 +193,7 @@ def test_scores_held_at_a_time(
     """Memory is bounded; nothing else changes, in batch-invariant mode not a bit."""
     asks = [MIXED[0], MIXED[4]]
     wanted = run(model, asks, INVARIANT)
-    monkeypatch.setattr(inputs, "SCORES_AT_A_TIME", limit)
+    monkeypatch.setattr(index_keys, "SCORES_AT_A_TIME", limit)
     same("scores in parts", run(model, asks, INVARIANT), wanted, bitwise=True)
     same("scores in parts", run(model, MIXED, BASE, enable_prefix_caching=False), whole)
 

@@ -6,9 +6,9 @@ import pytest
 
 from simulation import Simulation, show_row, shown
 from trueline.cache.pool import PoolError
-from trueline.cache.slots import SlotPool
+from trueline.cache.slots import SlotPool, StateSlots
 from trueline.engine.request import RequestState
-from trueline.engine.step import Row, StateSlots
+from trueline.engine.step import Row
 from trueline.errors import UsageError
 
 

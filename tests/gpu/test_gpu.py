@@ -19,8 +19,10 @@ from trueline.ops.mla_prefill import hopper
 from trueline.ops.mla_prefill import triton as prefill
 from trueline.ops.registry import OPS, capabilities, implementation, refusals
 from trueline.verify.cases import Subject, make_subject
+from trueline.verify.drafts import DRAFT_CHECKS
 from trueline.verify.failed import CheckFailed
 from trueline.verify.faults import Fault
+from trueline.verify.faults.drafts import DRAFT_FAULTS
 from trueline.verify.faults.gpu import GPU_FAULTS
 from trueline.verify.graphs import GPU_CHECKS, graph_is_eager
 from trueline.verify.half_precision import half_is_float64
@@ -177,11 +179,11 @@ def test_lightning_in_whole_tiles(
         lightning.free_slots(op, dtype)
 
 
-@pytest.mark.parametrize("fault", GPU_FAULTS, ids=lambda fault: fault.id)
+@pytest.mark.parametrize("fault", [*GPU_FAULTS, *DRAFT_FAULTS], ids=lambda fault: fault.id)
 def test_fault_turns_its_check_red(fault: Fault, subjects: dict[str, Subject]) -> None:
     subject = subjects[fault.case]
     with fault.seeded(), pytest.raises(CheckFailed):
-        GPU_CHECKS[fault.check](subject)
+        (GPU_CHECKS | DRAFT_CHECKS)[fault.check](subject)
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -193,6 +195,12 @@ def test_invariant(check: str, case: str, subjects: dict[str, Subject]) -> None:
 @pytest.mark.parametrize("case", SUBJECTS)
 def test_captured_equals_eager(case: str, subjects: dict[str, Subject]) -> None:
     graph_is_eager(subjects[case])
+
+
+@pytest.mark.parametrize("check", DRAFT_CHECKS)
+@pytest.mark.parametrize("case", SUBJECTS)
+def test_drafts(check: str, case: str, subjects: dict[str, Subject]) -> None:
+    DRAFT_CHECKS[check](subjects[case])
 
 
 @pytest.mark.parametrize("dtype", BANDS)

@@ -13,15 +13,17 @@ import sys
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from random import Random
 from typing import Any
 
 from trueline.cache.blocks import NULL_BLOCK, BlockPool
 from trueline.cache.groups import BlockGroups
 from trueline.cache.prefix import hash_blocks, prefix_salt
-from trueline.cache.slots import NULL_SLOT, SlotPool
+from trueline.cache.slots import NULL_SLOT, SlotPool, StateSlots
 from trueline.engine.request import Request, RequestState
-from trueline.engine.scheduler import Scheduler, SchedulerConfig
-from trueline.engine.step import Row, StateSlots, Step
+from trueline.engine.scheduler import Scheduler
+from trueline.engine.scheduler_config import SchedulerConfig
+from trueline.engine.step import Row, Step
 
 LIVE = (RequestState.WAITING, RequestState.RUNNING, RequestState.PREEMPTED)
 
@@ -43,12 +45,16 @@ class Client:
     written: list[int]
     """What the device should hold for it, from position 0 on."""
     outcome: str = ""
+    drafts: tuple[bool, ...] = ()
+    """Of the guesses at its next tokens, whether each is right."""
+    most_positions: int = 0
+    """That a row of this admission has reached, drafts included."""
 
     def token(self, position: int) -> int:
         return self.prompt[position] if position < len(self.prompt) else generated(position)
 
-    def cache_row(self, before: int, position: int, weights: int) -> int:
-        return cache_row(before, self.token(position), weights)
+    def cache_row(self, before: int, position: int, weights: int, *, wrong: bool = False) -> int:
+        return cache_row(before, -1 if wrong else self.token(position), weights)
 
     def from_scratch(self, length: int, weights: int) -> list[int]:
         return from_scratch([self.token(position) for position in range(length)], weights)
@@ -86,9 +92,20 @@ class Simulation:
         caching: bool = True,
         num_slots: int | None = None,
         spacing: int | None = None,
+        num_drafts: int = 0,
+        seed: int = 0,
     ) -> None:
+        self.num_drafts, self.dice = num_drafts, Random(seed)
+        self.accepted: Counter[tuple[int, int]] = Counter()  # (drafts, right ones) of rows
         self.pool = BlockPool(num_blocks, block_size, caching)
-        self.config = SchedulerConfig(budget, seats, max_len, aging, spacing)
+        self.config = SchedulerConfig(
+            max_num_batched_tokens=budget,
+            max_num_seqs=seats,
+            max_model_len=max_len,
+            priority_aging_steps=aging,
+            snapshot_spacing=spacing,
+            num_draft_tokens=num_drafts,
+        )
         self.slots = SlotPool(num_slots) if num_slots else None
         self.scheduler = Scheduler(self.config, BlockGroups([self.pool]), self.slots)
         self.clients: list[Client] = []
@@ -135,6 +152,7 @@ class Simulation:
         return found
 
     def dispatch(self) -> Step | None:
+        self._draft()
         before = {r: (r.num_tokens, r.num_computed, r.num_admissions) for r in self.by_request}
         step = self.scheduler.schedule()
         self._note_lost()
@@ -150,22 +168,38 @@ class Simulation:
         self._check_admissions(step, before)
         return step
 
+    def _draft(self) -> None:
+        for client in self.clients:
+            request = client.request
+            request.num_drafts = 0
+            decodes = request.gap == 1 and not request.num_promised
+            if self.num_drafts and decodes and request.state is RequestState.RUNNING:
+                request.num_drafts = self.dice.randint(0, self.num_drafts)
+                client.drafts = tuple(self.dice.random() < 0.6 for _ in range(request.num_drafts))
+
     def collect(self) -> list[str]:
         """Execute and collect the oldest step; the ids that ended by length."""
         done = self.pending.popleft()
         for row, table in zip(done.step.rows, done.tables, strict=True):
             self._execute(row, table, done.weights)
         said_end = []
-        for row in done.step.rows:
+        accepted: dict[int, int] = {}
+        for i, row in enumerate(done.step.rows):
             client = self.by_request[row.request]
             if row.samples and row.request.state is not RequestState.ENDED:
-                client.tokens.append(generated(len(client.tokens)))
-                self.num_delivered += 1
+                right = num_right(client.drafts[: row.num_drafts])
+                self.accepted[row.num_drafts, right] += 1
+                accepted[i] = -1
+                while accepted[i] < right and row.request.request_id not in said_end:
+                    client.tokens.append(generated(len(client.tokens)))
+                    self.num_delivered += 1
+                    accepted[i] += 1
+                    if len(client.tokens) - len(client.prompt) == client.ends_after:
+                        said_end.append(row.request.request_id)
                 row.request.block_hashes = self._hashes(client.tokens, row.request.block_hashes)
-                if len(client.tokens) - len(client.prompt) == client.ends_after:
-                    said_end.append(row.request.request_id)
+                client.written = client.written[: row.start + row.count - row.num_drafts + right]
         ids = {row.request.request_id: row.request for row in done.step.rows}
-        full = self.scheduler.collected(done.step, said_end)
+        full = self.scheduler.collected(done.step, said_end, accepted)
         for name in said_end:
             self.by_request[ids[name]].outcome = "stop"
         for name in full:
@@ -209,11 +243,17 @@ class Simulation:
     def _execute(self, row: Row, table: list[int], weights: int) -> None:
         client, size = self.by_request[row.request], self.pool.block_size
         cells = [(table[p // size], p % size) for p in range(row.start + row.count)]
+        known = row.start + row.count - row.num_drafts
+        wrong = {known + i for i in range(row.num_drafts) if not client.drafts[i]}
+        del client.written[row.start :]
         for position in range(row.start, row.start + row.count):
             before = self.memory.get(cells[position - 1]) if position else 0
-            self.memory[cells[position]] = client.cache_row(before or 0, position, weights)
-            known = client.written[-1] if client.written else 0
-            client.written.append(client.cache_row(known, position, weights))
+            guess = position in wrong
+            self.memory[cells[position]] = client.cache_row(
+                before or 0, position, weights, wrong=guess
+            )
+            last = client.written[-1] if client.written else 0
+            client.written.append(client.cache_row(last, position, weights, wrong=guess))
         assert [self.memory.get(cell) for cell in cells] == client.written[: len(cells)], (
             f"{row.request.request_id} reads a history that is not its own"
         )
@@ -225,7 +265,10 @@ class Simulation:
         assert before == (written[row.start - 1] if row.start else 0), (
             f"{row.request.request_id} goes on from a state that is not its own"
         )
-        for position, slot in [*state.snapshots, (row.start + row.count, state.slot)]:
+        assert len(state.drafts) == row.num_drafts
+        first = row.start + row.count - row.num_drafts
+        drafts = enumerate(state.drafts, first)
+        for position, slot in [*state.snapshots, *drafts, (row.start + row.count, state.slot)]:
             self.states[slot] = written[position - 1]
 
     # What must hold
@@ -249,21 +292,28 @@ class Simulation:
                 assert state.source not in written, "a snapshot is rewritten while it is read"
 
     def _check_row(self, row: Row, num_tokens: int, num_computed: int, admissions: int) -> None:
-        request, size, end = row.request, self.pool.block_size, row.start + row.count
+        request, size, last = row.request, self.pool.block_size, row.start + row.count
+        end, known = last - row.num_drafts, row.count - row.num_drafts
         client = self.by_request[request]
         assert request.state is RequestState.RUNNING
-        assert row.count >= 1
+        assert known >= 1
+        assert 0 <= row.num_drafts <= self.num_drafts
         assert num_tokens < request.token_limit, "nothing is scheduled beyond the limit"
+        assert num_tokens + 1 + row.num_drafts <= request.token_limit
         assert end <= num_tokens
         assert row.samples == (end == num_tokens)
-        assert row.is_decode == (row.start > 0 and row.count == 1 and row.samples)
-        assert request.num_computed == end
+        assert row.is_decode == (row.start > 0 and known == 1 and row.samples)
+        assert row.is_decode or not row.num_drafts
+        assert request.num_computed == last
         assert request.num_tokens == num_tokens + row.samples
         if request.num_admissions == admissions:
             assert row.start == num_computed
         else:
             self._check_hit(row, client, num_tokens)
-        assert len(request.tables[0]) == -(-end // size), "no block too few, none too many"
+            client.most_positions = 0
+        client.most_positions = max(client.most_positions, last)
+        blocks = -(-client.most_positions // size)
+        assert len(request.tables[0]) == blocks, "no block too few, none too many"
         if row.state:
             self._check_state(row, row.state)
         for block_id in request.tables[0][row.start // size :]:
@@ -382,7 +432,12 @@ def blocks_of(request: Request) -> list[int]:
 
 
 def slots_written(state: StateSlots) -> list[int]:
-    return [state.slot, *(slot for _, slot in state.snapshots)]
+    return [state.slot, *state.drafts, *(slot for _, slot in state.snapshots)]
+
+
+def num_right(drafts: Sequence[bool]) -> int:
+    """Those before the first wrong one."""
+    return next((i for i, right in enumerate(drafts) if not right), len(drafts))
 
 
 def check_outcome(client: Client) -> None:

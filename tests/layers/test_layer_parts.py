@@ -34,13 +34,13 @@ def test_what_is_kept_exact_is_handed_out_exact(compute: torch.dtype) -> None:
         weights.take("bias")
 
 
-@pytest.mark.parametrize(("longest", "chooses"), [(1, False), (24, False), (25, True), (26, True)])
-def test_a_graph_chooses_from_the_first_row_that_must(longest: int, chooses: bool) -> None:
+@pytest.mark.parametrize(("longest", "limit"), [(1, 24), (24, 24), (25, 99), (26, 99), (99, 99)])
+def test_a_graph_chooses_from_the_first_row_that_must(longest: int, limit: int) -> None:
     """A row that sees topk positions takes them all; with one more it chooses."""
     graphs = object.__new__(DecodeGraphs)
-    graphs.sizes, graphs.topk = [1, 2, 4], 24
-    assert graphs.key_for(3, longest) == GraphKey(4, chooses)
-    assert graphs.key_for(4, longest) == GraphKey(4, chooses)
+    graphs.sizes, graphs.limits = [1, 2, 4], [24, 99]
+    assert graphs.key_for(3, 1, longest) == GraphKey(4, 1, limit)
+    assert graphs.key_for(4, 3, longest) == GraphKey(4, 3, limit)
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "bailing_moe_v2_5", "deepseek_v32"])

@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 
 from trueline.cache.index import IndexStore, IndexView
+from trueline.cache.kinds.latent import PrefillSlice
 from trueline.cache.layout import INDEX_LAYOUTS, IndexLayout, LatentLayout
 from trueline.cache.state import StateStore, StateView
 from trueline.cache.store import LatentStore, LatentView
 from trueline.device import interpreting
-from trueline.layers.context import PrefillSlice
 from trueline.ops.capabilities import Context, HeadDims
 from trueline.ops.experts import triton as experts
 from trueline.ops.gated_norm import triton as gated_norm

@@ -14,6 +14,8 @@ from torch import Tensor
 
 from implementations import every, runnable, with_threads
 from trueline.cache.index import IndexStore, IndexView
+from trueline.cache.kinds.index_keys import IndexKeys
+from trueline.cache.kinds.lightning import LightningState
 from trueline.cache.layout import STORAGES, IndexLayout, LatentLayout
 from trueline.cache.store import LatentStore
 from trueline.config import EngineConfig
@@ -23,7 +25,7 @@ from trueline.models import read_model
 from trueline.ops.capabilities import Context
 from trueline.ops.index_scores import reference as scores_reference
 from trueline.ops.mla_decode import DecodeRows
-from trueline.ops.registry import NEEDS, OPS, capabilities, implementation
+from trueline.ops.registry import OPS, capabilities, implementation
 from trueline.ops.registry import runnable as names
 from trueline.ops.sparse_rows import Run, SparseRows, Table
 from trueline.ops.topk import reference as top_reference
@@ -510,8 +512,9 @@ def test_the_whole_chain_is_masked_attention() -> None:
 def test_ops_that_a_model_does_not_use_are_not_planned(tiny: Any) -> None:
     spec = read_model(tiny("deepseek_v3"))
     made = make_plan(spec, EngineConfig(num_gpu_blocks_override=4), find_device("cpu"))
-    assert made.selections.keys() == OPS.keys() - NEEDS.keys()
-    assert NEEDS.keys() < OPS.keys()
+    others = {*IndexKeys.ops, *LightningState.ops}
+    assert made.selections.keys() == OPS.keys() - others
+    assert others < OPS.keys()
 
 
 def test_an_op_asked_for_that_cannot_run_is_refused_at_load(tiny: Any) -> None:

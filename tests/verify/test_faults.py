@@ -34,7 +34,7 @@ def subjects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Subject]:
 # Each takes many seconds where kernels are interpreted.
 SELDOM = [
     fault
-    for check in ("graph = eager", "masked prefill")
+    for check in ("graph = eager", "masked prefill", "drafts = plain, captured")
     for fault in [each for each in FAULTS if each.check == check][1:]
 ]
 EACH = [

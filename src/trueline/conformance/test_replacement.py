@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import torch
 
+from trueline.cache.kinds.lightning import LightningState
 from trueline.errors import UsageError
 from trueline.ops.capabilities import Capabilities, Context
-from trueline.ops.registry import NEEDS
 from trueline.ops.registry import REGISTRY as OPS
 from trueline.plan.select import LAYERS
 from trueline.plugins import Registry
@@ -52,7 +52,7 @@ class Replacement:
 
     def cases(self, check: str) -> tuple[str, ...]:
         """Only Ling has linear layers, and only its dims are even."""
-        linear = self.kind == "lightning" or NEEDS.get(self.kind) == "states"
+        linear = self.kind in ("lightning", *LightningState.ops)
         return (LING,) if linear or check in RANKS else CASES
 
 

@@ -2,24 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from trueline.cache.layout import LatentLayout
+from trueline.cache.layout import cells
+from trueline.cache.rows import BatchRow
 from trueline.engine.messages import UNKNOWN, StepMessage
-from trueline.ops.lightning import StateRow
-from trueline.ops.mla_decode import DecodeRows
-from trueline.ops.mla_prefill import PrefillRow
-from trueline.ops.sparse_rows import Run, SparseRows
-
-
-@dataclass(frozen=True, slots=True)
-class BatchRow:
-    """Where a row's tokens stand among the step's tokens."""
-
-    id: int
-    tokens: slice
-    start: int
-    """Position of the first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,111 +18,114 @@ class SamplingPoint:
     """Index into the step's tokens."""
     row: int
     id: int
+    drafts: tuple[int, ...] = ()
+    """Of the row, those before and at this token: what is sampled here is worth nothing unless each
+    of them was sampled too."""
+    draft: int | None = None
+    """What the row's next token was drafted as."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredTokens:
+    """Prompt tokens of a row whose logprobs were asked for."""
+
+    row: int
+    id: int
+    tokens: slice
+    """The tokens before them, among the step's."""
+    start: int
+    """Position of the first of those."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Batch:
     rows: tuple[BatchRow, ...]
     """Decode rows first."""
-    blocks: tuple[list[int], ...]
-    """Of each row's request."""
     tokens: list[int]
     positions: list[int]
-    cells: list[int]
-    decode: DecodeRows
-    decode_tokens: list[int]
-    """Where its rows stand among the tokens."""
-    sparse: SparseRows
-    sparse_tokens: list[int]
-    """Tokens that see more than the indexer's top-k, however they were scheduled."""
-    prefill: tuple[tuple[slice, PrefillRow], ...]
-    states: tuple[tuple[slice, StateRow], ...]
-    """The rows again, for mixers with a state per sequence; the first `num_decode_rows` decode."""
+    cells: list[list[int]]
+    """By group of state kinds: where each token's entries go."""
     num_decode_rows: int
     carried: tuple[SamplingPoint, ...]
     """Where the token is UNKNOWN."""
     samples: tuple[SamplingPoint, ...]
     """Where logits give the next token."""
-    scored: tuple[tuple[int, BatchRow], ...]
-    """(row, leading positions of it): prompt tokens whose logprobs were asked for."""
+    scored: tuple[ScoredTokens, ...]
+
+    @property
+    def tokens_per_row(self) -> int | None:
+        """None where rows have different numbers of tokens, or some are not decode rows."""
+        if self.num_decode_rows != len(self.rows):
+            return None
+        counts = {row.count for row in self.rows}
+        return counts.pop() if len(counts) == 1 else None
 
 
-def build_batch(
-    step: StepMessage, layout: LatentLayout, *, one_form: bool, topk: int | None = None
-) -> Batch:
-    """With `one_form` every token is a row of its own, attended in the same way however it was
-    scheduled. Tokens that see more than `topk` positions choose among them."""
+def build_batch(step: StepMessage, block_sizes: Sequence[int]) -> Batch:
+    """`block_sizes`: by group of state kinds."""
     check_order(step)
     rows: list[BatchRow] = []
     tokens: list[int] = []
     positions: list[int] = []
-    cells: list[int] = []
-    decode = DecodeRows([], [])
-    decode_tokens: list[int] = []
-    runs: list[Run] = []
-    sparse_tokens: list[int] = []
-    prefill: list[tuple[slice, PrefillRow]] = []
-    states: list[tuple[slice, StateRow]] = []
+    by_group: list[list[int]] = [[] for _ in block_sizes]
     for row in step.rows:
-        count, blocks = len(row.token_ids), row.tables[0]
-        stop = row.start + count
-        at = slice(len(tokens), len(tokens) + count)
-        rows.append(BatchRow(row.id, at, row.start))
+        stop = row.start + len(row.token_ids)
+        rows.append(
+            BatchRow(
+                id=row.id,
+                tokens=slice(len(tokens), len(tokens) + len(row.token_ids)),
+                start=row.start,
+                tables=row.tables,
+                is_decode=row.is_decode,
+                state=row.state,
+            )
+        )
         tokens += row.token_ids
         positions += range(row.start, stop)
-        cells += layout.cells(blocks, row.start, stop)
-        dense = count if topk is None else min(max(topk - row.start, 0), count)
-        cut = at.start + dense
-        if dense and (row.is_decode or one_form):
-            decode.lengths.extend(range(row.start + 1, row.start + dense + 1))
-            decode.block_ids.extend([blocks] * dense)
-            decode_tokens += range(at.start, cut)
-        elif dense:
-            prefill.append((slice(at.start, cut), PrefillRow(row.start, dense, blocks)))
-        if dense < count:
-            runs.append(Run(blocks, row.start + dense + 1, count - dense))
-            sparse_tokens += range(cut, at.stop)
-        if row.state is not None:
-            state = row.state
-            states.append((at, StateRow(row.start, state.source, state.slot, state.snapshots)))
+        for places, size, table in zip(by_group, block_sizes, row.tables, strict=True):
+            places += cells(size, table, row.start, stop)
     return Batch(
         rows=tuple(rows),
-        blocks=tuple(row.tables[0] for row in step.rows),
         tokens=tokens,
         positions=positions,
-        cells=cells,
-        decode=decode,
-        decode_tokens=decode_tokens,
-        sparse=SparseRows(tuple(runs)),
-        sparse_tokens=sparse_tokens,
-        prefill=tuple(prefill),
-        states=tuple(states),
+        cells=by_group,
         num_decode_rows=sum(row.is_decode for row in step.rows),
-        carried=_points(rows, [row.token_ids[-1] == UNKNOWN for row in step.rows]),
-        samples=_points(rows, [row.samples for row in step.rows]),
-        scored=_scored(step, rows),
+        carried=tuple(
+            SamplingPoint(row.tokens.stop - 1, i, row.id)
+            for i, row in enumerate(rows)
+            if tokens[row.tokens.stop - 1] == UNKNOWN
+        ),
+        samples=tuple(_samples(step, rows)),
+        scored=tuple(_scored(step, rows)),
     )
 
 
-def _points(rows: list[BatchRow], chosen: list[bool]) -> tuple[SamplingPoint, ...]:
-    """The last tokens of these rows."""
-    return tuple(
-        SamplingPoint(row.tokens.stop - 1, i, row.id) for i, row in enumerate(rows) if chosen[i]
-    )
+def _samples(step: StepMessage, rows: list[BatchRow]) -> Iterator[SamplingPoint]:
+    """After the last known token of rows that reach it, and after each draft behind it."""
+    for i, (row, at) in enumerate(zip(step.rows, rows, strict=True)):
+        if row.samples:
+            known = at.count - row.num_drafts
+            drafts = tuple(row.token_ids[known:])
+            for j in range(row.num_drafts + 1):
+                draft = drafts[j] if j < len(drafts) else None
+                yield SamplingPoint(at.tokens.start + known - 1 + j, i, row.id, drafts[:j], draft)
 
 
-def _scored(step: StepMessage, rows: list[BatchRow]) -> tuple[tuple[int, BatchRow], ...]:
-    return tuple(
-        (i, BatchRow(row.id, slice(at.tokens.start, at.tokens.start + row.num_scored), at.start))
-        for i, (row, at) in enumerate(zip(step.rows, rows, strict=True))
-        if row.num_scored
-    )
+def _scored(step: StepMessage, rows: list[BatchRow]) -> Iterator[ScoredTokens]:
+    for i, (row, at) in enumerate(zip(step.rows, rows, strict=True)):
+        if row.num_scored:
+            first = at.tokens.start
+            yield ScoredTokens(i, row.id, slice(first, first + row.num_scored), row.start)
 
 
 def check_order(step: StepMessage) -> None:
-    """Decode rows first, one token each: the scheduler's promise, checked once, here."""
+    """Decode rows first, one token and its drafts each: the scheduler's promise, checked once,
+    here."""
     kinds = [row.is_decode for row in step.rows]
     if kinds != sorted(kinds, reverse=True):
         raise AssertionError("decode rows must come first")
-    if any(len(row.token_ids) != 1 or row.start == 0 for row in step.rows if row.is_decode):
-        raise AssertionError("a decode row has history and one token")
+    for row in step.rows:
+        if row.is_decode and (len(row.token_ids) != 1 + row.num_drafts or row.start == 0):
+            raise AssertionError("a decode row has history, one token and its drafts")
+        if row.num_drafts and not (row.is_decode and row.samples):
+            raise AssertionError("only decode rows that sample have drafts")

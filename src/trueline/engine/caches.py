@@ -30,10 +30,14 @@ class Caches:
                 kept[layer][kind.name] = view
         self.views = [LayerViews(views) for views in kept]
 
-    def store(self, kind: StateKind[View]) -> PagedStore[View] | SlottedStore[View]:
+    def store(self, kind: StateKind[View, Any]) -> PagedStore[View] | SlottedStore[View]:
         return self.paged[kind.name] if kind.name in self.paged else self.slotted[kind.name]
 
-    def first(self, kind: type[StateKind[View]]) -> View:
+    def group(self, kind: StateKind[Any, Any]) -> int:
+        """Whose block table it has; 0 for a kind without one."""
+        return self._group.get(kind.name, 0)
+
+    def first(self, kind: type[StateKind[View, Any]]) -> View:
         """The view of the first layer that keeps this kind: all have the same layout."""
         stores = self.paged if kind.name in self.paged else self.slotted
         view: View = stores[kind.name].views[0]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -27,6 +27,7 @@ from trueline.cache.pool import NULL, Pool
 from trueline.cache.prefix import prefix_salt
 from trueline.cache.slots import SlotPool
 from trueline.config import EngineConfig
+from trueline.engine.drafts import Drafter
 from trueline.engine.executor import Executor, StepFailed
 from trueline.engine.failures import Failures
 from trueline.engine.late_kernels import LateKernels
@@ -40,7 +41,8 @@ from trueline.engine.messages import (
     Unowned,
 )
 from trueline.engine.request import RequestState
-from trueline.engine.scheduler import Scheduler, SchedulerConfig
+from trueline.engine.scheduler import Scheduler
+from trueline.engine.scheduler_config import SchedulerConfig
 from trueline.engine.step import Row, Step
 from trueline.errors import EngineBroken, RequestRejected, described
 from trueline.plan.plan import Plan
@@ -59,10 +61,15 @@ class InFlight:
 
 class EngineCore:
     def __init__(
-        self, executor: Executor[Any], plan: Plan, config: EngineConfig, fingerprint: str = ""
+        self,
+        executor: Executor[Any],
+        plan: Plan,
+        config: EngineConfig,
+        fingerprint: str = "",
+        drafter: Drafter | None = None,
     ) -> None:
         self.executor, self.plan, self.config = executor, plan, config
-        self.fingerprint = fingerprint
+        self.fingerprint, self.drafter = fingerprint, drafter
         caching = config.enable_prefix_caching
         self.blocks = BlockGroups(
             [BlockPool(g.num_blocks, g.block_size, caching, g.window) for g in plan.groups]
@@ -70,9 +77,10 @@ class EngineCore:
         self.pool = self.blocks.main
         self.slots = SlotPool(plan.slots.num_slots) if plan.slots else None
         limits = SchedulerConfig(
-            plan.limits.max_num_batched_tokens,
-            plan.limits.max_num_seqs,
-            plan.max_model_len,
+            max_num_batched_tokens=plan.limits.max_num_batched_tokens,
+            max_num_seqs=plan.limits.max_num_seqs,
+            max_model_len=plan.max_model_len,
+            num_draft_tokens=plan.limits.num_draft_tokens,
             snapshot_spacing=plan.slots.spacing if plan.slots else None,
         )
         self.scheduler = Scheduler(limits, self.blocks, self.slots)
@@ -82,7 +90,8 @@ class EngineCore:
         """Ids of ended requests, until a step that told the executor of them is collected."""
         self.outputs: list[CoreOutput] = []
         """To be returned by the next step."""
-        self.lag = 1 if plan.limits.overlap else 0
+        self.lag = 1 if plan.limits.overlap and drafter is None else 0
+        """Steps that go out before their forerunner is collected. Drafts follow known tokens."""
         self.late_kernels = LateKernels()
         self.in_flight: deque[InFlight] = deque()
         self.failures = Failures()
@@ -179,6 +188,8 @@ class EngineCore:
     def _dispatch(self) -> bool:
         """Whether a step went out. One that failed on the way is in flight too: what goes before it
         is collected first."""
+        if self.drafter is not None:
+            self._draft(self.drafter)
         with self._in_one_piece():
             step = self.scheduler.schedule()
         if step is None:
@@ -195,6 +206,14 @@ class EngineCore:
                 raise
             return False
         return True
+
+    def _draft(self, drafter: Drafter) -> None:
+        most = self.plan.limits.num_draft_tokens
+        for request in self.requests.values():
+            decodes = request.gap == 1 and not request.num_promised
+            if decodes and request.state is RequestState.RUNNING:
+                request.drafts = drafter.propose(request)[:most]
+                request.num_drafts = len(request.drafts)
 
     def _message(self, step: Step) -> StepMessage:
         now = time.monotonic()
@@ -224,7 +243,8 @@ class EngineCore:
             for ended in flight.message.ended if flight.message else ():
                 self.ended.pop(ended, None)
             finished = [name for name, output in outputs.items() if output.finish_reason]
-            for name in self.scheduler.collected(flight.step, finished):
+            accepted = self._accepted(flight.step, outputs)
+            for name in self.scheduler.collected(flight.step, finished, accepted):
                 outputs[name].finish_reason = "length"
                 finished.append(name)
             for name in finished:
@@ -242,6 +262,14 @@ class EngineCore:
             request.request_id: self._output(i, row, request, result)
             for i, row in enumerate(step.rows)
             if (request := self._alive(row)) is not None
+        }
+
+    def _accepted(self, step: Step, outputs: Mapping[str, CoreOutput]) -> dict[int, int]:
+        """By row, the drafts that were right."""
+        return {
+            i: max(len(outputs[row.request.request_id].token_ids) - 1, 0)
+            for i, row in enumerate(step.rows)
+            if row.num_drafts and row.request.request_id in outputs
         }
 
     def _alive(self, row: Row) -> LiveRequest | None:
@@ -275,20 +303,22 @@ class EngineCore:
         )
         if not row.samples:
             return output
-        if i in result.bad:
+        for score in result.sampled.get(i, ()):
+            request.tokens.append(score.token_id)
+            output.token_ids.append(score.token_id)
+            output.scores.append(score)
+            request.check_stop(score.token_id, output)
+            if output.finish_reason:
+                break  # what was drafted beyond the end is dropped
+        self._hash_blocks(request)
+        if i in result.bad and not output.finish_reason:
             output.finish_reason = "error"
             output.error = (
-                f"request '{request.request_id}': at position {row.start + row.count - 1} the "
+                f"request '{request.request_id}': at position {len(request.tokens) - 1} the "
                 "model's logits are NaN or infinite, or no token is left that may be taken; none "
                 "was drawn"
             )
             self._unshare(request)
-            return output
-        score = result.sampled[i]
-        request.tokens.append(score.token_id)
-        self._hash_blocks(request)
-        output.token_ids, output.scores = [score.token_id], [score]
-        request.check_stop(score.token_id, output)
         return output
 
     # -- the end of all ----------------------------------------------------------------

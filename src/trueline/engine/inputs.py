@@ -1,141 +1,101 @@
-"""A batch as what layers take: tensors on the plan's device, and what each op made of the rows."""
+"""A batch as what layers take: tensors on the plan's device, and what each state kind of the model
+builds of the rows. Eager steps and captured ones differ in where the numbers come from: lists of
+the host, or fixed buffers on the device."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from trueline.cache.kinds.index_keys import IndexKeys
-from trueline.cache.kinds.latent import Latent
+from trueline.cache.kinds.inputs import Column, FixedRows, InputContext, KindInputs
 from trueline.device import send
 from trueline.engine.batch import Batch
 from trueline.engine.caches import Caches
-from trueline.layers.context import Ops, PrefillSlice, Selected, SparseStep, StateStep, StepInput
-from trueline.ops.capabilities import HeadDims, Opaque
-from trueline.ops.lightning import StateTable
-from trueline.ops.mla_prefill import FEW, PrefillRow, masked_context
-from trueline.ops.sparse_rows import Run, SparseRows
+from trueline.layers.context import Replay, StepInput
 from trueline.plan.plan import Plan
-
-# Scores of index keys that are held at a time.
-SCORES_AT_A_TIME = 1 << 25
 
 
 class Inputs:
-    def __init__(self, plan: Plan, ops: Ops, caches: Caches) -> None:
-        self.plan, self.ops, self.caches = plan, ops, caches
-        latent, index = plan.kind(Latent), plan.kind(IndexKeys)
-        assert latent is not None, "the plan refuses other models"
-        self.latent, self.mixer = latent, latent.mixer
-        self.heads, self.head_dims = self.mixer.heads.count, HeadDims.of(self.mixer)
-        self.topk = index.topk if index else None
-
-    def build(self, batch: Batch, tokens: Tensor, forced: Sequence[Tensor] = ()) -> StepInput:
-        """`tokens` are the batch's, with those in it that steps in flight have drawn. `forced`:
-        selections to take instead, layer by layer."""
-        prepared = None
-        if batch.decode.lengths:
-            prepared = self.ops.mla_decode.prepare(
-                batch.decode, self.caches.first(Latent), self.plan.tiling, self.heads
+    def __init__(self, plan: Plan, caches: Caches) -> None:
+        self.plan, self.caches = plan, caches
+        self.device = plan.device.torch
+        self.block_sizes = [group.block_size for group in plan.groups]
+        self.kinds: dict[str, KindInputs[Any, Any]] = {
+            kind.name: kind.inputs(
+                InputContext(
+                    view=caches.store(kind).views[0],
+                    group=caches.group(kind),
+                    implementations={op: chosen.name for op, chosen in plan.selections.items()},
+                    device=self.device,
+                    tiling=plan.tiling,
+                    batch_invariant=plan.batch_invariant,
+                )
             )
+            for kind in plan.kinds
+        }
+
+    def build(
+        self,
+        batch: Batch,
+        tokens: Tensor,
+        recorded: Replay | None = None,
+        forced: Replay | None = None,
+    ) -> StepInput:
+        """`tokens` are the batch's, with those in it that steps in flight have drawn."""
+        cells = [self.tensor(each) for each in batch.cells]
+        rows = {name: each.read(batch.rows) for name, each in self.kinds.items()}
         return StepInput(
-            tokens,
-            self.tensor(batch.positions),
-            self.tensor(batch.cells),
-            batch.decode,
-            self._places(batch.decode_tokens),
-            self._prefill(tuple(PrefillSlice(at, row) for at, row in batch.prefill)),
-            prepared,
-            self._state_step(batch),
-            self._sparse_step(batch, forced),
+            tokens, self.tensor(batch.positions), self._built(rows, cells), recorded, forced
         )
 
-    def _prefill(self, parts: Sequence[PrefillSlice]) -> Opaque | None:
-        if not parts:
-            return None
-        view, decode = self.caches.first(Latent), self.ops.mla_decode
-        return self.ops.mla_prefill.prepare(parts, view, self.head_dims, decode)
+    def build_captured(
+        self, tokens: Tensor, positions: Tensor, fixed: FixedRows, cells: Sequence[Tensor]
+    ) -> StepInput:
+        """Every tensor is a fixed buffer or made of one. `fixed` has the columns of all kinds."""
+        rows = {name: each.read_fixed(_of(name, fixed)) for name, each in self.kinds.items()}
+        return StepInput(tokens, positions, self._built(rows, cells))
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """What captured steps keep of every token, for all kinds."""
+        return {
+            f"{name}.{column}": what
+            for name, each in self.kinds.items()
+            for column, what in each.columns.items()
+        }
+
+    def values(self, batch: Batch) -> dict[str, Sequence[int]]:
+        """Of those columns."""
+        return {
+            f"{name}.{column}": numbers
+            for name, each in self.kinds.items()
+            for column, numbers in each.values(batch.rows).items()
+        }
+
+    @property
+    def limits(self) -> list[int]:
+        """Numbers of positions up to which steps are captured apart; the last is the longest."""
+        longest = self.plan.max_model_len
+        found = {limit for each in self.kinds.values() for limit in each.limits}
+        return [*sorted(limit for limit in found if limit < longest), longest]
+
+    def _built(self, rows: dict[str, Any], cells: Sequence[Tensor]) -> dict[str, object]:
+        return {name: each.build(rows[name], cells) for name, each in self.kinds.items()}
 
     def tensor(self, values: Sequence[int]) -> Tensor:
         """On the device; the host does not wait for it."""
-        return send(torch.tensor(values, dtype=torch.long), self.plan.device.torch)
+        return send(torch.tensor(values, dtype=torch.long), self.device)
 
-    def _places(self, tokens: list[int]) -> slice | Tensor:
-        """A slice where they follow each other, as without an indexer they always do."""
-        if tokens == list(range(len(tokens))):
-            return slice(0, len(tokens))
-        return self.tensor(tokens)
 
-    def _sparse_step(self, batch: Batch, forced: Sequence[Tensor]) -> SparseStep | None:
-        ops = self.ops.sparse
-        if not batch.sparse_tokens or self.topk is None or ops is None:
-            return None
-        rows, tiling, topk = batch.sparse, self.plan.tiling, self.topk
-        keys = self.caches.first(IndexKeys)
-        selected, masked = self._split(batch, topk)
-        return SparseStep(
-            self._places(batch.sparse_tokens),
-            self.tensor(rows.lengths),
-            tuple(
-                (at, ops.index_scores.prepare(part, keys, tiling, topk=topk))
-                for at, part in rows.parts(SCORES_AT_A_TIME)
-            ),
-            selected,
-            self._masked(masked),
-            list(forced),
-        )
-
-    def _masked(self, parts: Sequence[PrefillSlice]) -> Opaque | None:
-        if not parts:
-            return None
-        assert self.ops.masked_prefill is not None
-        view = self.caches.first(Latent)
-        return self.ops.masked_prefill.prepare_chosen(parts, view, self.head_dims)
-
-    def _split(self, batch: Batch, topk: int) -> tuple[Selected | None, tuple[PrefillSlice, ...]]:
-        """Runs of many tokens whose context is not much longer than what they choose attend over
-        all of it, if there is an op for it; the others over lists."""
-        masked: list[PrefillSlice] = []
-        rows: list[int] = []
-        runs: list[Run] = []
-        row = 0
-        for run in batch.sparse.runs:
-            if self._attends_masked(run, topk):
-                token = batch.sparse_tokens[row]
-                part = PrefillRow(run.first - 1, run.count, run.block_ids)
-                masked.append(PrefillSlice(slice(token, token + run.count), part, row))
-            else:
-                rows += range(row, row + run.count)
-                runs.append(run)
-            row += run.count
-        if not runs:
-            return None, tuple(masked)
-        view, tiling = self.caches.first(Latent), self.plan.tiling
-        assert self.ops.sparse is not None
-        prepared = self.ops.sparse.sparse_mla.prepare(SparseRows(tuple(runs)), view, tiling)
-        at = self._places([batch.sparse_tokens[row] for row in rows])
-        return Selected(at, self._places(rows), len(rows), prepared), tuple(masked)
-
-    def _attends_masked(self, run: Run, topk: int) -> bool:
-        if run.count <= FEW or self.ops.masked_prefill is None:
-            return False
-        nope, value = self.mixer.qk_nope_head_dim, self.mixer.v_head_dim
-        longest = masked_context(self.latent.layout, nope, value, topk, run.count)
-        return not self.plan.batch_invariant and run.first + run.count - 1 <= longest
-
-    def _state_step(self, batch: Batch) -> StateStep | None:
-        if self.ops.recurrent is None:
-            return None
-        lightning = self.ops.recurrent.lightning
-        count = batch.num_decode_rows
-        decode = [row for _, row in batch.states[:count]]
-        on_gpu = self.plan.device.is_gpu
-        rows = StateTable.of(decode, self.plan.device.torch) if on_gpu else decode
-        prefill = batch.states[count:]
-        return StateStep(
-            count,
-            lightning.prepare(rows) if decode else None,
-            lightning.prepare_prefill(prefill) if prefill else None,
-        )
+def _of(kind: str, fixed: FixedRows) -> FixedRows:
+    own = f"{kind}."
+    columns = {
+        name.removeprefix(own): column
+        for name, column in fixed.columns.items()
+        if name.startswith(own)
+    }
+    return replace(fixed, columns=columns)

@@ -3,6 +3,7 @@ sees."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from trueline.cache.prefix import hash_blocks
@@ -17,6 +18,8 @@ class LiveRequest(Request):
     tokens: list[int]
     """Those whose values are known."""
     salt: bytes
+    drafts: Sequence[int] = field(default=(), init=False)
+    """Guesses at its next tokens; the scheduler may take the first `num_drafts` of them along."""
     num_scored: int = field(default=0, init=False)
     """Prompt positions whose logprobs have been reported."""
     first_scheduled: float | None = field(default=None, init=False)
@@ -31,11 +34,15 @@ class LiveRequest(Request):
 
     def step_row(self, row: Row) -> StepRow:
         """With copies of what the scheduler may change afterwards."""
-        tokens = self.tokens[row.start : row.start + row.count]
+        known = row.count - row.num_drafts
+        tokens = self.tokens[row.start : row.start + known]
+        if len(tokens) < known:
+            tokens.append(UNKNOWN)
         return StepRow(
             id=self.id,
             start=row.start,
-            token_ids=tokens if len(tokens) == row.count else [*tokens, UNKNOWN],
+            token_ids=[*tokens, *self.drafts[: row.num_drafts]],
+            num_drafts=row.num_drafts,
             tables=[list(table) for table in self.tables],
             is_decode=row.is_decode,
             samples=row.samples,

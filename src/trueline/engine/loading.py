@@ -14,6 +14,7 @@ import torch
 from trueline.config import EngineConfig
 from trueline.device import find_device
 from trueline.engine.core import EngineCore
+from trueline.engine.drafts import Drafter
 from trueline.engine.executor import LocalExecutor
 from trueline.engine.memory import measure
 from trueline.engine.runner import Runner, build_decoder
@@ -39,11 +40,17 @@ class Loaded:
     """Start-up, phase by phase."""
 
 
-def load_engine(model: Path, config: EngineConfig, progress: Progress | None = None) -> Loaded:
+def load_engine(
+    model: Path,
+    config: EngineConfig,
+    progress: Progress | None = None,
+    drafter: Drafter | None = None,
+) -> Loaded:
+    num_drafts = drafter.num_tokens if drafter else 0
     clock = _Clock()
     spec = read_model(model, config.facts)
     device = find_device(config.device)
-    plan = expected = make_plan(spec, config, device)
+    plan = expected = make_plan(spec, config, device, num_draft_tokens=num_drafts)
     torch.set_num_threads(plan.threads)
     if not device.is_gpu:
         use_threads(plan.threads)
@@ -62,7 +69,8 @@ def load_engine(model: Path, config: EngineConfig, progress: Progress | None = N
 
         compile_kernels(spec, plan, decoder)
         clock.lap("kernels")
-        plan = make_plan(spec, config, device, measure(spec, plan, decoder))
+        measured = measure(spec, plan, decoder)
+        plan = make_plan(spec, config, device, measured, num_draft_tokens=num_drafts)
         clock.lap("measuring")
     runner = Runner(spec, plan, decoder)
     clock.lap("caches")
@@ -70,7 +78,7 @@ def load_engine(model: Path, config: EngineConfig, progress: Progress | None = N
         runner.graphs.capture_all()
         clock.lap("graphs")
     executor = LocalExecutor(runner, threaded=plan.limits.overlap and not device.is_gpu)
-    core = EngineCore(executor, plan, config, _fingerprint(model, plan))
+    core = EngineCore(executor, plan, config, _fingerprint(model, plan), drafter)
     if device.is_gpu:
         core.late_kernels.watch()
     return Loaded(spec, expected, plan, core, clock.laps)

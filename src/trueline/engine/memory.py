@@ -8,18 +8,15 @@ from dataclasses import replace
 
 import torch
 
-from trueline.cache.kinds.index_keys import IndexKeys
-from trueline.cache.kinds.latent import Latent
+from trueline.cache.slots import StateSlots
 from trueline.engine.batch import Batch, build_batch
 from trueline.engine.caches import Caches
 from trueline.engine.inputs import Inputs
 from trueline.engine.messages import StepMessage, StepRow
 from trueline.engine.params import SamplingParams
-from trueline.engine.step import StateSlots
 from trueline.layers.decoder import Decoder
-from trueline.ops.mla_prefill import masked_context
 from trueline.ops.sampling import SamplingState, build_rows
-from trueline.plan.memory import Measured
+from trueline.plan.memory import GroupPlan, Measured, SlotPlan
 from trueline.plan.plan import Plan
 from trueline.spec.model import ModelSpec
 
@@ -42,13 +39,13 @@ def measure(spec: ModelSpec, plan: Plan, decoder: Decoder) -> Measured:
 
 @torch.inference_mode()
 def _peak(spec: ModelSpec, plan: Plan, decoder: Decoder, batch: Batch) -> int:
-    blocks = 2 + max(map(max, batch.blocks))
+    blocks = 2 + max(max(table) for row in batch.rows for table in row.tables)
     slots = replace(plan.slots, num_slots=len(batch.rows) + 1) if plan.slots else None
     groups = tuple(replace(group, num_blocks=blocks) for group in plan.groups)
     caches = Caches(replace(plan, groups=groups, slots=slots), len(spec.layers))
     for store in caches.paged.values():
         store.randomise(range(blocks))
-    inputs = Inputs(plan, decoder.ops, caches)
+    inputs = Inputs(plan, caches)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
@@ -67,15 +64,10 @@ def _rows(count: int) -> list[SamplingState]:
 
 
 def _contexts(plan: Plan) -> list[int]:
-    """How much may be cached before a step's tokens; with an indexer, prefill has another way of
-    attending over contexts that are not so long."""
-    latent, index = plan.kind(Latent), plan.kind(IndexKeys)
-    if latent is None or index is None:
-        return [LONG]
-    nope, value = latent.mixer.qk_nope_head_dim, latent.mixer.v_head_dim
+    """How much may be cached before a step's tokens."""
     count = plan.limits.max_num_batched_tokens
-    longest = masked_context(latent.layout, nope, value, index.topk, count)
-    return [LONG, min(max(longest - count, 0), LONG)]
+    others = {each for kind in plan.kinds for each in kind.costly_contexts(count)}
+    return [LONG, *(min(each, LONG) for each in sorted(others))]
 
 
 def _prefill(plan: Plan, most: int) -> Batch:
@@ -86,29 +78,51 @@ def _prefill(plan: Plan, most: int) -> Batch:
 
 
 def _decode(plan: Plan) -> Batch:
-    start = min(plan.max_model_len - 1, LONG)
-    return made_up_batch(plan, [(start, 1)] * plan.limits.max_num_seqs)
+    drafts = plan.limits.num_draft_tokens
+    start = min(plan.max_model_len - 1 - drafts, LONG)
+    return made_up_batch(plan, [(start, 1)] * plan.limits.max_num_seqs, num_drafts=drafts)
 
 
-def made_up_batch(plan: Plan, rows: Sequence[tuple[int, int]]) -> Batch:
-    """Rows that share the blocks of a made-up request."""
-    size = plan.block_size
-    # The same few blocks again and again: what is in them does not matter.
-    few = -(-plan.limits.max_num_batched_tokens // size)
-    made = [
-        StepRow(
-            id=0,
-            start=start,
-            token_ids=[0] * count,
-            tables=[[1 + i % few for i in range(-(-(start + count) // size))]],
-            is_decode=count == 1 and start > 0,
-            samples=False,
-            state=StateSlots(number, number if start else None) if plan.slots else None,
+def made_up_batch(
+    plan: Plan, rows: Sequence[tuple[int, int]], *, num_drafts: int = 0, spread: bool = False
+) -> Batch:
+    """Rows as (start, known tokens); decode rows have drafts as well. They share a few blocks, or
+    are spread over the whole cache."""
+    made = []
+    for number, (start, known) in enumerate(rows):
+        is_decode = known == 1 and start > 0
+        count = known + num_drafts * is_decode
+        made.append(
+            StepRow(
+                id=0,
+                start=start,
+                token_ids=[0] * count,
+                tables=[
+                    _table(plan, group, start + count, number if spread else None)
+                    for group in plan.groups
+                ],
+                is_decode=is_decode,
+                samples=is_decode,
+                num_drafts=count - known,
+                state=_slots(plan.slots, number, start, count - known, spread),
+            )
         )
-        for number, (start, count) in enumerate(rows, 1)
-    ]
-    latent, index = plan.kind(Latent), plan.kind(IndexKeys)
-    assert latent is not None, "the plan refuses other models"
-    topk = index.topk if index else None
-    step = StepMessage(rows=made)
-    return build_batch(step, latent.layout, one_form=plan.batch_invariant, topk=topk)
+    return build_batch(StepMessage(rows=made), [group.block_size for group in plan.groups])
+
+
+def _table(plan: Plan, group: GroupPlan, num_positions: int, row: int | None) -> list[int]:
+    each = -(-num_positions // group.block_size)
+    if row is None:
+        few = -(-plan.limits.max_num_batched_tokens // group.block_size)
+        return [1 + i % few for i in range(each)]
+    return [1 + (row * each + i) % (group.num_blocks - 1) for i in range(each)]
+
+
+def _slots(
+    plan: SlotPlan | None, row: int, start: int, num_drafts: int, spread: bool
+) -> StateSlots | None:
+    """Of its own; over the whole cache, as far as there are enough."""
+    if plan is None:
+        return None
+    slot = 1 + (row % (plan.num_slots - 1) if spread else row)
+    return StateSlots(slot, slot if start else None, (), (slot,) * num_drafts)

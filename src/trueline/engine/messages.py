@@ -8,8 +8,8 @@ from typing import Final
 
 import msgspec
 
+from trueline.cache.slots import StateSlots
 from trueline.engine.params import SamplingParams
-from trueline.engine.step import StateSlots
 
 UNKNOWN: Final = -1
 """Stands for a token that the step before samples; the runner puts it in."""
@@ -70,12 +70,15 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     id: int
     start: int
     token_ids: list[int]
-    """The last may be UNKNOWN."""
+    """The last may be UNKNOWN, where there are no drafts."""
     tables: list[list[int]]
     """Its block tables, by group."""
     is_decode: bool
     samples: bool
-    """Its last position's logits give the next token."""
+    """The logits of its last known token give the next one."""
+    num_drafts: int = 0
+    """Of its trailing tokens, those that are guesses, computed in the hope that they are right. A
+    decode row with k drafts samples after each of its 1 + k tokens."""
     num_scored: int = 0
     """Of its leading positions, those whose next prompt token's logprob was asked for."""
     state: StateSlots | None = None
@@ -92,10 +95,11 @@ class StepMessage(msgspec.Struct, frozen=True, kw_only=True):
 class StepResult(msgspec.Struct, kw_only=True):
     """By row of the step."""
 
-    sampled: dict[int, TokenScore] = {}
+    sampled: dict[int, list[TokenScore]] = {}
+    """The next tokens: with drafts, those up to the first that was not drafted right."""
     bad: list[int] = []
-    """Rows that should have sampled but have NaN or infinite logits, or no token that they may
-    take: never a random token."""
+    """Rows that should have sampled (another token) but have NaN or infinite logits, or no token
+    that they may take: never a random token."""
     prompt_scores: dict[int, list[TokenScore]] = {}
     """Of the tokens after each of the row's scored positions."""
 

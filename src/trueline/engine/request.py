@@ -37,6 +37,10 @@ class Request:
     block_hashes: list[bytes] = field(default_factory=list)
     """The chain of cache/prefix.py; the core extends it as token values become known."""
 
+    num_drafts: int = field(default=0, init=False)
+    """Guesses at its next tokens that may go along with its next row; set before each step by
+    whoever has them, and taken back by the scheduler."""
+
     state: RequestState = field(default=RequestState.NEW, init=False)
     id: int = field(default=-1, init=False)
     """Its place in the order of arrival. The executor knows it by this number: a `request_id` may
@@ -47,10 +51,12 @@ class Request:
     """Prompt and generated tokens together never exceed it."""
 
     num_tokens: int = field(init=False)
-    """Tokens known or promised: a token is promised by the dispatched step that samples it."""
+    """Tokens known or promised: a token is promised by the dispatched step that samples it. Drafts
+    do not count before they turn out right."""
     num_promised: int = field(default=0, init=False)
     num_computed: int = field(default=0, init=False)
-    """Tokens whose cache rows are written, or will be by steps already dispatched."""
+    """Tokens whose cache rows are written, or will be by steps already dispatched, drafts
+    included."""
     num_written: int = field(default=0, init=False)
     """Tokens whose cache rows are written by collected steps."""
     num_registered: int = field(default=0, init=False)
@@ -80,8 +86,8 @@ class Request:
 
     @property
     def gap(self) -> int:
-        """Tokens to compute before the next one can be sampled."""
-        return 0 if self.is_complete else self.num_tokens - self.num_computed
+        """Tokens to compute before the next one can be sampled; 0 while drafts are in flight."""
+        return 0 if self.is_complete else max(self.num_tokens - self.num_computed, 0)
 
 
 class WaitingQueue:

@@ -52,6 +52,7 @@ class StepHandle:
         sampled: SampledTokens | None,
         prompts: list[PromptScores],
     ) -> None:
+        """`states`: of each point's sequence."""
         self._points, self._states, self._prompts = points, states, prompts
         self._result: StepResult | None = None
         self._sampled = sampled
@@ -77,13 +78,24 @@ class StepHandle:
         else:
             wanted = [state.params.logprobs for state in self._states]
             scores = token_scores(tokens, self._sampled.scored, wanted)
+        rejected: set[int] = set()
         for i, (point, state) in enumerate(zip(self._points, self._states, strict=True)):
+            if point.row in rejected:
+                continue
             state.output_ids.append(tokens[i])
+            state.position += bool(point.drafts)  # beyond the one that was certain
             if bad[i]:
                 result.bad.append(point.row)
             else:
-                result.sampled[point.row] = scores[i]
+                result.sampled.setdefault(point.row, []).append(scores[i])
+            if bad[i] or not accepts(tokens[i], point):
+                rejected.add(point.row)
         return result
+
+
+def accepts(token: int, point: SamplingPoint) -> bool:
+    """Whether what the row computed after this point is what this token leads to."""
+    return token == point.draft
 
 
 def _fetched(scored: Scored) -> Scored:

@@ -15,14 +15,14 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from trueline.engine.batch import Batch, BatchRow, build_batch
+from trueline.engine.batch import Batch, SamplingPoint, ScoredTokens, build_batch
 from trueline.engine.caches import Caches
 from trueline.engine.graphs import Capture, DecodeGraphs, capture_for
 from trueline.engine.inputs import Inputs
 from trueline.engine.messages import Admission, StepMessage
 from trueline.engine.results import PromptScores, SampledTokens, StepHandle
-from trueline.layers.context import Build, Ops, Parameters, StepInput, Weights
-from trueline.layers.decoder import Decoder, Replay
+from trueline.layers.context import Build, Ops, Parameters, Replay, Weights
+from trueline.layers.decoder import Decoder
 from trueline.ops.sampling import SamplingState, build_rows
 from trueline.parallel.collective import Collective, RowParallel, Solo
 from trueline.plan.plan import Plan
@@ -62,10 +62,10 @@ class Runner:
         self.spec, self.plan, self.decoder = spec, plan, decoder
         self.sampling = plan.sampling
         self.caches = Caches(plan, len(spec.layers))
-        self.inputs = Inputs(plan, decoder.ops, self.caches)
+        self.inputs = Inputs(plan, self.caches)
         self.sampling_states: dict[int, SamplingState] = {}
-        device = plan.device.torch
-        self.drawn = torch.zeros(plan.limits.max_num_seqs, dtype=torch.long, device=device)
+        most = plan.limits.max_num_seqs * (1 + plan.limits.num_draft_tokens)
+        self.drawn = torch.zeros(most, dtype=torch.long, device=plan.device.torch)
         """The tokens of the last step, in the order of its samples."""
         self.last = Last()
         self.recorded: list[Replay] | None = None
@@ -96,15 +96,14 @@ class Runner:
             self.graphs.fixed.forget()
 
     def batch(self, step: StepMessage) -> Batch:
-        layout, topk = self.inputs.latent.layout, self.inputs.topk
-        return build_batch(step, layout, one_form=self.plan.batch_invariant, topk=topk)
+        return build_batch(step, self.inputs.block_sizes)
 
     @torch.inference_mode()
     def launch(self, step: StepMessage) -> StepHandle:
         for ended in step.ended:
             self.sampling_states.pop(ended, None)
         batch = self.batch(step)
-        states = [self.sampling_states[point.id] for point in batch.samples]
+        states = [self._sampling_state(point) for point in batch.samples]
         self._wait_for_outputs(states)
         sampled: SampledTokens | None = None
         logits: Tensor | None = None
@@ -122,12 +121,17 @@ class Runner:
         if sampled is None and logits is not None:
             sampled = self._sample(logits, states)
             self.drawn[: len(states)] = sampled.tokens
-        for state in states:
-            state.position += 1
-        prompts = [self._score_prompt(hidden, row, scored) for row, scored in batch.scored]
-        handle = StepHandle(batch.samples, states, sampled, prompts)
+        prompts = [self._score_prompt(hidden, scored) for scored in batch.scored]
+        sequences = [self.sampling_states[point.id] for point in batch.samples]
+        for point, sequence in zip(batch.samples, sequences, strict=True):
+            sequence.position += not point.drafts  # one token is certain
+        handle = StepHandle(batch.samples, sequences, sampled, prompts)
         self.last = Last(handle, {point.id: i for i, point in enumerate(batch.samples)})
         return handle
+
+    def _sampling_state(self, point: SamplingPoint) -> SamplingState:
+        state = self.sampling_states[point.id]
+        return state.after(point.drafts) if point.drafts else state
 
     def _wait_for_outputs(self, states: list[SamplingState]) -> None:
         """Some rows must know which tokens came before, not only how many."""
@@ -135,10 +139,11 @@ class Runner:
             self.last.handle.result()
 
     def _capturable(self, batch: Batch) -> bool:
-        """One token for every row, and nothing to see but what is drawn. Choices that are recorded
-        or forced do not pass through a graph."""
+        """Decode rows with as many tokens each, all of which sample. Choices that are recorded or
+        forced do not pass through a graph."""
         free = self.recorded is None and self.forced is None
-        return free and batch.num_decode_rows == len(batch.rows) == len(batch.samples)
+        captured = (1, 1 + self.plan.limits.num_draft_tokens)
+        return free and batch.tokens_per_row in captured and len(batch.samples) == len(batch.tokens)
 
     def _tokens(self, batch: Batch) -> Tensor:
         """With those that the step before has drawn."""
@@ -152,12 +157,11 @@ class Runner:
     def _forward(self, batch: Batch) -> Tensor:
         recorded = Replay() if self.recorded is not None else None
         forced = self.forced.pop(0) if self.forced else None
-        step: StepInput = self.inputs.build(
-            batch, self._tokens(batch), forced.positions if forced else ()
-        )
-        hidden = self.decoder.hidden(step, self.caches.views, recorded, forced)
+        if forced is not None:  # layers take out of its list
+            forced = Replay(forced.experts, list(forced.positions))
+        step = self.inputs.build(batch, self._tokens(batch), recorded, forced)
+        hidden = self.decoder.hidden(step, self.caches.views)
         if self.recorded is not None and recorded is not None:
-            recorded.positions = step.sparse.recorded if step.sparse else []
             self.recorded.append(recorded)
         return hidden
 
@@ -169,12 +173,12 @@ class Runner:
         asked = any(state.params.logprobs is not None for state in states)
         return SampledTokens(sampled.tokens, sampled.bad, sampled if asked else None)
 
-    def _score_prompt(self, hidden: Tensor, row: int, scored: BatchRow) -> PromptScores:
+    def _score_prompt(self, hidden: Tensor, scored: ScoredTokens) -> PromptScores:
         state = self.sampling_states[scored.id]
         asked = state.params.prompt_logprobs or 0
         top = sys.maxsize if asked == -1 else asked
         rows = hidden[scored.tokens]
-        found = PromptScores(row, top)
+        found = PromptScores(scored.row, top)
         for start in range(0, len(rows), SCORED_ROWS):
             logits = self.decoder.logits(rows[start : start + SCORED_ROWS])
             at = scored.start + start + 1

@@ -16,6 +16,11 @@ order, then to new ones. The queue is strict: what does not fit blocks those beh
 be scheduled before step n is collected. Steps execute in the order they were scheduled and must
 be collected in that order.
 
+**Drafts.** A decode row may carry guesses at the tokens after its own, which are computed with it.
+They take what is left of the budget and of the free blocks when everybody else has got theirs, so
+they hold up nobody. How many were right is known when the step is collected; the rest is rolled
+back, and until then the request is not scheduled ahead.
+
 **Blocks** are allocated chunk by chunk, in every group of state kinds (cache/groups.py). A newcomer
 is admitted when the free blocks would let it and all running requests compute their known tokens
 and a block more each (up to their limits): with less, somebody would soon be thrown out again. When
@@ -33,56 +38,16 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections import deque
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
 
 from trueline.cache.groups import BlockGroups, Prefix
 from trueline.cache.slots import SlotPool
+from trueline.engine.drafts import place_drafts
 from trueline.engine.request import Request, RequestState, WaitingQueue
+from trueline.engine.scheduler_config import Counters, SchedulerConfig, SchedulerError
 from trueline.engine.states import States
 from trueline.engine.step import Row, Step
-from trueline.errors import RequestRejected, UsageError
-
-
-class SchedulerError(RuntimeError):
-    """The scheduler was driven wrongly: a bug of the engine, never the user's fault."""
-
-
-@dataclass(frozen=True, slots=True)
-class SchedulerConfig:
-    max_num_batched_tokens: int
-    max_num_seqs: int
-    max_model_len: int
-    priority_aging_steps: int = 256
-    snapshot_spacing: int | None = None
-    """Tokens from one state snapshot of a prompt to the next, a multiple of the block size. None:
-    only where prompts and answers end."""
-
-    def __post_init__(self) -> None:
-        for name in ("max_num_seqs", "max_model_len", "priority_aging_steps"):
-            if getattr(self, name) < 1:
-                raise UsageError(f"{name}={getattr(self, name)}: it must be at least 1")
-        # else decodes could use up the budget and keep a prefill waiting for as long as they last
-        if self.max_num_batched_tokens < self.max_num_seqs:
-            raise UsageError(
-                f"max_num_batched_tokens={self.max_num_batched_tokens} is less than "
-                f"max_num_seqs={self.max_num_seqs}: a step has a token for every running request; "
-                "raise the first or lower the second"
-            )
-
-
-@dataclass(slots=True)
-class Counters:
-    """Since the start. Added = finished + aborted + waiting + running + preempted."""
-
-    num_steps: int = 0
-    num_added: int = 0
-    num_rejected: int = 0
-    num_finished: int = 0
-    num_aborted: int = 0
-    num_preemptions: int = 0
-    num_scheduled_tokens: int = 0
-    num_generated_tokens: int = 0
+from trueline.errors import RequestRejected
 
 
 class Scheduler:
@@ -92,7 +57,11 @@ class Scheduler:
         """`slots` for models whose mixers keep a state per sequence."""
         self.config = config
         self.blocks = blocks
-        self.states = States(blocks, slots, config.snapshot_spacing) if slots else None
+        self.states = (
+            States(blocks, slots, config.snapshot_spacing, config.num_draft_tokens)
+            if slots
+            else None
+        )
         self.counters = Counters()
         self._live: dict[str, Request] = {}
         self._waiting = WaitingQueue()
@@ -197,10 +166,14 @@ class Scheduler:
             self._admit(counts)
         if not counts:
             return None
-        rows = [self._dispatch(request, count) for request, count in counts.items()]
+        budget = self.config.max_num_batched_tokens - sum(counts.values())
+        drafts = place_drafts(counts, self.blocks, budget)
+        rows = [
+            self._dispatch(request, count, drafts[request]) for request, count in counts.items()
+        ]
         decode = [row for row in rows if row.is_decode]
         prefill = [row for row in rows if not row.is_decode]
-        num_tokens = sum(counts.values())
+        num_tokens = sum(row.count for row in rows)
         step = Step((*decode, *prefill), len(decode), num_tokens, tuple(self._preempted))
         self._preempted.clear()
         self._in_flight.append(step)
@@ -323,17 +296,26 @@ class Scheduler:
         request.state = RequestState.RUNNING
         insort(self._running, request, key=_order)
 
-    def _dispatch(self, request: Request, count: int) -> Row:
-        start = request.num_computed
-        samples = start + count == request.num_tokens
-        is_decode = samples and count == 1 and start > 0
-        state = self.states.row_state(request, start, start + count) if self.states else None
+    def _dispatch(self, request: Request, known: int, drafts: int) -> Row:
+        start, count = request.num_computed, known + drafts
+        samples = start + known == request.num_tokens
+        state = (
+            self.states.row_state(request, start, start + count, drafts) if self.states else None
+        )
         request.num_computed += count
         request.num_in_flight += 1
         if samples:
             request.num_tokens += 1
             request.num_promised += 1
-        return Row(request, start, count, is_decode, samples, state)
+        return Row(
+            request=request,
+            start=start,
+            count=count,
+            is_decode=samples and known == 1 and start > 0,
+            samples=samples,
+            num_drafts=drafts,
+            state=state,
+        )
 
     def _horizon(self, request: Request) -> int:
         """Positions it will write before long. The last token of all is never written."""
@@ -344,10 +326,16 @@ class Scheduler:
 
     # Its results come back
 
-    def collected(self, step: Step, finished: Iterable[str] = ()) -> tuple[str, ...]:
+    def collected(
+        self,
+        step: Step,
+        finished: Iterable[str] = (),
+        accepted: Mapping[int, int] | None = None,
+    ) -> tuple[str, ...]:
         """The results of the oldest step in flight are known, and the requests of `finished` end
-        with it (those that have ended already are passed over). Returns the ids that end because
-        they have all the tokens they may have. Extend `block_hashes` before the call."""
+        with it (those that have ended already are passed over). `accepted`: by row, how many of its
+        drafts were right; none where it is not named. Returns the ids that end because they have
+        all the tokens they may have. Extend `block_hashes` before the call."""
         if not self._in_flight or self._in_flight[0] is not step:
             raise SchedulerError("steps are collected once each, in the order of scheduling")
         names = set(finished)
@@ -356,9 +344,9 @@ class Scheduler:
             raise SchedulerError(f"finished, but not in the step: {sorted(strangers)}")
         self._in_flight.popleft()
         full = []
-        for row in step.rows:
+        for i, row in enumerate(step.rows):
             request = row.request
-            self._settle(row)
+            self._settle(row, (accepted or {}).get(i, 0))
             has_all = request.is_complete and not request.num_promised
             if request.state is not RequestState.ENDED and (request.request_id in names or has_all):
                 self._end(request)
@@ -369,9 +357,12 @@ class Scheduler:
                 self._waiting.push(request)
         return tuple(full)
 
-    def _settle(self, row: Row) -> None:
-        """The row is computed: its cache rows are written and its promise is kept."""
-        request = row.request
+    def _settle(self, row: Row, accepted: int) -> None:
+        """The row is computed: its cache rows are written and its promise is kept. What it computed
+        of drafts that were wrong counts for nothing."""
+        if not 0 <= accepted <= row.num_drafts:
+            raise SchedulerError(f"{accepted} of {row.num_drafts} drafts cannot be right")
+        request, rejected = row.request, row.num_drafts - accepted
         ended = request.state is RequestState.ENDED
         request.num_in_flight -= 1
         if row.samples:
@@ -379,12 +370,14 @@ class Scheduler:
             if ended:
                 request.num_tokens -= 1  # a token after the end is dropped
             else:
-                self.counters.num_generated_tokens += 1
+                request.num_tokens += accepted
+                self.counters.num_generated_tokens += 1 + accepted
         if request.tables:  # else it was preempted, and this row's blocks are gone
-            request.num_written = row.start + row.count
+            request.num_computed -= rejected
+            request.num_written = row.start + row.count - rejected
             self._register(request)
             if self.states:
-                self.states.settle(row)
+                self.states.settle(row, accepted)
             self.blocks.trim(request.tables, request.num_written)
         if ended and request.num_in_flight == 0:
             self._give_back(request)

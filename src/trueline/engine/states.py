@@ -11,6 +11,9 @@ every `spacing` tokens; the last boundary of a prompt that a repetition could us
 prompt, the last boundary reached, which takes the place of the one before: so a chat finds its own
 answer again, and a long answer does not fill the pool.
 
+**Drafts.** Where rows may carry k drafts, a request has k slots beside its own: a row leaves the
+state after each of its tokens in a slot, and the one after the last that was right becomes its own.
+
 **Who gets a slot.** Admissions before snapshots: a snapshot takes what is left, and is left out
 where nothing is. Snapshots nobody holds are free slots, the least recently used first to go. Where
 the snapshot to start from is the last free slot, the request goes on in it, and it is lost to
@@ -30,9 +33,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from trueline.cache.groups import BlockGroups
-from trueline.cache.slots import SlotPool
+from trueline.cache.slots import SlotPool, StateSlots
 from trueline.engine.request import Request
-from trueline.engine.step import Row, StateSlots
+from trueline.engine.step import Row
 from trueline.errors import UsageError
 
 
@@ -41,6 +44,8 @@ class Held:
     """The slots of one admission of a request."""
 
     slot: int
+    drafts: list[int] = field(default_factory=list)
+    """For the states before those that drafts lead to."""
     source: tuple[int, int] | None = None
     """(tokens, slot): the snapshot it starts from, until the step that reads it is collected."""
     snapshots: list[int] = field(default_factory=list)
@@ -49,13 +54,18 @@ class Held:
     """The snapshot that goes when the next is there."""
 
     def all(self) -> list[int]:
-        return [self.slot, *self.snapshots, *([self.source[1]] if self.source else [])]
+        return [
+            *(self.slot, *self.drafts, *self.snapshots),
+            *([self.source[1]] if self.source else []),
+        ]
 
 
 class States:
     """The verbs of the scheduler for requests that need a slot."""
 
-    def __init__(self, groups: BlockGroups, slots: SlotPool, spacing: int | None) -> None:
+    def __init__(
+        self, groups: BlockGroups, slots: SlotPool, spacing: int | None, num_drafts: int = 0
+    ) -> None:
         if spacing is not None and (spacing < 1 or spacing % groups.stride):
             raise UsageError(
                 f"snapshot_spacing={spacing}: it must be a multiple of "
@@ -65,6 +75,7 @@ class States:
         self.blocks = groups.main
         self.slots = slots
         self.spacing = spacing
+        self.num_drafts = num_drafts
         self._held: dict[Request, Held] = {}
         self.blocks.dependent = slots
 
@@ -74,7 +85,7 @@ class States:
 
     def has_room(self) -> bool:
         """One more request can be seated."""
-        return self.slots.num_free > 0
+        return self.slots.num_free > self.num_drafts
 
     def usable(self, request: Request, num_tokens: int) -> int:
         """Of a prefix that was found, the tokens up to the last snapshot."""
@@ -85,20 +96,22 @@ class States:
         return 0
 
     def seat(self, request: Request) -> None:
-        """A slot of its own, and a hold on the snapshot it starts from, if any."""
-        start = request.num_computed
+        """Slots of its own, and a hold on the snapshot it starts from, if any."""
+        start, needed = request.num_computed, 1 + self.num_drafts
         if start == 0:
-            self._held[request] = Held(self.slots.allocate(1)[0])
+            slot, *drafts = self.slots.allocate(needed)
+            self._held[request] = Held(slot, drafts)
             return
         value = self._hash(request, start)
         snapshot = self.slots.find(value)
         assert snapshot is not None, "a hit ends where a snapshot is"
         self.slots.share([snapshot])  # first, or allocating could evict it
-        if self.slots.num_free:
-            self._held[request] = Held(self.slots.allocate(1)[0], (start, snapshot))
+        if self.slots.num_free >= needed:
+            slot, *drafts = self.slots.allocate(needed)
+            self._held[request] = Held(slot, drafts, (start, snapshot))
         else:
             self.slots.evict(value)
-            self._held[request] = Held(snapshot)
+            self._held[request] = Held(snapshot, self.slots.allocate(needed - 1))
 
     def give_back(self, request: Request) -> None:
         if request in self._held:
@@ -106,11 +119,12 @@ class States:
 
     # A row goes out
 
-    def row_state(self, request: Request, start: int, end: int) -> StateSlots:
+    def row_state(self, request: Request, start: int, end: int, num_drafts: int = 0) -> StateSlots:
         held = self._held[request]
         snapshots = self._take_snapshots(request, start, end)
         held.snapshots += [slot for _, slot in snapshots]
-        return StateSlots(held.slot, self._source(held, start), snapshots)
+        drafts = tuple(held.drafts[:num_drafts])
+        return StateSlots(held.slot, self._source(held, start), snapshots, drafts)
 
     def _source(self, held: Held, start: int) -> int | None:
         if start == 0:
@@ -152,14 +166,17 @@ class States:
 
     # Its step is collected, and its blocks are registered
 
-    def settle(self, row: Row) -> None:
+    def settle(self, row: Row, accepted: int = 0) -> None:
         assert row.state is not None
         held = self._held[row.request]
+        if accepted < row.num_drafts:  # the state after the last right token is its own now
+            held.slot, held.drafts[accepted] = held.drafts[accepted], held.slot
         if held.source:  # read by the first row of an admission, which is this one
             self.slots.release([held.source[1]])
             held.source = None
         for position, slot in row.state.snapshots:
-            self._register(row.request, held, position, slot)
+            if position <= row.request.num_written:  # else it is of a draft that was wrong
+                self._register(row.request, held, position, slot)
             held.snapshots.remove(slot)
             self.slots.release([slot])
 

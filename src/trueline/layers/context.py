@@ -4,24 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Protocol, cast
+from typing import Any, Protocol, TypeVar, cast
 
 import torch
 from torch import Tensor
 
-from trueline.cache.kinds import LayerViews
-from trueline.cache.kinds.index_keys import IndexKeys
+from trueline.cache.kinds import LayerViews, StateKind
 from trueline.ops.capabilities import Capabilities, Opaque
 from trueline.ops.experts import InvariantExperts, SharedExperts
 from trueline.ops.latent_write import Parts
-from trueline.ops.mla_decode import DecodeRows, DecodeTable
-from trueline.ops.mla_prefill import MaskedPrefill, PrefillRow
+from trueline.ops.mla_prefill import MaskedPrefill
 from trueline.ops.mlp import InvariantMLP
 from trueline.ops.registry import implementation
 from trueline.parallel.collective import Collective, RowParallel
 from trueline.plan.plan import Plan
 from trueline.weights.formats.dense import DENSE
 from trueline.weights.value import Weight
+
+Input = TypeVar("Input")
 
 ANYWHERE = Capabilities(devices=("cpu", "cuda"), batch_invariant=True, capture=True)
 """Of a layer that is made of ops: they may refuse, it does not."""
@@ -41,8 +41,8 @@ class Ops:
         self.mla_decode = implementation("mla_decode", name["mla_decode"])
         self.mla_prefill = implementation("mla_prefill", name["mla_prefill"])
         self.route = implementation("route", name["route"])
-        self.recurrent = RecurrentOps(name) if plan.slots else None
-        self.sparse = SparseOps(name) if plan.kind(IndexKeys) else None
+        self.recurrent = RecurrentOps(name) if "lightning" in name else None
+        self.sparse = SparseOps(name) if "sparse_mla" in name else None
         masked = "run_chosen" in self.mla_prefill.capabilities.optional
         self.masked_prefill = cast("MaskedPrefill[Opaque]", self.mla_prefill) if masked else None
 
@@ -129,16 +129,6 @@ class Weights:
         return list(self._values)
 
 
-@dataclass(frozen=True, slots=True)
-class PrefillSlice:
-    """Where a prefill row's tokens stand among the step's tokens."""
-
-    tokens: slice
-    row: PrefillRow
-    chosen: int = 0
-    """The first one's row among those that choose what they see, if they do."""
-
-
 Rope = tuple[Tensor, Tensor] | None
 """cos and sin of the step's positions; None for a layer that does not rotate."""
 
@@ -156,64 +146,26 @@ class FeedForward(Protocol):
     def forward(self, x: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor | None]: ...
 
 
-@dataclass(frozen=True, slots=True)
-class StateStep:
-    """The same tokens for mixers with a state per sequence: decode rows first, one token each."""
-
-    num_decode: int
-    decode: Opaque | None  # what lightning made of the decode rows, if there are any
-    prefill: Opaque | None  # and of the prefill rows
-
-
-@dataclass(frozen=True, slots=True)
-class Selected:
-    """Rows that attend over lists of what they chose."""
-
-    at: slice | Tensor  # where they stand among the step's tokens
-    rows: slice | Tensor  # and among the rows that choose
-    count: int
-    prepared: Opaque  # what sparse_mla made of them
-
-
 @dataclass(slots=True)
-class SparseStep:
-    """The tokens that see more positions than the indexer lets through."""
+class Replay:
+    """What a step chose, recorded or to be taken instead of choosing."""
 
-    at: slice | Tensor  # where they stand among the step's tokens
-    lengths: Tensor  # [rows]
-    scores: tuple[tuple[slice, Opaque], ...]
-    """What index_scores made of them, some rows at a time."""
-    selected: Selected | None
-    masked: Opaque | None
-    """What mla_prefill made of all others, which attend over everything and hide what they did not
-    choose."""
-    forced: list[Tensor]
-    """Choices to take instead, layer by layer."""
-    recorded: list[Tensor] = field(default_factory=list)
-    chosen: Tensor | None = None
-    """Positions [rows, topk] that the last layer with an indexer of its own chose."""
-
-    @property
-    def count(self) -> int:
-        return len(self.lengths)
+    experts: dict[int, Tensor] = field(default_factory=dict)
+    """Layer -> expert ids [n, top_k]."""
+    positions: list[Tensor] = field(default_factory=list)
+    """Of each layer with an indexer of its own, [rows, topk] of the rows that chose."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepInput:
-    """One step's tokens: decode rows first, one token each, then prefill rows. Each part carries
-    all it needs; nobody computes an offset."""
+    """One step's tokens: those of decode rows first, then those of prefill rows. What a layer must
+    know of them beside their positions, it has from the kinds that it keeps: `step[Latent]`."""
 
     tokens: Tensor  # [n]
     positions: Tensor  # [n]
-    cells: Tensor  # [n] where each token's cache row goes
-    decode: DecodeRows | DecodeTable
-    decode_at: slice | Tensor
-    """Where the rows of `decode` stand among the tokens."""
-    prefill: Opaque | None  # what mla_prefill made of the prefill rows, if there are any
-    prepared: Opaque | None  # what mla_decode made of `decode`
-    states: StateStep | None
-    sparse: SparseStep | None
+    kinds: Mapping[str, object]
+    recorded: Replay | None = None
+    forced: Replay | None = None
 
-    @property
-    def num_decode(self) -> int:
-        return len(self.decode.lengths)
+    def __getitem__(self, kind: type[StateKind[Any, Input]]) -> Input:
+        return cast("Input", self.kinds[kind.name])

@@ -4,7 +4,6 @@ norm, head."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -19,16 +18,6 @@ from trueline.spec.mixer import MixerSpec
 from trueline.spec.model import LayerSpec, ModelSpec
 from trueline.spec.rope import RopeSpec
 from trueline.weights.value import Weight
-
-
-@dataclass(slots=True)
-class Replay:
-    """What a step chose, recorded or to be taken instead of choosing."""
-
-    experts: dict[int, Tensor] = field(default_factory=dict)
-    """Layer -> expert ids [n, top_k]."""
-    positions: list[Tensor] = field(default_factory=list)
-    """Of each layer with an indexer of its own, [rows, topk] of the rows that chose."""
 
 
 def make(spec: MixerSpec | FeedForwardSpec, build: Build, weights: Weights, name: str) -> Any:
@@ -87,13 +76,7 @@ class Decoder:
         if weights.left():
             raise AssertionError(f"parameters that no layer took: {weights.left()[:4]}")
 
-    def hidden(
-        self,
-        step: StepInput,
-        views: Sequence[LayerViews],
-        recorded: Replay | None = None,
-        forced: Replay | None = None,
-    ) -> Tensor:
+    def hidden(self, step: StepInput, views: Sequence[LayerViews]) -> Tensor:
         """[n, hidden], before the final norm."""
         ropes = self.ropes.at(step.positions)
         h = self._embed(step.tokens)
@@ -105,10 +88,10 @@ class Decoder:
             else:
                 h, x = norm(h, y, layer.mixer_norm, eps)
             h, x = norm(h, layer.mixer.forward(x, step, view, rope), layer.forward_norm, eps)
-            choice = forced.experts.get(layer.index) if forced else None
+            choice = step.forced.experts.get(layer.index) if step.forced else None
             y, ids = layer.feed_forward.forward(x, choice)
-            if recorded is not None and ids is not None:
-                recorded.experts[layer.index] = ids
+            if step.recorded is not None and ids is not None:
+                step.recorded.experts[layer.index] = ids
         assert y is not None, "a model has layers"
         return h + y
 

@@ -7,7 +7,8 @@ import torch
 from torch import Tensor
 
 from trueline.cache.index import IndexView
-from trueline.layers.context import Build, Rope, SparseStep, Weights
+from trueline.cache.kinds.index_keys import IndexInput
+from trueline.layers.context import Build, Rope, Weights
 from trueline.layers.linear import WeightGemm
 from trueline.ops.rope import inv_freq
 from trueline.spec.mixer import MLASpec
@@ -44,7 +45,7 @@ class Indexer:
         )
 
     def choose(
-        self, x: Tensor, q_latent: Tensor, rope: Rope, step: SparseStep, view: IndexView
+        self, x: Tensor, q_latent: Tensor, rope: Rope, step: IndexInput, view: IndexView
     ) -> Tensor:
         """Logical positions [rows, topk] for the rows that see more than topk."""
         assert rope is not None

@@ -11,6 +11,7 @@ from trueline.cache.kinds.lightning import LightningState
 from trueline.cache.state import StateView
 from trueline.layers.context import ANYWHERE, Build, Rope, StepInput, Weights
 from trueline.layers.linear import WeightGemm
+from trueline.ops.capabilities import Opaque
 from trueline.spec.mixer import LightningSpec
 from trueline.weights.value import Weight
 
@@ -58,17 +59,18 @@ class Lightning:
         return self.row_parallel.run(out, self.o)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, step: StepInput, view: StateView) -> Tensor:
-        states = step.states
-        assert states is not None
+        given = step[LightningState]
         attend, slopes, scale = self.recurrent.lightning, self.slopes, self.spec.scale
-        d = states.num_decode
-        decoded = torch.empty_like(v[:0])
-        if states.decode is not None:
-            decoded = attend.decode(
-                q[:d], k[:d], v[:d], view, states.decode, slopes=slopes, scale=scale
-            )
-        if states.prefill is None:
-            return decoded
-        out = attend.prefill(q, k, v, view, states.prefill, slopes=slopes, scale=scale)
-        out[:d] = decoded
+
+        def decoded(at: slice | Tensor, prepared: Opaque) -> Tensor:
+            return attend.decode(q[at], k[at], v[at], view, prepared, slopes=slopes, scale=scale)
+
+        if given.prefill is not None:
+            out = attend.prefill(q, k, v, view, given.prefill, slopes=slopes, scale=scale)
+        elif len(given.decode) == 1:
+            return decoded(*given.decode[0])
+        else:
+            out = torch.empty_like(v)
+        for at, prepared in given.decode:
+            out[at] = decoded(at, prepared)
         return out

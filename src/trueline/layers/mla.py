@@ -11,11 +11,12 @@ from torch import Tensor
 from trueline.cache.index import IndexView
 from trueline.cache.kinds import LayerViews
 from trueline.cache.kinds.index_keys import IndexKeys
-from trueline.cache.kinds.latent import Latent
+from trueline.cache.kinds.latent import DecodeInput, Latent, LatentInput, SelectedInput
 from trueline.cache.store import LatentView
-from trueline.layers.context import ANYWHERE, Build, Rope, SparseStep, StepInput, Weights
+from trueline.layers.context import ANYWHERE, Build, Rope, StepInput, Weights
 from trueline.layers.indexer import Indexer
 from trueline.layers.linear import WeightGemm
+from trueline.ops.capabilities import Opaque
 from trueline.ops.mla_prefill import HeadWeights
 from trueline.spec.mixer import MLASpec
 from trueline.weights.value import Weight
@@ -69,7 +70,7 @@ class MLA:
             made.key,
             made.q[..., spec.qk_nope_head_dim :],
             latent,
-            step.cells,
+            step[Latent].cells,
             norm=self.kv_norm,
             eps=spec.latent_norm_eps,
             cos=rope[0],
@@ -77,31 +78,41 @@ class MLA:
             pairing=spec.rope.pairing,
             parts=self.ops.parts,
         )
+        index = step[IndexKeys] if spec.indexer is not None else None
         if self.indexer is not None:
             self._select(self.indexer, x, made, step, views[IndexKeys], rope)
-        out = self._attend(q_nope, wide, step, latent)
+        chosen = index.chosen if index is not None else None
+        out = self._attend(q_nope, wide, step[Latent], latent, chosen)
         return self.row_parallel.run(out.flatten(1), self.o)
 
-    def _attend(self, q_nope: Tensor, wide: Tensor, step: StepInput, latent: LatentView) -> Tensor:
-        """[n, heads, value]. Rows of one kind are not put together again."""
-        n, sparse = len(q_nope), step.sparse
-        if step.num_decode == n:
-            return self._decode(self._absorbed(q_nope, wide), step, latent)
-        selected = sparse.selected if sparse else None
+    def _attend(
+        self,
+        q_nope: Tensor,
+        wide: Tensor,
+        given: LatentInput,
+        view: LatentView,
+        chosen: Tensor | None,
+    ) -> Tensor:
+        """[n, heads, value]. Rows of one kind are not put together again. `chosen`: the positions
+        that rows which choose attend to."""
+        n, decode, selected = len(q_nope), given.decode, given.selected
+        if decode is not None and decode.count == n:
+            return self._decode(self._absorbed(q_nope, wide), decode, view)
         if selected is not None and selected.count == n:
-            return self._attend_selected(self._absorbed(q_nope, wide), step, latent)
+            return self._attend_selected(self._absorbed(q_nope, wide), selected, view, chosen)
         out = q_nope.new_empty(n, self.spec.heads.count, self.spec.v_head_dim)
-        if step.num_decode:
-            at = step.decode_at
-            out[at] = self._decode(self._absorbed(q_nope[at], wide[at]), step, latent)
+        if decode is not None:
+            at = decode.at
+            out[at] = self._decode(self._absorbed(q_nope[at], wide[at]), decode, view)
         if selected is not None:
             at = selected.at
-            out[at] = self._attend_selected(self._absorbed(q_nope[at], wide[at]), step, latent)
+            q = self._absorbed(q_nope[at], wide[at])
+            out[at] = self._attend_selected(q, selected, view, chosen)
         q_rope = wide[..., self.spec.kv_lora_rank :]
-        if sparse is not None and sparse.masked is not None:
-            self._attend_masked(q_nope, q_rope, sparse, latent, out)
-        if step.prefill is not None:
-            self._prefill(q_nope, q_rope, step, latent, out)
+        if given.masked is not None:
+            self._attend_masked(q_nope, q_rope, given.masked, view, out, chosen)
+        if given.prefill is not None:
+            self._prefill(q_nope, q_rope, given.prefill, view, out)
         return out
 
     def _project(self, x: Tensor) -> Projected:
@@ -125,23 +136,25 @@ class MLA:
     ) -> None:
         """Keys are written for every token; only rows that see too much choose. A layer without
         an indexer of its own leaves the choice of the layer before."""
-        indexer.write(made.index_key, rope, view, step.cells)
-        if step.sparse is not None:
-            chosen = step.sparse.forced.pop(0) if step.sparse.forced else None
-            if chosen is None:
-                chosen = indexer.choose(x, made.q_latent, rope, step.sparse, view)
-            step.sparse.chosen = chosen
-            step.sparse.recorded.append(chosen)
+        index = step[IndexKeys]
+        indexer.write(made.index_key, rope, view, index.cells)
+        if not index.count:
+            return
+        if step.forced is not None and step.forced.positions:
+            index.chosen = step.forced.positions.pop(0)
+        else:
+            index.chosen = indexer.choose(x, made.q_latent, rope, index, view)
+        if step.recorded is not None:
+            step.recorded.positions.append(index.chosen)
 
     def _prefill(
-        self, q_nope: Tensor, q_rope: Tensor, step: StepInput, view: LatentView, out: Tensor
+        self, q_nope: Tensor, q_rope: Tensor, prepared: Opaque, view: LatentView, out: Tensor
     ) -> None:
-        assert step.prefill is not None
         self.ops.mla_prefill.run(
             q_nope,
             q_rope,
             view,
-            step.prefill,
+            prepared,
             self.heads,
             out,
             softmax_scale=self.spec.softmax_scale,
@@ -152,43 +165,45 @@ class MLA:
         self.ops.batched_gemm.run(q_nope, self.absorb, wide[..., : self.spec.kv_lora_rank])
         return wide
 
-    def _decode(self, q: Tensor, step: StepInput, view: LatentView) -> Tensor:
-        assert step.prepared is not None
+    def _decode(self, q: Tensor, rows: DecodeInput, view: LatentView) -> Tensor:
         out, _ = self.ops.mla_decode.run(
-            q, view, step.prepared, softmax_scale=self.spec.softmax_scale
+            q, view, rows.prepared, softmax_scale=self.spec.softmax_scale
         )
         return self.ops.batched_gemm.run(out, self.expand)
 
-    def _attend_selected(self, q: Tensor, step: StepInput, view: LatentView) -> Tensor:
-        sparse, ops = step.sparse, self.ops.sparse
-        assert sparse is not None
-        assert ops is not None
-        assert sparse.selected is not None
-        assert sparse.chosen is not None, "a layer before has chosen"
-        out, _ = ops.sparse_mla.run(
+    def _attend_selected(
+        self, q: Tensor, rows: SelectedInput, view: LatentView, chosen: Tensor | None
+    ) -> Tensor:
+        assert self.ops.sparse is not None
+        assert chosen is not None, "a layer before has chosen"
+        out, _ = self.ops.sparse.sparse_mla.run(
             q,
             view,
-            sparse.selected.prepared,
-            sparse.chosen[sparse.selected.rows],
+            rows.prepared,
+            chosen[rows.rows],
             softmax_scale=self.spec.softmax_scale,
         )
         return self.ops.batched_gemm.run(out, self.expand)
 
     def _attend_masked(
-        self, q_nope: Tensor, q_rope: Tensor, sparse: SparseStep, view: LatentView, out: Tensor
+        self,
+        q_nope: Tensor,
+        q_rope: Tensor,
+        prepared: Opaque,
+        view: LatentView,
+        out: Tensor,
+        chosen: Tensor | None,
     ) -> None:
-        assert sparse.chosen is not None, "a layer before has chosen"
-        op = self.ops.masked_prefill
-        assert op is not None
-        assert sparse.masked is not None
-        op.run_chosen(
+        assert chosen is not None, "a layer before has chosen"
+        assert self.ops.masked_prefill is not None
+        self.ops.masked_prefill.run_chosen(
             q_nope,
             q_rope,
             view,
-            sparse.masked,
+            prepared,
             self.heads,
             out,
-            sparse.chosen,
+            chosen,
             softmax_scale=self.spec.softmax_scale,
         )
 

@@ -109,19 +109,6 @@ REGISTRY = Registry(
 )
 
 
-Need = Literal["states", "indexer"]
-NEEDS: dict[str, Need] = {
-    "lightning": "states",
-    "index_write": "indexer",
-    "qkv_prepare": "states",
-    "gated_norm": "states",
-    "index_scores": "indexer",
-    "topk": "indexer",
-    "sparse_mla": "indexer",
-}
-"""Ops that only some models use, and what these have."""
-
-
 def capabilities(op: str, name: str) -> Capabilities:
     """Ours are known without importing what may need a GPU's libraries."""
     if REGISTRY.package(op, name):

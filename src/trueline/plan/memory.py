@@ -36,9 +36,11 @@ class Limits:
     max_num_batched_tokens: int
     memory_share: float
     overlap: bool
+    num_draft_tokens: int = 0
+    """That a row of one token may have beside it."""
 
     @staticmethod
-    def of(config: EngineConfig, device: Device) -> Limits:
+    def of(config: EngineConfig, device: Device, num_draft_tokens: int = 0) -> Limits:
         seqs, tokens, share = (256, 8192, 0.9) if device.is_gpu else (64, 2048, 0.5)
         seqs = seqs if config.max_num_seqs is None else config.max_num_seqs
         if config.max_num_batched_tokens is None:
@@ -48,7 +50,7 @@ class Limits:
         if config.gpu_memory_utilization is not None:
             share = config.gpu_memory_utilization
         overlap = device.is_gpu if config.overlap is None else config.overlap
-        return Limits(seqs, tokens, share, overlap)
+        return Limits(seqs, tokens, share, overlap, num_draft_tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,13 +96,15 @@ def cache_budget(
 def slot_plan(
     slot_bytes: int, config: EngineConfig, block_size: int, budget: int, limits: Limits
 ) -> SlotPlan:
-    """A slot for every sequence and some for snapshots, in at most half of the cache's memory."""
+    """A slot for every sequence and each of its drafts, and some for snapshots, in at most half of
+    the cache's memory."""
     if config.num_state_slots is not None:
         count = config.num_state_slots
     else:
         snapshots = SNAPSHOTS_PER_SEAT if config.enable_prefix_caching else 0
-        count = min(limits.max_num_seqs * (1 + snapshots), budget // 2 // slot_bytes - 1)
-    if count < 1:
+        each = 1 + limits.num_draft_tokens + snapshots
+        count = min(limits.max_num_seqs * each, budget // 2 // slot_bytes - 1)
+    if count < 1 + limits.num_draft_tokens:
         raise UsageError(
             f"the states have {budget // 2:,} bytes, one takes {slot_bytes:,} and a spare one is "
             "needed: raise kv_cache_memory_bytes or gpu_memory_utilization, or set num_state_slots"
@@ -126,7 +130,7 @@ def max_model_len(spec: ModelSpec, config: EngineConfig) -> int:
 class GroupPlan:
     """Paged kinds that share a block table, and how many blocks they have."""
 
-    kinds: tuple[PagedKind[Any], ...]
+    kinds: tuple[PagedKind[Any, Any], ...]
     num_blocks: int
 
     @property
@@ -143,7 +147,7 @@ class GroupPlan:
 
 
 def plan_groups(
-    kinds: Sequence[PagedKind[Any]],
+    kinds: Sequence[PagedKind[Any, Any]],
     config: EngineConfig,
     limits: Limits,
     budget: int,
@@ -151,7 +155,7 @@ def plan_groups(
 ) -> tuple[GroupPlan, ...]:
     """As many tokens in every group as all sequences have at full length, or as memory allows;
     where a window bounds what a sequence holds, enough for all. One more as null block."""
-    together: dict[tuple[int, int | None], list[PagedKind[Any]]] = {}
+    together: dict[tuple[int, int | None], list[PagedKind[Any, Any]]] = {}
     for kind in kinds:
         together.setdefault((kind.block_size, kind.window), []).append(kind)
     groups = [GroupPlan(kinds=tuple(members), num_blocks=0) for members in together.values()]

@@ -9,16 +9,21 @@ from typing import Any, TypeVar
 
 import torch
 
-from trueline.cache.kinds import KindContext, PagedKind, SlottedKind, StateKind, find_kinds
-from trueline.cache.kinds.index_keys import IndexKeys
-from trueline.cache.kinds.latent import Latent
+from trueline.cache.kinds import (
+    KindContext,
+    PagedKind,
+    SlottedKind,
+    StateKind,
+    find_kinds,
+    ops_of_kinds,
+)
 from trueline.config import EngineConfig
 from trueline.device import Device, onednn_features
 from trueline.errors import UsageError
 from trueline.models.parameters import parameters
-from trueline.ops.capabilities import Context, HeadDims
+from trueline.ops.capabilities import Context
 from trueline.ops.mla_decode import Tiling
-from trueline.ops.registry import NEEDS, OPS, REGISTRY, Need, capabilities, implementation, runnable
+from trueline.ops.registry import OPS, REGISTRY, capabilities, implementation, runnable
 from trueline.ops.sampling import Sampling
 from trueline.plan.memory import (
     AUTO_BLOCK_SIZE,
@@ -42,7 +47,7 @@ FREE_TILING = Tiling(1024, full=False)
 SMALL_MODEL = 64_000_000
 
 
-K = TypeVar("K", bound=StateKind[Any])
+K = TypeVar("K", bound=StateKind[Any, Any])
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,7 +63,7 @@ class Plan:
     weight_dtype: torch.dtype
     compute_dtype: torch.dtype
     dtype_reason: str
-    kinds: tuple[StateKind[Any], ...]
+    kinds: tuple[StateKind[Any, Any], ...]
     """What the layers keep between steps."""
     groups: tuple[GroupPlan, ...]
     """Of paged kinds with the same block length and lifetime, each with blocks of its own."""
@@ -85,7 +90,7 @@ class Plan:
         return self.groups[0].num_blocks
 
     @property
-    def slotted(self) -> list[SlottedKind[Any]]:
+    def slotted(self) -> list[SlottedKind[Any, Any]]:
         return [kind for kind in self.kinds if isinstance(kind, SlottedKind)]
 
     def kind(self, cls: type[K]) -> K | None:
@@ -157,15 +162,20 @@ class Plan:
 
 
 def make_plan(
-    spec: ModelSpec, config: EngineConfig, device: Device, measured: Measured | None = None
+    spec: ModelSpec,
+    config: EngineConfig,
+    device: Device,
+    measured: Measured | None = None,
+    *,
+    num_draft_tokens: int = 0,
 ) -> Plan:
     """Before anything is loaded from what is free; on a GPU again afterwards, from what was
-    measured: only sizes differ then."""
+    measured: only sizes differ then. `num_draft_tokens`: that decode rows may have."""
     if spec.not_runnable:
         raise UsageError(f"{spec.family}: {spec.not_runnable}")
     for op, name in config.ops.items():
         REGISTRY.check_name(op, name)
-    limits = Limits.of(config, device)
+    limits = Limits.of(config, device, num_draft_tokens)
     storage = DTYPES[spec.dtype if config.dtype == "auto" else config.dtype]
     compute, reason = choose_compute_dtype(storage, device)
     size = AUTO_BLOCK_SIZE[device.kind] if config.block_size == "auto" else config.block_size
@@ -185,19 +195,16 @@ def make_plan(
         raise UsageError(
             f"{spec.family}: accepted so far: models with latent attention in one layer or more"
         )
-    keys = next((kind.layout for kind in kinds if isinstance(kind, IndexKeys)), None)
-    has: dict[Need, Any] = {"states": slotted, "indexer": keys}
-    used = [op for op in OPS if op not in NEEDS or has[NEEDS[op]]]
-    latent = next((kind for kind in kinds if isinstance(kind, Latent)), None)
+    unused = ops_of_kinds() - {op for kind in kinds for op in kind.ops}
+    used = [op for op in OPS if op not in unused]
     context = Context(
         dtype=compute,
         device=device.kind,
         compute_capability=device.compute_capability,
         batch_invariant=config.batch_invariant,
-        heads=HeadDims.of(latent.mixer) if latent else None,
-        latent=latent.layout if latent else None,
-        index=keys,
     )
+    for kind in kinds:
+        context = kind.tell(context)
     quantised = quantised_format(spec)
     formats = (quantised.label,) if quantised else ()
     selections, by_format = choose_ops(used, config, context, formats)

@@ -19,6 +19,7 @@ from trueline.spec.fields import Fields, read_json
 from trueline.spec.mixer import CompressedSpec, LightningSpec, MLASpec
 from trueline.spec.model import LayerSpec, ModelSpec
 from trueline.verify.cases import Subject
+from trueline.verify.drafts import DRAFT_CHECKS
 from trueline.verify.failed import CheckFailed
 from trueline.verify.graphs import GPU_CHECKS
 from trueline.verify.indexer import index_is_a_sum, indexer_facts
@@ -262,4 +263,5 @@ CHECKS: Mapping[str, Callable[[Subject], None]] = {
     "ranks = whole": ranks_hold_their_heads,
     **ENGINE_CHECKS,
     **GPU_CHECKS,
+    **DRAFT_CHECKS,
 }

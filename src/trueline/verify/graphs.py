@@ -3,13 +3,14 @@ being replayed, over the same fixed buffers and with the same padding, its kerne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 from trueline.config import EngineConfig
 from trueline.device import find_device
 from trueline.engine.core import EngineCore
+from trueline.engine.drafts import Drafter
 from trueline.engine.executor import LocalExecutor, local_runner
 from trueline.engine.graphs import DecodeGraphs, GraphOutputs
 from trueline.engine.loading import load_engine
@@ -104,18 +105,20 @@ def captured(subject: Subject, config: EngineConfig) -> tuple[EngineRun, EngineR
     return done, again, turns
 
 
-def emulated(subject: Subject, config: EngineConfig) -> EngineCore:
+def emulated(subject: Subject, config: EngineConfig, drafter: Drafter | None = None) -> EngineCore:
     """On a CPU: Triton's kernels for what reads the fixed buffers, and steps that are run again."""
+    drafts = drafter.num_tokens if drafter else 0
     ours = {op: "triton" for op, names in OPS.items() if "triton" in names and op in OVER_TABLES}
     spec = read_model(subject.model, config.facts)
     needed = {op for op in ours if op in make_plan(spec, config, find_device("cpu")).selections}
     config = replace(config, ops={op: ours[op] for op in needed})
-    plan = make_plan(spec, config, find_device("cpu"))
+    plan = make_plan(spec, config, find_device("cpu"), num_draft_tokens=drafts)
     values = StoredWeights(subject.model, spec, dtype=plan.weight_dtype)
     runner = Runner(spec, plan, build_decoder(spec, plan, values), capture=again)
     assert runner.graphs is not None
     runner.graphs.capture_all()
-    return EngineCore(LocalExecutor(runner, threaded=plan.limits.overlap), plan, config)
+    executor = LocalExecutor(runner, threaded=plan.limits.overlap)
+    return EngineCore(executor, plan, config, drafter=drafter)
 
 
 def again(step: Callable[[], Any]) -> Callable[[], Any]:
@@ -128,8 +131,9 @@ def _watched(graphs: DecodeGraphs, sizes: set[tuple[int, int]]) -> Callable[...,
 
     def watched(*given: Any) -> GraphOutputs:
         made = plain(*given)
-        sizes.add((made.kind.size, len(made.tokens)))
-        padded = graphs.whole(made.kind)[len(made.tokens) :]
+        rows = len(made.tokens) // made.key.tokens_per_row
+        sizes.add((made.key.size, rows))
+        padded = graphs.whole(made.key)[len(made.tokens) :]
         if not bool(padded.isfinite().all()):
             raise CheckFailed("graph = eager: padded rows have read what nobody owns")
         return made
@@ -137,7 +141,7 @@ def _watched(graphs: DecodeGraphs, sizes: set[tuple[int, int]]) -> Callable[...,
     return watched
 
 
-GPU_CHECKS: Mapping[str, Callable[[Subject], None]] = {
+GPU_CHECKS: dict[str, Callable[[Subject], None]] = {
     "any heads": any_heads,
     "graph = eager": graph_is_eager,
     "masked prefill": masked_prefill,

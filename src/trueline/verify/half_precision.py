@@ -8,7 +8,7 @@ from typing import Literal
 
 from trueline.engine.executor import local_runner
 from trueline.engine.loading import load_engine
-from trueline.layers.decoder import Replay
+from trueline.layers.context import Replay
 from trueline.verify.cases import Subject
 from trueline.verify.engine import Ask, EngineRun, oracle, serve
 from trueline.verify.failed import CheckFailed

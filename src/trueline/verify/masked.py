@@ -3,17 +3,18 @@ engine. Where there is no GPU, its kernels are interpreted."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
+from torch import Tensor
+
+from trueline.cache.kinds.latent import Latent, LatentInput, LatentInputs, LatentRows
 from trueline.config import EngineConfig
 from trueline.device import find_device
-from trueline.engine.batch import Batch
 from trueline.engine.core import EngineCore
 from trueline.engine.executor import LocalExecutor, local_runner
 from trueline.engine.loading import load_engine
 from trueline.engine.runner import Runner, build_decoder
-from trueline.layers.context import PrefillSlice, Selected
 from trueline.models import read_model
 from trueline.plan.plan import make_plan
 from trueline.verify.cases import Subject
@@ -31,12 +32,14 @@ ASKS = [
     Ask([*HEAD[:84], *prompt(13, 5)], 2, arrives=4),
     Ask(prompt(45), 2, arrives=5),  # while others decode
 ]
-Split = tuple[Selected | None, tuple[PrefillSlice, ...]]
-SITUATIONS: dict[str, Callable[[Split, int], bool]] = {
-    "alone": lambda split, topk: split[0] is None,
-    "over chosen rows of steps before": lambda split, topk: split[1][0].row.start > topk,
-    "before rows with lists": lambda split, topk: bool(split[0]) and not split[1][0].chosen,
-    "after rows with lists": lambda split, topk: split[1][0].chosen > 0,
+Situation = Callable[[LatentRows, int], bool]
+SITUATIONS: dict[str, Situation] = {
+    "alone": lambda rows, topk: not rows.selected_at,
+    "over chosen rows of steps before": lambda rows, topk: rows.masked[0].row.start > topk,
+    "before rows with lists": lambda rows, topk: (
+        bool(rows.selected_at) and not rows.masked[0].chosen
+    ),
+    "after rows with lists": lambda rows, topk: rows.masked[0].chosen > 0,
 }
 
 
@@ -47,8 +50,9 @@ def masked_prefill(subject: Subject) -> None:
     on_gpu = find_device(config.device).is_gpu
     core = load_engine(subject.model, config).core if on_gpu else interpreted(subject, config)
     missing = dict(SITUATIONS)
-    inputs = local_runner(core.executor).inputs
-    inputs._split = _watched(inputs._split, missing)  # type: ignore[method-assign,assignment]
+    inputs = local_runner(core.executor).inputs.kinds[Latent.name]
+    assert isinstance(inputs, LatentInputs)
+    _watch(inputs, missing)
     try:
         done = serve(core, ASKS)
     finally:
@@ -58,17 +62,17 @@ def masked_prefill(subject: Subject) -> None:
     oracle(subject.model, ASKS, done)
 
 
-def _watched(
-    split: Callable[[Batch, int], Split], missing: dict[str, Callable[[Split, int], bool]]
-) -> Callable[[Batch, int], Split]:
-    def watched(batch: Batch, topk: int) -> Split:
-        made = split(batch, topk)
-        for what, holds in list(missing.items()):
-            if made[1] and holds(made, topk):
-                del missing[what]
-        return made
+def _watch(inputs: LatentInputs, missing: dict[str, Situation]) -> None:
+    build, topk = inputs.build, inputs.topk
+    assert topk is not None
 
-    return watched
+    def watched(rows: LatentRows, cells: Sequence[Tensor]) -> LatentInput:
+        for what, holds in list(missing.items()):
+            if rows.masked and holds(rows, topk):
+                del missing[what]
+        return build(rows, cells)
+
+    inputs.build = watched  # type: ignore[method-assign]
 
 
 def interpreted(subject: Subject, config: EngineConfig) -> EngineCore:

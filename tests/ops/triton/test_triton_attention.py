@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from trueline.cache.kinds.latent import PrefillSlice
 from trueline.cache.layout import LatentLayout
-from trueline.layers.context import PrefillSlice
 from trueline.ops.capabilities import Context, HeadDims
 from trueline.ops.mla_decode import DecodeRows
 from trueline.ops.mla_decode import triton as decode

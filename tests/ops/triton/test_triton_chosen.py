@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
+from trueline.cache.kinds.latent import LatentInputs, LatentRows
 from trueline.cache.layout import LatentLayout
 from trueline.engine import memory
 from trueline.engine.core import EngineCore
-from trueline.engine.inputs import Inputs
 from trueline.ops.mla_prefill import FEW, masked_context
 from trueline.ops.mla_prefill import cut as prefill_cut
 from trueline.ops.mla_prefill import triton as prefill
@@ -65,47 +65,44 @@ def core(tmp_path_factory: pytest.TempPathFactory) -> Iterator[EngineCore]:
     made.close()
 
 
-def split(inputs: Inputs, rows: list[tuple[int, int]]) -> tuple[Any, Any]:
+def latent(core: EngineCore) -> LatentInputs:
+    inputs = core.executor.runner.inputs.kinds["latent"]
+    assert isinstance(inputs, LatentInputs)
+    return inputs
+
+
+def read(core: EngineCore, rows: list[tuple[int, int]]) -> LatentRows:
     """Rows as (cached positions, new ones)."""
-    assert inputs.topk is not None
-    return inputs._split(memory.made_up_batch(inputs.plan, rows), inputs.topk)
-
-
-def longest(inputs: Inputs, count: int) -> int:
-    assert inputs.topk is not None
-    mixer, topk = inputs.mixer, inputs.topk
-    nope, value = mixer.qk_nope_head_dim, mixer.v_head_dim
-    return masked_context(inputs.latent.layout, nope, value, topk, count)
+    return latent(core).read(memory.made_up_batch(core.plan, rows).rows)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="made for a CPU")
 @pytest.mark.parametrize("count", [FEW + 1, 40, 100])
 def test_contexts_around_the_longest(core: EngineCore, count: int) -> None:
-    inputs = core.executor.runner.inputs
-    start = longest(inputs, count) - count
-    selected, (part,) = split(inputs, [(start, count)])
-    assert selected is None
+    start = latent(core).kind.longest_masked(count) - count
+    rows = read(core, [(start, count)])
+    (part,) = rows.masked
+    assert not rows.selected_at
     assert (part.row.start, part.row.count, part.chosen) == (start, count, 0)
     assert part.tokens == slice(0, count)
-    selected, masked = split(inputs, [(start + 1, count)])
-    assert (selected.count, masked) == (count, ())
+    rows = read(core, [(start + 1, count)])
+    assert (len(rows.selected.lengths), rows.masked) == (count, [])
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="made for a CPU")
 def test_runs_of_a_step(core: EngineCore) -> None:
     """A row that decodes, one that does not choose, a prompt whose beginning does not, few tokens,
     many after much: rows and tokens are counted apart."""
-    inputs = core.executor.runner.inputs
-    topk = core.executor.runner.inputs.topk
-    rows = [(60, 1), (5, 9), (0, 70), (30, FEW), (300, 40), (topk, FEW + 1)]
-    selected, masked = split(inputs, rows)
+    topk = latent(core).topk
+    assert topk is not None
+    rows = read(core, [(60, 1), (5, 9), (0, 70), (30, FEW), (300, 40), (topk, FEW + 1)])
     lists = [0, *range(80, 80 + FEW + 40)]
-    assert selected.at.tolist() == lists
+    assert rows.selected_at == lists
     first = 1 + 70 - topk
-    assert selected.rows.tolist() == [0, *range(first, first + FEW + 40)]
-    assert selected.count == len(lists)
+    assert rows.selected_rows == [0, *range(first, first + FEW + 40)]
+    assert len(rows.selected.lengths) == len(lists)
     tokens = 80 + FEW + 40
-    assert [(part.tokens, part.row.start, part.chosen) for part in masked] == [
+    assert [(part.tokens, part.row.start, part.chosen) for part in rows.masked] == [
         (slice(10 + topk, 80), topk, 1),
         (slice(tokens, tokens + FEW + 1), topk, first + FEW + 40),
     ]
@@ -113,21 +110,18 @@ def test_runs_of_a_step(core: EngineCore) -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="made for a CPU")
 def test_where_there_is_no_such_op(core: EngineCore, monkeypatch: pytest.MonkeyPatch) -> None:
-    inputs = core.executor.runner.inputs
-    monkeypatch.setattr(inputs.ops, "masked_prefill", None)
-    assert split(inputs, [(0, 70)])[1] == ()
+    monkeypatch.setattr(latent(core), "masked", None)
+    assert not read(core, [(0, 70)]).masked
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="made for a CPU")
 def test_memory_is_measured_for_both(core: EngineCore) -> None:
     """Steps of tokens that all choose: those with most cached before attend over lists."""
-    inputs, plan = core.executor.runner.inputs, core.plan
-    plan = replace(plan, limits=replace(plan.limits, max_num_batched_tokens=60))
+    plan = replace(core.plan, limits=replace(core.plan.limits, max_num_batched_tokens=60))
     kinds = []
     for most in memory._contexts(plan):
-        batch = memory._prefill(plan, most)
-        selected, masked = inputs._split(batch, inputs.topk)
-        kinds.append((selected is not None, [part.row.count for part in masked]))
+        rows = latent(core).read(memory._prefill(plan, most).rows)
+        kinds.append((bool(rows.selected_at), [part.row.count for part in rows.masked]))
     assert kinds == [(True, []), (False, [60])]
 
 

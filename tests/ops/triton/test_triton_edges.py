@@ -13,10 +13,10 @@ import torch
 from test_triton_selection import check_scores, sequences
 from torch import Tensor
 
+from trueline.cache.kinds.latent import PrefillSlice
 from trueline.cache.layout import LatentLayout
 from trueline.cache.state import StateView
 from trueline.cache.store import LatentStore, LatentView
-from trueline.layers.context import PrefillSlice
 from trueline.ops.capabilities import HeadDims
 from trueline.ops.experts import reference as experts_reference
 from trueline.ops.experts import triton as experts

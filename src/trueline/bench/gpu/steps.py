@@ -9,6 +9,7 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 
 from trueline.engine.executor import local_runner
+from trueline.engine.memory import made_up_batch
 from trueline.llm import LLMEngine
 
 REPLAYS = 4
@@ -22,7 +23,8 @@ def decode_profile(engine: LLMEngine, batch: int, context: int) -> dict[str, Any
     graphs = local_runner(engine.core.executor).graphs
     if graphs is None:
         return {}
-    replay = graphs.dummy_step(batch, context)
+    rows = made_up_batch(engine.core.plan, [(context, 1)] * batch, spread=True)
+    replay = graphs.dummy_step(rows)
     with profile(activities=[ProfilerActivity.CUDA]) as trace:
         for _ in range(REPLAYS):
             replay()

@@ -1,10 +1,18 @@
 """State kinds: what the layers of a model keep between steps, one file a kind.
 
-A kind says which layers keep it, how it is laid out and stored, what it takes, and allocates it. A
-*paged* kind keeps something per token, in blocks of `block_size` positions; kinds with the same
-block length and window share a block table (cache/groups.py). A *slotted* kind keeps something per
-sequence, in a slot.
-Plan, memory, caches, poison and reports go over the kinds of the model and name none of them.
+A kind says which layers keep it, how it is laid out and stored, what it takes, allocates it, and
+builds what its layers get of a step (inputs.py). A *paged* kind keeps something per token, in
+blocks of `block_size` positions; kinds with the same block length and window share a block table
+(cache/groups.py). A *slotted* kind keeps something per sequence, in a slot.
+Plan, memory, caches, steps, graphs, poison and reports go over the kinds of the model and name none
+of them.
+
+**Roll-back.** A step may compute drafted tokens that turn out wrong. Of a paged kind the tokens
+after the last accepted one are not seen by anybody and are written again. A slotted kind writes the
+state after each token of such a row to a slot of its own (`StateSlots.drafts`), and the request
+goes on from the one after the last accepted token.
+
+**Ranks.** `of` sees the spec of one rank (spec/shard.py): a kind is divided as its mixers are.
 
 Packages add kinds through the entry points `trueline.kinds` (docs/plugins.md).
 """
@@ -18,11 +26,14 @@ from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
 
 import torch
 
+from trueline.cache.kinds.inputs import InputContext, KindInputs
 from trueline.config import EngineConfig
+from trueline.ops.capabilities import Context
 from trueline.plugins import Registry
 from trueline.spec.model import ModelSpec
 
 View = TypeVar("View")
+Input = TypeVar("Input")
 View_co = TypeVar("View_co", covariant=True)
 
 
@@ -63,12 +74,27 @@ class SlottedStore(Protocol[View_co]):
     def randomise(self, slots: Sequence[int]) -> None: ...
 
 
-class StateKind(ABC, Generic[View]):
+class StateKind(ABC, Generic[View, Input]):
     name: ClassVar[str]
     label: ClassVar[str | None] = None
     """Of its line in the printed plan; `str(kind)` is the rest of the line."""
+    ops: ClassVar[tuple[str, ...]] = ()
+    """That only layers with this kind use."""
     layers: tuple[int, ...]
     """Those of the model that keep it."""
+
+    @abstractmethod
+    def inputs(self, context: InputContext[View]) -> KindInputs[Any, Input]:
+        """What builds its layers' input of every step."""
+
+    def tell(self, context: Context) -> Context:
+        """With what an op's implementation may want to know of this kind before it is chosen."""
+        return context
+
+    def costly_contexts(self, count: int) -> tuple[int, ...]:
+        """Cached positions before `count` new ones with which a step may take the most memory,
+        beside the longest."""
+        return ()
 
     def of_layers(self, kept: Sequence[int]) -> Self:
         """The same of a model that has these layers only."""
@@ -76,7 +102,7 @@ class StateKind(ABC, Generic[View]):
         return replace(self, layers=layers)  # type: ignore[type-var]
 
 
-class PagedKind(StateKind[View]):
+class PagedKind(StateKind[View, Input]):
     window: ClassVar[int | None] = None
     """Positions that a query sees, itself included; None: all before it."""
 
@@ -95,7 +121,7 @@ class PagedKind(StateKind[View]):
         """On the device that is torch's default."""
 
 
-class SlottedKind(StateKind[View]):
+class SlottedKind(StateKind[View, Input]):
     @property
     @abstractmethod
     def slot_bytes(self) -> int:
@@ -112,11 +138,11 @@ class LayerViews:
     def __init__(self, views: Mapping[str, Any]) -> None:
         self._views = views
 
-    def __getitem__(self, kind: type[StateKind[View]]) -> View:
+    def __getitem__(self, kind: type[StateKind[View, Any]]) -> View:
         view: View = self._views[kind.name]
         return view
 
-    def get(self, kind: type[StateKind[View]]) -> View | None:
+    def get(self, kind: type[StateKind[View, Any]]) -> View | None:
         return self._views.get(kind.name)
 
 
@@ -128,12 +154,20 @@ REGISTRY = Registry(
         "paged.index_keys": "trueline.cache.kinds.index_keys:IndexKeys",
         "slotted.lightning": "trueline.cache.kinds.lightning:LightningState",
     },
-    dict.fromkeys(("paged", "slotted"), ("of", "allocate")),
+    dict.fromkeys(("paged", "slotted"), ("of", "allocate", "inputs")),
 )
 
 
-def find_kinds(spec: ModelSpec, context: KindContext) -> tuple[StateKind[Any], ...]:
+def find_kinds(spec: ModelSpec, context: KindContext) -> tuple[StateKind[Any, Any], ...]:
     """Of this model: each registered class says by `of(spec, context)` whether layers keep it."""
-    classes = [REGISTRY.get(how, name) for how in REGISTRY.needs for name in REGISTRY.names(how)]
-    found = (cls.of(spec, context) for cls in classes)
+    found = (cls.of(spec, context) for cls in _classes())
     return tuple(kind for kind in found if kind is not None)
+
+
+def ops_of_kinds() -> set[str]:
+    """Ops that only models with certain kinds use."""
+    return {op for cls in _classes() for op in cls.ops}
+
+
+def _classes() -> list[Any]:
+    return [REGISTRY.get(how, name) for how in REGISTRY.needs for name in REGISTRY.names(how)]

@@ -2,21 +2,60 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import ClassVar
+
+import torch
+from torch import Tensor
 
 from trueline.cache.index import IndexStore, IndexView
 from trueline.cache.kinds import KindContext, PagedKind
+from trueline.cache.kinds.inputs import FixedRows, InputContext, KindInputs, places
+from trueline.cache.kinds.latent import row_table
 from trueline.cache.layout import IndexLayout
+from trueline.cache.rows import BatchRow
+from trueline.device import send
 from trueline.errors import UsageError
+from trueline.ops.capabilities import Context, Opaque
+from trueline.ops.registry import implementation
+from trueline.ops.sparse_rows import Run, SparseRows, Table
 from trueline.spec.mixer import MLASpec
 from trueline.spec.model import ModelSpec
 
+# Scores of index keys that are held at a time.
+SCORES_AT_A_TIME = 1 << 25
+
+
+@dataclass(frozen=True, slots=True)
+class ChoosingRows:
+    """The tokens that see more positions than the indexer lets through."""
+
+    rows: SparseRows | Table
+    at: Sequence[int] | slice
+    """Where they stand among the step's tokens."""
+
+
+@dataclass(slots=True, kw_only=True)
+class IndexInput:
+    cells: Tensor  # [tokens] where each token's key goes
+    at: slice | Tensor  # where the tokens that choose stand among the step's
+    lengths: Tensor  # [those]: how many positions each sees
+    scores: tuple[tuple[slice, Opaque], ...]
+    """What index_scores made of them, some rows at a time."""
+    chosen: Tensor | None = None
+    """Positions [those, topk] that the last layer with an indexer of its own chose."""
+
+    @property
+    def count(self) -> int:
+        return len(self.lengths)
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IndexKeys(PagedKind[IndexView]):
+class IndexKeys(PagedKind[IndexView, IndexInput]):
     name: ClassVar[str] = "index_keys"
     label: ClassVar[str | None] = "selection"
+    ops: ClassVar[tuple[str, ...]] = ("index_write", "index_scores", "topk", "sparse_mla")
     layers: tuple[int, ...]
     layout: IndexLayout
     topk: int
@@ -59,3 +98,61 @@ class IndexKeys(PagedKind[IndexView]):
 
     def allocate(self, num_blocks: int) -> IndexStore:
         return IndexStore(self.layout, len(self.layers), num_blocks)
+
+    def inputs(self, context: InputContext[IndexView]) -> IndexInputs:
+        return IndexInputs(self, context)
+
+    def tell(self, context: Context) -> Context:
+        return replace(context, index=self.layout)
+
+
+class IndexInputs(KindInputs[ChoosingRows, IndexInput]):
+    def __init__(self, kind: IndexKeys, context: InputContext[IndexView]) -> None:
+        self.kind, self.context, self.limits = kind, context, (kind.topk,)
+        self.scores = implementation("index_scores", context.implementations["index_scores"])
+
+    def read(self, rows: Sequence[BatchRow]) -> ChoosingRows:
+        runs: list[Run] = []
+        at: list[int] = []
+        for row in rows:
+            dense = row.num_seeing(self.kind.topk)
+            if dense < row.count:
+                blocks = row.tables[self.context.group]
+                runs.append(Run(blocks, row.start + dense + 1, row.count - dense))
+                at += range(row.tokens.start + dense, row.tokens.stop)
+        return ChoosingRows(SparseRows(tuple(runs)), at)
+
+    def read_fixed(self, fixed: FixedRows) -> ChoosingRows:
+        if fixed.longest <= self.kind.topk:
+            return ChoosingRows(SparseRows(()), ())
+        lengths = fixed.lengths
+        blocks = fixed.tables[self.context.group][:, : -(-fixed.longest // self.kind.block_size)]
+        table = row_table(blocks, lengths, fixed.tokens_per_row)
+        return ChoosingRows(table, slice(0, len(lengths)))
+
+    def build(self, rows: ChoosingRows, cells: Sequence[Tensor]) -> IndexInput:
+        at, device = rows.at, self.context.device
+        return IndexInput(
+            cells=cells[self.context.group],
+            at=at if isinstance(at, slice) else places(at, device),
+            lengths=self._lengths(rows.rows),
+            scores=tuple(
+                (
+                    part,
+                    self.scores.prepare(
+                        each, self.context.view, self.context.tiling, topk=self.kind.topk
+                    ),
+                )
+                for part, each in self._parts(rows.rows)
+            ),
+        )
+
+    def _lengths(self, rows: SparseRows | Table) -> Tensor:
+        if isinstance(rows, Table):
+            return rows.lengths
+        return send(torch.tensor(rows.lengths, dtype=torch.long), self.context.device)
+
+    def _parts(self, rows: SparseRows | Table) -> list[tuple[slice, SparseRows | Table]]:
+        if isinstance(rows, Table):
+            return [(slice(0, len(rows.lengths)), rows)]
+        return list(rows.parts(SCORES_AT_A_TIME)) if rows.runs else []

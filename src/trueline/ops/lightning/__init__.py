@@ -28,7 +28,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import ClassVar, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -64,6 +64,8 @@ class StateRow:
 @dataclass(frozen=True, slots=True)
 class StateTable:
     """Decode rows on a device. None of them reads what another writes."""
+
+    COLUMNS: ClassVar = ("starts", "sources", "slots", "snapshots")
 
     starts: Tensor  # [rows] int32; 0: from zeros, whatever the source holds
     sources: Tensor  # [rows] int32; the null slot for a row from zeros

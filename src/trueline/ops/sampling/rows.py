@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Protocol
 
@@ -106,6 +106,14 @@ class SamplingState:
 
     def __post_init__(self) -> None:
         self._words = _Words(self.bad_words)
+
+    def after(self, drafts: Sequence[int]) -> SamplingState:
+        """The same sequence, were these its next tokens."""
+        return replace(
+            self,
+            output_ids=[*self.output_ids, *drafts],
+            position=self.position + len(drafts),
+        )
 
     @property
     def has_penalties(self) -> bool:

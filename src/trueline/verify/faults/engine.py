@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueline.cache.layout import LatentLayout
+from trueline.cache.kinds.latent import Latent, LatentInputs
 from trueline.cache.pool import Pool
 from trueline.cache.store import LatentView
-from trueline.engine import live_request
+from trueline.engine import batch, live_request
 from trueline.engine import runner as runner_module
 from trueline.engine.live_request import LiveRequest
 from trueline.engine.request import Request
@@ -93,8 +93,7 @@ def _stranger_cells(prepare: Make) -> Make:
 def _short_table(cells: Make) -> Make:
     """The last, partly filled block is left out."""
 
-    def broken(self: LatentLayout, blocks: list[int], start: int, stop: int) -> list[int]:
-        size = self.block_size
+    def broken(size: int, blocks: list[int], start: int, stop: int) -> list[int]:
         last = max(len(blocks) - 2, 0)
         return [blocks[min(p // size, last)] * size + p % size for p in range(start, stop)]
 
@@ -294,9 +293,10 @@ def _product_of_the_count(run: Make) -> Make:
     return lambda x, packed, to=None: run(x, packed, to).mul_(1 + 2.0**-22 * (len(x) % 7))
 
 
-def _one_form_forgotten(build: Make) -> Make:
-    def broken(*arguments: Any, **options: Any) -> Any:
-        return build(*arguments, **options | {"one_form": False})
+def _one_form_forgotten(init: Make) -> Make:
+    def broken(self: LatentInputs, *given: Any) -> None:
+        init(self, *given)
+        self.context = replace(self.context, batch_invariant=False)
 
     return broken
 
@@ -306,7 +306,9 @@ def _rope_ahead(hidden: Make) -> Make:
 
     def broken(self: Decoder, step: Any, *rest: Any) -> Any:
         shifted = step.positions.clone()
-        shifted[: step.num_decode] += 1
+        decode = step[Latent].decode
+        if decode is not None:
+            shifted[decode.at] += 1
         return hidden(self, replace(step, positions=shifted), *rest)
 
     return broken
@@ -326,7 +328,7 @@ ENGINE_FAULTS = [
     Fault("null-block-read", "masked positions read the null block", "poison", _M,
           Running("mla_decode"), "prepare", _stranger_cells),
     Fault("last-block", "the last block of a sequence is addressed wrongly", "engine oracle", _M,
-          LatentLayout, "cells", _short_table),
+          batch, "cells", _short_table),
     Fault("causal-off-by-one", "a query sees the key after it", "engine oracle", _M,
           prefill, "_hide_later", _causal_off_by_one),
     Fault("runs-not-merged", "the last run of keys replaces those before", "op = reference", _M,
@@ -370,5 +372,5 @@ ENGINE_FAULTS = [
     Fault("unsteady-heads", "a head's GEMM depends on the number of rows", "batch-invariant",
           _M, Running("batched_gemm"), "run", _product_of_the_count),
     Fault("two-forms", "prefill and decode attend in different forms", "batch-invariant", _M,
-          runner_module, "build_batch", _one_form_forgotten),
+          LatentInputs, "__init__", _one_form_forgotten),
 ]  # fmt: skip

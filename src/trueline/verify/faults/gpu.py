@@ -6,9 +6,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from trueline.cache.kinds.inputs import Column
+from trueline.cache.kinds.latent import LatentInputs
+from trueline.cache.kinds.lightning import RecurrentInputs
 from trueline.engine import graphs
 from trueline.engine.graphs import DecodeGraphs, InputBuffers
-from trueline.engine.inputs import Inputs
 from trueline.layers.mla import MLA
 from trueline.ops.mla_decode.launch_plan import LaunchPlan
 from trueline.verify.faults import Fault, Make
@@ -24,8 +26,11 @@ def _one_short(entries: Make) -> Make:
 
 
 def _padded_with(**values: int) -> Make:
-    def make(fields: Any) -> Any:
-        return {name: (dtype, values.get(name, pad)) for name, (dtype, pad) in fields.items()}
+    def make(columns: Any) -> Any:
+        return {
+            name: Column(dtype, values.get(name, padding))
+            for name, (dtype, padding) in columns.items()
+        }
 
     return make
 
@@ -33,10 +38,10 @@ def _padded_with(**values: int) -> Make:
 def _cells_of_the_first(fill: Make) -> Make:
     """Padded rows write where the first row does, after it."""
 
-    def broken(self: InputBuffers, values: Any, blocks: Any) -> None:
-        fill(self, values, blocks)
-        if blocks:
-            self.fields["cells"][len(blocks) :] = self.fields["cells"][0]
+    def broken(self: InputBuffers, values: Any, num_tokens: int, tables: Any) -> None:
+        fill(self, values, num_tokens, tables)
+        if num_tokens:
+            self.columns["cells.0"][num_tokens:] = self.columns["cells.0"][0]
 
     return broken
 
@@ -45,11 +50,11 @@ def _one_step_behind(fill: Make) -> Make:
     """Context lengths stay what they were when the rows were last filled in."""
     before: dict[int, Any] = {}
 
-    def broken(self: InputBuffers, values: Any, blocks: Any) -> None:
+    def broken(self: InputBuffers, values: Any, num_tokens: int, tables: Any) -> None:
         now = values.get("lengths", [])
-        stale = before.get(len(blocks), now)
-        before[len(blocks)] = now
-        fill(self, dict(values) | {"lengths": stale} if blocks else values, blocks)
+        stale = before.get(num_tokens, now)
+        before[num_tokens] = now
+        fill(self, dict(values) | {"lengths": stale} if num_tokens else values, num_tokens, tables)
 
     return broken
 
@@ -59,27 +64,32 @@ def _tokens_of_the_host(values: Make) -> Make:
 
     def broken(self: DecodeGraphs, batch: Any, rows: Any, places: Any) -> Any:
         made = values(self, batch, rows, places)
-        return made | {"source": [graphs.NOWHERE] * len(batch.rows)}
+        return made | {"source": [graphs.NOWHERE] * len(batch.tokens)}
 
     return broken
 
 
 def _never_choosing(key_for: Make) -> Make:
-    return lambda self, count, longest: key_for(self, count, min(longest, self.topk))
+    return lambda self, count, tokens, longest: key_for(
+        self, count, tokens, min(longest, self.limits[0])
+    )
 
 
 def _choices_of_the_row_before(attend: Make) -> Make:
-    def broken(self: MLA, q_nope: Any, q_rope: Any, sparse: Any, *rest: Any) -> None:
-        attend(self, q_nope, q_rope, replace(sparse, chosen=sparse.chosen.roll(1, 0)), *rest)
+    def broken(self: MLA, *given: Any) -> None:
+        *before, chosen = given
+        attend(self, *before, chosen.roll(1, 0))
 
     return broken
 
 
 def _nothing_hidden(attend: Make) -> Make:
-    def broken(self: MLA, q_nope: Any, q_rope: Any, sparse: Any, view: Any, out: Any) -> None:
+    def broken(
+        self: MLA, q_nope: Any, q_rope: Any, prepared: Any, view: Any, out: Any, chosen: Any
+    ) -> None:
         assert self.ops.masked_prefill is not None
         self.ops.masked_prefill.run(
-            q_nope, q_rope, view, sparse.masked, self.heads, out,
+            q_nope, q_rope, view, prepared, self.heads, out,
             softmax_scale=self.spec.softmax_scale,
         )  # fmt: skip
 
@@ -89,9 +99,9 @@ def _nothing_hidden(attend: Make) -> Make:
 def _lists_from_the_front(split: Make) -> Make:
     """Rows with lists take the first choices of the step, whoever made them."""
 
-    def broken(self: Inputs, *given: Any) -> Any:
-        selected, masked = split(self, *given)
-        return selected and replace(selected, rows=slice(0, selected.count)), masked
+    def broken(self: LatentInputs, *given: Any) -> Any:
+        rows = split(self, *given)
+        return replace(rows, selected_rows=range(len(rows.selected_rows)))
 
     return broken
 
@@ -105,7 +115,7 @@ GPU_FAULTS = [
     Fault("work-list-short", "the list of parts has one entry too few", "any heads", _M,
           LaunchPlan, "entries", _one_short),
     Fault("padded-rows-read", "padded rows see positions of the null block", _G, _M,
-          graphs, "FIELDS", _padded_with(lengths=3)),
+          graphs, "COLUMNS", _padded_with(lengths=3)),
     Fault("padded-rows-write", "padded rows write a row's cache", _G, _M,
           InputBuffers, "fill", _cells_of_the_first),
     Fault("stale-lengths", "a graph sees the contexts of the step before", _G, _M,
@@ -113,7 +123,7 @@ GPU_FAULTS = [
     Fault("stale-drawn-token", "a graph does not see the token drawn last", _G, _M,
           DecodeGraphs, "_values", _tokens_of_the_host),
     Fault("padded-rows-state", "padded rows write a sequence's state", _G, _L,
-          graphs, "FIELDS", _padded_with(slots=1)),
+          RecurrentInputs, "columns", _padded_with(slots=1)),
     Fault("graph-never-chooses", "a row that sees more than top-k is run by the graph of those "
           "that see all", _G, _V, DecodeGraphs, "key_for", _never_choosing),
     Fault("masked-row-before", "tokens hide what the token before did not choose", _H, _V,
@@ -121,5 +131,5 @@ GPU_FAULTS = [
     Fault("masked-nothing-hidden", "tokens of masked prefill see everything", _H, _V,
           MLA, "_attend_masked", _nothing_hidden),
     Fault("masked-lists-from-the-front", "beside masked prefill, rows with lists take others'",
-          _H, _V, Inputs, "_split", _lists_from_the_front),
+          _H, _V, LatentInputs, "split", _lists_from_the_front),
 ]  # fmt: skip

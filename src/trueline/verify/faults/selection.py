@@ -8,7 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueline.engine import runner as runner_module
+from trueline.cache.kinds.index_keys import IndexKeys
+from trueline.cache.rows import BatchRow
 from trueline.layers.indexer import Indexer
 from trueline.layers.mla import MLA
 from trueline.spec.rope import Pairing
@@ -25,16 +26,16 @@ def _first_positions(choose: Make) -> Make:
     return broken
 
 
-def _everything_is_seen(build: Make) -> Make:
+def _everything_is_seen(num_seeing: Make) -> Make:
     """Rows that should choose attend to all they have."""
-    return lambda *arguments, **options: build(*arguments, **options | {"topk": None})
+    return lambda self, most: num_seeing(self, None)
 
 
 def _keys_of_long_rows_only(select: Make) -> Make:
     """Steps that choose nothing leave no keys behind."""
 
     def broken(self: MLA, indexer: Any, x: Any, made: Any, step: Any, view: Any, rope: Any) -> None:
-        if step.sparse is not None:
+        if step[IndexKeys].count:
             select(self, indexer, x, made, step, view, rope)
 
     return broken
@@ -93,12 +94,10 @@ def _rows_from_the_front(select: Make) -> Make:
 def _forgets_to_share(attend: Make) -> Make:
     """A layer without an indexer sees the latest positions instead of the chosen ones."""
 
-    def broken(self: MLA, q: Any, step: Any, view: Any) -> Tensor:
-        sparse = step.sparse
+    def broken(self: MLA, q: Any, rows: Any, view: Any, chosen: Tensor) -> Tensor:
         if self.indexer is None:
-            back = torch.arange(sparse.chosen.shape[1]).flip(0)
-            sparse = replace(sparse, chosen=sparse.lengths[:, None] - 1 - back)
-        out: Tensor = attend(self, q, replace(step, sparse=sparse), view)
+            chosen = (chosen.amax(1, keepdim=True) - torch.arange(chosen.shape[1])).clamp_min(0)
+        out: Tensor = attend(self, q, rows, view, chosen)
         return out
 
     return broken
@@ -110,7 +109,7 @@ SELECTION_FAULTS = [
     Fault("engine-selection-ignored", "the choice is not looked at", "engine oracle", _V,
           Indexer, "choose", _first_positions),
     Fault("engine-sees-everything", "rows attend to all they have", "engine oracle", _V,
-          runner_module, "build_batch", _everything_is_seen),
+          BatchRow, "num_seeing", _everything_is_seen),
     Fault("engine-keys-of-long-rows", "short steps write no index keys", "split = whole", _V,
           MLA, "_select", _keys_of_long_rows_only),
     Fault("engine-index-last-dims", "the indexer rotates the last dims", "engine oracle", _V,

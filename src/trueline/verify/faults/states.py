@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -9,10 +10,10 @@ import msgspec
 import torch
 from torch import Tensor
 
-from trueline.cache.kinds.lightning import LightningState
+from trueline.cache.kinds.lightning import LightningState, RecurrentInputs
 from trueline.cache.pool import Pool
+from trueline.cache.rows import BatchRow
 from trueline.cache.slots import SlotPool
-from trueline.engine import inputs as inputs_module
 from trueline.engine.states import States
 from trueline.layers.decoder import Ropes
 from trueline.layers.lightning import Lightning
@@ -49,28 +50,32 @@ def _cleared_again(row: StateRow) -> StateRow:
     return _Unchecked(row.start, None, row.slot, row.snapshots)
 
 
-def _prefill_first(state_step: Make) -> Make:
+def _with_states_of(rows: Sequence[BatchRow], others: Sequence[BatchRow]) -> list[BatchRow]:
+    """Rows that have the slots of others, and so start where those do."""
+    return [
+        replace(row, state=other.state, start=other.start)
+        for row, other in zip(rows, others, strict=True)
+    ]
+
+
+def _prefill_first(read: Make) -> Make:
     """Decode rows take their slots from where prefill rows stand (story 2)."""
 
-    def broken(self: Any, batch: Any) -> Any:
-        count = batch.num_decode_rows
-        rows = [row for _, row in batch.states]
-        prefill_first = [*rows[len(rows) - count :], *rows[: len(rows) - count]]
-        states = tuple((at, row) for (at, _), row in zip(batch.states, prefill_first, strict=True))
-        return state_step(self, replace(batch, states=states))
+    def broken(self: RecurrentInputs, rows: Sequence[BatchRow]) -> Any:
+        prefill = len(rows) - sum(row.is_decode for row in rows)
+        return read(self, _with_states_of(rows, [*rows[prefill:], *rows[:prefill]]))
 
     return broken
 
 
-def _swapped(state_step: Make) -> Make:
+def _swapped(read: Make) -> Make:
     """The first two decode rows read and write each other's states."""
 
-    def broken(self: Any, batch: Any) -> Any:
-        states = list(batch.states)
-        if batch.num_decode_rows > 1:
-            (first, a), (second, b) = states[:2]
-            states[:2] = [(first, b), (second, a)]
-        return state_step(self, replace(batch, states=tuple(states)))
+    def broken(self: RecurrentInputs, rows: Sequence[BatchRow]) -> Any:
+        others = list(rows)
+        if sum(row.is_decode for row in rows) > 1:
+            others[:2] = rows[1], rows[0]
+        return read(self, _with_states_of(rows, others))
 
     return broken
 
@@ -80,8 +85,8 @@ def _decode_out_of_place(attend: Make) -> Make:
 
     def broken(self: Lightning, q: Any, k: Any, v: Any, step: Any, view: Any) -> Tensor:
         out: Tensor = attend(self, q, k, v, step, view)
-        d = step.states.num_decode
-        out[:d] = out[:d].roll(1, 0)
+        for at, _ in step[LightningState].decode:
+            out[at] = out[at].roll(1, 0)
         return out
 
     return broken
@@ -116,8 +121,8 @@ def _any_snapshot(find: Make) -> Make:
 def _late_snapshot(row_state: Make) -> Make:
     """A snapshot is the state after one token less than its name says."""
 
-    def broken(self: States, request: Any, start: int, end: int) -> Any:
-        made = row_state(self, request, start, end)
+    def broken(self: States, request: Any, start: int, end: int, num_drafts: int = 0) -> Any:
+        made = row_state(self, request, start, end, num_drafts)
         moved = tuple((max(start + 1, p - 1), slot) for p, slot in made.snapshots)
         return msgspec.structs.replace(made, snapshots=moved)
 
@@ -144,11 +149,11 @@ STATE_FAULTS = [
     Fault("state-cleared-again", "a continued chunk starts from zeros", "split = whole", _L,
           Running("lightning"), "prepare_prefill", _other_row(_cleared_again)),
     Fault("state-slots-prefill-first", "decode slots taken at prefill offsets (story 2)",
-          "solo = batch", _L, inputs_module.Inputs, "_state_step", _prefill_first),
+          "solo = batch", _L, RecurrentInputs, "read", _prefill_first),
     Fault("state-rows-shifted", "decode outputs put one row further (story 2)", "solo = batch", _L,
           Lightning, "_attend", _decode_out_of_place),
     Fault("states-swapped", "two requests have each other's state", "solo = batch", _L,
-          inputs_module.Inputs, "_state_step", _swapped),
+          RecurrentInputs, "read", _swapped),
     Fault("tile-boundary-decay", "decay off by one at a tile boundary", "engine oracle", _L,
           lightning, "_attend", _undecayed_carry),
     Fault("state-rounded", "bfloat16 states where float32 was asked", "engine oracle", _L,

@@ -6,6 +6,7 @@ issue adds its rows.
 """
 
 from trueline.verify.faults import Fault
+from trueline.verify.faults.drafts import DRAFT_FAULTS
 from trueline.verify.faults.engine import ENGINE_FAULTS
 from trueline.verify.faults.gpu import GPU_FAULTS
 from trueline.verify.faults.index_cache import INDEX_FAULTS
@@ -32,4 +33,5 @@ FAULTS: list[Fault] = [
     *INDEX_FAULTS,
     *SELECTION_FAULTS,
     *GPU_FAULTS,
+    *DRAFT_FAULTS,
 ]

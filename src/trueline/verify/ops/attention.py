@@ -8,9 +8,9 @@ from typing import cast, get_args
 import torch
 from torch import Tensor
 
+from trueline.cache.kinds.latent import PrefillSlice
 from trueline.cache.layout import LatentLayout
 from trueline.cache.store import LatentStore
-from trueline.layers.context import PrefillSlice
 from trueline.ops.capabilities import Opaque
 from trueline.ops.mla_decode import DecodeRows, DecodeTable, MLADecodeOp, Tiling
 from trueline.ops.mla_prefill import Form, MaskedPrefill, MLAPrefill, PrefillRow

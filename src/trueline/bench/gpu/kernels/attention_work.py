@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from trueline.bench.gpu.kernels.timing import recorded
+from trueline.cache.kinds.latent import PrefillSlice
 from trueline.cache.layout import LatentLayout
 from trueline.cache.store import LatentView
 from trueline.device import compute_capability
-from trueline.layers.context import PrefillSlice
 from trueline.ops.batched_gemm import triton as batched_gemm
 from trueline.ops.capabilities import Context, HeadDims
 from trueline.ops.mla_decode import DecodeTable, Tiling

@@ -1,0 +1,48 @@
+"""Guesses at the next tokens of a request: who makes them, and which of them go along with a step.
+The engine computes guesses together with the token before them and keeps those that sampling gives
+as well, so they change how long an answer takes, never the answer. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Protocol
+
+from trueline.cache.groups import BlockGroups
+from trueline.engine.live_request import LiveRequest
+from trueline.engine.request import Request
+
+
+class Drafter(Protocol):
+    @property
+    def num_tokens(self) -> int:
+        """The most that it proposes at a time."""
+
+    def propose(self, request: LiveRequest) -> Sequence[int]:
+        """What may follow `request.tokens`, all of which are known."""
+
+
+def place_drafts(
+    counts: Mapping[Request, int], blocks: BlockGroups, budget: int
+) -> dict[Request, int]:
+    """How many of its drafts each of the step's requests takes along, which compute so many known
+    tokens: what is left of the budget and of the blocks, in scheduling order."""
+    placed = {}
+    for request, count in counts.items():
+        wanted, request.num_drafts = request.num_drafts, 0
+        placed[request] = 0
+        if wanted and count == request.gap == 1 and request.num_computed:
+            # each may bring a token, and so does the row without them
+            most = min(wanted, budget, request.token_limit - request.num_tokens - 1)
+            placed[request] = _find_blocks(request, blocks, most)
+            budget -= placed[request]
+    return placed
+
+
+def _find_blocks(request: Request, blocks: BlockGroups, most: int) -> int:
+    """As many drafts as there are free blocks for; nobody is preempted for a guess."""
+    for drafts in range(most, 0, -1):
+        missing = blocks.missing(request.tables, request.num_computed + 1 + drafts)
+        if blocks.have(missing):
+            blocks.allocate(request.tables, missing)
+            return drafts
+    return 0
