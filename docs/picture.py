@@ -91,7 +91,7 @@ BOXES = (
     Box(300, 130, 480, 78, "text", "Text side",
         ("tokenizer and chat template in; detokenizer and stop strings out",
          "one object a request, with all its sequences"),
-        ("answers.py   text/",)),
+        ("output_processor.py   text/",)),
     Box(300, 266, 480, 146, "core", "EngineCore: token ids in, token ids out", (),
         ("engine/core.py",)),
     Box(316, 318, 216, 80, "core", "Scheduler",

@@ -7,15 +7,20 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from trueline.answers import Answer, Prompt, read_prompt
 from trueline.config import EngineConfig
 from trueline.engine.loading import Progress, load_engine
 from trueline.engine.params import SamplingParams
 from trueline.errors import EngineBroken, UsageError, described, did_you_mean
+from trueline.output_processor import (
+    PreparedParams,
+    Prompt,
+    RequestOutputState,
+    read_prompt,
+)
 from trueline.outputs import RequestOutput
-from trueline.text.chat import render_chat
+from trueline.text.chat import Message, render_chat
 from trueline.text.tokenizer import Tokenizer
 from trueline.utils.gc_frozen import gc_frozen
 from trueline.utils.hub import find_model
@@ -46,8 +51,8 @@ class LLMEngine:
         self.eos_token_ids = list(self.spec.eos_token_ids)
         if self.tokenizer is not None:
             self.eos_token_ids = sorted({*self.eos_token_ids, *self.tokenizer.eos_ids})
-        self._requests: dict[str, Answer] = {}
-        self._parent: dict[str, Answer] = {}
+        self._requests: dict[str, RequestOutputState] = {}
+        self._by_sequence: dict[str, RequestOutputState] = {}
 
     def add_request(
         self,
@@ -63,58 +68,57 @@ class LLMEngine:
         params.check_model(self.spec.vocab.total, self.config.max_logprobs)
         text, ids = read_prompt(prompt, self.tokenizer, self.spec.vocab.total)
         params.check_length(len(ids), self.plan.max_model_len)
-        request = Answer(request_id, text, ids, params, self.tokenizer)
+        request = RequestOutputState(request_id, text, ids, PreparedParams(params, self.tokenizer))
         added: list[str] = []
         try:
             for core in request.core_requests(self.eos_token_ids, priority, cache_salt):
                 self.core.add(core)
                 added.append(core.request_id)
         except BaseException:
-            for core_id in added:
-                self.core.abort(core_id, report=False)
+            for name in added:
+                self.core.abort(name, report=False)
             raise
         self._requests[request_id] = request
-        self._parent.update({copy.core_id: request for copy in request.copies})
+        self._by_sequence.update(dict.fromkeys(request.sequence_ids, request))
 
     def abort_request(self, request_id: str) -> bool:
         request = self._requests.get(request_id)
         if request is None:
             return False
-        aborted = [self.core.abort(copy.core_id) for copy in request.copies]
+        aborted = [self.core.abort(name) for name in request.sequence_ids]
         return any(aborted)
 
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests) or self.core.has_unfinished()
 
     def step(self) -> list[RequestOutput]:
-        """One step of the core; every request that has news, in its whole present state. Requests
-        whose step failed end with the reason "error" and its words. EngineBroken: all are lost."""
-        changed: dict[str, Answer] = {}
+        """One step of the core; the outputs of every request that it changed, in their whole
+        present state. Requests whose step failed end with the finish_reason "error", and `error`
+        says why. EngineBroken: all are lost."""
+        changed: dict[str, RequestOutputState] = {}
         try:
-            told = self.core.step()
+            outputs = self.core.step()
         except EngineBroken:
             self._requests.clear()
-            self._parent.clear()
+            self._by_sequence.clear()
             raise
-        for news in told:
-            request = self._parent.get(news.request_id)
+        for output in outputs:
+            request = self._by_sequence.get(output.request_id)
             if request is None:  # the rest of a request that has ended, as by a stop string
                 continue
             try:
-                request.take(news)
-            except Exception as error:  # in the tokenizer, say: no reason to lose others' news
+                request.update(output)
+            except Exception as error:  # in the tokenizer, say: other requests go on
                 request.fail(f"its text could not be made: {described(error)}")
-            changed[request.request_id] = request
-            for core_id in request.to_stop():
-                self.core.abort(core_id, report=False)
-        outputs = []
+            changed[request.output.request_id] = request
+            for name in request.to_stop():
+                self.core.abort(name, report=False)
         for request in changed.values():
-            outputs.append(request.output())
-            if request.finished:
-                del self._requests[request.request_id]
-                for copy in request.copies:
-                    del self._parent[copy.core_id]
-        return outputs
+            if request.output.finished:
+                del self._requests[request.output.request_id]
+                for name in request.sequence_ids:
+                    del self._by_sequence[name]
+        return [request.output for request in changed.values()]
 
 
 class LLM:
@@ -171,22 +175,23 @@ class LLM:
 
     def chat(
         self,
-        messages: Sequence[Any],
+        messages: Sequence[Message] | Sequence[Sequence[Message]],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
         *,
         add_generation_prompt: bool = True,
         chat_template: str | None = None,
-        tools: list[Any] | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
     ) -> list[RequestOutput]:
         """One conversation (a list of messages) or several; rendered with the model's template."""
         tokenizer = self.llm_engine.tokenizer
         if tokenizer is None:
             raise UsageError("chat needs a tokenizer")
         several = bool(messages) and isinstance(messages[0], (list, tuple))
-        prompts = []
-        for one in messages if several else [messages]:
+        conversations = messages if several else [messages]
+        prompts: list[Prompt] = []
+        for one in cast("Sequence[Sequence[Message]]", conversations):
             text = render_chat(
                 chat_template or tokenizer,
                 one,

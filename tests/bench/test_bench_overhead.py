@@ -19,9 +19,9 @@ from trueline.bench.overhead.processes import flags
 from trueline.bench.overhead.rounds import Overhead, Pair, Side, server_side, summarise
 from trueline.cli import main
 from trueline.client.load import Load
-from trueline.client.measure import Run
+from trueline.client.measure import LoadRun
 from trueline.client.record import Record
-from trueline.client.wire import ServerError, Usage
+from trueline.client.wire import ServerError, TokenUsage
 from trueline.text.detokenize import Detokenizer
 from trueline.text.tokenizer import Tokenizer
 from trueline.tiny.tokenizer import write_word_tokenizer
@@ -59,12 +59,12 @@ def test_without_a_quiet_round_all_count() -> None:
 
 
 def record(start: float, first: float | None, tokens: int, error: str | None = None) -> Record:
-    usage = Usage(completion_tokens=tokens)
+    usage = TokenUsage(completion_tokens=tokens)
     return Record(start=start, first=first, end=9.0, usage=usage, error=error, message="no")
 
 
 def test_a_servers_run_counts_from_the_first_request() -> None:
-    run = Run(Load(2), [record(1.0, 1.5, 4), record(1.25, 3.0, 4)], seconds=8.0)
+    run = LoadRun(Load(2), [record(1.0, 1.5, 4), record(1.25, 3.0, 4)], seconds=8.0)
     assert server_side(run, 4, CpuUse()) == Side(8.0, 2.0)
 
 
@@ -73,7 +73,7 @@ def test_a_servers_run_counts_from_the_first_request() -> None:
 )
 def test_a_run_with_a_failed_or_short_answer_is_no_figure(bad: Record) -> None:
     with pytest.raises(ServerError):
-        server_side(Run(Load(2), [record(1.0, 1.5, 4), bad], seconds=8.0), 4, CpuUse())
+        server_side(LoadRun(Load(2), [record(1.0, 1.5, 4), bad], seconds=8.0), 4, CpuUse())
 
 
 class Scripted(Overhead):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import subprocess
 import sys
@@ -15,6 +16,8 @@ from paths import CONFIGS, RESULTS, ROOT
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 OFFLINE = ("--quiet", "--no-deps", "--no-index")
 KERNELS = ("attention", "experts", "lightning", "selection")
+ON_A_GPU = [*(f"gpu.kernels.{name}" for name in KERNELS), "gpu.warmup", "peers.transformers"]
+"""Benchmarks that run there only: elsewhere, whatever they import from the engine is there."""
 
 
 @pytest.fixture(scope="module")
@@ -62,6 +65,7 @@ def test_commands_without_a_model(installed: Path, tmp_path: Path) -> None:
     assert "v2lite B=1" in told
 
 
+@pytest.mark.slow
 def test_a_tiny_model_is_measured(installed: Path, tmp_path: Path) -> None:
     run(installed, tmp_path, "-m", "trueline", "make-tiny", "deepseek_v3", "model")
     work = ("--batch", "2", "--prompt-len", "8", "--output-len", "4")
@@ -69,9 +73,14 @@ def test_a_tiny_model_is_measured(installed: Path, tmp_path: Path) -> None:
     assert told.startswith("trueline: 2 requests of 8 + 4 tokens")
 
 
-def test_kernel_benchmarks_can_be_imported(installed: Path, tmp_path: Path) -> None:
-    """They run on a GPU only: here, whatever they import from the engine is there."""
+@pytest.mark.parametrize("name", ON_A_GPU)
+def test_benchmarks_can_be_imported(name: str) -> None:
     pytest.importorskip("triton")
-    modules = [*(f"gpu.kernels.{name}" for name in KERNELS), "gpu.warmup", "peers.transformers"]
-    imports = "; ".join(f"import trueline.bench.{name}" for name in modules)
+    importlib.import_module(f"trueline.bench.{name}")
+
+
+@pytest.mark.slow
+def test_benchmarks_can_be_imported_from_a_wheel(installed: Path, tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    imports = "; ".join(f"import trueline.bench.{name}" for name in ON_A_GPU)
     run(installed, tmp_path, "-c", imports)

@@ -22,17 +22,17 @@ from stub_server import FIRST, GAP, STATUSES, TEXT, Stub, stub_server
 from trueline.cli import main
 from trueline.cli.chat import _converse
 from trueline.client import measure
-from trueline.client.answer import Answer, gather
-from trueline.client.conversation import Conversation
 from trueline.client.endpoint import endpoint
 from trueline.client.figures import PERCENTILES, doubts, spread, summary
 from trueline.client.live import Screen
 from trueline.client.load import Load, Shape
 from trueline.client.measure import Bench
 from trueline.client.record import Record
+from trueline.client.response import StreamedResponse, gather
+from trueline.client.session import ChatSession
 from trueline.client.sse import Events
-from trueline.client.stream import Connection, Pool
-from trueline.client.wire import Choice, Frame, ServerError, read_frame, said_in
+from trueline.client.stream import Connection, ConnectionPool
+from trueline.client.wire import Chunk, ResponseChoice, ServerError, read_chunk, said_in
 from trueline.errors import UsageError
 
 Run = Callable[..., tuple[int, str, str]]
@@ -199,7 +199,7 @@ def test_a_connection_that_the_server_closed_is_replaced() -> None:
     async def ask() -> None:
         async with await asyncio.start_server(serve, "127.0.0.1", 0) as server:
             port = server.sockets[0].getsockname()[1]
-            pool = Pool(endpoint(f"127.0.0.1:{port}"))
+            pool = ConnectionPool(endpoint(f"127.0.0.1:{port}"))
             for _ in range(2):
                 seen = Seen()
                 await pool.ask(pool.request("x", b""), seen)
@@ -382,10 +382,10 @@ def test_every_shape_of_error(body: bytes, said: str | None) -> None:
 def test_frames_that_are_errors() -> None:
     for data in (b'{"object":"error","message":"m"}', b'{"error":{"message":"m"}}'):
         with pytest.raises(ServerError, match="m") as caught:
-            read_frame(data)
+            read_chunk(data)
         assert caught.value.kind == "error in the stream"
     with pytest.raises(ServerError, match="an answer that is none"):
-        read_frame(b'{"choices":[{"text"')
+        read_chunk(b'{"choices":[{"text"')
 
 
 # -- chat ------------------------------------------------------------------------------
@@ -428,14 +428,14 @@ def test_messages_of_the_command_line(stub: Stub, run: Run) -> None:
 def test_a_stopped_answer_leaves_the_session(
     stub: Stub, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    talk = Conversation(endpoint(stub.url), {"model": "paced", "stream": True}, None)
+    talk = ChatSession(endpoint(stub.url), {"model": "paced", "stream": True}, None)
     show, shown = Screen.show, []
 
-    def interrupted(self: Screen, answer: Answer, frame: Frame) -> None:
-        shown.append(frame)
+    def interrupted(self: Screen, answer: StreamedResponse, chunk: Chunk) -> None:
+        shown.append(chunk)
         if len(shown) == 3:
             raise KeyboardInterrupt
-        show(self, answer, frame)
+        show(self, answer, chunk)
 
     monkeypatch.setattr(Screen, "show", interrupted)
     assert _converse(talk, iter(["one", "two", "/nonsense"]), True, False, True) == 0
@@ -451,7 +451,7 @@ def test_a_stopped_answer_leaves_the_session(
 
 
 def test_a_turn_that_fails_never_was(stub: Stub, capsys: pytest.CaptureFixture[str]) -> None:
-    talk = Conversation(endpoint(stub.url), {"model": "503", "stream": True}, None)
+    talk = ChatSession(endpoint(stub.url), {"model": "503", "stream": True}, None)
     assert _converse(talk, iter(["one"]), True, False, True) == 0
     assert talk.turns == []
     assert "draining" in capsys.readouterr().err
@@ -480,9 +480,9 @@ def test_speed_is_shown_on_a_terminal_only(
     monkeypatch.setattr("sys.stderr", err)
     monkeypatch.setattr("trueline.client.live.SECONDS_BETWEEN", -1.0)
     screen = Screen()
-    frames = [Frame(choices=[Choice(text=text)]) for text in ("one ", "t\x1b[2Jwo")]
+    chunks = [Chunk(choices=[ResponseChoice(text=text)]) for text in ("one ", "t\x1b[2Jwo")]
     with screen.answering():
-        gather(frames, Answer(), screen.show)
+        gather(chunks, StreamedResponse(), screen.show)
     # A model must not steer the terminal; a file gets what came.
     assert out.getvalue() == ("one t[2Jwo" if out_tty else "one t\x1b[2Jwo")
     status = err.getvalue()
@@ -681,7 +681,7 @@ def test_bench_serve_fails_with_its_requests(stub: Stub, run: Run) -> None:
 
 def test_doubts_of_a_busy_client_and_a_warm_cache() -> None:
     record = Record(start=0.0, first=0.1, last=0.1, end=0.1, listed_tokens=1, finished=True)
-    run = measure.Run(Load(1), [record], seconds=1.0, cpu_seconds=0.95)
+    run = measure.LoadRun(Load(1), [record], seconds=1.0, cpu_seconds=0.95)
     point = summary(run, Shape(10, 1, 10, 0))
     assert doubts(point) == ["the client was busy: 95% of a core"]
     point |= {"cached_tokens": 8, "client": {"cpu": 0.1, "lag_ms": None}}

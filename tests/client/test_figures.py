@@ -7,14 +7,14 @@ from typing import Any
 
 import pytest
 
-from trueline.client import answer as answers
 from trueline.client import record as records
-from trueline.client.answer import Answer
+from trueline.client import response
 from trueline.client.figures import summary
 from trueline.client.load import Load, Shape
-from trueline.client.measure import Run
+from trueline.client.measure import LoadRun
 from trueline.client.record import Record
-from trueline.client.wire import read_frame
+from trueline.client.response import StreamedResponse
+from trueline.client.wire import read_chunk
 
 
 class Clock:
@@ -28,7 +28,7 @@ class Clock:
 @pytest.fixture
 def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     made = Clock()
-    for module in (records, answers):
+    for module in (records, response):
         monkeypatch.setattr(module, "time", made)
     return made
 
@@ -55,8 +55,8 @@ def test_a_summary(clock: Clock) -> None:
     """Two answers of 4 tokens and one that failed: every figure by hand."""
     first = recorded(clock, 10.0, [(10.5, frame()), (10.75, frame()), (11.75, frame(2, 4, True))])
     second = recorded(clock, 11.0, [(12.0, frame()), (12.5, frame(3, 4, True))])
-    failed = Record(start=10.0, end=14.0, error="HTTP 500", message="no", text_frames=3)
-    run = Run(Load(2), [first, failed, second], seconds=5.0, cpu_seconds=1.0)
+    failed = Record(start=10.0, end=14.0, error="HTTP 500", message="no", text_chunks=3)
+    run = LoadRun(Load(2), [first, failed, second], seconds=5.0, cpu_seconds=1.0)
     found = summary(run, Shape(5, 4, 100, seed=0))
     assert (found["requests"], found["succeeded"]) == (3, 2)
     assert found["errors"] == {"HTTP 500": {"count": 1, "example": "no"}}
@@ -77,14 +77,14 @@ def test_a_summary(clock: Clock) -> None:
 
 def test_an_answer_s_speed(clock: Clock) -> None:
     """After the first token: n - 1 of them in the time from the first to the last."""
-    made = Answer(start=99.0)
+    made = StreamedResponse(start=99.0)
     for at in (100.0, 100.5, 102.0):
         clock.now = at
-        made.take(read_frame(json.dumps(frame()).encode()))
+        made.update(read_chunk(json.dumps(frame()).encode()))
     assert (made.num_tokens, made.tokens_per_s, made.first) == (3, 1.0, 100.0)
     assert made.account().startswith("first token after 1.000 s, then 1.0 tokens/s, about 3 tokens")
-    made.take(read_frame(json.dumps(frame(0, 5)).encode()))
+    made.update(read_chunk(json.dumps(frame(0, 5)).encode()))
     assert (made.num_tokens, made.tokens_per_s) == (5, 2.0)
-    alone = Answer(start=99.0)
-    alone.take(read_frame(json.dumps(frame(4)).encode()))
+    alone = StreamedResponse(start=99.0)
+    alone.update(read_chunk(json.dumps(frame(4)).encode()))
     assert (alone.num_tokens, alone.tokens_per_s) == (4, None)

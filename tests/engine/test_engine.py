@@ -418,8 +418,9 @@ def test_a_divided_vocabulary_is_put_together(config: EngineConfig, tiny: Tiny) 
     ranks_are_as_one(model, ON_RANKS, config, 2, 8)
 
 
-@pytest.mark.parametrize("narrow", [True, False], ids=["16 bits", "32 bits"])
-@pytest.mark.parametrize("stored", [{"dtype": "bfloat16"}, {"fp8": FP8_32}], ids=["bf16", "fp8"])
+@pytest.mark.parametrize(
+    ("stored", "narrow"), diagonal([{"dtype": "bfloat16"}, {"fp8": FP8_32}], [True, False])
+)
 def test_ranks_have_the_bits_of_one_however_weights_are_stored(
     stored: dict[str, Any], narrow: bool, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -33,8 +33,16 @@ from trueline.engine.scheduler import Scheduler
 from trueline.errors import EngineBroken
 from trueline.llm import LLMEngine
 from trueline.outputs import RequestOutput
-from trueline.server.process.child import Serving, serve
-from trueline.server.process.messages import Add, Failed, FromEngine, Load, News, Stop, ToEngine
+from trueline.server.process.engine_process import EngineLoop, serve
+from trueline.server.process.messages import (
+    Add,
+    Failed,
+    FromEngine,
+    LoadModel,
+    StepOutputs,
+    Stop,
+    ToEngine,
+)
 from trueline.text.detokenize import Detokenizer
 
 Tiny = Callable[..., Path]
@@ -52,7 +60,7 @@ OPTIONS: dict[str, Any] = {
 }
 # Family, its layers, whether a step is ahead, and where not a single function is left out.
 CASES = [
-    ("deepseek_v3", {"num_hidden_layers": 2}, False, ("engine", "cache", "answers")),
+    ("deepseek_v3", {"num_hidden_layers": 2}, False, ("engine", "cache", "output_processor")),
     ("bailing_moe_v2_5", {"num_hidden_layers": 2, "layer_group_size": 2}, True,
      ("engine/core", "engine/runner", "engine/results", "engine/states", "cache/s")),
 ]  # fmt: skip
@@ -63,8 +71,8 @@ BOOKS = ("engine/core.py", "engine/scheduler.py", "engine/states.py", "engine/re
          "engine/failures.py", "device.py")  # fmt: skip
 # They hand on what is there already.
 TRIVIAL = {
-    *("LLMEngine.step", "Answer.output", "Answer.finished", "Answer.to_stop", "Answer.fail"),
-    "CompletionOutput.finished",
+    *("LLMEngine.step", "RequestOutputState.to_stop", "RequestOutputState.fail"),
+    *("RequestOutput.finished", "CompletionOutput.finished"),
 }
 
 
@@ -461,7 +469,7 @@ class Script:
     def told(self) -> dict[str, tuple[list[int], str | None]]:
         """Tokens and error of each request."""
         found: dict[str, tuple[list[int], str | None]] = {}
-        for news in (message for message in self.sent if isinstance(message, News)):
+        for news in (message for message in self.sent if isinstance(message, StepOutputs)):
             for output in news.outputs:
                 known, _ = found.get(output.request_id, ([], None))
                 found[output.request_id] = ([*known, *output.token_ids], output.error)
@@ -492,7 +500,7 @@ def test_a_client_hears_of_a_failed_step_and_others_go_on(
     *path, name = stage.split(".")
     fail(reduce(getattr, path, core), name, RuntimeError("it broke"), 4)
     script = Script(asked(), asked(5), Stop())
-    Serving(core, script).run()
+    EngineLoop(core, script).run()
     heard = script.told()
     assert set(heard) == {f"s{i}" for i in range(10)}
     failed = {name for name, (_, error) in heard.items() if error}
@@ -503,7 +511,7 @@ def test_a_client_hears_of_a_failed_step_and_others_go_on(
         assert error is None or "RuntimeError: it broke" in error
         assert error or heard[f"s{i}"] == heard[f"s{i + 5}"]
     check_free(core)
-    last = [message.stats for message in script.sent if isinstance(message, News)][-1]
+    last = [message.stats for message in script.sent if isinstance(message, StepOutputs)][-1]
     assert last is not None
     assert (last.num_running, last.num_waiting, last.num_blocks_used, last.num_slots_used) == (
         0, 0, 0, 0
@@ -515,7 +523,7 @@ def test_an_error_on_admission_is_told_to_the_client(tiny: Tiny, fail: Fail) -> 
     core = load_engine(tiny("deepseek_v3"), EngineConfig(**OPTIONS)).core
     fail(core.executor.runner, "admit", KeyError("story"), 3)
     script = Script(asked(), asked(5), Stop())
-    Serving(core, script).run()
+    EngineLoop(core, script).run()
     heard = script.told()
     assert {heard[f"s{i}"][1] for i in range(5)} == {
         f"request 's{i}': it could not be admitted: KeyError: 'story'" for i in range(5)
@@ -531,7 +539,7 @@ def test_a_served_engine_that_cannot_go_on_dies_loudly(
         raise RuntimeError("the books are wrong")
 
     monkeypatch.setattr(Scheduler, "_settle", settle)
-    load = Load(str(tiny("deepseek_v3")), EngineConfig(**OPTIONS))
+    load = LoadModel(str(tiny("deepseek_v3")), EngineConfig(**OPTIONS))
     script = Script(load, asked(), Stop())
     assert serve(script) == 1
     (failed,) = (message for message in script.sent if isinstance(message, Failed))

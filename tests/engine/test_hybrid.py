@@ -117,8 +117,7 @@ def test_decode_is_prefill(model: Path) -> None:
         decode_is_prefill(model, Ask(prompt(50, 4), 90), config)
 
 
-@pytest.mark.parametrize("config", [BASE, INVARIANT], ids=["free", "invariant"])
-@pytest.mark.parametrize("caching", [False, True])
+@pytest.mark.parametrize(("config", "caching"), diagonal([BASE, INVARIANT], [False, True]))
 def test_preempted_requests_resume(config: EngineConfig, caching: bool, model: Path) -> None:
     asks = [Ask(prompt(30, i), 40) for i in range(4)]
     free = run(model, asks, config)
@@ -209,13 +208,17 @@ DIVISIBLE = {"num_attention_heads": 12, "hidden_size": 80, "num_experts": 16,
 ON_RANKS = [Ask(prompt(70), 4), Ask(prompt(7), 4, arrives=1), Ask(prompt(1), 6, arrives=2)]
 
 
-@pytest.mark.parametrize("config", [BASE, INVARIANT], ids=["free", "invariant"])
-def test_ranks_are_as_one(config: EngineConfig, tiny: Tiny) -> None:
-    ranks_are_as_one(tiny(FAMILY, keys=DIVISIBLE), ON_RANKS, config, 2, 4)
-    # eight: one head, one group of the norm and three channels of the shared expert a rank
-    eight = {"num_attention_heads": 8, "group_norm_size": 8,
-             "moe_shared_expert_intermediate_size": 24}  # fmt: skip
-    ranks_are_as_one(tiny(FAMILY, keys=DIVISIBLE | eight), ON_RANKS, config, 8)
+# One head, one group of the norm and three channels of the shared expert a rank.
+EIGHT_RANKS = {"num_attention_heads": 8, "group_norm_size": 8,
+               "moe_shared_expert_intermediate_size": 24}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("config", "division"), diagonal([BASE, INVARIANT], [({}, 2, 4), (EIGHT_RANKS, 8)])
+)
+def test_ranks_are_as_one(config: EngineConfig, division: tuple[Any, ...], tiny: Tiny) -> None:
+    keys, *sizes = division
+    ranks_are_as_one(tiny(FAMILY, keys=DIVISIBLE | keys), ON_RANKS, config, *sizes)
 
 
 @pytest.mark.parametrize(

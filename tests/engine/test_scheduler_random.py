@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from simulation import Simulation, count_opcodes
+from spread import diagonal
 from trueline.engine.request import Request, RequestState
 from trueline.errors import RequestRejected
 
@@ -110,11 +111,7 @@ TestScheduler = SchedulerMachine.TestCase
 
 @pytest.mark.parametrize(
     ("lag", "stateful", "num_drafts"),
-    [
-        *((lag, stateful, 0) for lag in (0, 1, 2) for stateful in (False, True)),
-        *((0, stateful, 3) for stateful in (False, True)),
-        (1, True, 2),
-    ],
+    [*diagonal([0, 1, 2], [True, False], [0]), *diagonal([0, 1], [True, False], [3])],
 )
 def test_a_long_run(lag: int, stateful: bool, num_drafts: int) -> None:
     """Hundreds of turns under pressure: what no short example reaches, in numbers we control."""

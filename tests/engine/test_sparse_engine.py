@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from spread import diagonal
 from trueline.cache.kinds import index_keys
 from trueline.cache.kinds.index_keys import IndexKeys
 from trueline.config import EngineConfig
@@ -61,8 +62,7 @@ def whole(model: Path) -> EngineRun:
     return run(model, MIXED, BASE, enable_prefix_caching=False)
 
 
-@pytest.mark.parametrize("block_size", [1, 2, 16, 64, 128])
-@pytest.mark.parametrize("budget", [7, 64, 512])
+@pytest.mark.parametrize(("block_size", "budget"), diagonal([1, 2, 16, 64, 128], [7, 64, 512]))
 def test_every_position_equals_the_reference(
     budget: int, block_size: int, model: Path, whole: EngineRun
 ) -> None:
@@ -112,17 +112,23 @@ def test_bits_do_not_depend_on_the_schedule(names: Sequence[str], model: Path) -
     same_bits_under(model, MIXED, INVARIANT, {name: SCHEDULES[name] for name in names})
 
 
-@pytest.mark.parametrize("storage", ["float32", "bfloat16", "float16", "e4m3fn", "e4m3fnuz"])
-def test_every_layout_has_the_same_bits(storage: str, tiny: Tiny) -> None:
+STORAGES = ["float32", "bfloat16", "float16", "e4m3fn", "e4m3fnuz"]
+LAYOUTS = [
+    *((kind, size) for size in (1, 2, 64) for kind in ("rows", "planar")),
+    *(("shuffled", size) for size in (16, 128)),
+]
+
+
+@pytest.mark.parametrize(("storage", "layout"), diagonal(STORAGES, LAYOUTS))
+def test_every_layout_has_the_same_bits(storage: str, layout: tuple[str, int], tiny: Tiny) -> None:
     """At equal storage, wherever the bytes lie."""
     model = tiny("deepseek_v32", keys={"index_head_dim": 32})
     asks = [Ask(prompt(60), 5), Ask(prompt(20), 9, arrives=1)]
     config = replace(INVARIANT, index_cache_dtype=storage)
     first = run(model, asks, config)
-    for kind in ("rows", "planar", "shuffled"):
-        for size in (16, 128) if kind == "shuffled" else (1, 2, 64):
-            done = run(model, asks, config, index_cache_layout=kind, block_size=size)
-            same(f"{kind}, blocks of {size}", done, first, bitwise=True)
+    kind, size = layout
+    done = run(model, asks, config, index_cache_layout=kind, block_size=size)
+    same(f"{kind}, blocks of {size}", done, first, bitwise=True)
 
 
 def test_decode_is_prefill(model: Path) -> None:
@@ -160,8 +166,7 @@ def test_steady_state(model: Path) -> None:
     same("steady state", serve(core, [probe]), before)
 
 
-@pytest.mark.parametrize("config", [BASE, INVARIANT], ids=["free", "invariant"])
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize(("family", "config"), diagonal(FAMILIES, [BASE, INVARIANT]))
 def test_ranks_are_as_one(family: str, config: EngineConfig, tiny: Tiny) -> None:
     keys = {"num_attention_heads": 8, "hidden_size": 80, "n_routed_experts": 16,
             "intermediate_size": 96, "moe_intermediate_size": 24}  # fmt: skip

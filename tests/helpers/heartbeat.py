@@ -73,16 +73,16 @@ def main() -> None:
     from trueline.cli import main as cli
     from trueline.server import run
 
-    whole, heart = run._Life.whole, Heart(Path(sys.argv[1]))
+    whole, heart = run._Lifespan.run, Heart(Path(sys.argv[1]))
 
-    async def beating(self: run._Life) -> int:
+    async def beating(self: run._Lifespan) -> int:
         task = asyncio.create_task(heart.beat())
         try:
             return await whole(self)
         finally:
             task.cancel()
 
-    run._Life.whole = beating  # type: ignore[method-assign]
+    run._Lifespan.run = beating  # type: ignore[method-assign]
     cli(sys.argv[2:])
 
 

@@ -16,6 +16,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 import triton
 from torch import Tensor
@@ -86,17 +87,26 @@ def pretend(once: bool) -> dict[str, Any]:
     return compiled
 
 
+def zeros(*shape: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+    """Memory that costs nothing until somebody reads it; torch writes its zeros."""
+    sizes = shape if not shape or isinstance(shape[0], int) else shape[0]
+    dtype = dtype or torch.float32
+    count = math.prod(sizes)
+    data = np.zeros(max(count, 1) * dtype.itemsize, np.uint8)
+    return torch.from_numpy(data).view(dtype)[:count].view(sizes)
+
+
 def _only_zeros() -> None:
     """What nobody computes is zero: indices stay within their tensors."""
 
-    def new(self: Tensor, *shape: Any, **options: Any) -> Tensor:
-        return self.new_zeros(*shape, **options)
+    def new(self: Tensor, *shape: Any, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
+        return zeros(*shape, dtype=dtype or self.dtype)
 
     def gemm(x: Tensor, packed: Tensor) -> Tensor:
-        return x.new_zeros(len(x), len(packed))
+        return new(x, len(x), len(packed))
 
     def heads(x: Tensor, packed: Tensor, to: Tensor | None = None) -> Tensor:
-        return x.new_zeros(len(x), *packed.shape[:2]) if to is None else to
+        return new(x, len(x), *packed.shape[:2]) if to is None else to
 
     def join(parts: Any, dim: int = 0) -> Tensor:
         shape = list(parts[0].shape)
@@ -105,12 +115,13 @@ def _only_zeros() -> None:
         return UNTOUCHED(shape, dtype=parts[0].dtype) if large else cat(parts, dim)
 
     def batched(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
-        return x.new_zeros(*x.shape[:2], y.shape[2]) if out is None else out
+        return new(x, *x.shape[:2], y.shape[2]) if out is None else out
 
     torch.bmm = batched  # type: ignore[assignment]
     cat, torch.cat = torch.cat, join  # type: ignore[assignment]
-    torch.Tensor.new_empty = new  # type: ignore[assignment,method-assign]
-    torch.empty, torch.empty_like = torch.zeros, torch.zeros_like
+    torch.Tensor.new_empty = torch.Tensor.new_zeros = new  # type: ignore[assignment,method-assign]
+    torch.empty = torch.zeros = zeros
+    torch.empty_like = torch.zeros_like = lambda x, **options: new(x, x.shape, **options)
     linear.run = gemm
     linear.run_wide = lambda x, packed: gemm(x, packed).float()
     batched_gemm.run = heads

@@ -19,11 +19,11 @@ from trueline.server.config import ServerConfig
 from trueline.server.keys import Keys
 from trueline.server.logs import start_logs
 from trueline.server.metrics import Metrics
-from trueline.server.process.child import Serving, _ready
 from trueline.server.process.client import EngineClient
+from trueline.server.process.engine_process import EngineLoop, _ready
 from trueline.server.process.messages import (
     FromEngine,
-    Load,
+    LoadModel,
     Stats,
     ToEngine,
     decode_to_engine,
@@ -43,13 +43,13 @@ class LocalEngine(EngineClient):
         super().__init__(model, config)
         loaded = load_engine(model, config)
         self.core = loaded.core
-        self.serving = Serving(loaded.core, self)
-        self.ready = _ready(loaded, Load(str(model), config), {})
+        self.serving = EngineLoop(loaded.core, self)
+        self.ready = _ready(loaded, LoadModel(str(model), config), {})
         self.state, self.reason = "ready", None
         self.steps = 0
 
     def _send(self, message: ToEngine) -> None:
-        self.serving.obey(decode_to_engine(encode(message)))
+        self.serving.handle(decode_to_engine(encode(message)))
 
     def send(self, message: FromEngine) -> None:
         self._received(encode(message))
@@ -63,7 +63,7 @@ class LocalEngine(EngineClient):
             self.serving.step()
 
     def snapshot(self) -> Stats:
-        return self.serving.meter.snapshot()
+        return self.serving.stats.snapshot()
 
 
 @dataclass

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import inspect
 import os
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -18,6 +19,9 @@ import torch
 import triton.language as tl
 from triton.runtime import interpreter
 
+_get_np_dtype = interpreter._get_np_dtype
+_init_block_type = tl.block_type.__init__
+_init_tensor = tl.tensor.__init__
 _patch_lang = interpreter._patch_lang
 _patch_lang_tensor = interpreter._patch_lang_tensor
 
@@ -79,6 +83,48 @@ def _convert_float(data: Any, given: Any, wanted: Any, rounding: Any) -> Any:
     return made.view(UNSIGNED[made.itemsize]).numpy()
 
 
+_NUMPY: dict[str, Any] = {}
+_BLOCKS: dict[tuple[str, Any], Any] = {}
+_SHAPES: dict[str, Any] = {}
+
+
+def _numpy_dtype(wanted: Any) -> Any:
+    """It makes a table of all dtypes for every look-up."""
+    found = _NUMPY.get(wanted.name)
+    if found is None:
+        found = _NUMPY[wanted.name] = _get_np_dtype(wanted)
+    return found
+
+
+def _new_block_type(self: Any, element_ty: Any, shape: Any) -> None:
+    """It checks each shape, and names it and its numbers, as often as it is used."""
+    key = element_ty.name, tuple([s.value if isinstance(s, tl.constexpr) else s for s in shape])
+    found = _BLOCKS.get(key)
+    if found is None:
+        _init_block_type(self, element_ty, shape)
+        _BLOCKS[key] = self.shape, self.numel, self.name
+    else:
+        self.element_ty = element_ty
+        self.shape, self.numel, self.name = found
+
+
+def _new_tensor(self: Any, handle: Any, type: Any) -> None:
+    """It makes a constant of each number of a shape for every tensor."""
+    found = _SHAPES.get(type.name)
+    if found is None:
+        _init_tensor(self, handle, type)
+        _SHAPES[type.name] = self.shape, self.numel
+    else:
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = found
+
+
+tl.block_type.__init__ = _new_block_type
+tl.tensor.__init__ = _new_tensor
+builder = interpreter.interpreter_builder
+# it computes whether whole numbers overflow and looks at the outcome in debug mode only
+builder.options = replace(builder.options, sanitize_overflow=builder.options.debug)
+interpreter._get_np_dtype = _numpy_dtype
 interpreter._convert_float = _convert_float
 interpreter._patch_lang_tensor = _patch_index
 interpreter._patch_lang = _patch_once

@@ -62,7 +62,7 @@ class Served:
     def engine_pid(self) -> int:
         children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
         commands = {int(pid): Path(f"/proc/{pid}/cmdline").read_text() for pid in children.split()}
-        (found,) = [pid for pid, command in commands.items() if "process.child" in command]
+        (found,) = [pid for pid, command in commands.items() if "process.engine_process" in command]
         return found
 
     def signal(self, number: signal.Signals) -> None:

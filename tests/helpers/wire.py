@@ -14,7 +14,7 @@ SECONDS = 20.0
 
 
 @dataclass(frozen=True)
-class Answer:
+class HttpResponse:
     status: int
     headers: dict[str, str]
     body: bytes
@@ -46,7 +46,7 @@ class Wire:
         line, _, self.rest = self.rest.partition(b"\r\n")
         return line
 
-    def answer(self, *, head_only: bool = False) -> Answer:
+    def answer(self, *, head_only: bool = False) -> HttpResponse:
         start = self.line()
         assert start.startswith(b"HTTP/1.1 "), start
         headers = {}
@@ -59,7 +59,7 @@ class Wire:
             body = b"".join(self._chunks())
         else:
             body = self._exactly(int(headers["content-length"]))
-        return Answer(int(start.split()[1]), headers, body)
+        return HttpResponse(int(start.split()[1]), headers, body)
 
     def ended(self) -> bool:
         """Whether the server has closed it, with nothing left to say."""

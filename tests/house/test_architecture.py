@@ -27,7 +27,7 @@ ENGINE_FILES = [file for file in FILES if not any(file.is_relative_to(at) for at
 ROOMS = (
     *("errors", "utils", "plugins", "device", "config", "outputs", "spec", "models"),
     *("weights", "cache", "native", "ops", "kinds", "tiny", "parallel", "plan", "layers", "text"),
-    *("engine", "answers", "llm", "verify", "conformance", "describe", "server", "client"),
+    *("engine", "output_processor", "llm", "verify", "conformance", "describe", "server", "client"),
     *("bench", "cli"),
 )
 NO_TORCH = (

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import socket
 import subprocess
 import sys
@@ -13,7 +14,9 @@ import pytest
 
 import trueline
 from paths import DOCS
+from trueline.cli import app
 
+PAGE = DOCS / "tutorial.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PORT = "8000"
 
@@ -42,11 +45,12 @@ def commands(tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_every_command_runs(commands: Path, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    page = (DOCS / "tutorial.md").read_text()
+    page = PAGE.read_text()
     at = tmp_path / "work"
     at.mkdir()
     environment = {
@@ -62,6 +66,26 @@ def test_every_command_runs(commands: Path, tmp_path: Path) -> None:
     assert "vocab_sise" in done.stdout + done.stderr
     assert "softmax_scale" in done.stdout
     assert "trueline" in done.stdout.split("first token")[-1]
+
+
+def test_commands_are_known_and_programs_run(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In this process: what asks a server is only parsed."""
+    monkeypatch.chdir(tmp_path)
+    verbs = set()
+    for language, text in BLOCK.findall(PAGE.read_text()):
+        for line in text.splitlines() if language == "bash" else ():
+            command, *words = shlex.split(line.removeprefix("! ").removesuffix(" &"))
+            if command == "trueline":
+                app.parse_args(words, exit_on_error=False, print_error=False)
+                verbs.add(words[0])
+                if words[0] == "make-tiny":
+                    app(words, exit_on_error=False, result_action="return_value")
+        if language == "python" and "openai" not in text:
+            exec(text, {})
+    assert verbs >= {"make-tiny", "inspect", "generate", "score", "serve", "complete", "chat"}
+    assert "10 logprobs agree" in capsys.readouterr().out
 
 
 def test_a_command_that_fails_is_seen(commands: Path, tmp_path: Path) -> None:

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from implementations import every, runnable, with_threads
+from spread import diagonal
 from trueline.cache.index import IndexStore, IndexView
 from trueline.cache.kinds.index_keys import IndexKeys
 from trueline.cache.kinds.lightning import LightningState
@@ -374,9 +375,9 @@ def test_fill_is_never_stale(module: str, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @every("sparse_mla")
-@pytest.mark.parametrize("tiling", TILINGS)
-@pytest.mark.parametrize("block_size", [1, 3, 64])
-@pytest.mark.parametrize("heads", [1, H, 8, 19])
+@pytest.mark.parametrize(
+    ("tiling", "block_size", "heads"), diagonal(TILINGS, [1, 3, 64], [1, H, 8, 19])
+)
 def test_sparse_mla(module: str, tiling: Any, block_size: int, heads: int) -> None:
     op = runnable("sparse_mla", module)
     step = mixed_step(replace(PLAIN, block_size=block_size))

@@ -22,23 +22,23 @@ import msgspec
 import pytest
 
 from trueline import LLM, SamplingParams
-from trueline.answers import Answer
 from trueline.config import EngineConfig
 from trueline.engine.loading import load_engine
 from trueline.engine.messages import CoreOutput, CoreRequest, TokenScore
 from trueline.errors import RequestRejected
-from trueline.server.process.child import Serving, serve
+from trueline.output_processor import PreparedParams, RequestOutputState
 from trueline.server.process.client import SHUTTING_DOWN, EngineClient, EngineFailed
+from trueline.server.process.engine_process import EngineLoop, serve
 from trueline.server.process.messages import (
     Abort,
     Add,
     Failed,
     FromEngine,
-    Load,
-    News,
+    LoadModel,
     Progress,
     Rejected,
     Stats,
+    StepOutputs,
     Stop,
     ToEngine,
     decode_to_engine,
@@ -165,7 +165,7 @@ def test_requests_cross_as_they_are(params: dict[str, Any]) -> None:
 
 def test_options_cross_as_they_are() -> None:
     config = EngineConfig(**OPTIONS, ops={"mlp": "cpu"}, facts={"a": [1, {"b": 2.5}]}, seed=7)
-    assert decode_to_engine(encode(Load("here", config))) == Load("here", config)
+    assert decode_to_engine(encode(LoadModel("here", config))) == LoadModel("here", config)
 
 
 # -- answers -------------------------------------------------------------------------------
@@ -199,18 +199,18 @@ def test_answers_are_those_of_an_engine_in_this_process(shared: Running, model: 
     params = [SamplingParams(**each) for _, each in asked]
     wanted = LLM(model, skip_tokenizer_init=True, **OPTIONS).generate(prompts, params)
 
-    async def answer(i: int) -> Answer:
-        found = Answer(f"same-{i}", None, asked[i][0], params[i], None)
+    async def answer(i: int) -> RequestOutputState:
+        found = RequestOutputState(f"same-{i}", None, asked[i][0], PreparedParams(params[i], None))
         async for news in shared.client.generate(list(found.core_requests(EOS))):
-            found.take(news)
+            found.update(news)
         return found
 
-    async def all_of_them() -> list[Answer]:
+    async def all_of_them() -> list[RequestOutputState]:
         return await asyncio.gather(*(answer(i) for i in range(count)))
 
     stops = 0
     for found, known in zip(shared.do(all_of_them()), wanted, strict=True):
-        output = found.output()
+        output = found.output
         assert output.finished
         assert output.outputs == known.outputs
         assert output.prompt_logprobs == known.prompt_logprobs
@@ -401,10 +401,10 @@ class Script:
         self.sent.append(message)
 
 
-def serving(model: Path, *messages: ToEngine, **options: Any) -> tuple[Serving, Script]:
+def serving(model: Path, *messages: ToEngine, **options: Any) -> tuple[EngineLoop, Script]:
     script = Script(*messages)
     core = load_engine(model, EngineConfig(**{**OPTIONS, **options})).core
-    return Serving(core, script), script
+    return EngineLoop(core, script), script
 
 
 @pytest.mark.parametrize("family", ["deepseek_v3", "bailing_moe_v2_5"])
@@ -414,16 +414,16 @@ def test_an_abort_frees_blocks_and_slots_within_two_steps(
 ) -> None:
     engine, script = serving(tiny(family), Add([ask("a", LONG), ask("b", LONG)]), overlap=overlap)
     for _ in range(5):
-        assert engine.take()
+        assert engine.handle_messages()
         engine.step()
-    held = engine.meter.snapshot()
+    held = engine.stats.snapshot()
     assert held.num_blocks_used == 2
     assert held.num_slots_used == (2 if family == "bailing_moe_v2_5" else 0)
     script.inbox.append(Abort(["a", "unknown"]))
     for _ in range(2):
-        assert engine.take()
+        assert engine.handle_messages()
         engine.step()
-    left = engine.meter.snapshot()
+    left = engine.stats.snapshot()
     assert (left.num_running, left.num_blocks_used, left.num_aborted) == (1, 1, 1)
     assert left.num_slots_used == held.num_slots_used // 2
     ends = [(output.request_id, output.finish_reason) for message in script.sent
@@ -435,18 +435,18 @@ def test_a_step_is_one_message_and_counts_come_now_and_then(model: Path) -> None
     requests = [ask(f"r{i}", 12) for i in range(10)]
     engine, script = serving(model, Add(requests))
     while engine.core.has_unfinished() or script.inbox:
-        assert engine.take()
+        assert engine.handle_messages()
         engine.step()
     assert len(script.sent) == 12
-    news = [message for message in script.sent if isinstance(message, News)]
+    news = [message for message in script.sent if isinstance(message, StepOutputs)]
     assert [len(message.outputs) for message in news] == [10] * 12
     with_stats = [message for message in news if message.stats]
     assert with_stats[-1] is news[-1]
-    assert len(with_stats) <= 2 + engine.meter.step_seconds / 0.05
+    assert len(with_stats) <= 2 + engine.stats.step_seconds / 0.05
     assert news[-1].stats.num_blocks_used == 0  # type: ignore[union-attr]
     # a refusal alone is no step, but it is counted
     script.inbox.append(Add([ask("fine"), ask("long", prompt=[1] * 600)]))
-    assert engine.take()
+    assert engine.handle_messages()
     engine.core.abort("nobody")
     while engine.core.has_unfinished():
         engine.step()
@@ -454,14 +454,14 @@ def test_a_step_is_one_message_and_counts_come_now_and_then(model: Path) -> None
     rejected, told = script.sent[12:]
     assert isinstance(rejected, Rejected)
     assert rejected.request_ids == ["fine", "long"]
-    assert isinstance(told, News)
+    assert isinstance(told, StepOutputs)
     assert (told.outputs, told.stats.num_rejected) == ([], 1)  # type: ignore[union-attr]
     script.inbox.append(Stop())
-    assert not engine.take()
+    assert not engine.handle_messages()
 
 
 def test_last_words_wait_for_the_reader(tmp_path: Path) -> None:
-    script = Script(Load(str(tmp_path), CONFIG), Abort(["a"]), Stop())
+    script = Script(LoadModel(str(tmp_path), CONFIG), Abort(["a"]), Stop())
     assert serve(script) == 2
     assert [type(message) for message in script.sent] == [Progress, Failed]
     assert not script.inbox
@@ -471,7 +471,7 @@ def test_nan_is_counted(model: Path) -> None:
     engine, script = serving(model, Add([ask("bad", prompt=[77, 5]), ask("good")]))
     engine.core.executor.runner.decoder.embedding[77] = math.nan
     while engine.core.has_unfinished() or script.inbox:
-        assert engine.take()
+        assert engine.handle_messages()
         engine.step()
     stats = script.sent[-1].stats  # type: ignore[union-attr]
     assert stats is not None
@@ -481,11 +481,11 @@ def test_nan_is_counted(model: Path) -> None:
 def test_queued_requests_are_scheduled_when_there_is_a_seat(model: Path) -> None:
     engine, script = serving(model, Add([ask("first", 6), ask("second", 2)]), max_num_seqs=1)
     while engine.core.has_unfinished() or script.inbox:
-        assert engine.take()
+        assert engine.handle_messages()
         engine.step()
     outputs = [output for message in script.sent for output in message.outputs]  # type: ignore[union-attr]
     times = {output.request_id: output.first_scheduled or 0.0 for output in outputs}
-    assert times["second"] - times["first"] >= engine.meter.step_seconds / 2
+    assert times["second"] - times["first"] >= engine.stats.step_seconds / 2
 
 
 # -- the process ends ----------------------------------------------------------------------
@@ -547,6 +547,31 @@ def test_restart(own: Callable[..., Running], model: Path, tmp_path: Path) -> No
     running.do(work())
 
 
+NO_MODEL = """
+import json, sys
+sys.path[:], address = json.loads(sys.stdin.readline())
+from trueline.server.process import messages
+from trueline.server.process.child import Socket
+channel = Socket(address)
+assert isinstance(channel.receive(wait=True), messages.Load)
+channel.send(messages.Ready(
+    plan_lines=[], startup_seconds={}, family="none", vocab_size=1, eos_token_ids=[],
+    max_model_len=1, max_num_seqs=1, max_logprobs=0, num_blocks=1, block_size=1,
+    num_state_slots=None,
+))
+while not isinstance(channel.receive(wait=True), messages.Stop):
+    pass
+channel.close()
+"""
+
+
+@pytest.fixture
+def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engine processes that are ready at once and have no engine: to be killed, not asked."""
+    monkeypatch.setattr("trueline.server.process.link.BOOT", NO_MODEL)
+
+
+@pytest.mark.usefixtures("no_model")
 def test_too_many_deaths(own: Callable[..., Running], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trueline.server.process.client.MOST_RESTARTS", 1)
     running = own(on_death="restart")
@@ -564,6 +589,7 @@ def test_too_many_deaths(own: Callable[..., Running], monkeypatch: pytest.Monkey
     running.do(work())
 
 
+@pytest.mark.usefixtures("no_model")
 def test_deaths_of_long_ago_do_not_count(
     own: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -603,28 +629,23 @@ def test_a_hung_engine_is_killed(own: Callable[..., Running]) -> None:
     running.do(work())
 
 
-def test_an_idle_engine_may_be_silent(own: Callable[..., Running]) -> None:
-    running = own(silence=PATIENCE)
+def test_an_idle_engine_may_be_silent(shared: Running, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(shared.client, "silence", PATIENCE)
 
     async def work() -> None:
-        client = running.client
-        await client.start()
+        client = shared.client
         client._heard -= 2 * PATIENCE
         stream = client.generate([ask("after a while", 5)])
         client._look()
         assert await tokens(stream)
         assert client.state == "ready"
-        await client.stop(1)
 
-    running.do(work())
+    shared.do(work())
 
 
-def test_a_request_that_cannot_be_admitted_ends_alone(own: Callable[..., Running]) -> None:
-    running = own()
-
+def test_a_request_that_cannot_be_admitted_ends_alone(shared: Running) -> None:
     async def work() -> None:
-        client = running.client
-        await client.start()
+        client = shared.client
         stream = client.generate([ask("running", LONG)])
         await anext(stream)
         # nothing that passes the front end's checks: no token id is negative
@@ -633,9 +654,10 @@ def test_a_request_that_cannot_be_admitted_ends_alone(own: Callable[..., Running
         assert "request 'broken': it could not be admitted" in (told.error or "")
         await anext(stream)
         assert client.state == "ready"
-        await client.stop(1)
+        stream.abort()
+        await is_idle(client)
 
-    running.do(work())
+    shared.do(work())
 
 
 # -- stopping ------------------------------------------------------------------------------
@@ -674,7 +696,7 @@ def test_stop_ends_what_takes_too_long(own: Callable[..., Running]) -> None:
         readers = [asyncio.ensure_future(read(stream)) for stream in streams[:-1]]
         await until(lambda: client.stats.num_running == 12)
         assert client.pid is not None
-        process = client._link.process  # type: ignore[union-attr]
+        process = client._process.process  # type: ignore[union-attr]
         await client.stop(0.05)
         assert process.returncode == 0  # by itself
         for found in [*await asyncio.gather(*readers), await read(streams[-1])]:
@@ -698,13 +720,14 @@ def test_a_bad_model_is_named(own: Callable[..., Running], tmp_path: Path) -> No
     assert running.client.died.is_set()
 
 
-def test_a_bad_config_is_named(own: Callable[..., Running], model: Path, tmp_path: Path) -> None:
+def test_a_bad_config_is_named(model: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(model, tmp_path / "model")
     text = (copy / "config.json").read_text()
     (copy / "config.json").write_text(text.replace("{", '{"index_topk_freq": 3, ', 1))
-    running = own(copy)
-    with pytest.raises(EngineFailed, match="index_topk_freq"):
-        running.do(running.client.start())
+    script = Script(LoadModel(str(copy), CONFIG), Stop())
+    assert serve(script) == 2
+    assert isinstance(script.sent[-1], Failed)
+    assert "index_topk_freq" in script.sent[-1].error
 
 
 def test_killed_or_stopped_while_loading(own: Callable[..., Running]) -> None:

@@ -17,11 +17,11 @@ from hypothesis import strategies as st
 from tokenizers import models, normalizers, pre_tokenizers
 
 from paths import DOCS
-from trueline.answers import Shared
 from trueline.engine.params import SamplingParams
 from trueline.ops.sampling import SamplingState, build_rows
-from trueline.server.aside import Aside
-from trueline.server.protocol import ApiError, Limits, read_completion, shape
+from trueline.output_processor import PreparedParams
+from trueline.server.offload import OffloadThread
+from trueline.server.protocol import ApiError, RequestLimits, read_completion, shape
 from trueline.server.protocol.limits import (
     CHOSEN_IDS,
     MAX_CHARS,
@@ -33,16 +33,16 @@ from trueline.server.protocol.limits import (
     MAX_PROMPT_TOKENS,
     MAX_VALUES,
 )
-from trueline.server.protocol.pieces import PIECE, in_pieces
+from trueline.server.protocol.raw_json import PIECE, in_pieces
 from trueline.text.coverage import NFC_SHRINKS, longest_bytes
 from trueline.text.tokenizer import Tokenizer, bad_word_ids
 from trueline.tiny.tokenizer import write_tokenizer
 
-LIMITS = Limits(models=("tiny",), max_model_len=64, vocab_size=300)
+LIMITS = RequestLimits(models=("tiny",), max_model_len=64, vocab_size=300)
 PAGE = (DOCS / "server.md").read_text()
 
 
-def refusal(body: bytes, limits: Limits = LIMITS) -> ApiError:
+def refusal(body: bytes, limits: RequestLimits = LIMITS) -> ApiError:
     with pytest.raises(ApiError) as caught:
         read_completion(body, limits)
     return caught.value
@@ -210,10 +210,10 @@ def test_bad_words_in_order_and_once(tokenizer: Tokenizer) -> None:
 
 
 def test_sequences_share_what_they_can(tokenizer: Tokenizer) -> None:
-    shared = Shared(SamplingParams(n=3, stop="x", bad_words=["a"]), tokenizer)
-    assert [params.n for params in shared.each] == [1, 1, 1]
+    prepared = PreparedParams(SamplingParams(n=3, stop="x", bad_words=["a"]), tokenizer)
+    assert [params.n for params in prepared.of_sequence] == [1, 1, 1]
     one = SamplingParams(seed=5)
-    assert Shared(one, tokenizer).each == [one]
+    assert PreparedParams(one, tokenizer).of_sequence == [one]
 
 
 def test_a_row_says_what_never_changes_once() -> None:
@@ -236,16 +236,16 @@ def test_a_row_says_what_never_changes_once() -> None:
     assert rows.banned.row.tolist() == [0] * 5 + [1] * 5
 
 
-def test_work_aside() -> None:
+def test_offloaded_work() -> None:
     """In another thread, one after the other; what nobody waits for is not begun."""
     done: list[str] = []
 
     async def both() -> None:
-        aside, start = Aside(), threading.Event()
-        first = asyncio.create_task(aside.run(start.wait))
-        second = asyncio.create_task(aside.run(done.append, "second"))
-        third = asyncio.create_task(aside.run(threading.current_thread))
-        failing = asyncio.create_task(aside.run(int, "x"))
+        thread, start = OffloadThread(), threading.Event()
+        first = asyncio.create_task(thread.run(start.wait))
+        second = asyncio.create_task(thread.run(done.append, "second"))
+        third = asyncio.create_task(thread.run(threading.current_thread))
+        failing = asyncio.create_task(thread.run(int, "x"))
         await asyncio.sleep(0)
         second.cancel()
         await asyncio.sleep(0)

@@ -29,7 +29,7 @@ from trueline.engine.params import REALS, WHOLES, SamplingParams
 from trueline.errors import UsageError
 from trueline.server.protocol import (
     ApiError,
-    Limits,
+    RequestLimits,
     chat_prompt,
     completion_prompts,
     detokenize,
@@ -46,7 +46,7 @@ from trueline.text.template_process import TemplateProcess
 from trueline.text.tokenizer import Tokenizer
 from trueline.tiny.tokenizer import write_tokenizer
 
-LIMITS = Limits(models=("tiny", "alias"), max_model_len=64, vocab_size=300, max_sequences=40)
+LIMITS = RequestLimits(models=("tiny", "alias"), max_model_len=64, vocab_size=300, max_sequences=40)
 MESSAGES = [{"role": "user", "content": "hi"}]
 
 
@@ -57,11 +57,11 @@ def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return Tokenizer.load(directory)
 
 
-def completion(limits: Limits = LIMITS, **fields: Any) -> Any:
+def completion(limits: RequestLimits = LIMITS, **fields: Any) -> Any:
     return read_completion(json.dumps({"prompt": "a"} | fields).encode(), limits)
 
 
-def chat(limits: Limits = LIMITS, **fields: Any) -> Any:
+def chat(limits: RequestLimits = LIMITS, **fields: Any) -> Any:
     return read_chat(json.dumps({"messages": MESSAGES} | fields).encode(), limits)
 
 
@@ -506,7 +506,7 @@ def test_error_types() -> None:
         wrong, "authentication_error", wrong, wrong, "rate_limit_error", "server_error",
         "server_error",
     ]  # fmt: skip
-    assert ApiError(400, "é").frame() == (
+    assert ApiError(400, "é").event() == (
         'data: {"error":{"message":"é","type":"invalid_request_error","param":null,'
         '"code":null}}\n\n'.encode()
     )

@@ -8,11 +8,11 @@ from types import SimpleNamespace
 import pytest
 
 from trueline.server.process.messages import STEP_BUCKETS
-from trueline.server.process.meter import Meter
-from trueline.server.protocol.limits import Limits
+from trueline.server.process.stats import StatsRecorder
+from trueline.server.protocol.limits import RequestLimits
 from trueline.server.protocol.requests import read_completion, read_tokenize
 
-LIMITS = Limits(models=("m",), max_model_len=100, vocab_size=300)
+LIMITS = RequestLimits(models=("m",), max_model_len=100, vocab_size=300)
 PROMPT = {"prompt": "hi"}
 CHAT = {"messages": [{"role": "user", "content": "hi"}]}
 
@@ -55,7 +55,7 @@ def test_every_step_is_counted_in_its_bucket() -> None:
             (bound, number),
             (bound * 1.001, number + 1),
         ):
-            meter = Meter(SimpleNamespace())  # type: ignore[arg-type]
-            meter.stepped(seconds, [])
-            assert [i for i, count in enumerate(meter.step_counts) if count] == [place]
-            assert meter.step_seconds == meter.last_step_seconds == seconds
+            stats = StatsRecorder(SimpleNamespace())  # type: ignore[arg-type]
+            stats.stepped(seconds, [])
+            assert [i for i, count in enumerate(stats.step_counts) if count] == [place]
+            assert stats.step_seconds == stats.last_step_seconds == seconds

@@ -22,7 +22,7 @@ from expensive import MAX_LEN, ROUTES, TOKENIZE_CHAT, VOCAB, Case, cases, field_
 from heartbeat import Heart
 from servers import Served, serving
 from trueline.server.protocol.openapi import _REQUESTS
-from wire import Answer, Wire, request, wire
+from wire import HttpResponse, Wire, request, wire
 
 Tiny = Callable[..., Path]
 LONGEST_GAP = 0.1
@@ -50,7 +50,7 @@ def server(tiny: Tiny, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tup
         yield found
 
 
-def post(served: Served, path: str, body: bytes) -> Answer:
+def post(served: Served, path: str, body: bytes) -> HttpResponse:
     with wire(served.url) as connection:
         connection.socket.settimeout(600)
         connection.send(request("POST", path, body))
@@ -80,7 +80,7 @@ class Stream:
         self._thread.join()
 
 
-def check(answer: Answer, case: Case) -> None:
+def check(answer: HttpResponse, case: Case) -> None:
     if case.beyond:
         assert answer.status == 400, (case.name, answer.body[:300])
         assert len(answer.body) < 5000

@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from servers import Served, serving
-from wire import Answer, Wire, events, request, wire
+from wire import HttpResponse, Wire, events, request, wire
 
 Tiny = Callable[..., Path]
 ASK = {"prompt": "true to the", "temperature": 0, "max_tokens": 8}
@@ -39,7 +39,7 @@ def posted(asked: dict[str, Any], **headers: str) -> bytes:
     return request("POST", "/v1/completions", json.dumps(asked).encode(), headers)
 
 
-def ask(served: Served, asked: dict[str, Any] = ASK) -> Answer:
+def ask(served: Served, asked: dict[str, Any] = ASK) -> HttpResponse:
     with wire(served.url) as connection:
         connection.send(posted(asked))
         return connection.answer()
@@ -91,7 +91,7 @@ def readiness(served: Served) -> tuple[int, dict[str, str]]:
 # -- the engine is lost --------------------------------------------------------------------
 
 
-def hit(served: Served) -> tuple[list[Answer], list[Answer]]:
+def hit(served: Served) -> tuple[list[HttpResponse], list[HttpResponse]]:
     """What streaming and other clients heard after their engine was killed."""
     with ThreadPoolExecutor(8) as pool:
         others = [pool.submit(ask, served, LONG) for _ in range(4)]
@@ -105,7 +105,7 @@ def hit(served: Served) -> tuple[list[Answer], list[Answer]]:
     return answers
 
 
-def check_told(streamed: list[Answer], others: list[Answer]) -> None:
+def check_told(streamed: list[HttpResponse], others: list[HttpResponse]) -> None:
     for answer in streamed:
         *frames, last = events(answer.body)
         assert all("choices" in frame for frame in frames)
@@ -156,18 +156,6 @@ def test_a_lost_engine_is_started_again(tiny: Tiny) -> None:
 # -- the start -----------------------------------------------------------------------------
 
 
-def test_not_ready_while_loading(tiny: Tiny) -> None:
-    with serving(tiny("deepseek_v3"), wait=False) as served:
-        status, told = readiness(served)
-        assert (status, told["status"]) == (503, "loading")
-        assert told["reason"]
-        assert served.get("/health").status_code == 503
-        assert served.get("/health/live").status_code == 200
-        assert ask(served).error["code"] == "loading"
-        served.wait_for("listening on")
-        assert readiness(served) == (200, {"status": "ready", "reason": None})
-
-
 def test_nobody_reads_the_log(tiny: Tiny) -> None:
     """As in `trueline serve … 2>&1 | head -1`."""
     command = [sys.executable, "-m", "trueline", "serve", str(tiny("deepseek_v3")), "--port", "0"]
@@ -193,7 +181,7 @@ def test_nobody_reads_the_log(tiny: Tiny) -> None:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_a_signal_while_loading(tiny: Tiny, tmp_path: Path, number: signal.Signals) -> None:
     with serving(tiny("deepseek_v3"), wait=False, TMPDIR=str(tmp_path)) as served:
-        eventually(lambda: "process.child" in children(served.process.pid))
+        eventually(lambda: "process.engine_process" in children(served.process.pid))
         served.signal(number)
         assert served.ended() == 0
         log = served.rest_of_log()
@@ -248,8 +236,21 @@ def test_an_engine_that_cannot_load_says_why(tiny: Tiny, tmp_path: Path) -> None
 # -- the end -------------------------------------------------------------------------------
 
 
-def test_sigterm_lets_streams_finish_and_admits_nobody(tiny: Tiny) -> None:
-    with serving(tiny("deepseek_v3")) as served, wire(served.url) as waiting:
+def is_loading(served: Served) -> None:
+    """And then ready."""
+    status, told = readiness(served)
+    assert (status, told["status"]) == (503, "loading")
+    assert told["reason"]
+    assert served.get("/health").status_code == 503
+    assert served.get("/health/live").status_code == 200
+    assert ask(served).error["code"] == "loading"
+    served.wait_for("listening on")
+    assert readiness(served) == (200, {"status": "ready", "reason": None})
+
+
+def test_ready_from_loading_to_sigterm_which_lets_streams_finish(tiny: Tiny) -> None:
+    with serving(tiny("deepseek_v3"), wait=False) as served, wire(served.url) as waiting:
+        is_loading(served)
         right = json.loads(ask(served, LONG | {"max_tokens": 300}).body)["choices"][0]["text"]
         streams = [begun(served, max_tokens=300) for _ in range(3)]
         waiting.send(posted(ASK)[:-5])  # a body that will not come whole
@@ -290,7 +291,10 @@ def test_what_takes_too_long_is_ended_with_an_error(tiny: Tiny) -> None:
         assert "Traceback" not in served.rest_of_log()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 143), pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow)],
+)
 def test_a_second_signal_ends_at_once(tiny: Tiny, number: signal.Signals, code: int) -> None:
     with serving(tiny("deepseek_v3")) as served:
         engine = served.engine_pid()

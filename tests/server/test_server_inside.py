@@ -16,7 +16,7 @@ from inside import Inside
 from trueline.engine.messages import CoreOutput, CoreRequest
 from trueline.engine.params import SamplingParams, sequence_seed
 from trueline.server.protocol.bodies import SAMPLING
-from trueline.server.service import Run, Times
+from trueline.server.service import Generation, Times
 
 Tiny = Callable[..., Path]
 PROMPT = [3, 1, 4, 1, 5]
@@ -66,7 +66,23 @@ def test_every_field_reaches_the_engine(inside: Inside, asked: list[CoreRequest]
         assert request.cache_salt == "mine"
         assert request.bad_word_ids
     assert len(asked) == 2
-    assert len({request.request_id for request in asked}) == 2
+
+
+@pytest.mark.parametrize(
+    ("fields", "suffixes"),
+    [
+        ({}, [""]),
+        ({"n": 2, "temperature": 1.0}, ["/0", "/1"]),
+        ({"prompt": [PROMPT, PROMPT]}, ["-0", "-1"]),
+        ({"prompt": [PROMPT] * 2, "n": 2, "temperature": 1.0}, ["-0/0", "-0/1", "-1/0", "-1/1"]),
+    ],
+)
+def test_the_engine_knows_a_request_by_its_response_id(
+    inside: Inside, asked: list[CoreRequest], fields: dict[str, Any], suffixes: list[str]
+) -> None:
+    """Whose errors then name what the client knows, whatever x-request-id it has sent."""
+    response_id = ask(inside, **fields)["id"]
+    assert [request.request_id for request in asked] == [response_id + each for each in suffixes]
 
 
 def test_every_end_token_is_known_to_the_engine(
@@ -110,7 +126,7 @@ def test_times_are_those_between_tokens(inside: Inside, monkeypatch: pytest.Monk
     monkeypatch.setattr("trueline.server.service.time.monotonic", lambda: clock[0])
     seen: list[tuple[str, float]] = []
     monkeypatch.setattr(inside.service.metrics, "observe", lambda *told: seen.append(told))
-    run = Run(inside.service, [], [])
+    run = Generation(inside.service, [], [])
     times = Times()
     for now, count, scheduled in ((2.0, 3, 0.5), (8.0, 4, None), (9.0, 1, None)):
         clock[0] = now

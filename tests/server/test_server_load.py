@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from crowd import Crowd, Question
+from load_clients import LoadClients, Question
 from servers import Served, serving
 from trueline import LLM, SamplingParams
 
@@ -108,21 +108,21 @@ def settle(served: Served) -> None:
 
 def test_two_hundred_clients(served: Served, known: list[Question]) -> None:
     processes = (served.process.pid, served.engine_pid())
-    crowd = Crowd(served.url, known, LIMIT)
+    clients = LoadClients(served.url, known, LIMIT)
     # until caches are there, and every thread has had a large body
-    asyncio.run(crowd.visit(200, 5, MANNERS))
-    asyncio.run(crowd.visit(24, 8, {"megabyte": 1, "large": 1}))
+    asyncio.run(clients.visit(200, 5, MANNERS))
+    asyncio.run(clients.visit(24, 8, {"megabyte": 1, "large": 1}))
     settle(served)
     before = [resident(pid) for pid in processes]
     open_before = [descriptors(pid) for pid in processes]
 
-    asyncio.run(crowd.visit(200, 60, MANNERS))
+    asyncio.run(clients.visit(200, 60, MANNERS))
     settle(served)
-    print(dict(crowd.outcomes))
-    assert not crowd.failures, crowd.failures[:5]
-    assert crowd.outcomes["stream: right"] > 500
-    assert crowd.outcomes["slow: right"] > 50
-    assert crowd.outcomes["leaves: left"] > 100
+    print(dict(clients.outcomes))
+    assert not clients.failures, clients.failures[:5]
+    assert clients.outcomes["stream: right"] > 500
+    assert clients.outcomes["slow: right"] > 50
+    assert clients.outcomes["leaves: left"] > 100
     assert metric(served, "corrupted_requests_total") == 0
     assert not [line for line in served.get("/metrics").text.splitlines()
                 if "http_requests_total" in line and 'status="5' in line]  # fmt: skip
@@ -158,27 +158,27 @@ def p99(before: list[tuple[float, float]], after: list[tuple[float, float]]) -> 
 
 
 def test_large_bodies_do_not_hold_up_steps(served: Served, known: list[Question]) -> None:
-    crowd = Crowd(served.url, known, LIMIT)
+    clients = LoadClients(served.url, known, LIMIT)
 
     async def both() -> None:
         await asyncio.gather(
-            crowd.visit(24, 15, {"stream": 1}), crowd.visit(4, 15, {"megabyte": 1})
+            clients.visit(24, 15, {"stream": 1}), clients.visit(4, 15, {"megabyte": 1})
         )
 
     def ratio() -> float:
         start = steps(served)
-        asyncio.run(crowd.visit(24, 15, {"stream": 1}))
+        asyncio.run(clients.visit(24, 15, {"stream": 1}))
         middle = steps(served)
         asyncio.run(both())
-        alone, crowded = p99(start, middle), p99(middle, steps(served))
-        print(f"p99 of a step: {alone * 1e3:.2f} ms alone, {crowded * 1e3:.2f} ms with bodies")
-        return crowded / alone
+        alone, loaded = p99(start, middle), p99(middle, steps(served))
+        print(f"p99 of a step: {alone * 1e3:.2f} ms alone, {loaded * 1e3:.2f} ms with bodies")
+        return loaded / alone
 
-    asyncio.run(crowd.visit(24, 3, {"stream": 1, "megabyte": 1}))
+    asyncio.run(clients.visit(24, 3, {"stream": 1, "megabyte": 1}))
     found = ratio()
     if found > 1.5:  # others may have had the cores meanwhile
         found = ratio()
     assert found <= 1.5
-    assert not crowd.failures, crowd.failures[:5]
-    assert crowd.outcomes["megabyte: 400"] > 20
-    print(dict(crowd.outcomes))
+    assert not clients.failures, clients.failures[:5]
+    assert clients.outcomes["megabyte: 400"] > 20
+    print(dict(clients.outcomes))

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trueline.answers import Answer
 from trueline.engine.messages import CoreOutput, TokenScore
 from trueline.engine.params import SamplingParams
+from trueline.output_processor import PreparedParams, RequestOutputState
 from trueline.text.tokenizer import Tokenizer
 
 
@@ -22,20 +22,20 @@ def tokenizer(tiny: Any) -> Tokenizer:
 
 def answered(
     tokenizer: Tokenizer, params: SamplingParams, text: str, reason: str = "length"
-) -> Answer:
+) -> RequestOutputState:
     ids = tokenizer.encode(text, add_special_tokens=False)
     assert len(ids) == len(text)
-    made = Answer("a", None, [1], params, tokenizer)
+    made = RequestOutputState("a", None, [1], PreparedParams(params, tokenizer))
     for place, token in enumerate(ids, 1):
         score = TokenScore(token, -1.0, 1)
         last = reason if place == len(ids) else None
-        news = CoreOutput(request_id="a/0", token_ids=[token], scores=[score], finish_reason=last)
-        made.take(news)
+        output = CoreOutput(request_id="a", token_ids=[token], scores=[score], finish_reason=last)
+        made.update(output)
     return made
 
 
-def said(made: Answer) -> tuple[str, str | None, Any, int]:
-    done = made.copies[0].completion
+def said(made: RequestOutputState) -> tuple[str, str | None, Any, int]:
+    done = made.output.outputs[0]
     return done.text, done.finish_reason, done.stop_reason, len(done.token_ids)
 
 
@@ -56,7 +56,7 @@ def test_stop_strings(tokenizer: Tokenizer, text: str, stops: list[str], include
     end, _, stop = min(places)
     shown = text[:end] if include else text[: end - len(stop)]
     assert said(made) == (shown, "stop", stop, end)
-    assert made.to_stop() == ["a/0"], "the engine must hear of it"
+    assert made.to_stop() == ["a"], "the engine must hear of it"
     assert made.to_stop() == [], "once"
 
 

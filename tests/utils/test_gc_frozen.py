@@ -12,7 +12,7 @@ import pytest
 from trueline import LLM, SamplingParams
 from trueline.bench.workload import Workload, measure
 from trueline.llm import LLMEngine
-from trueline.server.process.child import Serving
+from trueline.server.process.engine_process import EngineLoop
 from trueline.utils import gc_frozen as pauses
 from trueline.utils.gc_frozen import gc_frozen
 
@@ -89,7 +89,8 @@ def test_generating(tiny: Any, frozen_at: list[bool]) -> None:
 def test_serving(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[bool] = []
     engine = SimpleNamespace(
-        take=lambda: len(seen) < 3, step=lambda: seen.append(gc.get_freeze_count() > 1000)
+        handle_messages=lambda: len(seen) < 3,
+        step=lambda: seen.append(gc.get_freeze_count() > 1000),
     )
-    Serving.run(engine)  # type: ignore[arg-type]
+    EngineLoop.run(engine)  # type: ignore[arg-type]
     assert seen == [True] * 3

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from cyclopts import Parameter
 
 from trueline.cli.output import tables
-from trueline.cli.remote import Connection
+from trueline.cli.remote import ConnectionOptions
 from trueline.errors import UsageError
 from trueline.utils.progress import progress_bar
 
@@ -40,7 +40,7 @@ def serve(
     seed: int = 0,
     ignore_eos: Annotated[bool, Parameter(negative="--no-ignore-eos")] = True,
     warmup: int = 1,
-    connection: Connection = Connection(),  # noqa: B008
+    connection: ConnectionOptions = ConnectionOptions(),  # noqa: B008
     out: Path | None = None,
     plot: Path | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
@@ -102,7 +102,7 @@ def _loads(
 
 
 def _measure(
-    connection: Connection,
+    connection: ConnectionOptions,
     url: str,
     shape: Shape,
     loads: list[Load],

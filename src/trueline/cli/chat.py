@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from trueline.cli.remote import Connection, Sampling, parse_fields
+from trueline.cli.remote import ConnectionOptions, SamplingOptions, parse_fields
 
 if TYPE_CHECKING:
-    from trueline.client.conversation import Conversation
+    from trueline.client.session import ChatSession
 
 
 def chat(
@@ -25,8 +25,8 @@ def chat(
     system: str | None = None,
     max_tokens: int | None = None,
     template_kwargs: tuple[str, ...] = (),
-    sampling: Sampling = Sampling(),  # noqa: B008
-    connection: Connection = Connection(),  # noqa: B008
+    sampling: SamplingOptions = SamplingOptions(),  # noqa: B008
+    connection: ConnectionOptions = ConnectionOptions(),  # noqa: B008
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
     quiet: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
@@ -52,7 +52,7 @@ def chat(
     quiet
         Do not print speeds and counts after an answer.
     """
-    from trueline.client.conversation import Conversation
+    from trueline.client.session import ChatSession
 
     server = connection.open(url)
     body = {"model": server.pick_model(connection.model), **sampling.body(),
@@ -61,7 +61,7 @@ def chat(
         body["max_tokens"] = max_tokens
     if template_kwargs:
         body["chat_template_kwargs"] = parse_fields("--template-kwargs", template_kwargs)
-    talk = Conversation(server, body, system)
+    talk = ChatSession(server, body, system)
     interactive = not message and sys.stdin.isatty()
     if interactive:
         print(f"{body['model']}; /help lists commands", file=sys.stderr)
@@ -72,16 +72,16 @@ def chat(
 
 
 def _converse(
-    talk: Conversation, lines: Iterator[str], interactive: bool, as_json: bool, quiet: bool
+    talk: ChatSession, lines: Iterator[str], interactive: bool, as_json: bool, quiet: bool
 ) -> int:
     from trueline.client.wire import ServerError
 
     for line in lines:
         if line.startswith("/") and not line.startswith("//"):
-            told = talk.command(line)
-            if told is None:
+            reply = talk.command(line)
+            if reply is None:
                 break
-            print(told, file=sys.stderr)
+            print(reply, file=sys.stderr)
             continue
         text = line[1:] if line.startswith("//") else line
         if not text.strip():
@@ -99,11 +99,11 @@ def _converse(
     return 0
 
 
-def _turn(talk: Conversation, text: str, as_json: bool, quiet: bool) -> None:
-    from trueline.client.answer import Answer
+def _turn(talk: ChatSession, text: str, as_json: bool, quiet: bool) -> None:
     from trueline.client.live import Screen
+    from trueline.client.response import StreamedResponse
 
-    answer = Answer()
+    answer = StreamedResponse()
     if as_json:
         talk.say(text, answer)
         print(json.dumps(answer.as_json(), ensure_ascii=False), flush=True)

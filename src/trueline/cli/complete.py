@@ -9,7 +9,7 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
-from trueline.cli.remote import Connection, Sampling
+from trueline.cli.remote import ConnectionOptions, SamplingOptions
 from trueline.errors import UsageError
 
 
@@ -20,8 +20,8 @@ def complete(
     prompt: str | None = None,
     prompt_file: Path | None = None,
     max_tokens: int = 64,
-    sampling: Sampling = Sampling(),  # noqa: B008
-    connection: Connection = Connection(),  # noqa: B008
+    sampling: SamplingOptions = SamplingOptions(),  # noqa: B008
+    connection: ConnectionOptions = ConnectionOptions(),  # noqa: B008
     stream: Annotated[bool, Parameter(negative="--no-stream")] = True,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
     quiet: Annotated[bool, Parameter(negative=())] = False,
@@ -46,22 +46,22 @@ def complete(
         Do not print the account at the end.
     """
     text = _text(prompt, prompt_file)
-    from trueline.client.answer import Answer, gather
     from trueline.client.live import Screen
+    from trueline.client.response import StreamedResponse, gather
 
     server = connection.open(url)
     body = {"model": server.pick_model(connection.model), "prompt": text, "max_tokens": max_tokens}
     if stream:
         body |= {"stream": True, "stream_options": {"include_usage": True}}
-    answer = Answer()
-    frames = server.ask("completions", body | sampling.body())
+    answer = StreamedResponse()
+    chunks = server.ask("completions", body | sampling.body())
     if as_json:
-        print(json.dumps(gather(frames, answer).as_json(), ensure_ascii=False))
+        print(json.dumps(gather(chunks, answer).as_json(), ensure_ascii=False))
     else:
         screen = Screen()
         try:
             with screen.answering():
-                gather(frames, answer, screen.show)
+                gather(chunks, answer, screen.show)
         finally:
             print(flush=True)
     if not quiet:

@@ -128,7 +128,9 @@ def generate(
         print(json.dumps(_as_json(output), ensure_ascii=False) if as_json else _as_text(output))
     if not quiet:
         _print_account(llm, outputs, seconds)
-    failed = any(copy.finish_reason == "error" for out in outputs for copy in out.outputs)
+    failed = any(
+        completion.finish_reason == "error" for out in outputs for completion in out.outputs
+    )
     return 1 if failed else 0
 
 
@@ -146,9 +148,9 @@ def _texts(prompt: tuple[str, ...], file: Path | None) -> list[str]:
 
 def _as_text(output: RequestOutput) -> str:
     lines = [f"> {output.prompt}"]
-    for copy in output.outputs:
-        mark = f"[{copy.index}] " if len(output.outputs) > 1 else ""
-        lines.append(f"{mark}{copy.error or copy.text}")
+    for completion in output.outputs:
+        mark = f"[{completion.index}] " if len(output.outputs) > 1 else ""
+        lines.append(f"{mark}{completion.error or completion.text}")
     return "\n".join(lines)
 
 
@@ -159,27 +161,27 @@ def _as_json(output: RequestOutput) -> dict[str, Any]:
         "num_cached_tokens": output.num_cached_tokens,
         "outputs": [
             {
-                "index": copy.index,
-                "text": copy.text,
-                "token_ids": copy.token_ids,
-                "cumulative_logprob": copy.cumulative_logprob,
-                "finish_reason": copy.finish_reason,
-                "stop_reason": copy.stop_reason,
-                "error": copy.error,
-                "logprobs": copy.logprobs
+                "index": completion.index,
+                "text": completion.text,
+                "token_ids": completion.token_ids,
+                "cumulative_logprob": completion.cumulative_logprob,
+                "finish_reason": completion.finish_reason,
+                "stop_reason": completion.stop_reason,
+                "error": completion.error,
+                "logprobs": completion.logprobs
                 and [
                     {str(token): [one.logprob, one.rank] for token, one in (each or {}).items()}
-                    for each in copy.logprobs
+                    for each in completion.logprobs
                 ],
             }
-            for copy in output.outputs
+            for completion in output.outputs
         ],
     }
 
 
 def _print_account(llm: LLM, outputs: list[RequestOutput], seconds: float) -> None:
     engine = llm.llm_engine
-    tokens = sum(len(copy.token_ids) for out in outputs for copy in out.outputs)
+    tokens = sum(len(completion.token_ids) for out in outputs for completion in out.outputs)
     prompt = sum(len(out.prompt_token_ids) for out in outputs)
     startup = engine.startup_seconds
     phases = ", ".join(f"{name} {value:.1f}" for name, value in startup.items())

@@ -20,7 +20,7 @@ KEY_VARIABLES = ["TRUELINE_API_KEY", "OPENAI_API_KEY"]
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
-class Connection:
+class ConnectionOptions:
     model: str | None = None
     """Default: the only one the server has."""
     api_key: Annotated[str | None, Parameter(env_var=KEY_VARIABLES)] = None
@@ -54,7 +54,7 @@ class Connection:
 
 @Parameter(name="*")
 @dataclass(frozen=True, slots=True)
-class Sampling:
+class SamplingOptions:
     """Only what is given is sent; the rest is the server's choice."""
 
     temperature: float | None = None

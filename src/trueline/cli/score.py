@@ -87,7 +87,7 @@ def score(
 
 
 def _require_sound(model: Path, overrides: dict[str, Any]) -> None:
-    """Config and files in order, told in our own words: the reference takes them on trust."""
+    """Checks config and files first, so that errors are ours: the reference takes them on trust."""
     spec = read_model(model, overrides)
     if spec.not_runnable:
         raise UsageError(f"{model}: {spec.family}: {spec.not_runnable}")

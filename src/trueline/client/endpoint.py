@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
 import msgspec
 
 from trueline.client.sse import DONE, Events
-from trueline.client.wire import Frame, ServerError, read_frame, status_error
+from trueline.client.wire import Chunk, ServerError, read_chunk, status_error
 from trueline.errors import UsageError
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class Endpoint:
     def models(self) -> list[str]:
         import httpx2
 
-        with self._client() as client, self._told():
+        with self._client() as client, self._hiding_key():
             try:
                 response = client.get(self.url("models"))
             except httpx2.HTTPError as error:
@@ -69,22 +69,22 @@ class Endpoint:
             raise UsageError(f"{self.base}: give --model; the server has: {listed}")
         return known[0]
 
-    def ask(self, path: str, body: dict[str, Any]) -> Iterator[Frame]:
-        """The frames of a stream, or the one of an answer that comes whole. It is sent when the
+    def ask(self, path: str, body: Mapping[str, object]) -> Iterator[Chunk]:
+        """The chunks of a stream, or the one of an answer that comes whole. It is sent when the
         first is asked for."""
         return self._answer(self._client(), self.url(path), msgspec.json.encode(body))
 
-    def _answer(self, client: httpx2.Client, url: str, content: bytes) -> Iterator[Frame]:
+    def _answer(self, client: httpx2.Client, url: str, content: bytes) -> Iterator[Chunk]:
         import httpx2
 
-        with client, self._told():
+        with client, self._hiding_key():
             try:
                 with client.stream("POST", url, content=content) as response:
                     _check(response)
                     if response.headers.get("content-type", "").startswith("text/event-stream"):
-                        yield from _frames(response)
+                        yield from _chunks(response)
                     else:
-                        yield read_frame(response.read())
+                        yield read_chunk(response.read())
             except httpx2.HTTPError as error:
                 raise transport_error(error, self.base) from error
 
@@ -95,7 +95,7 @@ class Endpoint:
         return httpx2.Client(headers=self.headers, timeout=timeout, trust_env=not self.is_local)
 
     @contextmanager
-    def _told(self) -> Iterator[None]:
+    def _hiding_key(self) -> Iterator[None]:
         try:
             yield
         except ServerError as error:
@@ -147,20 +147,20 @@ def _check(response: httpx2.Response) -> None:
         raise status_error(response.status_code, response.reason_phrase, body, wait)
 
 
-def _frames(response: httpx2.Response) -> Iterator[Frame]:
+def _chunks(response: httpx2.Response) -> Iterator[Chunk]:
     finished = False
     for data in _events(response):
         if data == DONE:
             return
-        frame = read_frame(data)
-        finished |= any(choice.finish_reason for choice in frame.choices)
-        yield frame
+        chunk = read_chunk(data)
+        finished |= any(choice.finish_reason for choice in chunk.choices)
+        yield chunk
     if not finished:
         raise ServerError("cut off", "the stream ended before the answer did")
 
 
 def _events(response: httpx2.Response) -> Iterator[bytes]:
     events = Events()
-    for chunk in response.iter_raw():
-        yield from events.feed(chunk)
+    for data in response.iter_raw():
+        yield from events.feed(data)
     yield from events.end()

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from trueline.client.load import Shape
-from trueline.client.measure import Run
+from trueline.client.measure import LoadRun
 from trueline.client.record import Record
 
 PERCENTILES = (50, 90, 95, 99)
@@ -32,7 +32,7 @@ def spread(seconds: Sequence[float]) -> dict[str, float] | None:
     return found | {"max": ordered[-1]}
 
 
-def summary(run: Run, shape: Shape) -> dict[str, Any]:
+def summary(run: LoadRun, shape: Shape) -> dict[str, Any]:
     """Times are of requests that succeeded; throughput is of their tokens only."""
     good = [record for record in run.records if record.error is None]
     seconds = max(run.seconds, 1e-9)
@@ -72,8 +72,8 @@ def _per_token(record: Record) -> float | None:
 
 
 def _cached(records: Sequence[Record]) -> int | None:
-    told = [r.usage.cached_tokens for r in records if r.usage]
-    counts = [count for count in told if count is not None]
+    cached = [r.usage.cached_tokens for r in records if r.usage]
+    counts = [count for count in cached if count is not None]
     return sum(counts) if counts else None
 
 

@@ -8,8 +8,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from trueline.client.answer import Answer
-from trueline.client.wire import Frame
+from trueline.client.response import StreamedResponse
+from trueline.client.wire import Chunk
 
 SECONDS_BETWEEN = 0.1
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
@@ -38,8 +38,8 @@ class Screen:
             sys.stdout.flush()
             self._release()
 
-    def show(self, answer: Answer, frame: Frame) -> None:
-        for choice in frame.choices:
+    def show(self, answer: StreamedResponse, chunk: Chunk) -> None:
+        for choice in chunk.choices:
             if choice.thought and self.shares:
                 self._speak(True)
                 self._write(choice.thought)
@@ -59,7 +59,7 @@ class Screen:
             sys.stdout.write(DIM if thinking else PLAIN + "\n")
             self._thinking = thinking
 
-    def _status(self, answer: Answer) -> None:
+    def _status(self, answer: StreamedResponse) -> None:
         columns, rows = shutil.get_terminal_size()
         rate = answer.tokens_per_s
         words = f"{answer.num_tokens} tokens" + (f", {rate:.1f} tokens/s" if rate else "")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import msgspec
 
@@ -32,7 +31,7 @@ class Shape:
         return draw.choices(range(self.vocab_size), k=self.prompt_len)
 
     def body(self, model: str, point: str, number: int, token_ids: bool) -> bytes:
-        fields: dict[str, Any] = {
+        fields: dict[str, object] = {
             "model": model,
             "prompt": self.prompt(point, number),
             "max_tokens": self.output_len,

@@ -8,12 +8,12 @@ import itertools
 import time
 from collections.abc import Callable, Coroutine, Iterator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from trueline.client.endpoint import Endpoint
 from trueline.client.load import Load, Shape
 from trueline.client.record import Record
-from trueline.client.stream import Pool
+from trueline.client.stream import ConnectionPool
 from trueline.client.wire import ServerError
 
 Report = Callable[[int, int], None]
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class Run:
+class LoadRun:
     """One load, measured."""
 
     load: Load
@@ -40,7 +40,7 @@ class Bench:
         self.shape = shape
         self.token_ids = True
         """Asked for until the server refuses."""
-        self._pool = Pool(server)
+        self._pool = ConnectionPool(server)
 
     async def warm_up(self, count: int) -> None:
         """Requests that no figure counts. What the server refuses here it would always refuse."""
@@ -53,8 +53,8 @@ class Bench:
             await self._asked("warm-up", 0)
         await asyncio.gather(*(self._asked("warm-up", number) for number in range(1, count)))
 
-    async def run(self, load: Load, report: Report) -> Run:
-        run = Run(load)
+    async def run(self, load: Load, report: Report) -> LoadRun:
+        run = LoadRun(load)
         plan = self._plan(load) if load.rate is not None else []
         gc.collect()
         cpu = time.process_time()
@@ -70,7 +70,7 @@ class Bench:
     def close(self) -> None:
         self._pool.close()
 
-    async def _closed_loop(self, run: Run, report: Report) -> None:
+    async def _closed_loop(self, run: LoadRun, report: Report) -> None:
         load, start = run.load, time.perf_counter()
         assert load.concurrency is not None
         numbers = itertools.count() if load.limit is None else iter(range(load.limit))
@@ -78,7 +78,9 @@ class Bench:
             *(self._worker(run, numbers, start, report) for _ in range(load.concurrency))
         )
 
-    async def _worker(self, run: Run, numbers: Iterator[int], start: float, report: Report) -> None:
+    async def _worker(
+        self, run: LoadRun, numbers: Iterator[int], start: float, report: Report
+    ) -> None:
         for number in numbers:
             passed = time.perf_counter() - start
             if run.load.duration is not None and passed >= run.load.duration:
@@ -91,7 +93,9 @@ class Bench:
         times = load.arrivals(self.shape.seed)
         return [(due, self._request(load.name, number)) for number, due in enumerate(times)]
 
-    async def _open_loop(self, run: Run, plan: list[tuple[float, bytes]], report: Report) -> None:
+    async def _open_loop(
+        self, run: LoadRun, plan: list[tuple[float, bytes]], report: Report
+    ) -> None:
         """Arrivals wait for nobody."""
         tasks = []
         start = time.perf_counter()
@@ -107,7 +111,7 @@ class Bench:
         body = self.shape.body(self.model, point, number, self.token_ids)
         return self._pool.request("completions", body)
 
-    async def _one(self, run: Run, request: bytes, due: float) -> None:
+    async def _one(self, run: LoadRun, request: bytes, due: float) -> None:
         """Failures are figures too."""
         record = Record()
         try:
@@ -139,14 +143,14 @@ class Bench:
             raise ServerError("empty", "an answer without tokens")
 
 
-def _tell(run: Run, report: Report, start: float) -> None:
+def _tell(run: LoadRun, report: Report, start: float) -> None:
     if run.load.limit is not None:
         report(len(run.records), run.load.limit)
     elif run.load.duration is not None:
         report(int(time.perf_counter() - start), int(run.load.duration))
 
 
-def run_loop(work: Coroutine[Any, Any, T]) -> T:
+def run_loop(work: Coroutine[object, None, T]) -> T:
     """uvloop where it is installed: less of the core for the client, more for the server."""
     try:
         import uvloop

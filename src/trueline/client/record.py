@@ -6,7 +6,7 @@ import time
 from dataclasses import dataclass, field
 
 from trueline.client.sse import DONE, Events
-from trueline.client.wire import Usage, read_frame, status_error
+from trueline.client.wire import TokenUsage, read_chunk, status_error
 
 
 @dataclass(slots=True)
@@ -19,9 +19,9 @@ class Record:
     end: float = 0.0
     gaps: list[float] = field(default_factory=list)
     """Between tokens. Those that come in one piece have 0 between them: so a reader sees them."""
-    text_frames: int = 0
+    text_chunks: int = 0
     listed_tokens: int = 0
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
     error: str | None = None
     """Its kind."""
     message: str = ""
@@ -35,7 +35,7 @@ class Record:
     def num_tokens(self) -> int:
         if self.usage:
             return self.usage.completion_tokens
-        return self.listed_tokens or self.text_frames
+        return self.listed_tokens or self.text_chunks
 
     @property
     def counted_by(self) -> str:
@@ -49,13 +49,13 @@ class Record:
         kind = headers.get(b"content-type", b"")
         self._streams = status == 200 and kind.startswith(b"text/event-stream")
 
-    def data(self, chunk: bytes) -> None:
+    def data(self, received: bytes) -> None:
         now = time.perf_counter()
         if not self._streams:
-            self._body += chunk
+            self._body += received
             return
-        for data in self._events.feed(chunk):
-            self._take(data, now)
+        for data in self._events.feed(received):
+            self._update(data, now)
 
     def close(self) -> None:
         """The answer is over. Raises what was wrong with it."""
@@ -64,26 +64,26 @@ class Record:
         if status != 200:
             raise status_error(status, reason, self._body, wait)
         for data in self._events.end():
-            self._take(data, self.end)
+            self._update(data, self.end)
         if not self._streams:
-            self._take(self._body, self.end)
+            self._update(self._body, self.end)
 
-    def _take(self, data: bytes, now: float) -> None:
+    def _update(self, data: bytes, now: float) -> None:
         if data == DONE:
             self.finished = True
             return
-        frame = read_frame(data)
-        if frame.usage:
-            self.usage = frame.usage
-        for choice in frame.choices:
+        chunk = read_chunk(data)
+        if chunk.usage:
+            self.usage = chunk.usage
+        for choice in chunk.choices:
             self.finished |= choice.finish_reason is not None
             listed = len(choice.token_ids or ())
             self.listed_tokens += listed
-            # Where ids are listed, a frame without any is no token; text may lag behind them.
+            # Where ids are listed, a chunk without any is no token; text may lag behind them.
             tokens = listed or (1 if choice.answer and not self.listed_tokens else 0)
             if not tokens:
                 continue
-            self.text_frames += 1
+            self.text_chunks += 1
             if self.first is None:
                 self.first = now
             else:

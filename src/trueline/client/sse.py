@@ -13,8 +13,8 @@ class Events:
     def __init__(self) -> None:
         self._rest = b""
 
-    def feed(self, chunk: bytes) -> list[bytes]:
-        text = self._rest + chunk
+    def feed(self, received: bytes) -> list[bytes]:
+        text = self._rest + received
         held = b""
         if b"\r" in text:  # JSON escapes it, so here it only ends lines
             if text.endswith(b"\r"):  # its \n may be on the way

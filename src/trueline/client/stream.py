@@ -1,8 +1,8 @@
 """HTTP/1.1 as load needs it: many connections in one loop, bytes handed over as they arrive.
 
-httpx2 spends 55 to 120 µs of CPU on every frame of a stream, this about 30 (a third of it in the
-kernel): at thousands of frames a second it is a core that the server under test needs. And the time
-of a frame is that of the socket's read.
+httpx2 spends 55 to 120 µs of CPU on every chunk of a stream, this about 30 (a third of it in the
+kernel): at thousands of chunks a second it is a core that the server under test needs. And the time
+of a chunk is that of the socket's read.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class Connection(asyncio.Protocol):
         self._done.set_result(None)
 
 
-class Pool:
+class ConnectionPool:
     """As many connections as there are requests under way; idle ones are used again."""
 
     def __init__(self, server: Endpoint) -> None:

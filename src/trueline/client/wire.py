@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
 from trueline.errors import TruelineError
+from trueline.utils.json_types import JsonValue
 
 
 class ServerError(TruelineError):
@@ -28,7 +27,7 @@ class Words(msgspec.Struct):
     reasoning: str | None = None
 
 
-class Choice(msgspec.Struct):
+class ResponseChoice(msgspec.Struct):
     text: str | None = None
     delta: Words | None = None
     message: Words | None = None
@@ -50,7 +49,7 @@ class PromptDetails(msgspec.Struct):
     cached_tokens: int | None = None
 
 
-class Usage(msgspec.Struct):
+class TokenUsage(msgspec.Struct):
     prompt_tokens: int = 0
     completion_tokens: int = 0
     prompt_tokens_details: PromptDetails | None = None
@@ -61,30 +60,30 @@ class Usage(msgspec.Struct):
         return None if details is None else details.cached_tokens
 
 
-class Frame(msgspec.Struct):
+class Chunk(msgspec.Struct):
     id: str | None = None
     model: str | None = None
     object: str | None = None
-    choices: list[Choice] = []
-    usage: Usage | None = None
-    error: Any = None
-    message: Any = None
+    choices: list[ResponseChoice] = []
+    usage: TokenUsage | None = None
+    error: JsonValue = None
+    message: JsonValue = None
 
 
-_decode = msgspec.json.Decoder(Frame).decode
+_decode = msgspec.json.Decoder(Chunk).decode
 
 
-def read_frame(data: bytes) -> Frame:
+def read_chunk(data: bytes) -> Chunk:
     """Raises what the server said where it reports an error in the middle of a stream."""
     try:
-        frame = _decode(data)
+        chunk = _decode(data)
     except msgspec.MsgspecError as error:
         start = data[:200].decode(errors="replace")
         raise ServerError("not understood", f"an answer that is none ({error}): {start}") from error
-    if frame.error is not None or frame.object == "error":
+    if chunk.error is not None or chunk.object == "error":
         said = said_in(data) or "no reason given"
         raise ServerError("error in the stream", f"the server broke off: {said}")
-    return frame
+    return chunk
 
 
 def said_in(body: bytes) -> str | None:

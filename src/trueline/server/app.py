@@ -1,4 +1,4 @@
-"""The routes, and what stands before all of them: ids, keys, limits, logs."""
+"""The routes, and the middleware before them: request ids, API keys, limits, logs."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def build_app(service: Service, keys: Keys, logger: logging.Logger) -> ASGIApp:
         Route("/metrics", metrics, methods=["GET"]),
         Route("/openapi.json", document, methods=["GET"]),
     ]
-    middleware = [Middleware(Door, service=service, keys=keys, logger=logger)]
+    middleware = [Middleware(RequestMiddleware, service=service, keys=keys, logger=logger)]
     if service.config.cors_origin:
         # Any header: SDKs send their own (x-stainless-*), and none lets a page do more than its
         # origin may. Cookies are not allowed, so a page needs a key of its own.
@@ -103,7 +103,7 @@ async def metrics(request: Request) -> Response:
     return Response(text, headers={"content-type": CONTENT_TYPE})
 
 
-def _json(value: Any, status: int = 200) -> Response:
+def _json(value: object, status: int = 200) -> Response:
     return Response(msgspec.json.encode(value), status, media_type="application/json")
 
 
@@ -111,7 +111,7 @@ def _json(value: Any, status: int = 200) -> Response:
 
 
 async def _api_error(request: Request, error: ApiError) -> Response:
-    request.scope["told"].update(_for_log(error))
+    request.scope["log_fields"].update(_for_log(error))
     return error_response(error)
 
 
@@ -132,20 +132,20 @@ async def _our_error(request: Request, error: TruelineError) -> Response:
 async def _http_error(request: Request, error: HTTPException) -> Response:
     path = short(request.url.path)
     words = {404: f"there is no route {path}", 405: f"{request.method} is not for {path}"}
-    told = ApiError(error.status_code, words.get(error.status_code, error.detail))
-    return error_response(told, error.headers)
+    shown = ApiError(error.status_code, words.get(error.status_code, error.detail))
+    return error_response(shown, error.headers)
 
 
 async def _left(request: Request, error: ClientDisconnect) -> Response:
-    request.scope["told"]["client"] = "gone"
+    request.scope["log_fields"]["client"] = "gone"
     return Response(status_code=LEFT)
 
 
-# -- before all routes -----------------------------------------------------------------
+# -- middleware -----------------------------------------------------------------------
 
 
-class Door:
-    """Gives every request its id, asks for a key, refuses what is too large, and writes the log."""
+class RequestMiddleware:
+    """Gives every request its id, checks its API key and its size, and logs its response."""
 
     def __init__(self, app: ASGIApp, service: Service, keys: Keys, logger: logging.Logger) -> None:
         self.app, self.service, self.keys, self.logger = app, service, keys, logger
@@ -156,8 +156,8 @@ class Door:
             return
         headers = dict(scope["headers"])
         name = request_id(headers.get(b"x-request-id"))
-        told: dict[str, Any] = {}
-        scope["request_id"], scope["unique"], scope["told"] = name, uuid.uuid4().hex, told
+        log_fields: dict[str, object] = {}
+        scope["request_id"], scope["log_fields"] = name, log_fields
         began, status = time.monotonic(), 0
 
         rest = Rest(receive, headers)
@@ -174,7 +174,7 @@ class Door:
         refusal = self._refusal(scope["path"], headers)
         try:
             if refusal is not None:
-                told.update(_for_log(refusal))
+                log_fields.update(_for_log(refusal))
                 await error_response(refusal)(scope, rest.receive, sending)
             else:
                 await self.app(scope, rest.receive, sending)
@@ -210,7 +210,7 @@ class Door:
             path=short(scope["path"], LONGEST_ID),
             status=status,
             seconds=seconds,
-            **scope["told"],
+            **scope["log_fields"],
         )
 
 

@@ -16,7 +16,8 @@ class ServerConfig:
     port: int = 8000
     """0 takes a free one, which the start-up tells."""
     served_model_name: tuple[str, ...] = ()
-    """Names that requests may give for the model; the first is told. Default: the directory's."""
+    """Names that requests may give for the model; /v1/models lists them. Default: the
+    directory's."""
     tokenizer: str | None = None
     """Directory of another tokenizer than the model's."""
     chat_template: Path | None = None

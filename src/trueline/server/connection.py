@@ -16,7 +16,7 @@ TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\
 def connection(seconds: float) -> type[asyncio.Protocol]:
     """For clients that have so many seconds for a head; then they are left."""
 
-    class Connection(HttpToolsProtocol):
+    class HttpConnection(HttpToolsProtocol):
         def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
             super().connection_made(transport)
             self.patience: asyncio.TimerHandle | None = None
@@ -61,4 +61,4 @@ def connection(seconds: float) -> type[asyncio.Protocol]:
                 self.patience.cancel()
                 self.patience = None
 
-    return Connection
+    return HttpConnection

@@ -18,8 +18,8 @@ QUIET_SECONDS = 1.0
 
 
 def too_large(limit: int) -> ApiError:
-    told = f"the request's body is larger than {limit} bytes, which is this server's limit"
-    return ApiError(413, told, code="body_too_large")
+    message = f"the request's body is larger than {limit} bytes, which is this server's limit"
+    return ApiError(413, message, code="body_too_large")
 
 
 class Rest:
@@ -63,8 +63,8 @@ class Bodies:
                 finally:
                     self._coming.discard(patience)
         except TimeoutError:
-            told = f"the request's body did not come within {self.seconds:g} s"
-            raise self._why or ApiError(408, told, code="body_timeout") from None
+            message = f"the request's body did not come within {self.seconds:g} s"
+            raise self._why or ApiError(408, message, code="body_timeout") from None
 
     def give_up(self, why: ApiError) -> None:
         self._why, now = why, asyncio.get_running_loop().time()

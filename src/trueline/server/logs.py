@@ -9,7 +9,7 @@ import sys
 import traceback
 from contextlib import suppress
 from datetime import UTC, datetime
-from typing import Any, TextIO
+from typing import TextIO
 
 NAME = "trueline.server"
 
@@ -20,7 +20,7 @@ def start_logs(form: str, level: str) -> logging.Logger:
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(_Json() if form == "json" else _Text())
     logger.handlers, logger.propagate = [handler], False
-    # of requests that fail we tell ourselves; of connections that were cut there is no more to say
+    # our middleware logs requests that fail; connections that were cut need no line
     logging.getLogger("uvicorn").setLevel(logging.CRITICAL)
     return logger
 
@@ -53,7 +53,7 @@ def keep_stderr() -> None:
         sys.stderr = _Unbreakable(sys.stderr)
 
 
-def event(logger: logging.Logger, what: str, level: int = logging.INFO, **fields: Any) -> None:
+def event(logger: logging.Logger, what: str, level: int = logging.INFO, **fields: object) -> None:
     if logger.isEnabledFor(level):
         given = {name: value for name, value in fields.items() if value is not None}
         logger.log(level, what, extra={"fields": given})
@@ -66,28 +66,28 @@ def _time(record: logging.LogRecord) -> str:
 
 class _Json(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
-        told = {"time": _time(record), "level": record.levelname.lower(), "event": record.msg}
-        told |= getattr(record, "fields", {})
+        line = {"time": _time(record), "level": record.levelname.lower(), "event": record.msg}
+        line |= getattr(record, "fields", {})
         if record.exc_info:
-            told["traceback"] = _traceback(record.exc_info[1])
-        return json.dumps(told, ensure_ascii=False, default=str)
+            line["traceback"] = _traceback(record.exc_info[1])
+        return json.dumps(line, ensure_ascii=False, default=str)
 
 
 class _Text(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         fields = getattr(record, "fields", {})
-        told = " ".join(f"{name}={_plain(value)}" for name, value in fields.items())
-        line = f"{_time(record)} {record.levelname.lower():<7} {record.msg} {told}".rstrip()
+        given = " ".join(f"{name}={_plain(value)}" for name, value in fields.items())
+        line = f"{_time(record)} {record.levelname.lower():<7} {record.msg} {given}".rstrip()
         return f"{line}\n{_traceback(record.exc_info[1])}" if record.exc_info else line
 
 
 def _traceback(error: BaseException | None) -> str:
     """Where it was raised, and of which type. Not what it says: that may quote a request."""
-    told: list[str] = []
+    parts: list[str] = []
     while error is not None:
-        told.append("".join(traceback.format_tb(error.__traceback__)) + type(error).__name__)
+        parts.append("".join(traceback.format_tb(error.__traceback__)) + type(error).__name__)
         error = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    return "\nand then\n".join(reversed(told))
+    return "\nand then\n".join(reversed(parts))
 
 
 def _plain(value: object) -> str:

@@ -1,4 +1,4 @@
-"""What Prometheus reads, under the names that people already chart for vLLM, behind a prefix."""
+"""Prometheus metrics, under the names that dashboards for vLLM chart, behind a prefix."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class Metrics:
 
 
 class _Engine(Collector):
-    """What the engine process last told of itself."""
+    """The latest Stats of the engine process."""
 
     def __init__(self, engine: EngineClient, prefix: str, model: str) -> None:
         self.engine, self.prefix, self.model = engine, prefix, model
@@ -148,7 +148,7 @@ class _Engine(Collector):
         return metric
 
     def _start(self) -> Iterator[Metric]:
-        """What is known once the engine has loaded."""
+        """Start-up times and cache sizes, once the engine has loaded."""
         ready = getattr(self.engine, "ready", None)
         if ready is None:
             return
@@ -163,11 +163,11 @@ class _Engine(Collector):
             phases.get("weights", 0.0),
         )
         config = InfoMetricFamily(f"{self.prefix}:cache_config", "How the cache is cut")
-        told = {
+        values = {
             "block_size": str(ready.block_size),
             "num_gpu_blocks": str(ready.num_blocks),
             "num_state_slots": str(ready.num_state_slots or 0),
             "max_model_len": str(ready.max_model_len),
         }
-        config.add_metric([], told)
+        config.add_metric([], values)
         yield config

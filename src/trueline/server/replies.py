@@ -1,5 +1,5 @@
-"""Answers as ASGI responses. A client that goes away ends the work; one that reads slowly holds up
-nobody but itself."""
+"""Responses of generating routes. A client that disconnects aborts its sequences in the engine; one
+that reads slowly delays nobody else."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from starlette.types import Receive, Scope, Send
 
 from trueline.outputs import RequestOutput
 from trueline.server.protocol.errors import ApiError
-from trueline.server.protocol.frames import failure
-from trueline.server.service import PER_SCORE, Run
+from trueline.server.protocol.stream_chunks import failure
+from trueline.server.service import PER_SCORE, Generation
 
 DONE = b"data: [DONE]\n\n"
 SSE = [
@@ -24,8 +24,10 @@ SSE = [
 ]
 
 
-class Frames(Protocol):
-    """What the protocol makes of outputs."""
+class ResponseWriter(Protocol):
+    """Turns outputs into the bytes of a response."""
+
+    response_id: str
 
     def delta(self, outputs: Sequence[RequestOutput]) -> Iterable[bytes]: ...
 
@@ -37,12 +39,19 @@ class Frames(Protocol):
 
 
 class Reply(Response):
-    """Runs when it is sent."""
+    """Generates while it is sent."""
 
-    def __init__(self, run: Run, frames: Frames, stream: bool, told: dict[str, object]) -> None:
-        self.run, self.frames, self.streams = run, frames, stream
-        self.told = told
-        """What the log will say."""
+    def __init__(
+        self,
+        generation: Generation,
+        writer: ResponseWriter,
+        stream: bool,
+        log_fields: dict[str, object],
+    ) -> None:
+        self.generation, self.writer, self.streams = generation, writer, stream
+        self.outputs = [state.output for state in generation.states]
+        """One for every prompt."""
+        self.log_fields = log_fields
         self.background = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -51,7 +60,7 @@ class Reply(Response):
         try:
             await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
             if not work.done():
-                self.told["client"] = "gone"
+                self.log_fields["client"] = "gone"
                 work.cancel()
             with suppress(asyncio.CancelledError):
                 await work
@@ -61,17 +70,16 @@ class Reply(Response):
             self._account()
 
     def _account(self) -> None:
-        answers = self.run.answers
-        completions = [copy.completion for answer in answers for copy in answer.copies]
-        self.told["prompt_tokens"] = sum(len(answer.ids) for answer in answers)
-        self.told["output_tokens"] = sum(len(each.token_ids) for each in completions)
-        self.told["finish"] = ",".join(each.finish_reason or "none" for each in completions)
+        completions = [each for output in self.outputs for each in output.outputs]
+        self.log_fields["prompt_tokens"] = sum(len(each.prompt_token_ids) for each in self.outputs)
+        self.log_fields["output_tokens"] = sum(len(each.token_ids) for each in completions)
+        self.log_fields["finish"] = ",".join(each.finish_reason or "none" for each in completions)
 
     async def _whole(self, send: Send) -> None:
         async with self._in_time() as outputs:
             async for _ in outputs:
                 pass
-        body = await self._aside(self.frames.whole)
+        body = await self._offload(self.writer.whole)
         headers = [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()),
@@ -80,51 +88,48 @@ class Reply(Response):
         await send({"type": "http.response.body", "body": body})
 
     async def _stream(self, send: Send) -> None:
-        """The status waits for the first news: whoever is refused hears it there."""
+        """The status waits for the first output: that of a request which the engine refuses is an
+        error."""
         started = False
         try:
             async with self._in_time() as outputs:
                 async for _ in outputs:
                     if not started:
-                        if error := failure(self._all()):
+                        if error := failure(self.outputs):
                             raise error
                         started = True
                         await send({"type": "http.response.start", "status": 200, "headers": SSE})
-                    data = await self._aside(self._delta)
+                    data = await self._offload(self._delta)
                     if data:
                         await send({"type": "http.response.body", "body": data, "more_body": True})
-            failed = failure(self._all())
-            data = b"" if failed else (self.frames.final_usage() or b"") + DONE
+            failed = failure(self.outputs)
+            data = b"" if failed else (self.writer.final_usage() or b"") + DONE
         except ApiError as error:
             if not started:
                 raise
-            failed, data = error, error.frame()
+            failed, data = error, error.event()
         if failed:
-            self.told["error"] = failed.message
+            self.log_fields["error"] = failed.message
         await send({"type": "http.response.body", "body": data})
 
-    async def _aside(self, make: Callable[[Sequence[RequestOutput]], bytes]) -> bytes:
-        outputs = self._all()
-        weight = self.frames.weight(outputs) * PER_SCORE
-        return await self.run.service.aside(weight, make, outputs)
+    async def _offload(self, make: Callable[[Sequence[RequestOutput]], bytes]) -> bytes:
+        weight = self.writer.weight(self.outputs) * PER_SCORE
+        return await self.generation.service.offload(weight, make, self.outputs)
 
     def _delta(self, outputs: Sequence[RequestOutput]) -> bytes:
-        return b"".join(self.frames.delta(outputs))
-
-    def _all(self) -> list[RequestOutput]:
-        return [answer.output() for answer in self.run.answers]
+        return b"".join(self.writer.delta(outputs))
 
     @asynccontextmanager
     async def _in_time(self) -> AsyncIterator[AsyncIterator[RequestOutput]]:
-        """The outputs, to be read and sent before the request is given up: the engine does not work
-        longer for a client that does not read, either."""
-        seconds = self.run.service.config.request_timeout
+        """The outputs, to be read and sent within request_timeout, also by a client that does not
+        read: then its sequences are aborted."""
+        seconds = self.generation.service.config.request_timeout
         try:
-            async with asyncio.timeout(seconds), aclosing(self.run.outputs()) as outputs:
+            async with asyncio.timeout(seconds), aclosing(self.generation.outputs()) as outputs:
                 yield outputs
         except TimeoutError:
-            told = f"not done after {seconds:g} s, which is this server's limit"
-            raise ApiError(504, told, code="timeout") from None
+            message = f"not done after {seconds:g} s, which is this server's limit"
+            raise ApiError(504, message, code="timeout") from None
 
 
 async def _gone(receive: Receive) -> None:

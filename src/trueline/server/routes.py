@@ -1,8 +1,9 @@
-"""Routes that do work: read the body, make prompts of it, and hand it to the engine."""
+"""Routes that do work: read the body, tokenize its prompts, and submit them to the engine."""
 
 from __future__ import annotations
 
 import time
+import uuid
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
@@ -11,11 +12,10 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from trueline import __version__
-from trueline.answers import Answer, Shared
 from trueline.engine.messages import CoreRequest
+from trueline.output_processor import PreparedParams, RequestOutputState
 from trueline.server.protocol import prompts
-from trueline.server.protocol.frames import ChatFrames, CompletionFrames
-from trueline.server.protocol.limits import Limits
+from trueline.server.protocol.limits import RequestLimits
 from trueline.server.protocol.requests import (
     GenerateRequest,
     read_chat,
@@ -24,8 +24,9 @@ from trueline.server.protocol.requests import (
     read_tokenize,
 )
 from trueline.server.protocol.responses import ModelCard, ModelList
-from trueline.server.replies import Frames, Reply
-from trueline.server.service import Run, Service
+from trueline.server.protocol.stream_chunks import ChatWriter, CompletionWriter
+from trueline.server.replies import Reply, ResponseWriter
+from trueline.server.service import Generation, Service
 
 Read = TypeVar("Read")
 FINGERPRINT = f"trueline-{__version__}"
@@ -34,11 +35,13 @@ FINGERPRINT = f"trueline-{__version__}"
 async def completions(request: Request) -> Response:
     service = _service(request)
     limits, size, asked = await _read(request, read_completion)
-    found = await service.aside(size, prompts.completion_prompts, asked, service.tokenizer, limits)
-    frames = CompletionFrames(
-        f"cmpl-{_name(request)}", int(time.time()), FINGERPRINT, asked, service.tokenizer
+    found = await service.offload(
+        size, prompts.completion_prompts, asked, service.tokenizer, limits
     )
-    return await _reply(request, size, asked, found, frames)
+    writer = CompletionWriter(
+        f"cmpl-{uuid.uuid4().hex}", int(time.time()), FINGERPRINT, asked, service.tokenizer
+    )
+    return await _reply(request, size, asked, found, writer)
 
 
 async def chat(request: Request) -> Response:
@@ -47,10 +50,10 @@ async def chat(request: Request) -> Response:
     found = await service.prompted(
         asked.conversation, size, prompts.chat_prompt, asked, service.tokenizer, limits
     )
-    frames = ChatFrames(
-        f"chatcmpl-{_name(request)}", int(time.time()), FINGERPRINT, asked, service.tokenizer
+    writer = ChatWriter(
+        f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), FINGERPRINT, asked, service.tokenizer
     )
-    return await _reply(request, size, asked, [found], frames)
+    return await _reply(request, size, asked, [found], writer)
 
 
 async def tokenize(request: Request) -> Response:
@@ -64,7 +67,7 @@ async def tokenize(request: Request) -> Response:
 async def detokenize(request: Request) -> Response:
     service = _service(request)
     _, size, asked = await _read(request, read_detokenize)
-    return _json(await service.aside(size, prompts.detokenize, asked, service.tokenizer))
+    return _json(await service.offload(size, prompts.detokenize, asked, service.tokenizer))
 
 
 async def models(request: Request) -> Response:
@@ -86,15 +89,15 @@ def _cards(service: Service) -> list[ModelCard]:
 
 
 async def _read(
-    request: Request, read: Callable[[bytes, Limits], Read]
-) -> tuple[Limits, int, Read]:
-    """What is asked, and how many bytes say so: refused before it is read where nobody could
-    answer."""
+    request: Request, read: Callable[[bytes, RequestLimits], Read]
+) -> tuple[RequestLimits, int, Read]:
+    """The limits, the size of the body in bytes, and the request that it holds. Refused before the
+    body is read where the engine takes none."""
     service = _service(request)
     limits = service.limits()
     service.check_room(1)
     body = await service.bodies.read(request)
-    return limits, len(body), await service.aside(len(body), read, body, limits)
+    return limits, len(body), await service.offload(len(body), read, body, limits)
 
 
 async def _reply(
@@ -102,53 +105,51 @@ async def _reply(
     size: int,
     asked: GenerateRequest,
     found: Sequence[tuple[str | None, list[int]]],
-    frames: Frames,
+    writer: ResponseWriter,
 ) -> Reply:
     service = _service(request)
     num_sequences = len(found) * asked.params.n
-    answers, core = await service.aside(
-        size * num_sequences, _answers, service, _name(request), asked, found
+    states, core = await service.offload(
+        size * num_sequences, _states, service, writer.response_id, asked, found
     )
-    return Reply(Run(service, answers, core), frames, asked.stream, request.scope["told"])
+    generation = Generation(service, states, core)
+    return Reply(generation, writer, asked.stream, request.scope["log_fields"])
 
 
-def _answers(
+def _states(
     service: Service,
-    name: str,
+    response_id: str,
     asked: GenerateRequest,
     found: Sequence[tuple[str | None, list[int]]],
-) -> tuple[list[Answer], list[CoreRequest]]:
-    """And what the engine is asked for."""
+) -> tuple[list[RequestOutputState], list[CoreRequest]]:
+    """One for every prompt, and the requests for the engine. Unlike the id that a client gives in a
+    header, the response's is unique: the engine knows a prompt by it, and of several by its index
+    too."""
     params = asked.params
-    shared = Shared(params, service.tokenizer)
+    prepared = PreparedParams(params, service.tokenizer)
     chosen = {
-        "bad_words": sum(map(len, shared.bad_word_ids)),
+        "bad_words": sum(map(len, prepared.bad_word_ids)),
         "allowed_token_ids": len(params.allowed_token_ids or ()),
         "logit_bias": len(params.logit_bias or ()),
         "stop_token_ids": len(params.stop_token_ids),
     }
     service.limits().check_chosen_ids(chosen, len(found) * params.n)
-    answers = [
-        Answer(f"{name}-{i}", text, ids, params, service.tokenizer, shared)
+    several = len(found) > 1
+    states = [
+        RequestOutputState(f"{response_id}-{i}" if several else response_id, text, ids, prepared)
         for i, (text, ids) in enumerate(found)
     ]
     core = [
         each
-        for answer in answers
-        for each in answer.core_requests(service.eos_token_ids, asked.priority, asked.cache_salt)
+        for state in states
+        for each in state.core_requests(service.eos_token_ids, asked.priority, asked.cache_salt)
     ]
-    return answers, core
+    return states, core
 
 
 def _service(request: Request) -> Service:
     service: Service = request.app.state.service
     return service
-
-
-def _name(request: Request) -> str:
-    """Unlike the id a client gives, nobody else has it."""
-    name: str = request.scope["unique"]
-    return name
 
 
 def _json(body: bytes) -> Response:

@@ -1,4 +1,4 @@
-"""The server's life: listen, load, serve, drain, end."""
+"""The server's lifespan: listen, load, serve, drain, end."""
 
 from __future__ import annotations
 
@@ -42,11 +42,11 @@ def run(model: str, engine: EngineConfig, config: ServerConfig) -> int:
     """Until a signal or the engine's end; the exit code."""
     keep_stderr()
     with asyncio.Runner(loop_factory=_loop_factory()) as runner, gc_frozen():
-        return runner.run(_Life(model, engine, config).whole())
+        return runner.run(_Lifespan(model, engine, config).run())
 
 
 def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
-    """uvloop does not run everywhere."""
+    """uvloop where it is installed: it does not run everywhere."""
     try:
         import uvloop
     except ImportError:
@@ -55,14 +55,14 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 class _Http(uvicorn.Server):
-    """Signals are ours."""
+    """`_Lifespan` handles signals."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
 
-class _Life:
+class _Lifespan:
     def __init__(self, model: str, engine: EngineConfig, config: ServerConfig) -> None:
         self.began = time.monotonic()
         self.config = config
@@ -77,9 +77,9 @@ class _Life:
         self.options = engine
         self.logger = start_logs(config.log_format, config.log_level)
         self.signals = 0
-        self.told_phase, self.told_at = "starting", self.began
+        self.logged_phase, self.logged_at = "starting", self.began
 
-    async def whole(self) -> int:
+    async def run(self) -> int:
         self.stopping = asyncio.Event()
         for number in SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._signal, number)
@@ -102,13 +102,13 @@ class _Life:
         http = self._http()
         serving = asyncio.create_task(http.serve([listening]))
         try:
-            return await self._live(_url(listening))
+            return await self._serve(_url(listening))
         finally:
             http.should_exit = True
             await serving
             listening.close()
 
-    async def _live(self, url: str) -> int:
+    async def _serve(self, url: str) -> int:
         event(self.logger, "loading", model=str(self.directory), url=url)
         loading = asyncio.create_task(self.engine.start())
         stopping = asyncio.create_task(self.stopping.wait())
@@ -116,7 +116,7 @@ class _Life:
         try:
             await asyncio.wait({loading, stopping, died}, return_when=asyncio.FIRST_COMPLETED)
             if loading.done():
-                self._tell(await loading, url)
+                self._announce(await loading, url)
             await asyncio.wait({stopping, died}, return_when=asyncio.FIRST_COMPLETED)
             return await self._drain() if stopping.done() else self._lost()
         except EngineFailed as error:
@@ -135,7 +135,7 @@ class _Life:
         return 0
 
     def _lost(self) -> int:
-        """Everybody who waited has been told."""
+        """EngineClient has failed all open streams."""
         event(self.logger, "engine lost", logging.ERROR, reason=self.engine.reason)
         return 1
 
@@ -161,13 +161,13 @@ class _Life:
         self.stopping.set()
 
     def _progress(self, progress: Progress) -> None:
-        """Every phase, and now and then within one: a large model is loaded in many steps."""
+        """Logs every phase, and every PROGRESS_SECONDS within one: large models load for long."""
         now = time.monotonic()
-        if progress.phase != self.told_phase or now - self.told_at >= PROGRESS_SECONDS:
-            self.told_phase, self.told_at = progress.phase, now
+        if progress.phase != self.logged_phase or now - self.logged_at >= PROGRESS_SECONDS:
+            self.logged_phase, self.logged_at = progress.phase, now
             event(self.logger, "loading", phase=str(progress))
 
-    def _tell(self, ready: Ready, url: str) -> None:
+    def _announce(self, ready: Ready, url: str) -> None:
         phases = ", ".join(f"{name} {s:.1f}" for name, s in ready.startup_seconds.items())
         keys = "asked for" if self.keys else "none: everybody who reaches it may use it"
         lines = [

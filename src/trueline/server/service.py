@@ -1,36 +1,38 @@
-"""One HTTP request's sequences in the engine: admitted together, told together, ended together."""
+"""What the routes share; and one HTTP request's sequences in the engine, which are added, streamed
+and aborted together."""
 
 from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TypeVar, TypeVarTuple
 
-from trueline.answers import Answer
 from trueline.engine.messages import CoreOutput, CoreRequest
 from trueline.errors import RequestRejected
+from trueline.output_processor import RequestOutputState
 from trueline.outputs import RequestOutput
-from trueline.server.aside import Aside
 from trueline.server.config import ServerConfig
 from trueline.server.limits import Bodies
 from trueline.server.metrics import Metrics
+from trueline.server.offload import OffloadThread
 from trueline.server.process.client import EngineClient
 from trueline.server.process.messages import Ready
 from trueline.server.process.streams import EngineDead
 from trueline.server.protocol.errors import ApiError, bad_request
-from trueline.server.protocol.limits import Limits
+from trueline.server.protocol.limits import RequestLimits
 from trueline.server.protocol.requests import Conversation
 from trueline.text.template_process import TemplateProcess
 from trueline.text.tokenizer import Tokenizer
 
 RETRY_SECONDS = 1
-"""What a client is told to wait when there is no room, or nobody to answer."""
+"""Of the Retry-After header, when there is no room or the engine is not ready."""
 BIG = 1 << 12
-"""Bytes of a request, or as much work, from which the event loop does not wait for it."""
+"""Bytes of a request, or as much work, from which the event loop offloads it to a thread."""
 PER_SCORE = 4
 """A token's logprob is as much work as so many bytes of a request."""
 T = TypeVar("T")
+Given = TypeVarTuple("Given")
 
 
 @dataclass
@@ -47,26 +49,30 @@ class Service:
 
     def __post_init__(self) -> None:
         self.bodies = Bodies(self.config.max_body_bytes, self.config.read_timeout)
-        self._aside = Aside()
+        self._offload_thread = OffloadThread()
         self.templates = TemplateProcess()
-        self._rendering = Aside()
+        self._template_thread = OffloadThread()
 
-    async def aside(self, size: int, work: Callable[..., T], *given: Any) -> T:
-        """Small work at once; big work in one thread for all, so that nobody else's tokens wait
-        for it, and it takes one core at most."""
+    async def offload(self, size: int, work: Callable[[*Given], T], *given: *Given) -> T:
+        """Small work at once; big work in one thread for all requests, so that the event loop goes
+        on streaming, and offloaded work takes one core at most."""
         if size < BIG:
             return work(*given)
-        return await self._aside.run(work, *given)
+        return await self._offload_thread.run(work, *given)
 
     async def prompted(
-        self, asked: Conversation | str, size: int, work: Callable[..., T], *given: Any
+        self,
+        asked: Conversation | str,
+        size: int,
+        work: Callable[[*Given, TemplateProcess | None], T],
+        *given: *Given,
     ) -> T:
-        """`aside`; and where a template of the request's own is rendered, in a thread that nobody
-        waits for but others who bring theirs."""
+        """`offload`; a template that the request brings is rendered in a thread of its own kind:
+        only requests that bring one wait for it."""
         own = isinstance(asked, Conversation) and asked.chat_template is not None
         if not own:
-            return await self.aside(size, work, *given, None)
-        return await self._rendering.run(work, *given, self.templates)
+            return await self.offload(size, work, *given, None)
+        return await self._template_thread.run(work, *given, self.templates)
 
     def drain(self) -> None:
         """Nobody else is admitted, nor those who are still asking."""
@@ -91,9 +97,9 @@ class Service:
         code, message = self.refusal() or ("", "")
         return ApiError(503, message, code=code, retry_after=RETRY_SECONDS)
 
-    def limits(self) -> Limits:
+    def limits(self) -> RequestLimits:
         ready = self.check_open()
-        return Limits(
+        return RequestLimits(
             models=self.models,
             max_model_len=ready.max_model_len,
             vocab_size=ready.vocab_size,
@@ -127,30 +133,31 @@ class Service:
             )
 
 
-class Run:
-    """Some answers on their way. `outputs` gives one that has news, in its whole state, when all
-    the news there are have been taken: sequences of one request come together, once a step."""
+class Generation:
+    """One HTTP request's sequences in the engine. `outputs` yields a RequestOutput that has
+    changed, in its whole state, once all outputs that have arrived are processed: what a step
+    brings for several sequences is sent together."""
 
     def __init__(
-        self, service: Service, answers: list[Answer], requests: list[CoreRequest]
+        self, service: Service, states: list[RequestOutputState], requests: list[CoreRequest]
     ) -> None:
-        self.service, self.answers, self.requests = service, answers, requests
-        self.of_sequence = {copy.core_id: a for a in answers for copy in a.copies}
+        self.service, self.states, self.requests = service, states, requests
+        self.by_sequence = {name: state for state in states for name in state.sequence_ids}
         self.arrived = time.monotonic()
-        self.times = {core_id: Times() for core_id in self.of_sequence}
+        self.times = {name: Times() for name in self.by_sequence}
 
     async def outputs(self) -> AsyncGenerator[RequestOutput]:
         self.service.check_room(len(self.requests))
         stream = self.service.engine.generate(self.requests)
         try:
-            async for news in stream:
-                for each in (news, *stream.waiting()):
-                    answer = self.of_sequence[each.request_id]
+            async for output in stream:
+                for each in (output, *stream.waiting()):
+                    state = self.by_sequence[each.request_id]
                     weight = _num_scores(each) * PER_SCORE
-                    await self.service.aside(weight, self._take, answer, each)
-                    if ended := answer.to_stop():
+                    await self.service.offload(weight, self._update, state, each)
+                    if ended := state.to_stop():
                         stream.abort(ended)
-                yield answer.output()
+                yield state.output
         except EngineDead as error:
             raise ApiError(503, str(error), code="engine_dead") from None
         except RequestRejected as error:
@@ -158,27 +165,27 @@ class Run:
         finally:
             stream.abort()
 
-    def _take(self, answer: Answer, news: CoreOutput) -> None:
-        copy = answer.of_sequence[news.request_id]
-        before = copy.completion.finished
-        answer.take(news)
-        self._time(self.times[news.request_id], news)
-        done = copy.completion
-        if done.finished and not before:
-            self._ended(self.times[news.request_id], len(done.token_ids), done.finish_reason or "")
+    def _update(self, state: RequestOutputState, output: CoreOutput) -> None:
+        completion = state.completion(output.request_id)
+        before = completion.finished
+        state.update(output)
+        self._time(self.times[output.request_id], output)
+        if completion.finished and not before:
+            reason = completion.finish_reason or ""
+            self._ended(self.times[output.request_id], len(completion.token_ids), reason)
 
-    def _time(self, times: Times, news: CoreOutput) -> None:
-        if news.first_scheduled is not None:
-            times.scheduled = news.first_scheduled
-        if not news.token_ids:
+    def _time(self, times: Times, output: CoreOutput) -> None:
+        if output.first_scheduled is not None:
+            times.scheduled = output.first_scheduled
+        if not output.token_ids:
             return
         now, observe = time.monotonic(), self.service.metrics.observe
         if times.first is None:
             times.first = now
             observe("time_to_first_token_seconds", now - self.arrived)
         else:
-            each = (now - times.last) / len(news.token_ids)
-            for _ in news.token_ids:
+            each = (now - times.last) / len(output.token_ids)
+            for _ in output.token_ids:
                 observe("inter_token_latency_seconds", each)
         times.last = now
 
@@ -199,8 +206,8 @@ class Run:
             metrics.observe("request_time_per_output_token_seconds", each)
 
 
-def _num_scores(news: CoreOutput) -> int:
-    scores = news.prompt_scores or news.scores
+def _num_scores(output: CoreOutput) -> int:
+    scores = output.prompt_scores or output.scores
     return len(scores) * (1 + len(scores[0].top)) if scores else 0
 
 

@@ -6,13 +6,13 @@ Templates are code of strangers: they get copies of the data made of plain JSON 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from trueline.errors import UsageError, short, short_repr
 from trueline.text.templates import render_template
 from trueline.text.tokenizer import Tokenizer
+from trueline.utils.json_types import JsonObject, JsonValue
 
-Message = Mapping[str, Any]
+Message = Mapping[str, object]
 
 TEXT_JOINER = "\n"
 """Between the text parts of one message."""
@@ -25,8 +25,8 @@ def render_chat(
     messages: Sequence[Message],
     /,
     add_generation_prompt: bool = True,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    **kwargs: Any,
+    tools: Sequence[Mapping[str, object]] | None = None,
+    **kwargs: object,
 ) -> str:
     """The prompt for these messages; `kwargs` are the template's own (enable_thinking, …) and win
     over the special tokens of the same name. Encode the result without special tokens."""
@@ -42,9 +42,9 @@ def template_and_values(
     messages: Sequence[Message],
     /,
     add_generation_prompt: bool = True,
-    tools: Sequence[Mapping[str, Any]] | None = None,
-    **kwargs: Any,
-) -> tuple[str, dict[str, Any]]:
+    tools: Sequence[Mapping[str, object]] | None = None,
+    **kwargs: object,
+) -> tuple[str, JsonObject]:
     """What `render_chat` renders, all of it plain JSON."""
     checked = check_messages(messages)
     if isinstance(tokenizer_or_template, Tokenizer):
@@ -63,7 +63,7 @@ def template_and_values(
     }
 
 
-def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
+def check_messages(messages: Sequence[Message]) -> list[JsonObject]:
     """The messages with text parts joined. Roles are the template's business."""
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
         raise UsageError(
@@ -73,7 +73,7 @@ def check_messages(messages: Sequence[Message]) -> list[dict[str, Any]]:
     return [_check_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
 
 
-def _check_message(where: str, message: object) -> dict[str, Any]:
+def _check_message(where: str, message: object) -> JsonObject:
     if not isinstance(message, Mapping):
         raise UsageError(
             f"{where} = {short_repr(message)}: accepted: an object with role and content"
@@ -95,7 +95,7 @@ def _check_message(where: str, message: object) -> dict[str, Any]:
     return _with_reasoning({key: _plain(f"{where}.{key}", message[key]) for key in message})
 
 
-def _with_reasoning(message: dict[str, Any]) -> dict[str, Any]:
+def _with_reasoning(message: JsonObject) -> JsonObject:
     reasoning = next((message[key] for key in REASONING if message.get(key) is not None), None)
     if reasoning is None:
         return message
@@ -116,7 +116,7 @@ def _part_text(where: str, part: object) -> str:
     return text
 
 
-def _check_tools(tools: object, sort: bool) -> list[Any] | None:
+def _check_tools(tools: object, sort: bool) -> list[JsonValue] | None:
     if tools is None:
         return None
     if not isinstance(tools, list | tuple) or not all(isinstance(t, Mapping) for t in tools):
@@ -125,7 +125,7 @@ def _check_tools(tools: object, sort: bool) -> list[Any] | None:
     return [_sorted(tool) for tool in plain] if sort else plain
 
 
-def _plain(where: str, value: object) -> Any:
+def _plain(where: str, value: object) -> JsonValue:
     """A copy made of what JSON has: other objects have methods that no sandbox knows."""
     if value is None or type(value) in (str, int, float, bool):
         return value
@@ -139,7 +139,7 @@ def _plain(where: str, value: object) -> Any:
     )
 
 
-def _sorted(value: Any) -> Any:
+def _sorted(value: JsonValue) -> JsonValue:
     if isinstance(value, Mapping):
         return {key: _sorted(value[key]) for key in sorted(value)}
     return [_sorted(item) for item in value] if isinstance(value, list) else value

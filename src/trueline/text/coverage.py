@@ -9,10 +9,12 @@ and no token swallows the white space around it. Whatever is not known here has 
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Protocol
 
 import tokenizers
 from tokenizers import models, pre_tokenizers
+
+from trueline.utils.json_types import JsonObject
 
 NFC_SHRINKS = 9
 """Canonical decomposition makes a character shorter by a factor of 3 at most (the Kelvin sign, a
@@ -39,19 +41,25 @@ def longest_bytes(tokenizer: tokenizers.Tokenizer) -> int | None:
     return shrinks * max([longest, *(len(token.content.encode()) for token in added)])
 
 
-def _state(part: Any) -> dict[str, Any]:
-    """Of a normalizer or a pre-tokenizer, as tokenizer.json has it."""
-    found: dict[str, Any] = json.loads(part.__getstate__()) if part is not None else {}
+class _Part(Protocol):
+    """A normalizer or a pre-tokenizer."""
+
+    def __getstate__(self) -> bytes: ...
+
+
+def _state(part: _Part | None) -> JsonObject:
+    """As tokenizer.json has it."""
+    found: JsonObject = json.loads(part.__getstate__()) if part is not None else {}
     return found
 
 
-def _steps(state: dict[str, Any], parts: str) -> list[dict[str, Any]]:
+def _steps(state: JsonObject, parts: str) -> list[JsonObject]:
     if state.get("type") == "Sequence":
         return [step for part in state[parts] for step in _steps(part, parts)]
     return [state] if state else []
 
 
-def _shrinks(normalizer: dict[str, Any]) -> int | None:
+def _shrinks(normalizer: JsonObject) -> int | None:
     """By which factor a text can get shorter."""
     steps = _steps(normalizer, "normalizers")
     if any(step["type"] != "NFC" for step in steps):

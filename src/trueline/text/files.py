@@ -6,9 +6,9 @@ import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from trueline.errors import UsageError
+from trueline.utils.json_types import JsonObject
 
 CONFIG = "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
@@ -68,7 +68,7 @@ def read_files(directory: Path) -> TokenizerFiles:
     )
 
 
-def _read_object(file: Path) -> dict[str, Any]:
+def _read_object(file: Path) -> JsonObject:
     if not file.is_file():
         return {}
     try:
@@ -80,7 +80,7 @@ def _read_object(file: Path) -> dict[str, Any]:
     return found
 
 
-def _items(value: object) -> list[Any]:
+def _items(value: object) -> list[object]:
     if isinstance(value, Mapping):
         return list(value.values())
     return list(value) if isinstance(value, list) else []
@@ -93,14 +93,14 @@ def _content(value: object) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def _flag(directory: Path, config: Mapping[str, Any], key: str) -> bool | None:
+def _flag(directory: Path, config: Mapping[str, object], key: str) -> bool | None:
     value = config.get(key)
     if value is None or isinstance(value, bool):
         return value
     raise UsageError(f"{directory / CONFIG}: {key} = {value!r}; accepted: true or false")
 
 
-def _added_tokens(file: Path, config: Mapping[str, Any]) -> tuple[AddedToken, ...]:
+def _added_tokens(file: Path, config: Mapping[str, object]) -> tuple[AddedToken, ...]:
     table = config.get("added_tokens_decoder") or {}
     if not isinstance(table, Mapping):
         raise UsageError(f"{file}: added_tokens_decoder is no object; accepted: id -> token")
@@ -135,7 +135,7 @@ def _generation_eos(file: Path) -> tuple[int, ...]:
     return tuple(ids)
 
 
-def _templates(directory: Path, config: Mapping[str, Any]) -> dict[str, str]:
+def _templates(directory: Path, config: Mapping[str, object]) -> dict[str, str]:
     """By name. Template files, where there are any, replace what tokenizer_config.json says."""
     files = {file.stem: file for file in sorted((directory / MORE_TEMPLATES).glob("*.jinja"))}
     if (directory / TEMPLATE).is_file():

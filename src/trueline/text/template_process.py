@@ -16,7 +16,6 @@ import sys
 import threading
 from collections.abc import Mapping
 from contextlib import suppress
-from typing import Any
 
 from trueline.errors import UsageError
 from trueline.text.templates import render_template
@@ -42,18 +41,18 @@ class TemplateProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def render(self, template: str, values: Mapping[str, Any]) -> str:
+    def render(self, template: str, values: Mapping[str, object]) -> str:
         """As `render_template`; UsageError also where it takes too much."""
         with self._lock:
-            told = self._exchange({"template": template, "values": values})
-        if told is None:
+            reply = self._exchange({"template": template, "values": values})
+        if reply is None:
             raise UsageError(
                 f"chat template stopped: it took more than {self.cpu_seconds} s of CPU time or "
                 f"{MEMORY_BYTES >> 20} MiB of memory, the limits for a request's own template"
             )
-        if "error" in told:
-            raise UsageError(told["error"])
-        return str(told["text"])
+        if "error" in reply:
+            raise UsageError(reply["error"])
+        return str(reply["text"])
 
     def close(self) -> None:
         with self._lock:
@@ -61,7 +60,7 @@ class TemplateProcess:
                 self._process.kill()
                 self._ended()
 
-    def _exchange(self, asked: dict[str, Any]) -> dict[str, str] | None:
+    def _exchange(self, asked: dict[str, object]) -> dict[str, str] | None:
         process = self._running()
         assert process.stdin is not None
         assert process.stdout is not None
@@ -72,8 +71,8 @@ class TemplateProcess:
         if not line.endswith(b"\n"):
             self._ended()
             return None
-        told: dict[str, str] = json.loads(line)
-        return told
+        reply: dict[str, str] = json.loads(line)
+        return reply
 
     def _running(self) -> subprocess.Popen[bytes]:
         if self._process is not None and self._process.poll() is not None:
@@ -107,14 +106,14 @@ def main(cpu_seconds: int) -> None:
     for line in sys.stdin.buffer:
         _bound_time(cpu_seconds)
         try:
-            told = json.dumps(_told(**json.loads(line)))
+            reply = json.dumps(_reply(**json.loads(line)))
         except MemoryError:
             os._exit(1)
-        sys.stdout.write(told + "\n")
+        sys.stdout.write(reply + "\n")
         sys.stdout.flush()
 
 
-def _told(template: str, values: dict[str, Any]) -> dict[str, str]:
+def _reply(template: str, values: dict[str, object]) -> dict[str, str]:
     try:
         text = render_template(template, values)
     except UsageError as error:

@@ -23,7 +23,7 @@ from jinja2.utils import Namespace
 from trueline.errors import UsageError
 
 
-def render_template(template: str, values: Mapping[str, Any]) -> str:
+def render_template(template: str, values: Mapping[str, object]) -> str:
     try:
         return _compiled(template).render(values)
     except TemplateSyntaxError as error:
@@ -54,7 +54,7 @@ class _Namespace(Namespace):
         for name, value in dict(*args, **kwargs).items():
             self[name] = value
 
-    def __setitem__(self, name: str, value: Any) -> None:
+    def __setitem__(self, name: str, value: object) -> None:
         if name.startswith("_"):
             raise SecurityError(f"namespace attribute '{name}' begins with an underscore")
         super().__setitem__(name, value)
@@ -70,7 +70,7 @@ def _strftime_now(pattern: str) -> str:
 
 
 def _to_json(
-    value: Any,
+    value: object,
     ensure_ascii: bool = False,
     indent: int | str | None = None,
     separators: tuple[str, str] | None = None,

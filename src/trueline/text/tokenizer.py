@@ -88,7 +88,7 @@ class Tokenizer:
         return isinstance(self.vocabulary, TiktokenVocabulary)
 
     def least_tokens(self, text: str) -> int:
-        """No fewer come of it, told without encoding it; 0 where nothing can be told."""
+        """A lower bound on its tokens, without encoding it; 0 where none is known."""
         longest = self.vocabulary.longest_bytes
         return 0 if longest is None else -(-len(text.encode("utf-8", "replace")) // longest)
 

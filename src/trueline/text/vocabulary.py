@@ -14,13 +14,14 @@ import re
 from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import tokenizers
 
 from trueline.errors import UsageError
 from trueline.text.coverage import longest_bytes
 from trueline.text.files import AddedToken
+from trueline.utils.json_types import JsonObject
 
 FEW = 1024
 """Tokens that are decoded in less time than other threads would notice."""
@@ -173,7 +174,7 @@ def spelled(name: str) -> bytes:
         return name.encode()
 
 
-def _flatten(decoder: dict[str, Any]) -> list[dict[str, Any]]:
+def _flatten(decoder: JsonObject) -> list[JsonObject]:
     if decoder["type"] == "Sequence":
         return [step for part in decoder["decoders"] for step in _flatten(part)]
     return [decoder]
@@ -183,7 +184,7 @@ def _flatten(decoder: dict[str, Any]) -> list[dict[str, Any]]:
 _BY_TOKEN = ("Metaspace", "ByteFallback", "Fuse", "Replace", "Strip")
 
 
-def _spells_bytes(file: Path, steps: list[dict[str, Any]]) -> bool:
+def _spells_bytes(file: Path, steps: list[JsonObject]) -> bool:
     """True for bytes, False for pieces. Other decoders could change text already streamed."""
     names = [step["type"] for step in steps]
     if "ByteLevel" in names:

@@ -12,7 +12,7 @@ from trueline.bench.overhead.machine import CpuMeter, CpuUse
 from trueline.bench.overhead.processes import Offline, Served
 from trueline.client.endpoint import endpoint
 from trueline.client.load import Load, Shape
-from trueline.client.measure import Bench, Run
+from trueline.client.measure import Bench, LoadRun
 from trueline.client.wire import ServerError
 from trueline.spec.fields import JSON
 from trueline.utils.environment import child_processes
@@ -71,7 +71,7 @@ class Overhead:
         server = endpoint(served.url)
         self.offline, self.shape = offline, shape
         self.bench = Bench(server, server.pick_model(None), shape)
-        self.bench.token_ids = False  # frames as most clients ask for them
+        self.bench.token_ids = False  # chunks as most clients ask for them
         self.processes = {"client": os.getpid(), "offline": offline.process.pid,
                           "front end": served.process.pid}  # fmt: skip
         self.processes |= zip(["engine"], child_processes(served.process.pid), strict=False)
@@ -135,7 +135,7 @@ def _load(streams: int) -> Load:
     return Load(concurrency=streams, num_requests=streams)
 
 
-def server_side(run: Run, output_len: int, use: CpuUse) -> Side:
+def server_side(run: LoadRun, output_len: int, use: CpuUse) -> Side:
     """Only of a run in which every request has got all that was asked for."""
     first = []
     for record in run.records:

@@ -1,1 +1,1 @@
-"""The engine in its own process, and the event loop's side of it."""
+"""The engine in a process of its own, and the client of it in the server's event loop."""

@@ -1,4 +1,4 @@
-"""The event loop's side of the engine process. No torch here."""
+"""EngineClient: starts the engine process and talks to it, in the server's event loop. No torch."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from typing import Literal
 from trueline.config import EngineConfig
 from trueline.engine.messages import CoreOutput, CoreRequest
 from trueline.errors import RequestRejected, TruelineError
-from trueline.server.process.link import Link, how_it_ended
 from trueline.server.process.messages import (
     Abort,
     Add,
     Failed,
-    Load,
-    News,
+    LoadModel,
     Progress,
     Ready,
     Rejected,
     Stats,
+    StepOutputs,
     Stop,
     ToEngine,
     decode_from_engine,
     encode,
 )
+from trueline.server.process.process_handle import ProcessHandle, how_it_ended
 from trueline.server.process.streams import EngineDead, Stream
 
 State = Literal["loading", "ready", "dead", "stopped"]
 SHUTTING_DOWN = "the server is shutting down"
 SECONDS_TO_END = 5.0
-"""For a process that was told to stop; then it is killed."""
+"""For a process that was sent Stop; then it is killed."""
 MOST_RESTARTS, WITHIN = 5, 600.0
 """More deaths than that in so many seconds are no accident."""
 LOOKS = 4
@@ -71,10 +71,10 @@ class EngineClient:
         self.died = asyncio.Event()
         self.num_restarts = 0
         self._on_progress = on_progress
-        self._link: Link | None = None
+        self._process: ProcessHandle | None = None
         self._failed: Failed | None = None
         self._started: asyncio.Future[Ready] | None = None
-        self._streams: dict[str, Stream] = {}  # until the engine has told their end
+        self._streams: dict[str, Stream] = {}  # until the engine has sent their finish_reason
         self._none_left = asyncio.Event()
         self._none_left.set()
         self._heard = 0.0
@@ -93,13 +93,17 @@ class EngineClient:
         self.state, self.reason = "loading", "starting"
         self._failed, self.stats = None, Stats()
         self._started = asyncio.get_running_loop().create_future()
-        self._link = Link(self._received, self._ended)
-        self._send(Load(str(self.model), self.config))
+        self._process = ProcessHandle(self._received, self._ended)
+        self._send(LoadModel(str(self.model), self.config))
 
     @property
     def pid(self) -> int | None:
         """Of the engine process, where there is one."""
-        return None if self._link is None or self._link.exit.done() else self._link.process.pid
+        return (
+            None
+            if self._process is None or self._process.exit.done()
+            else self._process.process.pid
+        )
 
     @property
     def num_open(self) -> int:
@@ -109,26 +113,26 @@ class EngineClient:
     async def stop(self, timeout: float) -> None:
         """Let what runs finish for up to `timeout` seconds, end the rest, end the process."""
         was, self.state, self.reason = self.state, "stopped", SHUTTING_DOWN
-        link = self._link
-        if link is None or link.exit.done():
+        process = self._process
+        if process is None or process.exit.done():
             return
         if was == "stopped":  # somebody else has
-            await asyncio.wait([link.exit])
+            await asyncio.wait([process.exit])
             return
         if was == "loading":
-            link.kill()
+            process.kill()
         else:
             await self._drain(timeout)
             self._send(Stop())
-        done, _ = await asyncio.wait([link.exit], timeout=SECONDS_TO_END)
+        done, _ = await asyncio.wait([process.exit], timeout=SECONDS_TO_END)
         if not done:
-            link.kill()
-            await asyncio.wait([link.exit])
+            process.kill()
+            await asyncio.wait([process.exit])
 
     def kill(self) -> None:
         """At once; whoever waits hears of it."""
-        if self._link is not None:
-            self._link.kill()
+        if self._process is not None:
+            self._process.kill()
 
     async def _drain(self, timeout: float) -> None:
         try:
@@ -165,16 +169,16 @@ class EngineClient:
             self._send(Abort(known))
 
     def _send(self, message: ToEngine) -> None:
-        if self._link is not None:
-            self._link.send(encode(message))
+        if self._process is not None:
+            self._process.send(encode(message))
 
-    # -- what the engine says ----------------------------------------------------------
+    # -- messages from the engine ------------------------------------------------------
 
     def _received(self, data: bytes) -> None:
         self._heard = asyncio.get_running_loop().time()
         message = decode_from_engine(data)
-        if isinstance(message, News):
-            self._spread(message)
+        if isinstance(message, StepOutputs):
+            self._dispatch(message)
         elif isinstance(message, Rejected):
             for stream in self._forget(message.request_ids):
                 stream.fail(RequestRejected(message.message))
@@ -186,15 +190,15 @@ class EngineClient:
             self._failed = message
             self._send(Stop())  # it waits for that, so that it is heard before it is gone
 
-    def _spread(self, news: News) -> None:
-        for output in news.outputs:
+    def _dispatch(self, message: StepOutputs) -> None:
+        for output in message.outputs:
             stream = self._streams.get(output.request_id)
             if stream is not None:
                 stream.push(output)
                 if output.finish_reason:
                     self._forget([output.request_id])
-        if news.stats is not None:
-            self.stats = news.stats
+        if message.stats is not None:
+            self.stats = message.stats
 
     def _forget(self, names: Sequence[str]) -> set[Stream]:
         gone = {self._streams.pop(name) for name in names if name in self._streams}

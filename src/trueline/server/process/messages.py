@@ -1,4 +1,4 @@
-"""What the front end and the engine process say to each other, as msgpack. No torch."""
+"""Messages between the server and the engine process, as msgpack. No torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ STEP_BUCKETS = tuple(
 # -- to the engine -------------------------------------------------------------------------
 
 
-class Load(msgspec.Struct, frozen=True, tag="load"):
+class LoadModel(msgspec.Struct, frozen=True, tag="load"):
     """The first message."""
 
     model: str
@@ -32,7 +32,7 @@ class Add(msgspec.Struct, frozen=True, tag="add"):
 
 
 class Abort(msgspec.Struct, frozen=True, tag="abort"):
-    """The end of each is in the next news, unless it has been told already."""
+    """The finish_reason of each is in the next StepOutputs, unless it was sent before."""
 
     request_ids: list[str]
 
@@ -125,15 +125,15 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """Steps by duration, one count a bucket of STEP_BUCKETS and one above."""
 
 
-class News(msgspec.Struct, frozen=True, tag="news"):
-    """All that a step has brought."""
+class StepOutputs(msgspec.Struct, frozen=True, tag="outputs"):
+    """What a step has sampled, for all requests."""
 
     outputs: list[CoreOutput]
     stats: Stats | None = None
 
 
-ToEngine = Load | Add | Abort | Stop
-FromEngine = Progress | Ready | Failed | Rejected | News
+ToEngine = LoadModel | Add | Abort | Stop
+FromEngine = Progress | Ready | Failed | Rejected | StepOutputs
 encode = msgspec.msgpack.Encoder().encode
 _to_engine: msgspec.msgpack.Decoder[ToEngine] = msgspec.msgpack.Decoder(ToEngine)
 _from_engine: msgspec.msgpack.Decoder[FromEngine] = msgspec.msgpack.Decoder(FromEngine)

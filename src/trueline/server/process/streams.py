@@ -1,4 +1,4 @@
-"""The news of one request, for one reader, however slow it is."""
+"""The outputs of one HTTP request, for one reader, however slow it is."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ class EngineDead(TruelineError):
 
 class Stream:
     """An async iterator of CoreOutput, from all sequences of one request. It ends when each has
-    told its finish_reason. Raises RequestRejected or EngineDead, after what came before.
+    its finish_reason. Raises RequestRejected or EngineDead, after what came before.
 
-    News that nobody has fetched are put together, so a slow reader holds no more than its answer.
+    Outputs that are not read yet are merged, so a slow reader holds no more than its answer.
     A reader that is cancelled while it waits here has aborted the request; one that leaves at
     another place calls `abort` or `aclose`.
     """

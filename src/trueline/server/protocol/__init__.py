@@ -1,12 +1,11 @@
-"""Requests and answers of the OpenAI-compatible endpoints as plain data: no HTTP, no engine.
+"""Requests and responses of the OpenAI-compatible endpoints as plain data: no HTTP, no engine.
 
-`read_*` take a body and give a checked request, or raise ApiError. `*_prompt*` make tokens of its
-text. `*Frames` make bytes of what the engine says.
+`read_*` take a body and give a checked request, or raise ApiError. `*_prompt*` tokenize its
+text. `*Writer` encode the engine's outputs as responses.
 """
 
 from trueline.server.protocol.errors import ApiError, from_usage
-from trueline.server.protocol.frames import ChatFrames, CompletionFrames, failure
-from trueline.server.protocol.limits import Limits
+from trueline.server.protocol.limits import RequestLimits
 from trueline.server.protocol.openapi import openapi
 from trueline.server.protocol.prompts import (
     chat_prompt,
@@ -23,17 +22,18 @@ from trueline.server.protocol.requests import (
     read_tokenize,
 )
 from trueline.server.protocol.responses import Health, ModelCard, ModelList, Version
+from trueline.server.protocol.stream_chunks import ChatWriter, CompletionWriter, failure
 
 __all__ = [
     "ApiError",
-    "ChatFrames",
     "ChatRequest",
-    "CompletionFrames",
+    "ChatWriter",
     "CompletionRequest",
+    "CompletionWriter",
     "Health",
-    "Limits",
     "ModelCard",
     "ModelList",
+    "RequestLimits",
     "Version",
     "chat_prompt",
     "completion_prompts",

@@ -7,13 +7,14 @@ What SamplingParams knows is taken from there, bounds and words.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal, Protocol, TypeVar, cast
 
 import msgspec
 from msgspec import Meta
 
 from trueline.engine.params import INT64, MAX_BIAS, REALS, WHOLES, SamplingParams
 from trueline.server.protocol.limits import MAX_CHARS, MAX_ITEMS
+from trueline.utils.json_types import JsonObject, JsonValue
 
 TOKEN_ID = "TokenId"
 """The title by which the OpenAPI document finds token ids, to bound them by the vocabulary."""
@@ -48,7 +49,7 @@ _MESSAGE = {
 }
 Flag = Annotated[bool | None, Meta(description="true or false")]
 Messages = Annotated[
-    list[Annotated[dict[str, Any], Meta(extra_json_schema=_MESSAGE)]],
+    list[Annotated[JsonObject, Meta(extra_json_schema=_MESSAGE)]],
     Meta(
         min_length=1,
         max_length=MAX_ITEMS["messages"],
@@ -59,12 +60,12 @@ Messages = Annotated[
 Int64 = Annotated[int, Meta(ge=-INT64, le=INT64 - 1)]
 
 
-def _ids(field: str, low: int, words: str) -> Any:
+def _ids(field: str, low: int, words: str) -> object:
     ids = Annotated[list[TokenId], Meta(min_length=low, max_length=MAX_ITEMS[field])]
     return Annotated[ids | None, Meta(description=words.format(MAX_ITEMS[field]))]
 
 
-def _real(low: float, high: float, accepted: str) -> Any:
+def _real(low: float, high: float, accepted: str) -> object:
     bounds: dict[str, float] = {"gt": 0} if low == math.ulp(0.0) else {"ge": low}
     if math.isfinite(high):
         bounds["le"] = high
@@ -72,7 +73,7 @@ def _real(low: float, high: float, accepted: str) -> Any:
     return Annotated[number | None, Meta(description=accepted)]
 
 
-def _whole(low: int, high: int, accepted: str) -> Any:
+def _whole(low: int, high: int, accepted: str) -> object:
     number = Annotated[int, Meta(ge=low, le=high)]
     words = accepted.replace("None", "null")
     return Annotated[number | None, Meta(description=words)]
@@ -83,7 +84,7 @@ _WHOLES = {name: _whole(low, high, words) for name, low, high, _, words in WHOLE
 _Stop = Annotated[str, Meta(min_length=1, max_length=MAX_CHARS["stop"])]
 _BadWord = Annotated[str, Meta(pattern=r"\S", max_length=MAX_CHARS["bad_words"])]
 _Bias = dict[Annotated[int, Meta(ge=0)], Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]]
-_OTHERS: dict[str, Any] = {
+_OTHERS: dict[str, object] = {
     "stop": Annotated[
         _Stop | Annotated[list[_Stop], Meta(max_length=MAX_ITEMS["stop"])] | None,
         Meta(
@@ -127,19 +128,19 @@ class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Ignored(msgspec.Struct):
     """Fields that cannot change the answer: the whole list."""
 
-    user: Any = None
-    metadata: Any = None
-    store: Any = None
-    service_tier: Any = None
-    safety_identifier: Any = None
-    prompt_cache_key: Any = None
-    prompt_cache_options: Any = None
-    prompt_cache_retention: Any = None
+    user: JsonValue = None
+    metadata: JsonValue = None
+    store: JsonValue = None
+    service_tier: JsonValue = None
+    safety_identifier: JsonValue = None
+    prompt_cache_key: JsonValue = None
+    prompt_cache_options: JsonValue = None
+    prompt_cache_retention: JsonValue = None
 
 
 Null = Annotated[None, Meta(description="null")]
 NoTools = Annotated[
-    Annotated[list[Any], Meta(max_length=0)] | None, Meta(description="null or an empty list")
+    Annotated[list[JsonValue], Meta(max_length=0)] | None, Meta(description="null or an empty list")
 ]
 NoChoice = Annotated[Literal["none", "auto"] | None, Meta(description='null, "none" or "auto"')]
 
@@ -239,7 +240,7 @@ class Templating(Body, frozen=True, kw_only=True):
         ),
     ] = None
     chat_template_kwargs: Annotated[
-        Annotated[dict[str, Any], Meta(max_length=MAX_ITEMS["chat_template_kwargs"])] | None,
+        Annotated[JsonObject, Meta(max_length=MAX_ITEMS["chat_template_kwargs"])] | None,
         Meta(
             description="an object: the template's own arguments, up to "
             f"{MAX_ITEMS['chat_template_kwargs']}"
@@ -254,7 +255,30 @@ class ChatFields(Templating, frozen=True, kw_only=True):
     logprobs: Flag = None
 
 
-def _generating(name: str, own: type[Body], more: dict[str, Any]) -> Any:
+class GenerationFields(Protocol):
+    """Of what `_generating` adds to a body, the fields that are read by name."""
+
+    stream: bool | None
+    stream_options: StreamOptions | None
+    return_token_ids: bool | None
+    priority: int | None
+    cache_salt: str | None
+    max_tokens: int | None
+    min_tokens: int | None
+    logprobs: int | None
+    """Of a chat, true or false: `ChatFields`."""
+    prompt_logprobs: int | None
+
+
+class ChatGenerationFields(GenerationFields, Protocol):
+    top_logprobs: int | None
+    max_completion_tokens: int | None
+
+
+B = TypeVar("B", bound=Body)
+
+
+def _generating(name: str, own: type[B], more: dict[str, object]) -> type[B]:
     """The fields of `own`, and all that generation takes."""
     shared = {
         field.name: field.type
@@ -262,7 +286,7 @@ def _generating(name: str, own: type[Body], more: dict[str, Any]) -> Any:
         for field in msgspec.structs.fields(part)
     }
     fields = shared | more | {field: _SAMPLING[field] for field in SAMPLING}
-    return msgspec.defstruct(
+    made = msgspec.defstruct(
         name,
         [
             (field, kind, None)
@@ -273,6 +297,7 @@ def _generating(name: str, own: type[Body], more: dict[str, Any]) -> Any:
         frozen=True,
         kw_only=True,
     )
+    return cast("type[B]", made)
 
 
 CompletionBody = _generating("CompletionBody", CompletionFields, {})

@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import re
 from functools import cache
-from typing import Any
+from typing import TypeVar, cast
 
 import msgspec
 
 from trueline.errors import did_you_mean
 from trueline.server.protocol.bodies import NotOffered
 from trueline.server.protocol.errors import ApiError, bad_request
-from trueline.server.protocol.limits import Limits
+from trueline.server.protocol.limits import RequestLimits
 from trueline.server.protocol.shape import SMALL, check_shape
+from trueline.utils.json_types import JsonObject, JsonValue
 
 _WHERE = re.compile(r"(.*?)(?: - at (?:`key` in )?`\$?([^`]*)`)?", re.DOTALL)
 _FIELD = re.compile(r"Object (?:missing required|contains unknown) field `(.*)`", re.DOTALL)
@@ -35,23 +36,26 @@ _FREE = ("messages", "chat_template_kwargs")
 """What goes to a template as it is."""
 
 
+T = TypeVar("T", bound=msgspec.Struct)
+
+
 @cache
-def _decoder(body: type) -> msgspec.json.Decoder[Any]:
+def _decoder(body: type[msgspec.Struct]) -> msgspec.json.Decoder[object]:
     return msgspec.json.Decoder(body)
 
 
-def decode(body: type, data: bytes, limits: Limits) -> Any:
+def decode(body: type[T], data: bytes, limits: RequestLimits) -> T:
     check_shape(data, limits.max_values)
     try:
         try:
-            return _decoder(body).decode(data)
+            return cast("T", _decoder(body).decode(data))
         except msgspec.ValidationError as error:
             if "got `float`" not in str(error):
                 raise
         # JSON knows one kind of number: 16.0 is a whole one, and some clients write it so
         found = {
             name: value if name in _FREE else _with_wholes(value)
-            for name, value in msgspec.json.decode(data, type=dict[str, Any]).items()
+            for name, value in msgspec.json.decode(data, type=JsonObject).items()
         }
         return msgspec.convert(found, body, str_keys=True)
     except msgspec.ValidationError as error:
@@ -68,7 +72,7 @@ def _shortened(text: str, length: int) -> str:
     return text if len(text) <= length else f"{text[:half]}...{text[-half:]}"
 
 
-def _with_wholes(value: Any) -> Any:
+def _with_wholes(value: JsonValue) -> JsonValue:
     match value:
         case float() if value.is_integer():
             return int(value)
@@ -103,13 +107,13 @@ def _not_json(message: str, data: bytes) -> ApiError:
 def _accepted(body: type) -> dict[str, str]:
     """What each field takes, in words."""
     _, parts = msgspec.json.schema_components([body])
-    fields: dict[str, dict[str, Any]] = parts[body.__name__]["properties"]
+    fields: dict[str, JsonObject] = parts[body.__name__]["properties"]
     return {name: field["description"] for name, field in fields.items() if "description" in field}
 
 
 def _length(kind: str, head: str, data: bytes) -> str:
     """Of the field, or of the longest text in it."""
-    value = msgspec.json.decode(data, type=dict[str, Any])[head]
+    value = msgspec.json.decode(data, type=JsonObject)[head]
     if kind == "str":
         texts = [value] if isinstance(value, str) else value
         return f"{max(len(text) for text in texts if isinstance(text, str))} characters"

@@ -1,4 +1,4 @@
-"""What a client hears when something is wrong: OpenAI's shape, and the status it comes with."""
+"""Errors as a client gets them: OpenAI's JSON shape, and the HTTP status."""
 
 from __future__ import annotations
 
@@ -49,8 +49,8 @@ class ApiError(TruelineError):
         detail = ErrorDetail(self.message, self.type, self.param, self.code)
         return msgspec.json.encode(ErrorResponse(detail))
 
-    def frame(self) -> bytes:
-        """For a stream that has begun: its status can no longer tell."""
+    def event(self) -> bytes:
+        """As a server-sent event, for a stream whose status has been sent."""
         return b"data: " + self.body() + b"\n\n"
 
 

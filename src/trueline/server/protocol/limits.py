@@ -49,7 +49,7 @@ MAX_CHOSEN_IDS = 1 << 18
 CHOSEN_IDS = ("bad_words", "allowed_token_ids", "logit_bias", "stop_token_ids")
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True):
+class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     models: tuple[str, ...]
     """The names it goes by; the first where a request names none."""
     max_model_len: int
@@ -132,7 +132,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
             )
 
     def check_prompts(self, num_tokens: int, n: int, num_scores: int | None) -> None:
-        """All prompts of a request. `num_scores`: how many logprobs are told of each token."""
+        """All prompts of a request. `num_scores`: how many logprobs are reported for each token."""
         most, given = self.max_prompt_tokens, f"{num_tokens} tokens of prompts × n = {n}"
         if num_tokens * n > most:
             raise bad_request(f"{given}: accepted: up to {most} in one request", "n")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from trueline.outputs import Logprob, Logprobs
-from trueline.server.protocol.pieces import in_pieces
+from trueline.server.protocol.raw_json import in_pieces
 from trueline.server.protocol.responses import (
     ChatLogprobs,
     CompletionLogprobs,

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import msgspec
 
-from trueline.answers import read_prompt
 from trueline.errors import UsageError
+from trueline.output_processor import read_prompt
 from trueline.server.protocol.errors import ApiError, bad_request, from_usage
-from trueline.server.protocol.limits import Limits
-from trueline.server.protocol.pieces import in_pieces
+from trueline.server.protocol.limits import RequestLimits
+from trueline.server.protocol.raw_json import in_pieces
 from trueline.server.protocol.requests import (
     ChatRequest,
     CompletionRequest,
@@ -22,6 +20,7 @@ from trueline.server.protocol.responses import Detokenized, Tokenized
 from trueline.text.chat import render_chat, template_and_values
 from trueline.text.template_process import TemplateProcess
 from trueline.text.tokenizer import Tokenizer
+from trueline.utils.json_types import JsonObject
 
 _HERE = "\u2063the-answer-goes-on-here\u2063"
 """Put at the end of a message to see where its template leaves it; invisible separators make it
@@ -29,7 +28,7 @@ unlike any message."""
 
 
 def completion_prompts(
-    request: CompletionRequest, tokenizer: Tokenizer, limits: Limits
+    request: CompletionRequest, tokenizer: Tokenizer, limits: RequestLimits
 ) -> list[tuple[str | None, list[int]]]:
     """For each prompt its text, where that is what was given, and its tokens."""
     found = []
@@ -54,7 +53,7 @@ def completion_prompts(
 def chat_prompt(
     request: ChatRequest,
     tokenizer: Tokenizer,
-    limits: Limits,
+    limits: RequestLimits,
     templates: TemplateProcess | None = None,
 ) -> tuple[str, list[int]]:
     """The text that the template makes of the messages, and its tokens. `templates` renders those
@@ -73,7 +72,7 @@ def chat_prompt(
 def tokenize(
     request: TokenizeRequest,
     tokenizer: Tokenizer,
-    limits: Limits,
+    limits: RequestLimits,
     templates: TemplateProcess | None = None,
 ) -> bytes:
     if isinstance(request.text, Conversation):
@@ -84,8 +83,8 @@ def tokenize(
     ids = _encode(name, text, tokenizer, request.add_special_tokens)
     limits.check_tokens(name, len(ids))
     names = [tokenizer.token_text(token) for token in ids] if request.return_token_strs else None
-    told: Any = Tokenized(len(ids), limits.max_model_len, in_pieces(ids), in_pieces(names))
-    return msgspec.json.encode(told)
+    shown = None if names is None else in_pieces(names)
+    return msgspec.json.encode(Tokenized(len(ids), limits.max_model_len, in_pieces(ids), shown))
 
 
 def detokenize(request: DetokenizeRequest, tokenizer: Tokenizer) -> bytes:
@@ -133,7 +132,7 @@ def _about_messages(error: UsageError) -> ApiError:
     return bad_request(found.message, found.param or "messages")
 
 
-def _marked(place: int, message: dict[str, Any]) -> dict[str, Any]:
+def _marked(place: int, message: JsonObject) -> JsonObject:
     content = message.get("content")
     if isinstance(content, list) and content:
         last = content[-1]

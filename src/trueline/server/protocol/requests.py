@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TypedDict, cast
 
 import msgspec
 
@@ -10,16 +11,22 @@ from trueline.engine.params import SamplingParams
 from trueline.errors import UsageError
 from trueline.server.protocol.bodies import (
     SAMPLING,
+    Body,
     ChatBody,
+    ChatGenerationFields,
     CompletionBody,
     DetokenizeBody,
+    GenerationFields,
+    StreamOptions,
+    Templating,
     TokenizeBody,
     TokenizeChatBody,
     TokenizePromptBody,
 )
 from trueline.server.protocol.decode import decode
 from trueline.server.protocol.errors import bad_request, from_usage
-from trueline.server.protocol.limits import Limits
+from trueline.server.protocol.limits import RequestLimits
+from trueline.utils.json_types import JsonObject
 
 _OURS = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template")
 """Names that chat_template_kwargs cannot have: the request itself says them."""
@@ -60,10 +67,10 @@ class CompletionRequest(GenerateRequest, frozen=True, kw_only=True):
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
-    messages: list[dict[str, Any]]
+    messages: list[JsonObject]
     chat_template: str | None
     """In place of the model's own."""
-    chat_template_kwargs: dict[str, Any]
+    chat_template_kwargs: JsonObject
     add_generation_prompt: bool
     continue_final_message: bool
 
@@ -84,22 +91,23 @@ class DetokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
     tokens: list[int]
 
 
-def read_completion(body: bytes, limits: Limits) -> CompletionRequest:
+def read_completion(body: bytes, limits: RequestLimits) -> CompletionRequest:
     fields = decode(CompletionBody, body, limits)
+    asked = cast("GenerationFields", fields)
     model = limits.model(fields.model)
     prompts = _prompts(fields.prompt, limits)
     echo, generates = bool(fields.echo), fields.max_tokens != 0
-    logprobs = limits.logprobs("logprobs", fields.logprobs)
-    prompt_logprobs = limits.logprobs("prompt_logprobs", fields.prompt_logprobs)
+    logprobs = limits.logprobs("logprobs", asked.logprobs)
+    prompt_logprobs = limits.logprobs("prompt_logprobs", asked.prompt_logprobs)
     scored = [count for count in (prompt_logprobs, logprobs if echo else None) if count is not None]
-    changes: dict[str, Any] = {
+    changes: dict[str, int | None] = {
         "logprobs": logprobs,
         "prompt_logprobs": max(scored, default=None),
     }
     if not generates:
-        if fields.min_tokens:
+        if asked.min_tokens:
             raise bad_request(
-                f"min_tokens = {fields.min_tokens}: accepted: at most max_tokens, which is 0",
+                f"min_tokens = {asked.min_tokens}: accepted: at most max_tokens, which is 0",
                 "min_tokens",
             )
         changes["max_tokens"] = 1
@@ -120,23 +128,24 @@ def read_completion(body: bytes, limits: Limits) -> CompletionRequest:
         echo=echo,
         generates=generates,
         answer_length=_answer_length(fields, limits, "max_tokens", "min_tokens"),
-        **_generating(fields),
+        **_generating(asked),
     )
 
 
-def read_chat(body: bytes, limits: Limits) -> ChatRequest:
+def read_chat(body: bytes, limits: RequestLimits) -> ChatRequest:
     fields = decode(ChatBody, body, limits)
+    asked = cast("ChatGenerationFields", fields)
     model = limits.model(fields.model)
-    if fields.top_logprobs and not fields.logprobs:
+    if asked.top_logprobs and not fields.logprobs:
         raise bad_request("top_logprobs: accepted: where logprobs is true", "top_logprobs")
-    top = limits.logprobs("top_logprobs", fields.top_logprobs)
+    top = limits.logprobs("top_logprobs", asked.top_logprobs)
     logprobs = (top or 0) if fields.logprobs else None
-    prompt_logprobs = limits.logprobs("prompt_logprobs", fields.prompt_logprobs)
-    max_tokens = {fields.max_tokens, fields.max_completion_tokens} - {None}
+    prompt_logprobs = limits.logprobs("prompt_logprobs", asked.prompt_logprobs)
+    max_tokens = {asked.max_tokens, asked.max_completion_tokens} - {None}
     if len(max_tokens) > 1:
         raise bad_request(
-            f"max_completion_tokens = {fields.max_completion_tokens}: max_tokens, its older name, "
-            f"is {fields.max_tokens}; accepted: one of them",
+            f"max_completion_tokens = {asked.max_completion_tokens}: max_tokens, its older name, "
+            f"is {asked.max_tokens}; accepted: one of them",
             "max_completion_tokens",
         )
     changes = {
@@ -155,43 +164,60 @@ def read_chat(body: bytes, limits: Limits) -> ChatRequest:
         answer_length=_answer_length(
             fields, limits, "max_completion_tokens", "max_tokens", "min_tokens"
         ),
-        **_generating(fields),
+        **_generating(asked),
     )
 
 
-def read_tokenize(body: bytes, limits: Limits) -> TokenizeRequest:
+def read_tokenize(body: bytes, limits: RequestLimits) -> TokenizeRequest:
     """A text, or messages: the two have different defaults."""
     is_chat = decode(TokenizeBody, body, limits).messages is not msgspec.UNSET
-    fields = decode(TokenizeChatBody if is_chat else TokenizePromptBody, body, limits)
+    fields: TokenizeChatBody | TokenizePromptBody
+    if is_chat:
+        fields = decode(TokenizeChatBody, body, limits)
+    else:
+        fields = decode(TokenizePromptBody, body, limits)
     model = limits.model(fields.model)
     special = fields.add_special_tokens
     return TokenizeRequest(
         model=model,
-        text=_conversation(fields, limits) if is_chat else fields.prompt,
+        text=fields.prompt
+        if isinstance(fields, TokenizePromptBody)
+        else _conversation(fields, limits),
         # a template writes its own
         add_special_tokens=not is_chat if special is None else special,
         return_token_strs=bool(fields.return_token_strs),
     )
 
 
-def read_detokenize(body: bytes, limits: Limits) -> DetokenizeRequest:
+def read_detokenize(body: bytes, limits: RequestLimits) -> DetokenizeRequest:
     fields = decode(DetokenizeBody, body, limits)
     model = limits.model(fields.model)
     _check_ids("tokens", fields.tokens, limits)
     return DetokenizeRequest(model=model, tokens=fields.tokens)
 
 
-def _answer_length(fields: Any, limits: Limits, *names: str) -> dict[str, int | None]:
+def _answer_length(fields: Body, limits: RequestLimits, *names: str) -> dict[str, int | None]:
     given = {name: getattr(fields, name) for name in names}
     limits.check_answer(given)
     return given
 
 
-def _generating(fields: Any) -> dict[str, Any]:
-    options = fields.stream_options
-    if options is not None and not fields.stream:
+class _Generating(TypedDict):
+    """Fields of GenerateRequest that both kinds of generation read alike."""
+
+    stream: bool
+    include_usage: bool
+    continuous_usage: bool
+    return_token_ids: bool
+    priority: int
+    cache_salt: str | None
+
+
+def _generating(fields: GenerationFields) -> _Generating:
+    if fields.stream_options is not None and not fields.stream:
         raise bad_request("stream_options: accepted: where stream is true", "stream_options")
-    usage = options is not None and bool(options.include_usage)
+    options = fields.stream_options or StreamOptions()
+    usage = bool(options.include_usage)
     return {
         "stream": bool(fields.stream),
         "include_usage": usage,
@@ -202,17 +228,19 @@ def _generating(fields: Any) -> dict[str, Any]:
     }
 
 
-def _params(fields: Any, limits: Limits, changes: dict[str, Any]) -> SamplingParams:
+def _params(
+    fields: Body, limits: RequestLimits, changes: Mapping[str, int | None]
+) -> SamplingParams:
     given = {name: value for name in SAMPLING if (value := getattr(fields, name)) is not None}
     try:
-        params = SamplingParams.from_mapping(given | changes)
+        params = SamplingParams.from_mapping({**given, **changes})
         params.check_model(limits.vocab_size, limits.max_logprobs)
     except UsageError as error:
         raise from_usage(error, fields.__struct_fields__) from None
     return params
 
 
-def _check_sequences(num_prompts: int, n: int, limits: Limits) -> None:
+def _check_sequences(num_prompts: int, n: int, limits: RequestLimits) -> None:
     if num_prompts * n > limits.max_sequences:
         raise bad_request(
             f"{num_prompts} prompts × n = {n}: accepted: up to {limits.max_sequences} sequences in "
@@ -222,7 +250,7 @@ def _check_sequences(num_prompts: int, n: int, limits: Limits) -> None:
 
 
 def _prompts(
-    prompt: str | list[str | int | list[int]], limits: Limits
+    prompt: str | list[str | int | list[int]], limits: RequestLimits
 ) -> tuple[str | tuple[int, ...], ...]:
     if isinstance(prompt, str):
         return (prompt,)
@@ -236,18 +264,20 @@ def _prompts(
             "prompt",
         )
     if kinds == {int}:
-        _check_ids("prompt", prompt, limits)
-        return (tuple(prompt),)  # type: ignore[arg-type]
+        numbers = cast("list[int]", prompt)
+        _check_ids("prompt", numbers, limits)
+        return (tuple(numbers),)
     if kinds == {str}:
-        return tuple(prompt)  # type: ignore[arg-type]
-    for i, ids in enumerate(prompt):
+        return tuple(cast("list[str]", prompt))
+    lists = cast("list[list[int]]", prompt)
+    for i, ids in enumerate(lists):
         if not ids:
             raise bad_request(f"prompt[{i}]: found an empty list; accepted: token ids", "prompt")
         _check_ids(f"prompt[{i}]", ids, limits)
-    return tuple(tuple(ids) for ids in prompt)  # type: ignore[arg-type]
+    return tuple(tuple(ids) for ids in lists)
 
 
-def _check_ids(name: str, ids: Any, limits: Limits) -> None:
+def _check_ids(name: str, ids: Iterable[int], limits: RequestLimits) -> None:
     highest = max(ids, default=0)
     if highest >= limits.vocab_size:
         raise bad_request(
@@ -257,7 +287,7 @@ def _check_ids(name: str, ids: Any, limits: Limits) -> None:
         )
 
 
-def _conversation(fields: Any, limits: Limits) -> Conversation:
+def _conversation(fields: Templating, limits: RequestLimits) -> Conversation:
     if fields.chat_template is not None and not limits.request_templates:
         raise bad_request(
             "chat_template: this server renders with its own; --trust-request-chat-template lets "

@@ -1,4 +1,4 @@
-"""What stands before all routes, where a route fails as none should."""
+"""The middleware before all routes, where a route fails as none should."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trueline.server.app import Door, build_app
+from trueline.server.app import RequestMiddleware, build_app
 from trueline.server.config import ServerConfig
 from trueline.server.keys import Keys
-from trueline.server.protocol.limits import Limits
+from trueline.server.protocol.limits import RequestLimits
 from trueline.server.protocol.openapi import OPEN, openapi
 
 
@@ -25,7 +25,7 @@ def answers(app: Any) -> tuple[list[dict[str, Any]], list[tuple[str, int]]]:
     counted: list[tuple[str, int]] = []
     metrics = SimpleNamespace(answered=lambda *given: counted.append(given))
     service: Any = SimpleNamespace(metrics=metrics, config=SimpleNamespace(max_body_bytes=10))
-    door = Door(app, service, Keys([]), logging.getLogger("test"))
+    middleware = RequestMiddleware(app, service, Keys([]), logging.getLogger("test"))
 
     async def send(message: Any) -> None:
         sent.append(message)
@@ -34,7 +34,7 @@ def answers(app: Any) -> tuple[list[dict[str, Any]], list[tuple[str, int]]]:
         return {"type": "http.disconnect"}
 
     scope = {"type": "http", "method": "GET", "path": "/x", "headers": [(b"x-request-id", b"me")]}
-    asyncio.run(door(scope, receive, send))
+    asyncio.run(middleware(scope, receive, send))
     return sent, counted
 
 
@@ -72,9 +72,11 @@ def test_the_document_has_the_routes_there_are() -> None:
     service: Any = SimpleNamespace(config=ServerConfig())
     app: Any = build_app(service, Keys(["k"]), logging.getLogger("test"))
     routes = {route.path.replace(":path", "") for route in app.routes}
-    document = openapi(Limits(models=("m",), max_model_len=8, vocab_size=9))["paths"]
+    document = openapi(RequestLimits(models=("m",), max_model_len=8, vocab_size=9))["paths"]
     assert routes - {"/openapi.json"} == set(document)
-    keyed = {path for path, told in document.items() if "security" in next(iter(told.values()))}
+    keyed = {
+        path for path, methods in document.items() if "security" in next(iter(methods.values()))
+    }
     assert keyed == routes - OPEN
     assert {path for path in routes if path.startswith("/v1/")} <= keyed
 

@@ -1,4 +1,4 @@
-"""What the engine process counts besides what its scheduler and pools count."""
+"""The engine process's statistics: what the scheduler and the pools count, and step times."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ SECONDS_BETWEEN = 0.05
 """From one snapshot to the next, at least."""
 
 
-class Meter:
+class StatsRecorder:
     def __init__(self, core: EngineCore) -> None:
         self.core = core
         self.num_prompt_tokens = self.num_corrupted = 0
         self.last_step_seconds = self.step_seconds = 0.0
         self.step_counts = [0] * (len(STEP_BUCKETS) + 1)
-        self._told = 0.0
+        self._sent = 0.0
         self._changed = False
 
     def added(self, requests: Iterable[CoreRequest]) -> None:
@@ -41,13 +41,13 @@ class Meter:
         self._changed = True
 
     def due(self) -> Stats | None:
-        """A snapshot, where there is something new to say and it is time, or the last chance to
-        say it for a while."""
+        """A snapshot where something has changed, and either SECONDS_BETWEEN have passed or the
+        core is idle."""
         now = time.monotonic()
         idle = not self.core.has_unfinished()
-        if not self._changed or not (idle or now - self._told >= SECONDS_BETWEEN):
+        if not self._changed or not (idle or now - self._sent >= SECONDS_BETWEEN):
             return None
-        self._told, self._changed = now, False
+        self._sent, self._changed = now, False
         return self.snapshot()
 
     def snapshot(self) -> Stats:

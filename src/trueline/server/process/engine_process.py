@@ -1,5 +1,5 @@
-"""The engine process: loads a model, then takes messages and makes steps until it is told to stop
-or its parent is gone.
+"""The engine process: loads a model, then handles messages and runs steps until it is sent Stop or
+its parent is gone.
 
 It ignores SIGINT and SIGTERM: a terminal sends them to parent and child alike, and what they mean
 is the parent's to decide. Its standard input is a pipe that the parent holds open for as long as
@@ -28,17 +28,17 @@ from trueline.server.process.messages import (
     Add,
     Failed,
     FromEngine,
-    Load,
-    News,
+    LoadModel,
     Progress,
     Ready,
     Rejected,
+    StepOutputs,
     Stop,
     ToEngine,
     decode_to_engine,
     encode,
 )
-from trueline.server.process.meter import Meter
+from trueline.server.process.stats import StatsRecorder
 from trueline.utils.gc_frozen import gc_frozen
 
 if TYPE_CHECKING:
@@ -111,16 +111,16 @@ def _end_with_the_parent(socket: Path) -> None:
 
 
 def serve(channel: Channel) -> int:
-    """From Load to Stop, whatever comes between. The exit code."""
+    """From LoadModel to Stop, whatever comes between. The exit code."""
     try:
         channel.send(Progress("starting"))
         load = channel.receive(wait=True)
-        assert isinstance(load, Load)
+        assert isinstance(load, LoadModel)
         start = time.monotonic()
         loaded = _load(load, channel)
         seconds = time.monotonic() - start - sum(loaded.seconds.values())
         channel.send(_ready(loaded, load, {"imports": seconds, **loaded.seconds}))
-        Serving(loaded.core, channel).run()
+        EngineLoop(loaded.core, channel).run()
         loaded.core.close()
     except Exception as error:
         failed = _failed(error)
@@ -141,7 +141,7 @@ def _failed(error: Exception) -> Failed:
 # -- loading -------------------------------------------------------------------------------
 
 
-def _load(load: Load, channel: Channel) -> Loaded:
+def _load(load: LoadModel, channel: Channel) -> Loaded:
     # here, because it imports torch: seconds in which signals and a parent's end count already
     from trueline.engine.loading import load_engine
     from trueline.native import tell_builds
@@ -163,7 +163,7 @@ def _reporter(channel: Channel) -> Callable[[int, int], None]:
     return report
 
 
-def _ready(loaded: Loaded, load: Load, seconds: dict[str, float]) -> Ready:
+def _ready(loaded: Loaded, load: LoadModel, seconds: dict[str, float]) -> Ready:
     spec, plan, core = loaded.spec, loaded.plan, loaded.core
     return Ready(
         plan_lines=[*plan.lines(), *plan.changes(loaded.expected)],
@@ -183,29 +183,30 @@ def _ready(loaded: Loaded, load: Load, seconds: dict[str, float]) -> Ready:
 # -- the loop ------------------------------------------------------------------------------
 
 
-class Serving:
+class EngineLoop:
     def __init__(self, core: EngineCore, channel: Channel) -> None:
         self.core, self.channel = core, channel
-        self.meter = Meter(core)
+        self.stats = StatsRecorder(core)
 
     def run(self) -> None:
         """Until Stop."""
         with gc_frozen():
-            while self.take():
+            while self.handle_messages():
                 self.step()
 
-    def take(self) -> bool:
-        """Obey all that is waiting; wait only where there is nothing else to do. False: stop."""
+    def handle_messages(self) -> bool:
+        """Handles all messages that have come; waits for one only where the core has no work.
+        False: Stop has come."""
         message = self.channel.receive(wait=not self.core.has_unfinished())
         while message is not None:
             if isinstance(message, Stop):
                 return False
-            self.obey(message)
+            self.handle(message)
             message = self.channel.receive(wait=False)
         return True
 
-    def obey(self, message: ToEngine) -> None:
-        self.meter.touched()
+    def handle(self, message: ToEngine) -> None:
+        self.stats.touched()
         if isinstance(message, Add):
             self._add(message)
         elif isinstance(message, Abort):
@@ -228,13 +229,13 @@ class Serving:
                 self.core.abort(name, report=False)
             self.channel.send(self._refused(names, error))
         else:
-            self.meter.added(message.requests)
+            self.stats.added(message.requests)
 
     def _refused(self, names: list[str], error: Exception) -> FromEngine:
         if isinstance(error, RequestRejected):
             return Rejected(names, str(error))
         why = f"it could not be admitted: {described(error)}"
-        return News(
+        return StepOutputs(
             [
                 CoreOutput(request_id=name, finish_reason="error", error=f"request '{name}': {why}")
                 for name in names
@@ -242,12 +243,12 @@ class Serving:
         )
 
     def step(self) -> None:
-        """One step of the core, and one message with all it has brought."""
+        """One step of the core, and one message with its outputs and stats."""
         outputs = []
         if self.core.has_unfinished():
             start = time.monotonic()
             outputs = self.core.step()
-            self.meter.stepped(time.monotonic() - start, outputs)
-        stats = self.meter.due()
+            self.stats.stepped(time.monotonic() - start, outputs)
+        stats = self.stats.due()
         if outputs or stats:
-            self.channel.send(News(outputs, stats))
+            self.channel.send(StepOutputs(outputs, stats))

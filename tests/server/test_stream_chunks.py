@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
-from trueline.answers import Answer
 from trueline.engine.messages import CoreOutput, TokenScore
+from trueline.output_processor import PreparedParams, RequestOutputState
 from trueline.outputs import CompletionOutput, RequestOutput
 from trueline.server.protocol import (
     ApiError,
-    ChatFrames,
-    CompletionFrames,
-    Limits,
+    ChatWriter,
+    CompletionWriter,
     ModelCard,
     ModelList,
+    RequestLimits,
     chat_prompt,
     completion_prompts,
     openapi,
@@ -36,10 +36,10 @@ from trueline.text.tokenizer import Tokenizer
 from trueline.tiny.tokenizer import write_tokenizer
 
 VOCAB = 300
-LIMITS = Limits(models=("tiny",), max_model_len=512, vocab_size=VOCAB)
+LIMITS = RequestLimits(models=("tiny",), max_model_len=512, vocab_size=VOCAB)
 NAMES = ("cmpl-1", 1_700_000_000, "trueline-test")
-News = tuple[int, int, CoreOutput]
-"""Prompt, copy, what the core says of it."""
+Output = tuple[int, int, CoreOutput]
+"""Prompt, sequence, and what the core has sampled for it."""
 
 
 @pytest.fixture(scope="module")
@@ -59,58 +59,58 @@ def score(token: int, top: int) -> TokenScore:
 
 
 class Talk:
-    """A request, its answers, and its frames, fed with made-up news."""
+    """A request, its outputs, and its chunks, fed with made-up outputs."""
 
     def __init__(self, tokenizer: Tokenizer, kind: str, fields: dict[str, Any]) -> None:
         body = json.dumps(fields).encode()
-        self.frames: CompletionFrames | ChatFrames
-        self.again: CompletionFrames | ChatFrames
+        self.writer: CompletionWriter | ChatWriter
+        self.again: CompletionWriter | ChatWriter
         if kind == "chat":
             chat = read_chat(body, LIMITS)
             prompts: list[Any] = [chat_prompt(chat, tokenizer, LIMITS)]
-            self.frames, self.again = (ChatFrames(*NAMES, chat, tokenizer) for _ in range(2))
+            self.writer, self.again = (ChatWriter(*NAMES, chat, tokenizer) for _ in range(2))
             self.params = chat.params
         else:
             completion = read_completion(body, LIMITS)
             prompts = list(completion_prompts(completion, tokenizer, LIMITS))
-            self.frames, self.again = (
-                CompletionFrames(*NAMES, completion, tokenizer) for _ in range(2)
+            self.writer, self.again = (
+                CompletionWriter(*NAMES, completion, tokenizer) for _ in range(2)
             )
             self.params = completion.params
-        self.answers = [
-            Answer(str(i), text, ids, self.params, tokenizer)
+        self.states = [
+            RequestOutputState(str(i), text, ids, PreparedParams(self.params, tokenizer))
             for i, (text, ids) in enumerate(prompts)
         ]
 
-    def news(self, prompt: int, copy: int, ids: list[int], **more: Any) -> News:
+    def output(self, prompt: int, sequence: int, ids: list[int], **more: Any) -> Output:
         top = self.params.logprobs or 0
-        answer = self.answers[prompt]
+        state = self.states[prompt]
         output = CoreOutput(
-            request_id=answer.copies[copy].core_id,
+            request_id=state.sequence_ids[sequence],
             token_ids=ids,
             scores=[score(token, top) for token in ids],
             **more,
         )
-        return prompt, copy, output
+        return prompt, sequence, output
 
-    def scored(self, prompt: int, copy: int) -> News:
+    def scored(self, prompt: int, sequence: int) -> Output:
         top = self.params.prompt_logprobs or 0
-        scores = [score(token, top) for token in self.answers[prompt].ids[1:]]
-        return self.news(prompt, copy, [], prompt_scores=scores, num_cached_tokens=2)
+        scores = [score(token, top) for token in self.states[prompt].output.prompt_token_ids[1:]]
+        return self.output(prompt, sequence, [], prompt_scores=scores, num_cached_tokens=2)
 
-    def take(self, news: News) -> list[bytes]:
-        self.answers[news[0]].take(news[2])
-        return list(self.frames.delta(self.outputs()))
+    def update(self, output: Output) -> list[bytes]:
+        self.states[output[0]].update(output[2])
+        return list(self.writer.delta(self.outputs()))
 
     def outputs(self) -> list[RequestOutput]:
-        return [answer.output() for answer in self.answers]
+        return [state.output for state in self.states]
 
 
-def payload(frame: bytes) -> dict[str, Any]:
-    assert frame.startswith(b"data: ")
-    assert frame.endswith(b"\n\n")
-    assert frame.count(b"\n") == 2
-    found: dict[str, Any] = json.loads(frame[6:])
+def payload(chunk: bytes) -> dict[str, Any]:
+    assert chunk.startswith(b"data: ")
+    assert chunk.endswith(b"\n\n")
+    assert chunk.count(b"\n") == 2
+    found: dict[str, Any] = json.loads(chunk[6:])
     return found
 
 
@@ -216,7 +216,7 @@ def requests(draw: st.DrawFn, kind: str) -> dict[str, Any]:
 
 
 @st.composite
-def outputs_of_a_copy(draw: st.DrawFn, tokenizer: Tokenizer) -> list[list[int]]:
+def outputs_of_a_sequence(draw: st.DrawFn, tokenizer: Tokenizer) -> list[list[int]]:
     """Tokens in random pieces: of texts, so that characters are cut anywhere, and any others."""
     text = "".join(draw(st.lists(st.sampled_from(TEXTS), max_size=4)))
     ids = tokenizer.encode(text, add_special_tokens=False)
@@ -226,22 +226,22 @@ def outputs_of_a_copy(draw: st.DrawFn, tokenizer: Tokenizer) -> list[list[int]]:
     return [ids[a:b] for a, b in zip([0, *cuts], [*cuts, len(ids)], strict=True) if a < b]
 
 
-def all_news(data: st.DataObject, talk: Talk, tokenizer: Tokenizer) -> list[News]:
-    """Of all copies, in random order but each in its own."""
-    queues: list[list[News]] = []
-    for prompt, answer in enumerate(talk.answers):
-        for copy in answer.copies:
-            pieces = data.draw(outputs_of_a_copy(tokenizer))
+def all_outputs(data: st.DataObject, talk: Talk, tokenizer: Tokenizer) -> list[Output]:
+    """Of all sequences, in random order but each in its own."""
+    queues: list[list[Output]] = []
+    for prompt, state in enumerate(talk.states):
+        for index in range(len(state.sequence_ids)):
+            pieces = data.draw(outputs_of_a_sequence(tokenizer))
             if talk.params.max_tokens == 1:
                 pieces = [pieces[0][:1]]
             end = data.draw(st.sampled_from(["length", "stop", "late"]))
-            queue = [talk.news(prompt, copy.index, ids) for ids in pieces]
+            queue = [talk.output(prompt, index, ids) for ids in pieces]
             if end == "late":  # an end without a token
-                queue.append(talk.news(prompt, copy.index, [], finish_reason="length"))
+                queue.append(talk.output(prompt, index, [], finish_reason="length"))
             else:
                 queue[-1][2].finish_reason = end
                 queue[-1][2].stop_reason = 257 if end == "stop" else None
-            queues.append([talk.scored(prompt, copy.index), *queue])
+            queues.append([talk.scored(prompt, index), *queue])
     found = []
     while queues:
         queue = data.draw(st.sampled_from(queues))
@@ -257,13 +257,15 @@ def test_a_stream_joined_is_the_whole(kind: str, tokenizer: Tokenizer, data: st.
     fields = data.draw(requests(kind))
     talk = Talk(tokenizer, kind, fields)
     chunks = [
-        payload(frame) for news in all_news(data, talk, tokenizer) for frame in talk.take(news)
+        payload(chunk)
+        for output in all_outputs(data, talk, tokenizer)
+        for chunk in talk.update(output)
     ]
     outputs = talk.outputs()
     whole = json.loads(talk.again.whole(outputs))
     check_with_openai(kind, chunks, whole)
     options = fields["stream_options"] or {}
-    last = talk.frames.final_usage()
+    last = talk.writer.final_usage()
     if options.get("include_usage"):
         assert last is not None
         final = payload(last)
@@ -294,19 +296,19 @@ def check_content(
     whole: dict[str, Any],
     tokenizer: Tokenizer,
 ) -> None:
-    """The whole says what the outputs do, numbered by prompt, then copy."""
-    pairs = [(output, copy) for output in outputs for copy in output.outputs]
+    """The whole says what the outputs do, numbered by prompt, then sequence."""
+    pairs = [(output, sequence) for output in outputs for sequence in output.outputs]
     shown = fields["max_tokens"] != 0
     assert [choice["index"] for choice in whole["choices"]] == list(range(len(pairs)))
-    for choice, (output, copy) in zip(whole["choices"], pairs, strict=True):
-        text = copy.text if shown else ""
-        ids = copy.token_ids if shown else []
+    for choice, (output, sequence) in zip(whole["choices"], pairs, strict=True):
+        text = sequence.text if shown else ""
+        ids = sequence.token_ids if shown else []
         if fields.get("echo"):
             skip = fields["skip_special_tokens"]
             text = (output.prompt or tokenizer.decode(output.prompt_token_ids, skip)) + text
         assert (choice["message"]["content"] if kind == "chat" else choice["text"]) == text
-        assert choice["finish_reason"] == (copy.finish_reason if shown else "length")
-        assert choice["stop_reason"] == (copy.stop_reason if shown else None)
+        assert choice["finish_reason"] == (sequence.finish_reason if shown else "length")
+        assert choice["stop_reason"] == (sequence.stop_reason if shown else None)
         assert choice.get("token_ids") == (ids if fields["return_token_ids"] else None)
         about = whole if kind == "chat" else choice
         found = about.get("prompt_logprobs")
@@ -329,7 +331,7 @@ def check_content(
                 tokenizer.token_bytes(token) for token in ids
             ]
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
-    new = sum(len(copy.token_ids) for _, copy in pairs) if shown else 0
+    new = sum(len(sequence.token_ids) for _, sequence in pairs) if shown else 0
     cached = {"cached_tokens": 2 * len(outputs)}
     assert whole["usage"] == {
         "prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new,
@@ -355,8 +357,8 @@ def check_with_openai(kind: str, chunks: list[dict[str, Any]], whole: dict[str, 
         return
     for chunk in (*chunks, whole):
         conforms("Completion", chunk)
-        copy = json.loads(json.dumps(chunk))
-        for choice in copy["choices"]:
+        plain = json.loads(json.dumps(chunk))
+        for choice in plain["choices"]:
             # OpenAI's server sends them, its types do not know: the end of what is not over, and
             # the logprob of a first token
             choice["finish_reason"] = choice["finish_reason"] or "stop"
@@ -364,7 +366,7 @@ def check_with_openai(kind: str, chunks: list[dict[str, Any]], whole: dict[str, 
                 entries = (choice["logprobs"] or {}).get(name)
                 if entries and entries[0] is None:
                     del entries[0]
-        Completion.model_validate(copy)
+        Completion.model_validate(plain)
 
 
 def simple(tokenizer: Tokenizer, kind: str = "completion", **fields: Any) -> Talk:
@@ -376,10 +378,10 @@ def simple(tokenizer: Tokenizer, kind: str = "completion", **fields: Any) -> Tal
 
 def test_frames_differ_in_their_text_alone(tokenizer: Tokenizer) -> None:
     talk = simple(tokenizer)
-    frames = [
-        frame for text in "ab" for frame in talk.take(talk.news(0, 0, tokenizer.encode(text)))
+    chunks = [
+        chunk for text in "ab" for chunk in talk.update(talk.output(0, 0, tokenizer.encode(text)))
     ]
-    a, b = frames
+    a, b = chunks
     assert a == b.replace(b'"b"', b'"a"')
     assert json.loads(a[6:]) == {
         "id": "cmpl-1", "object": "text_completion", "created": 1_700_000_000, "model": "tiny",
@@ -393,19 +395,19 @@ def test_frames_differ_in_their_text_alone(tokenizer: Tokenizer) -> None:
 def test_no_news_no_frames(tokenizer: Tokenizer) -> None:
     for fields in ({}, {"logprobs": 1}, {"return_token_ids": True}):
         talk = simple(tokenizer, n=2, stop="bc", **fields)
-        assert list(talk.frames.delta(talk.outputs())) == []
-        assert len(talk.take(talk.news(0, 1, tokenizer.encode("a")))) == 1
-        assert list(talk.frames.delta(talk.outputs())) == []
-        assert len(talk.take(talk.news(0, 1, tokenizer.encode("b")))) == (1 if fields else 0)
-        assert len(talk.take(talk.news(0, 1, [], finish_reason="length"))) == 1
-        assert list(talk.frames.delta(talk.outputs())) == []
+        assert list(talk.writer.delta(talk.outputs())) == []
+        assert len(talk.update(talk.output(0, 1, tokenizer.encode("a")))) == 1
+        assert list(talk.writer.delta(talk.outputs())) == []
+        assert len(talk.update(talk.output(0, 1, tokenizer.encode("b")))) == (1 if fields else 0)
+        assert len(talk.update(talk.output(0, 1, [], finish_reason="length"))) == 1
+        assert list(talk.writer.delta(talk.outputs())) == []
 
 
 def test_stop_string_ends_a_stream(tokenizer: Tokenizer) -> None:
     talk = simple(tokenizer, "chat", stop=["stop"])
-    frames = [f for c in "a st" for f in talk.take(talk.news(0, 0, tokenizer.encode(c)))]
-    frames += talk.take(talk.news(0, 0, tokenizer.encode("op!")))
-    chunks = [payload(frame)["choices"][0] for frame in frames]
+    chunks = [f for c in "a st" for f in talk.update(talk.output(0, 0, tokenizer.encode(c)))]
+    chunks += talk.update(talk.output(0, 0, tokenizer.encode("op!")))
+    chunks = [payload(chunk)["choices"][0] for chunk in chunks]
     assert [chunk["delta"] for chunk in chunks] == [
         {"role": "assistant", "content": ""}, {"content": "a"}, {"content": " "}, {},
     ]  # fmt: skip
@@ -414,22 +416,25 @@ def test_stop_string_ends_a_stream(tokenizer: Tokenizer) -> None:
 
 def test_what_a_stream_says_of_the_prompt_waits_for_it(tokenizer: Tokenizer) -> None:
     talk = simple(tokenizer, "chat", n=2, prompt_logprobs=1, return_token_ids=True)
-    assert talk.take(talk.news(0, 1, [5])) == []
-    assert talk.take(talk.scored(0, 1)) == []
-    frames = [payload(frame) for frame in talk.take(talk.scored(0, 0))]
-    assert frames[0]["choices"][0]["index"] == 1
-    assert frames[0]["prompt_token_ids"] == talk.answers[0].ids
-    (entry,) = (frames[0]["prompt_logprobs"][2][key] for key in [str(talk.answers[0].ids[2])])
+    assert talk.update(talk.output(0, 1, [5])) == []
+    assert talk.update(talk.scored(0, 1)) == []
+    chunks = [payload(chunk) for chunk in talk.update(talk.scored(0, 0))]
+    assert chunks[0]["choices"][0]["index"] == 1
+    assert chunks[0]["prompt_token_ids"] == talk.states[0].output.prompt_token_ids
+    (entry,) = (
+        chunks[0]["prompt_logprobs"][2][key]
+        for key in [str(talk.states[0].output.prompt_token_ids[2])]
+    )
     assert set(entry) == {"logprob", "rank", "decoded_token"}
-    assert "prompt_logprobs" not in frames[1]
-    later = [payload(frame) for frame in talk.take(talk.news(0, 0, [6]))]
-    assert not any("prompt_logprobs" in frame for frame in later)
+    assert "prompt_logprobs" not in chunks[1]
+    later = [payload(chunk) for chunk in talk.update(talk.output(0, 0, [6]))]
+    assert not any("prompt_logprobs" in chunk for chunk in later)
 
 
 def test_scoring(tokenizer: Tokenizer) -> None:
     talk = simple(tokenizer, prompt="h€y", max_tokens=0, echo=True, logprobs=1)
-    talk.take(talk.scored(0, 0))
-    talk.take(talk.news(0, 0, [257], finish_reason="stop", stop_reason=257))
+    talk.update(talk.scored(0, 0))
+    talk.update(talk.output(0, 0, [257], finish_reason="stop", stop_reason=257))
     whole = json.loads(talk.again.whole(talk.outputs()))
     (choice,) = whole["choices"]
     assert (choice["text"], choice["finish_reason"]) == ("h€y", "length")
@@ -438,7 +443,7 @@ def test_scoring(tokenizer: Tokenizer) -> None:
     assert found["tokens"] == ["h", "bytes:\\xe2", "bytes:\\x82", "bytes:\\xac", "y"]
     assert found["text_offset"] == [0, 1, 1, 1, 2]
     assert found["token_logprobs"][0] is found["top_logprobs"][0] is None
-    h = talk.answers[0].ids[4]
+    h = talk.states[0].output.prompt_token_ids[4]
     assert found["token_logprobs"][4] == -7.25 - h / 64
     assert found["top_logprobs"][4] == {"y": -7.25 - h / 64, tokenizer.token_text(h + 1): -0.5}
 
@@ -446,9 +451,9 @@ def test_scoring(tokenizer: Tokenizer) -> None:
 def test_offsets_of_special_tokens(tokenizer: Tokenizer) -> None:
     """In the text where it spells them, nowhere where the tokenizer put them."""
     talk = simple(tokenizer, prompt="a<|user|>b", echo=True, logprobs=0)
-    talk.answers[0].ids.insert(0, 256)
-    talk.take(talk.scored(0, 0))
-    talk.take(talk.news(0, 0, tokenizer.encode("cd"), finish_reason="length"))
+    talk.states[0].output.prompt_token_ids.insert(0, 256)
+    talk.update(talk.scored(0, 0))
+    talk.update(talk.output(0, 0, tokenizer.encode("cd"), finish_reason="length"))
     (choice,) = json.loads(talk.again.whole(talk.outputs()))["choices"]
     tokens, offsets = choice["logprobs"]["tokens"], choice["logprobs"]["text_offset"]
     assert tokens == ["<|begin|>", "a", "<|user|>", "b", "c", "d"]
@@ -460,8 +465,8 @@ def test_offsets_of_special_tokens(tokenizer: Tokenizer) -> None:
 def test_offsets_after_half_a_character(tokenizer: Tokenizer) -> None:
     half = tokenizer.encode("a€")[:2]
     talk = simple(tokenizer, prompt=half, echo=True, logprobs=0)
-    talk.take(talk.scored(0, 0))
-    talk.take(talk.news(0, 0, tokenizer.encode("b"), finish_reason="length"))
+    talk.update(talk.scored(0, 0))
+    talk.update(talk.output(0, 0, tokenizer.encode("b"), finish_reason="length"))
     (choice,) = json.loads(talk.again.whole(talk.outputs()))["choices"]
     assert choice["text"] == "a\ufffdb"
     assert choice["logprobs"]["text_offset"] == [0, 1, 2]
@@ -470,7 +475,7 @@ def test_offsets_after_half_a_character(tokenizer: Tokenizer) -> None:
 def test_chat_logprobs(tokenizer: Tokenizer) -> None:
     talk = simple(tokenizer, "chat", logprobs=True, top_logprobs=2)
     ids = tokenizer.encode("é")
-    talk.take(talk.news(0, 0, ids, finish_reason="length"))
+    talk.update(talk.output(0, 0, ids, finish_reason="length"))
     (choice,) = json.loads(talk.again.whole(talk.outputs()))["choices"]
     first = choice["logprobs"]["content"][0]
     assert (first["token"], first["bytes"]) == ("\\xc3", [0xC3])
@@ -485,10 +490,10 @@ def test_json_has_finite_numbers(tokenizer: Tokenizer, value: float) -> None:
         talk = simple(tokenizer, kind, prompt_logprobs=0, **fields)
         prompt, _, output = talk.scored(0, 0)
         output.prompt_scores = [TokenScore(s.token_id, value, 9) for s in output.prompt_scores]
-        talk.take((prompt, 0, output))
-        output = talk.news(0, 0, [5], finish_reason="length")[2]
+        talk.update((prompt, 0, output))
+        output = talk.output(0, 0, [5], finish_reason="length")[2]
         output.scores = [TokenScore(5, value, 1)]
-        talk.take((0, 0, output))
+        talk.update((0, 0, output))
         text = talk.again.whole(talk.outputs()).decode()
         assert text.count("-9999.0") >= 2
         assert '"logprob":null' not in text
@@ -500,13 +505,13 @@ def test_json_has_finite_numbers(tokenizer: Tokenizer, value: float) -> None:
 )
 def test_failures(tokenizer: Tokenizer, kind: str, reason: str, status: int, code: str) -> None:
     talk = simple(tokenizer, kind, n=2)
-    talk.take(talk.news(0, 0, tokenizer.encode("a")))
-    news = talk.news(0, 0, tokenizer.encode("b"), finish_reason=reason, error="it broke")
-    *frames, last = [payload(frame) for frame in talk.take(news)]
+    talk.update(talk.output(0, 0, tokenizer.encode("a")))
+    output = talk.output(0, 0, tokenizer.encode("b"), finish_reason=reason, error="it broke")
+    *chunks, last = [payload(chunk) for chunk in talk.update(output)]
     assert last["error"]["message"] == "it broke"
     assert (last["error"]["type"], last["error"]["code"]) == ("server_error", code)
-    assert all(frame["choices"][0]["finish_reason"] is None for frame in frames)
-    assert talk.take(talk.news(0, 0, [])) == []
+    assert all(chunk["choices"][0]["finish_reason"] is None for chunk in chunks)
+    assert talk.update(talk.output(0, 0, [])) == []
     with pytest.raises(ApiError) as caught:
         talk.again.whole(talk.outputs())
     assert (caught.value.status, caught.value.message) == (status, "it broke")
@@ -514,20 +519,20 @@ def test_failures(tokenizer: Tokenizer, kind: str, reason: str, status: int, cod
 
 def test_a_failed_prompt_is_told_though_it_was_not_scored(tokenizer: Tokenizer) -> None:
     talk = simple(tokenizer, prompt_logprobs=1)
-    news = talk.news(0, 0, [], finish_reason="error", error="it broke")
-    assert payload(talk.take(news)[-1])["error"]["message"] == "it broke"
+    output = talk.output(0, 0, [], finish_reason="error", error="it broke")
+    assert payload(talk.update(output)[-1])["error"]["message"] == "it broke"
 
 
 def test_names_with_anything_in_them(tokenizer: Tokenizer) -> None:
     limits = msgspec.structs.replace(LIMITS, models=('a"\0\\u0000"',))
     request = read_completion(b'{"prompt": "a"}', limits)
-    frames = CompletionFrames('x"\0', 1, "\0", request, tokenizer)
-    copy = CompletionOutput(0, "\0", [1])
-    output = RequestOutput("0", "a", [1], None, [copy])
-    first = [payload(frame) for frame in frames.delta([output])]
-    copy.text += '"\0'
-    copy.token_ids.append(2)
-    second = [payload(frame) for frame in frames.delta([output])]
+    writer = CompletionWriter('x"\0', 1, "\0", request, tokenizer)
+    sequence = CompletionOutput(0, "\0", [1])
+    output = RequestOutput("0", "a", [1], None, [sequence])
+    first = [payload(chunk) for chunk in writer.delta([output])]
+    sequence.text += '"\0'
+    sequence.token_ids.append(2)
+    second = [payload(chunk) for chunk in writer.delta([output])]
     assert [chunk["choices"][0]["text"] for chunk in first + second] == ["\0", '"\0']
     assert (second[0]["id"], second[0]["model"]) == ('x"\0', limits.models[0])
 
@@ -539,15 +544,15 @@ def test_models() -> None:
     assert Model.model_validate(found["data"][0]).id == "tiny"
 
 
-def test_a_text_costs_little_to_frame(tokenizer: Tokenizer, monkeypatch: Any) -> None:
-    """The running frames of a plain stream build no structs."""
+def test_a_text_costs_little_to_send(tokenizer: Tokenizer, monkeypatch: Any) -> None:
+    """The running chunks of a plain stream build no structs."""
     talk = simple(tokenizer, "chat")
-    talk.take(talk.news(0, 0, tokenizer.encode("a")))
+    talk.update(talk.output(0, 0, tokenizer.encode("a")))
 
     def never(*_: Any, **__: Any) -> Any:
         raise AssertionError("a struct was built")
 
     chunk: Callable[..., Any] = never
-    monkeypatch.setattr(ChatFrames, "_chunk", chunk)
-    (frame,) = talk.take(talk.news(0, 0, tokenizer.encode("b")))
-    assert payload(frame)["choices"][0]["delta"] == {"content": "b"}
+    monkeypatch.setattr(ChatWriter, "_chunk", chunk)
+    (event,) = talk.update(talk.output(0, 0, tokenizer.encode("b")))
+    assert payload(event)["choices"][0]["delta"] == {"content": "b"}

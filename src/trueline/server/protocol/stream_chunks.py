@@ -1,14 +1,14 @@
-"""Answers as bytes: the frames of a stream, or the whole. Both are made by the same lines from
-what is new, so a stream, joined, is the whole.
+"""Responses as bytes: the chunks of a stream as server-sent events, or the whole. The same code
+makes both, so the chunks of a stream, joined, are the whole.
 
-Most frames differ from the one before in nothing but the text: these are a template cut in two,
-and only the text is escaped.
+Most chunks differ from the one before in nothing but the text: these are a template cut in two, and
+only the text is escaped.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Generic, NamedTuple, TypedDict, TypeVar
 
 import msgspec
 from msgspec import UNSET, UnsetType
@@ -21,7 +21,7 @@ from trueline.server.protocol.logprobs import (
     joined,
     prompt_logprobs,
 )
-from trueline.server.protocol.pieces import in_pieces
+from trueline.server.protocol.raw_json import in_pieces
 from trueline.server.protocol.requests import ChatRequest, CompletionRequest, GenerateRequest
 from trueline.server.protocol.responses import (
     ChatChoice,
@@ -29,9 +29,12 @@ from trueline.server.protocol.responses import (
     ChatChunkChoice,
     ChatCompletion,
     ChatDelta,
+    ChatLogprobs,
     ChatMessage,
     Completion,
     CompletionChoice,
+    CompletionLogprobs,
+    FinishReason,
     PromptTokensDetails,
     Usage,
 )
@@ -40,15 +43,17 @@ from trueline.text.tokenizer import Tokenizer
 _encode = msgspec.json.Encoder().encode
 _BLANK = "\0"
 _BLANK_JSON = _encode(_BLANK)
+_ENDS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
+"""Reasons of the core that OpenAI's protocol has."""
 
 
 def failure(outputs: Sequence[RequestOutput]) -> ApiError | None:
     """The error of sequences that did not come to their end."""
-    for copy in (copy for output in outputs for copy in output.outputs):
-        if copy.finish_reason == "abort":
-            return ApiError(503, copy.error or "the request was aborted", code="aborted")
-        if copy.finish_reason == "error":
-            return ApiError(500, copy.error or "the engine failed", code="engine_error")
+    for completion in (completion for output in outputs for completion in output.outputs):
+        if completion.finish_reason == "abort":
+            return ApiError(503, completion.error or "the request was aborted", code="aborted")
+        if completion.finish_reason == "error":
+            return ApiError(500, completion.error or "the engine failed", code="engine_error")
     return None
 
 
@@ -63,28 +68,49 @@ class _Sent:
         self.scores: CompletionScores | None = None
 
 
-class _News(NamedTuple):
+Choice = TypeVar("Choice", CompletionChoice, ChatChunkChoice)
+Scores = TypeVar("Scores", CompletionLogprobs, ChatLogprobs)
+
+
+class _Names(TypedDict):
+    """What every chunk of a response says."""
+
+    id: str
+    created: int
+    model: str
+    system_fingerprint: str
+
+
+class _PromptFields(TypedDict, total=False):
+    """What a request may ask to hear of its prompt."""
+
+    prompt_token_ids: list[int]
+    prompt_logprobs: Logprobs
+
+
+class _Delta(NamedTuple, Generic[Scores]):
     text: str
-    logprobs: Any
+    logprobs: Scores | None
     token_ids: list[int] | UnsetType
-    finish_reason: Any
+    finish_reason: FinishReason | None
     stop_reason: int | str | None
 
 
-_NOTHING = _News("", None, UNSET, None, None)
+_NO_DELTA: _Delta[ChatLogprobs] = _Delta("", None, UNSET, None, None)
 
 
-class _Frames:
+class _Writer(Generic[Choice, Scores]):
     def __init__(
         self,
-        request_id: str,
+        response_id: str,
         created: int,
         fingerprint: str,
         request: GenerateRequest,
         tokenizer: Tokenizer,
     ) -> None:
-        self._names: dict[str, Any] = {
-            "id": request_id,
+        self.response_id = response_id
+        self._names: _Names = {
+            "id": response_id,
             "created": created,
             "model": request.model,
             "system_fingerprint": fingerprint,
@@ -93,98 +119,98 @@ class _Frames:
         self._sent: dict[int, _Sent] = {}
         self._outputs: Sequence[RequestOutput] = ()
         self._failed = False
-        # every frame says something that the template does not
+        # every chunk has more than a text
         self._is_rich = (
             request.logprobs is not None or request.return_token_ids or request.continuous_usage
         )
 
     def delta(self, outputs: Sequence[RequestOutput]) -> Iterator[bytes]:
-        """Frames for what is new. `outputs` are those of all prompts, in their order. Where a
-        sequence failed, the last frame is the error."""
+        """Chunks for what is new. `outputs` are those of all prompts, in their order. Where a
+        sequence failed, the last chunk is the error."""
         self._outputs = outputs
         error = failure(outputs)
         for prompt, output in enumerate(outputs):
             if self._is_scored(output):
-                for copy in output.outputs:
-                    yield from self._copy_delta(prompt, output, self._shown(copy))
+                for completion in output.outputs:
+                    yield from self._completion_delta(prompt, output, self._shown(completion))
         if error is not None and not self._failed:
             self._failed = True
-            yield error.frame()
+            yield error.event()
 
     def weight(self, outputs: Sequence[RequestOutput]) -> int:
-        """About how many tokens and logprobs the next frames are made of; text alone is light."""
+        """About how many tokens and logprobs the next chunks are made of; text alone is light."""
         request, found = self._request, 0
         if not self._is_rich and request.scores_per_prompt_token is None and self._sent:
             return 0
         for prompt, output in enumerate(outputs):
-            for copy in output.outputs:
-                sent = self._sent.get(prompt * request.params.n + copy.index)
+            for completion in output.outputs:
+                sent = self._sent.get(prompt * request.params.n + completion.index)
                 if sent is None or not sent.started:
                     found += len(output.prompt_token_ids) * (request.scores_per_prompt_token or 1)
-                tokens = len(copy.token_ids) - (0 if sent is None else sent.tokens)
+                tokens = len(completion.token_ids) - (0 if sent is None else sent.tokens)
                 found += tokens * (1 + (request.logprobs or 0))
         return found
 
     def final_usage(self) -> bytes | None:
-        """The last frame of a stream that is asked for usage: no choices."""
+        """The last chunk of a stream with include_usage: no choices."""
         if not self._request.include_usage:
             return None
-        return _frame(self._chunk([], self._usage()))
+        return _event(self._chunk([], self._usage()))
 
-    def _copy_delta(
-        self, prompt: int, output: RequestOutput, copy: CompletionOutput
+    def _completion_delta(
+        self, prompt: int, output: RequestOutput, completion: CompletionOutput
     ) -> Iterator[bytes]:
-        index = prompt * self._request.params.n + copy.index
+        index = prompt * self._request.params.n + completion.index
         sent = self._sent.get(index)
         if sent is None:
             sent = self._sent[index] = _Sent(index)
-        if sent.started and not self._is_rich and copy.finish_reason is None:
-            text = copy.text[sent.text :]
+        if sent.started and not self._is_rich and completion.finish_reason is None:
+            text = completion.text[sent.text :]
             if text:
                 sent.text += len(text)
                 yield sent.head + _encode(text) + sent.tail
-        elif not sent.finished and (copy.token_ids or copy.finished):
+        elif not sent.finished and (completion.token_ids or completion.finished):
             if not sent.started:
-                sent.head, _, sent.tail = _frame(self._template(sent)).rpartition(_BLANK_JSON)
-            yield from self._rich_delta(sent, output, copy)
+                sent.head, _, sent.tail = _event(self._template(sent)).rpartition(_BLANK_JSON)
+            yield from self._rich_delta(sent, output, completion)
             sent.started = True
 
     def _rich_delta(
-        self, sent: _Sent, output: RequestOutput, copy: CompletionOutput
+        self, sent: _Sent, output: RequestOutput, completion: CompletionOutput
     ) -> Iterator[bytes]:
         raise NotImplementedError
 
     def _template(self, sent: _Sent) -> msgspec.Struct:
         raise NotImplementedError
 
-    def _chunk(self, choices: list[Any], usage: Any, **more: Any) -> msgspec.Struct:
+    def _chunk(self, choices: list[Choice], usage: Usage | UnsetType | None) -> msgspec.Struct:
         raise NotImplementedError
 
-    def _logprobs(self, sent: _Sent, ids: list[int], logprobs: Logprobs) -> Any:
+    def _logprobs(self, sent: _Sent, ids: list[int], logprobs: Logprobs) -> Scores:
         raise NotImplementedError
 
-    def _take(self, sent: _Sent, copy: CompletionOutput) -> _News:
-        """What is new of a copy, marked as sent."""
-        ids = copy.token_ids[sent.tokens :]
+    def _new_since(self, sent: _Sent, completion: CompletionOutput) -> _Delta[Scores]:
+        """What is new of a completion; marks it as sent."""
+        ids = completion.token_ids[sent.tokens :]
         logprobs = None
-        if ids and self._request.logprobs is not None and copy.logprobs is not None:
-            logprobs = self._logprobs(sent, ids, copy.logprobs[sent.tokens :])
-        text = copy.text[sent.text :]
+        if ids and self._request.logprobs is not None and completion.logprobs is not None:
+            logprobs = self._logprobs(sent, ids, completion.logprobs[sent.tokens :])
+        text = completion.text[sent.text :]
         sent.text += len(text)
         sent.tokens += len(ids)
-        ended = copy.finish_reason if copy.finish_reason in ("stop", "length") else None
-        sent.finished = copy.finished
+        ended = _ENDS.get(completion.finish_reason or "")
+        sent.finished = completion.finished
         shown_ids = ids if self._request.return_token_ids else UNSET
-        return _News(text, logprobs, shown_ids, ended, copy.stop_reason)
+        return _Delta(text, logprobs, shown_ids, ended, completion.stop_reason)
 
     def _is_scored(self, output: RequestOutput) -> bool:
-        """Whether the prompt's own logprobs, which a first frame may need, are all there."""
+        """Whether the prompt's own logprobs, which a first chunk may need, are all there."""
         found = output.prompt_logprobs
         return found is None or len(found) == len(output.prompt_token_ids)
 
-    def _prompt_fields(self, output: RequestOutput) -> dict[str, Any]:
+    def _prompt_fields(self, output: RequestOutput) -> _PromptFields:
         request, found = self._request, output.prompt_logprobs
-        fields: dict[str, Any] = {}
+        fields: _PromptFields = {}
         if request.return_token_ids:
             fields["prompt_token_ids"] = in_pieces(output.prompt_token_ids)
         if request.prompt_logprobs is not None and found is not None:
@@ -197,12 +223,14 @@ class _Frames:
         outputs = self._outputs
         prompt = sum(len(output.prompt_token_ids) for output in outputs)
         cached = sum(output.num_cached_tokens for output in outputs)
-        copies = (self._shown(copy) for output in outputs for copy in output.outputs)
-        new = sum(len(copy.token_ids) for copy in copies)
+        completions = (
+            self._shown(completion) for output in outputs for completion in output.outputs
+        )
+        new = sum(len(completion.token_ids) for completion in completions)
         return Usage(prompt, new, prompt + new, PromptTokensDetails(cached))
 
-    def _shown(self, copy: CompletionOutput) -> CompletionOutput:
-        return copy
+    def _shown(self, completion: CompletionOutput) -> CompletionOutput:
+        return completion
 
     def _chunk_usage(self) -> Usage | UnsetType | None:
         if self._request.continuous_usage:
@@ -216,11 +244,11 @@ class _Frames:
             raise error
 
 
-def _frame(chunk: msgspec.Struct) -> bytes:
+def _event(chunk: msgspec.Struct) -> bytes:
     return b"data: " + _encode(chunk) + b"\n\n"
 
 
-class CompletionFrames(_Frames):
+class CompletionWriter(_Writer[CompletionChoice, CompletionLogprobs]):
     _request: CompletionRequest
 
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
@@ -228,12 +256,14 @@ class CompletionFrames(_Frames):
         self._settle(outputs)
         choices: list[CompletionChoice] = []
         for output in outputs:
-            for copy in output.outputs:
-                choices.append(self._choice(_Sent(len(choices)), output, self._shown(copy)))
+            for completion in output.outputs:
+                choices.append(self._choice(_Sent(len(choices)), output, self._shown(completion)))
         return _encode(self._chunk(choices, self._usage()))
 
-    def _chunk(self, choices: list[Any], usage: Any, **more: Any) -> Completion:
-        return Completion(**self._names, choices=choices, usage=usage, **more)
+    def _chunk(
+        self, choices: list[CompletionChoice], usage: Usage | UnsetType | None
+    ) -> Completion:
+        return Completion(**self._names, choices=choices, usage=usage)
 
     def _template(self, sent: _Sent) -> Completion:
         choice = CompletionChoice(
@@ -242,18 +272,19 @@ class CompletionFrames(_Frames):
         return self._chunk([choice], self._chunk_usage())
 
     def _rich_delta(
-        self, sent: _Sent, output: RequestOutput, copy: CompletionOutput
+        self, sent: _Sent, output: RequestOutput, completion: CompletionOutput
     ) -> Iterator[bytes]:
-        choice = self._choice(sent, output, copy)
+        choice = self._choice(sent, output, completion)
         says = choice.text or choice.token_ids or choice.finish_reason or choice.logprobs
         if says or not sent.started:
-            yield _frame(self._chunk([choice], self._chunk_usage()))
+            yield _event(self._chunk([choice], self._chunk_usage()))
 
     def _choice(
-        self, sent: _Sent, output: RequestOutput, copy: CompletionOutput
+        self, sent: _Sent, output: RequestOutput, completion: CompletionOutput
     ) -> CompletionChoice:
         request = self._request
-        echoed, fields, scores = "", {}, None
+        echoed, scores = "", None
+        fields: _PromptFields = {}
         if not sent.started:
             fields = self._prompt_fields(output)
             if request.logprobs is not None:
@@ -266,22 +297,22 @@ class CompletionFrames(_Frames):
                     scores = sent.scores.prompt(
                         output.prompt_token_ids, output.prompt_logprobs, echoed
                     )
-        news = self._take(sent, copy)
-        logprobs = joined(scores, news.logprobs) if scores and news.logprobs else scores
-        logprobs = logprobs or news.logprobs
+        new = self._new_since(sent, completion)
+        logprobs = joined(scores, new.logprobs) if scores and new.logprobs else scores
+        logprobs = logprobs or new.logprobs
         if logprobs is not None:
             logprobs.top_logprobs = in_pieces(logprobs.top_logprobs)
         return CompletionChoice(
             index=sent.index,
-            text=echoed + news.text,
+            text=echoed + new.text,
             logprobs=logprobs,
-            finish_reason=news.finish_reason,
-            stop_reason=news.stop_reason,
-            token_ids=news.token_ids,
+            finish_reason=new.finish_reason,
+            stop_reason=new.stop_reason,
+            token_ids=new.token_ids,
             **fields,
         )
 
-    def _logprobs(self, sent: _Sent, ids: list[int], logprobs: Logprobs) -> Any:
+    def _logprobs(self, sent: _Sent, ids: list[int], logprobs: Logprobs) -> CompletionLogprobs:
         assert sent.scores is not None
         return sent.scores.answer(ids, logprobs)
 
@@ -291,15 +322,15 @@ class CompletionFrames(_Frames):
         skip = self._request.params.skip_special_tokens
         return self._tokenizer.decode(output.prompt_token_ids, skip)
 
-    def _shown(self, copy: CompletionOutput) -> CompletionOutput:
+    def _shown(self, completion: CompletionOutput) -> CompletionOutput:
         if self._request.generates:
-            return copy
+            return completion
         # the token was not asked for: see CompletionRequest
-        ended = "length" if copy.finish_reason == "stop" else copy.finish_reason
-        return CompletionOutput(copy.index, finish_reason=ended)
+        ended = "length" if completion.finish_reason == "stop" else completion.finish_reason
+        return CompletionOutput(completion.index, finish_reason=ended)
 
 
-class ChatFrames(_Frames):
+class ChatWriter(_Writer[ChatChunkChoice, ChatLogprobs]):
     _request: ChatRequest
 
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
@@ -307,17 +338,17 @@ class ChatFrames(_Frames):
         self._settle(outputs)
         (output,) = outputs
         choices = []
-        for copy in output.outputs:
-            sent = _Sent(copy.index)
-            news = self._take(sent, copy)
+        for completion in output.outputs:
+            sent = _Sent(completion.index)
+            new = self._new_since(sent, completion)
             choices.append(
                 ChatChoice(
                     index=sent.index,
-                    message=ChatMessage("assistant", news.text),
-                    logprobs=news.logprobs,
-                    finish_reason=news.finish_reason,
-                    stop_reason=news.stop_reason,
-                    token_ids=news.token_ids,
+                    message=ChatMessage("assistant", new.text),
+                    logprobs=new.logprobs,
+                    finish_reason=new.finish_reason,
+                    stop_reason=new.stop_reason,
+                    token_ids=new.token_ids,
                 )
             )
         fields = self._prompt_fields(output)
@@ -325,38 +356,45 @@ class ChatFrames(_Frames):
             ChatCompletion(**self._names, choices=choices, usage=self._usage(), **fields)
         )
 
-    def _chunk(self, choices: list[Any], usage: Any, **more: Any) -> ChatChunk:
-        return ChatChunk(**self._names, choices=choices, usage=usage, **more)
+    def _chunk(
+        self,
+        choices: list[ChatChunkChoice],
+        usage: Usage | UnsetType | None,
+        prompt: _PromptFields | None = None,
+    ) -> ChatChunk:
+        return ChatChunk(**self._names, choices=choices, usage=usage, **(prompt or {}))
 
     def _template(self, sent: _Sent) -> ChatChunk:
         return self._chunk([_chunk_choice(sent, ChatDelta(content=_BLANK))], self._chunk_usage())
 
     def _rich_delta(
-        self, sent: _Sent, output: RequestOutput, copy: CompletionOutput
+        self, sent: _Sent, output: RequestOutput, completion: CompletionOutput
     ) -> Iterator[bytes]:
         if not sent.started:
             role = _chunk_choice(sent, ChatDelta(role="assistant", content=""))
             # what is said of the prompt is said once
             is_first = not any(sent.started for sent in self._sent.values())
-            fields = self._prompt_fields(output) if is_first else {}
-            yield _frame(self._chunk([role], self._chunk_usage(), **fields))
-        news = self._take(sent, copy)
-        if news.text or news.finish_reason or news.token_ids or news.logprobs:
-            delta = ChatDelta(content=news.text) if news.text else ChatDelta()
-            choice = _chunk_choice(sent, delta, news)
-            yield _frame(self._chunk([choice], self._chunk_usage()))
+            fields = self._prompt_fields(output) if is_first else None
+            yield _event(self._chunk([role], self._chunk_usage(), fields))
+        new = self._new_since(sent, completion)
+        if new.text or new.finish_reason or new.token_ids or new.logprobs:
+            delta = ChatDelta(content=new.text) if new.text else ChatDelta()
+            choice = _chunk_choice(sent, delta, new)
+            yield _event(self._chunk([choice], self._chunk_usage()))
 
-    def _logprobs(self, sent: _Sent, ids: list[int], logprobs: Logprobs) -> Any:
+    def _logprobs(self, sent: _Sent, ids: list[int], logprobs: Logprobs) -> ChatLogprobs:
         assert self._request.logprobs is not None
         return chat_logprobs(self._tokenizer, ids, logprobs, self._request.logprobs)
 
 
-def _chunk_choice(sent: _Sent, delta: ChatDelta, news: _News = _NOTHING) -> ChatChunkChoice:
+def _chunk_choice(
+    sent: _Sent, delta: ChatDelta, new: _Delta[ChatLogprobs] = _NO_DELTA
+) -> ChatChunkChoice:
     return ChatChunkChoice(
         index=sent.index,
         delta=delta,
-        logprobs=news.logprobs,
-        finish_reason=news.finish_reason,
-        stop_reason=news.stop_reason,
-        token_ids=news.token_ids,
+        logprobs=new.logprobs,
+        finish_reason=new.finish_reason,
+        stop_reason=new.stop_reason,
+        token_ids=new.token_ids,
     )

@@ -1,7 +1,7 @@
-"""Work that would hold up the event loop: one thread does it for all, one piece after the other.
+"""One thread that does, one piece after the other, the work that would block the event loop.
 
-What runs there lets the event loop run all the same: Python's own code does, and calls that do not
-are short (`protocol.limits` sees to that) or release the interpreter's lock.
+The event loop runs meanwhile: Python switches between threads, and calls that hold the GIL are
+short (`protocol.limits` bounds them) or release it.
 """
 
 from __future__ import annotations
@@ -11,25 +11,27 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from queue import SimpleQueue
-from typing import Any, TypeVar
+from typing import TypeVar, TypeVarTuple, cast
 
 T = TypeVar("T")
+Given = TypeVarTuple("Given")
 
 
-class Aside:
-    """Not an executor: the interpreter waits for those at its end, and a template may never end."""
+class OffloadThread:
+    """Not a ThreadPoolExecutor: the interpreter joins its threads at exit, and a template may never
+    end."""
 
     def __init__(self) -> None:
-        self._jobs: SimpleQueue[tuple[asyncio.Future[Any], Callable[[], Any]]] = SimpleQueue()
+        self._jobs: SimpleQueue[tuple[asyncio.Future[object], Callable[[], object]]] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
-    async def run(self, work: Callable[..., T], *given: Any) -> T:
-        """Work that nobody waits for any more is not begun."""
+    async def run(self, work: Callable[[*Given], T], *given: *Given) -> T:
+        """The result of `work(*given)`. Work whose caller was cancelled is not begun."""
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="trueline-aside", daemon=True)
+            self._thread = threading.Thread(target=self._work, name="trueline-offload", daemon=True)
             self._thread.start()
         done: asyncio.Future[T] = asyncio.get_running_loop().create_future()
-        self._jobs.put((done, lambda: work(*given)))
+        self._jobs.put((cast("asyncio.Future[object]", done), lambda: work(*given)))
         return await done
 
     def _work(self) -> None:
@@ -47,7 +49,7 @@ class Aside:
             del done, work, result, error  # nothing of a request is kept until the next one
 
 
-def _settle(done: asyncio.Future[Any], result: Any, error: Exception | None) -> None:
+def _settle(done: asyncio.Future[object], result: object, error: Exception | None) -> None:
     if done.cancelled():
         return
     if error is not None:

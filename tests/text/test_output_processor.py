@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trueline.answers import Answer
 from trueline.engine.messages import CoreOutput, TokenScore
 from trueline.engine.params import SamplingParams
+from trueline.output_processor import PreparedParams, RequestOutputState
 from trueline.outputs import CompletionOutput
 from trueline.server.process.streams import Stream
 from trueline.text.tokenizer import Tokenizer
@@ -29,12 +29,12 @@ def tokenizer(tiny: Any) -> Tokenizer:
 def answer(
     tokenizer: Tokenizer, params: SamplingParams, pieces: list[list[int]]
 ) -> CompletionOutput:
-    found = Answer("a", None, [1], params, tokenizer)
+    found = RequestOutputState("a", None, [1], PreparedParams(params, tokenizer))
     for place, ids in enumerate(pieces):
         end = "length" if place == len(pieces) - 1 else None
         scores = [TokenScore(token, -float(token), 1) for token in ids]
-        found.take(CoreOutput(request_id="a/0", token_ids=ids, scores=scores, finish_reason=end))
-    return found.copies[0].completion
+        found.update(CoreOutput(request_id="a", token_ids=ids, scores=scores, finish_reason=end))
+    return found.output.outputs[0]
 
 
 @given(
@@ -113,19 +113,23 @@ def test_the_stop_position_is_what_its_definition_says(
 
 def test_a_stop_is_told_to_the_engine_once(tokenizer: Tokenizer) -> None:
     params = SamplingParams(stop=["b"], n=3, max_tokens=9, temperature=1.0)
-    found = Answer("a", None, [1], params, tokenizer)
+    found = RequestOutputState("a", None, [1], PreparedParams(params, tokenizer))
     ids = tokenizer.encode("abab", add_special_tokens=False)
     for index in (2, 0):
         scores = [TokenScore(token, -1.0, 1) for token in ids]
-        found.take(CoreOutput(request_id=f"a/{index}", token_ids=ids, scores=scores))
+        found.update(CoreOutput(request_id=f"a/{index}", token_ids=ids, scores=scores))
         assert found.to_stop() == [f"a/{index}"]
         assert found.to_stop() == []
-    assert [copy.completion.finish_reason for copy in found.copies] == ["stop", None, "stop"]
+    assert [completion.finish_reason for completion in found.output.outputs] == [
+        "stop",
+        None,
+        "stop",
+    ]
 
 
 NEWS = st.builds(
     CoreOutput,
-    request_id=st.just("a/0"),
+    request_id=st.just("a"),
     token_ids=st.lists(st.integers(0, 9), max_size=3),
     num_cached_tokens=st.sampled_from([0, 0, 16]),
     first_scheduled=st.sampled_from([None, 2.5]),
@@ -142,7 +146,7 @@ def test_news_put_together_say_what_they_said_one_by_one(
     for news in several:
         news.scores = [TokenScore(token, -float(token), 1) for token in news.token_ids]
     several[-1] = msgspec.structs.replace(several[-1], **LAST)
-    stream = Stream(["a/0"], lambda names: None)
+    stream = Stream(["a"], lambda names: None)
     read: list[CoreOutput] = []
     for place, news in enumerate(several):
         stream.push(msgspec.convert(msgspec.to_builtins(news), CoreOutput))
@@ -159,8 +163,23 @@ def test_news_put_together_say_what_they_said_one_by_one(
     assert {name: getattr(read[-1], name) for name in LAST} == LAST
 
 
+@pytest.mark.parametrize(("n", "names"), [(1, ["a"]), (3, ["a/0", "a/1", "a/2"])])
+def test_a_request_has_one_id_and_one_list_of_its_prompt(n: int, names: list[str]) -> None:
+    prepared = PreparedParams(SamplingParams(n=n, temperature=1.0), None)
+    prompt = [1, 2, 3]
+    found = RequestOutputState("a", None, prompt, prepared)
+    requests = list(found.core_requests([]))
+    assert [request.request_id for request in requests] == names
+    assert all(request.prompt_token_ids is prompt for request in requests)
+    found.fail("why")
+    assert {completion.error for completion in found.output.outputs} == {"request 'a': why"}
+    assert found.to_stop() == names
+
+
 def test_what_was_cached_is_not_forgotten(tokenizer: Tokenizer) -> None:
-    found = Answer("a", None, [1], SamplingParams(max_tokens=9), tokenizer)
+    found = RequestOutputState(
+        "a", None, [1], PreparedParams(SamplingParams(max_tokens=9), tokenizer)
+    )
     for cached in (0, 32, 0):
-        found.take(CoreOutput(request_id="a/0", num_cached_tokens=cached))
-    assert found.output().num_cached_tokens == 32
+        found.update(CoreOutput(request_id="a", num_cached_tokens=cached))
+    assert found.output.num_cached_tokens == 32

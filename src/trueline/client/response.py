@@ -5,22 +5,21 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
-from trueline.client.wire import Frame, Usage
+from trueline.client.wire import Chunk, TokenUsage
 
 
 @dataclass(slots=True)
-class Answer:
+class StreamedResponse:
     start: float = 0.0
     pieces: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
-    frames_with_text: int = 0
+    chunks_with_text: int = 0
     listed_tokens: int = 0
     first: float | None = None
     last: float | None = None
     finish_reason: str | None = None
-    usage: Usage | None = None
+    usage: TokenUsage | None = None
     model: str | None = None
     id: str | None = None
 
@@ -30,10 +29,10 @@ class Answer:
 
     @property
     def num_tokens(self) -> int:
-        """The server's count where it gives one; until then frames stand for tokens."""
+        """The server's count where it gives one; until then chunks stand for tokens."""
         if self.usage:
             return self.usage.completion_tokens
-        return self.listed_tokens or self.frames_with_text
+        return self.listed_tokens or self.chunks_with_text
 
     @property
     def counted_by(self) -> str:
@@ -46,16 +45,16 @@ class Answer:
             return None
         return (self.num_tokens - 1) / (self.last - self.first)
 
-    def take(self, frame: Frame) -> None:
-        self.id, self.model = frame.id or self.id, frame.model or self.model
-        self.usage = frame.usage or self.usage
-        for choice in frame.choices:
+    def update(self, chunk: Chunk) -> None:
+        self.id, self.model = chunk.id or self.id, chunk.model or self.model
+        self.usage = chunk.usage or self.usage
+        for choice in chunk.choices:
             self.finish_reason = choice.finish_reason or self.finish_reason
             self.listed_tokens += len(choice.token_ids or ())
             if choice.answer or choice.thought or choice.token_ids:
                 self.last = time.perf_counter()
                 self.first = self.first or self.last
-                self.frames_with_text += 1
+                self.chunks_with_text += 1
                 self.pieces.append(choice.answer)
                 self.thoughts.append(choice.thought)
 
@@ -75,7 +74,7 @@ class Answer:
         parts.append(f"ended by {self.finish_reason or 'no reason given'}")
         return ", ".join(parts)
 
-    def as_json(self) -> dict[str, Any]:
+    def as_json(self) -> dict[str, object]:
         usage = self.usage
         return {
             "id": self.id,
@@ -98,12 +97,14 @@ class Answer:
 
 
 def gather(
-    frames: Iterable[Frame], answer: Answer, show: Callable[[Answer, Frame], None] | None = None
-) -> Answer:
+    chunks: Iterable[Chunk],
+    answer: StreamedResponse,
+    show: Callable[[StreamedResponse, Chunk], None] | None = None,
+) -> StreamedResponse:
     """Into `answer`, which keeps what came even where this is interrupted."""
     answer.start = time.perf_counter()
-    for frame in frames:
-        answer.take(frame)
+    for chunk in chunks:
+        answer.update(chunk)
         if show:
-            show(answer, frame)
+            show(answer, chunk)
     return answer

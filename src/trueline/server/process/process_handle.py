@@ -1,5 +1,5 @@
-"""A child process of ours and the socket to it, for an event loop. No threads that poll: the loop
-is told when a message is there, and a thread that sleeps in waitpid tells when the process ends."""
+"""The engine process as its parent's event loop sees it. No threads that poll: the loop watches the
+socket's descriptor, and a thread that sleeps in waitpid reports the process's end."""
 
 from __future__ import annotations
 
@@ -19,12 +19,13 @@ import zmq
 # The child imports what we would import, whatever made our path, and nothing from where it starts.
 BOOT = (
     "import json, sys; sys.path[:], address = json.loads(sys.stdin.readline()); "
-    "from trueline.server.process.child import main; sys.exit(main(address))"
+    "from trueline.server.process.engine_process import main; sys.exit(main(address))"
 )
 
 
-class Link:
-    """`received` gets every message; `ended` is called once, with the exit code."""
+class ProcessHandle:
+    """Starts the engine process, and holds the socket to it. `received` gets every message;
+    `ended` is called once, with the exit code."""
 
     def __init__(
         self,
@@ -56,7 +57,7 @@ class Link:
     def send(self, data: bytes) -> None:
         if not self._socket.closed:
             self._socket.send(data)
-            # sending may have taken note of what has come, and then nobody is told of it
+            # sending may have consumed the descriptor's event for a message that has come
             self._loop.call_soon(self._read)
 
     def kill(self) -> None:
@@ -68,7 +69,7 @@ class Link:
             self._loop.call_soon_threadsafe(self._exited, code)
 
     def _read(self) -> None:
-        """All there is: zmq tells only once that something has come."""
+        """Reads all messages there are: zmq signals only once that some have come."""
         with suppress(zmq.Again):
             while not self._socket.closed:
                 data = self._socket.recv(zmq.NOBLOCK)

@@ -54,7 +54,7 @@ class Question:
 
 
 @dataclass
-class Crowd:
+class LoadClients:
     url: str
     questions: list[Question]
     limit: int

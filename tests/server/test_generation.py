@@ -9,26 +9,26 @@ from typing import Any
 
 import pytest
 
-from trueline.answers import Answer
 from trueline.engine.messages import CoreOutput, TokenScore
 from trueline.engine.params import SamplingParams
-from trueline.server.service import Run
+from trueline.output_processor import PreparedParams, RequestOutputState
+from trueline.server.service import Generation
 from trueline.text.tokenizer import Tokenizer
 
 
-class Told:
+class FakeStream:
     """A stream that says what it is given, and writes down what is aborted."""
 
-    def __init__(self, news: list[CoreOutput]) -> None:
-        self.news, self.aborted = news, list[list[str] | None]()
+    def __init__(self, outputs: list[CoreOutput]) -> None:
+        self.outputs, self.aborted = outputs, list[list[str] | None]()
 
-    def __aiter__(self) -> Told:
+    def __aiter__(self) -> FakeStream:
         return self
 
     async def __anext__(self) -> CoreOutput:
-        if not self.news:
+        if not self.outputs:
             raise StopAsyncIteration
-        return self.news.pop(0)
+        return self.outputs.pop(0)
 
     def waiting(self) -> Iterator[CoreOutput]:
         return iter(())
@@ -38,12 +38,13 @@ class Told:
 
 
 @pytest.fixture
-def told(tiny: Any) -> tuple[Run, Told]:
+def generated(tiny: Any) -> tuple[Generation, FakeStream]:
     """Two sequences of which the first meets a stop string with its second token."""
     tokenizer = Tokenizer.load(tiny("deepseek_v3"))
     a, x = tokenizer.encode("ax", add_special_tokens=False)
-    answer = Answer("q", None, [1], SamplingParams(n=2, stop=["x"], max_tokens=9), tokenizer)
-    stream = Told(
+    params = PreparedParams(SamplingParams(n=2, stop=["x"], max_tokens=9), tokenizer)
+    state = RequestOutputState("q", None, [1], params)
+    stream = FakeStream(
         [
             CoreOutput(request_id=name, token_ids=[token], scores=[TokenScore(token, -1.0, 1)])
             for name, token in (("q/0", a), ("q/1", a), ("q/0", x), ("q/1", a), ("q/1", a))
@@ -52,20 +53,20 @@ def told(tiny: Any) -> tuple[Run, Told]:
     metrics = SimpleNamespace(observe=lambda *_: None, ended=lambda *_: None)
     engine = SimpleNamespace(generate=lambda requests: stream)
 
-    async def aside(size: int, work: Any, *given: Any) -> Any:
+    async def offload(size: int, work: Any, *given: Any) -> Any:
         return work(*given)
 
     service: Any = SimpleNamespace(
-        metrics=metrics, engine=engine, check_room=lambda count: None, aside=aside
+        metrics=metrics, engine=engine, check_room=lambda count: None, offload=offload
     )
-    return Run(service, [answer], list(answer.core_requests([]))), stream
+    return Generation(service, [state], list(state.core_requests([]))), stream
 
 
-def test_one_of_several_that_a_stop_string_ends(told: tuple[Run, Told]) -> None:
-    run, stream = told
+def test_one_of_several_that_a_stop_string_ends(generated: tuple[Generation, FakeStream]) -> None:
+    generation, stream = generated
 
     async def read() -> list[list[list[str] | None]]:
-        return [list(stream.aborted) async for _ in run.outputs()]
+        return [list(stream.aborted) async for _ in generation.outputs()]
 
     assert asyncio.run(read()) == [[], [], [["q/0"]], [["q/0"]], [["q/0"]]], (
         "with the token that ended it, once"
@@ -73,12 +74,12 @@ def test_one_of_several_that_a_stop_string_ends(told: tuple[Run, Told]) -> None:
     assert stream.aborted[-1] is None
 
 
-def test_a_reader_that_leaves_between_two_pieces(told: tuple[Run, Told]) -> None:
+def test_a_reader_that_leaves_between_two_pieces(generated: tuple[Generation, FakeStream]) -> None:
     """It waits for nothing then, so nobody cancels it: it is closed."""
-    run, stream = told
+    generation, stream = generated
 
     async def read() -> None:
-        outputs = run.outputs()
+        outputs = generation.outputs()
         await anext(outputs)
         await outputs.aclose()
 

@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from trueline.client.answer import Answer, gather
 from trueline.client.endpoint import Endpoint
-from trueline.client.wire import Frame
+from trueline.client.response import StreamedResponse, gather
+from trueline.client.wire import Chunk
 
 HELP = """/reset          forget the conversation, keep the system prompt
 /system [TEXT]  set the system prompt; without TEXT, show it
@@ -17,8 +16,8 @@ HELP = """/reset          forget the conversation, keep the system prompt
 /quit           leave (so does Ctrl-D); Ctrl-C stops an answer"""
 
 
-class Conversation:
-    def __init__(self, server: Endpoint, body: dict[str, Any], system: str | None) -> None:
+class ChatSession:
+    def __init__(self, server: Endpoint, body: dict[str, object], system: str | None) -> None:
         self.server = server
         self.body = body
         """What every request says beside its messages."""
@@ -31,14 +30,17 @@ class Conversation:
         return first + self.turns
 
     def say(
-        self, text: str, answer: Answer, show: Callable[[Answer, Frame], None] | None = None
+        self,
+        text: str,
+        answer: StreamedResponse,
+        show: Callable[[StreamedResponse, Chunk], None] | None = None,
     ) -> None:
         """A turn that is stopped half-way keeps what came; one that fails before any text never
         was."""
         asked = [*self.messages, {"role": "user", "content": text}]
-        frames = self.server.ask("chat/completions", self.body | {"messages": asked})
+        chunks = self.server.ask("chat/completions", self.body | {"messages": asked})
         try:
-            gather(frames, answer, show)
+            gather(chunks, answer, show)
         finally:
             if answer.first is not None or answer.finish_reason:
                 self.turns += [asked[-1], {"role": "assistant", "content": answer.text}]

@@ -1,0 +1,209 @@
+"""The output processor: makes text of the token ids that the core samples, and one RequestOutput of
+all sequences of a request."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import cast
+
+import msgspec
+
+from trueline.engine.messages import CoreOutput, CoreRequest, TokenScore
+from trueline.engine.params import SamplingParams, sequence_seed
+from trueline.errors import UsageError
+from trueline.outputs import CompletionOutput, Logprob, RequestOutput
+from trueline.text.detokenize import Detokenizer
+from trueline.text.stop import StopChecker, StopStrings
+from trueline.text.tokenizer import Tokenizer, bad_word_ids
+
+Prompt = str | Mapping[str, object]
+
+
+def read_prompt(
+    prompt: Prompt, tokenizer: Tokenizer | None, vocab_size: int
+) -> tuple[str | None, list[int]]:
+    """The text, where there is one, and its tokens."""
+    if isinstance(prompt, Mapping):
+        unknown = set(prompt) - {"prompt", "prompt_token_ids"}
+        if unknown or not prompt:
+            raise UsageError(
+                f"prompt: found keys {sorted(prompt)}; accepted: 'prompt' or 'prompt_token_ids'"
+            )
+        if "prompt_token_ids" in prompt:
+            text = cast("str | None", prompt.get("prompt"))
+            return text, _checked(prompt["prompt_token_ids"], vocab_size)
+    given = prompt["prompt"] if isinstance(prompt, Mapping) else prompt
+    if not isinstance(given, str):
+        raise UsageError(
+            f"prompt: found {type(given).__name__}; accepted: text, "
+            "{'prompt': text} or {'prompt_token_ids': [...]}"
+        )
+    if tokenizer is None:
+        raise UsageError("a text prompt needs a tokenizer: give prompt_token_ids instead")
+    return given, _checked(tokenizer.encode(given), vocab_size)
+
+
+def _checked(ids: object, vocab_size: int) -> list[int]:
+    values = list(cast("Iterable[int]", ids))
+    if not values:
+        raise UsageError("the prompt is empty: accepted: at least one token")
+    for token in values:
+        if type(token) is not int or not 0 <= token < vocab_size:
+            raise UsageError(f"prompt token {token!r}: accepted: ids from 0 to {vocab_size - 1}")
+    return values
+
+
+class PreparedParams:
+    """SamplingParams with stop strings and bad words made ready for use, once for all prompts that
+    share them."""
+
+    def __init__(self, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
+        self.params, self.tokenizer = params, tokenizer
+        self.stops = StopStrings(params.stop)
+        if params.bad_words and tokenizer is None:
+            raise UsageError("bad_words need a tokenizer")
+        self.bad_word_ids = bad_word_ids(tokenizer, params.bad_words) if tokenizer else []
+        self.of_sequence = [self._of_sequence(i) for i in range(params.n)]
+        """The params of each of the n sequences of a prompt."""
+
+    def _of_sequence(self, index: int) -> SamplingParams:
+        params = self.params
+        if params.n == 1:
+            return params
+        seed = None if params.seed is None else sequence_seed(params.seed, index)
+        return msgspec.structs.replace(params, n=1, seed=seed)
+
+
+class RequestOutputState:
+    """A request on the text side: makes text of the tokens that the core samples for its n
+    sequences, and adds it to `output`. The core knows a sequence by the request's id; where there
+    are several, by the request's id and their index."""
+
+    def __init__(
+        self, request_id: str, prompt: str | None, ids: list[int], prepared: PreparedParams
+    ) -> None:
+        params, tokenizer = prepared.params, prepared.tokenizer
+        self.prepared = prepared
+        self.output = RequestOutput(
+            request_id,
+            prompt,
+            ids,
+            None if params.prompt_logprobs is None else [None],
+            [
+                CompletionOutput(i, logprobs=None if params.logprobs is None else [])
+                for i in range(params.n)
+            ],
+        )
+        """The same object from the first token to the last."""
+        several = params.n > 1
+        self.sequence_ids = [
+            f"{request_id}/{i}" if several else request_id for i in range(params.n)
+        ]
+        self._indices = {name: i for i, name in enumerate(self.sequence_ids)}
+        self._detokenizers = [
+            Detokenizer(tokenizer, params.skip_special_tokens) if tokenizer else None
+            for _ in range(params.n)
+        ]
+        self._stop_checkers = [
+            StopChecker(prepared.stops, params.include_stop_str_in_output) for _ in range(params.n)
+        ]
+        self._stopped: list[str] = []
+
+    def core_requests(
+        self, eos_token_ids: list[int], priority: int = 0, cache_salt: str | None = None
+    ) -> Iterator[CoreRequest]:
+        """One for every sequence."""
+        for name, params in zip(self.sequence_ids, self.prepared.of_sequence, strict=True):
+            yield CoreRequest(
+                request_id=name,
+                prompt_token_ids=self.output.prompt_token_ids,
+                params=params,
+                eos_token_ids=eos_token_ids,
+                bad_word_ids=self.prepared.bad_word_ids,
+                priority=priority,
+                cache_salt=cache_salt,
+            )
+
+    def completion(self, sequence_id: str) -> CompletionOutput:
+        return self.output.outputs[self._indices[sequence_id]]
+
+    def update(self, output: CoreOutput) -> None:
+        """Token by token where a stop string may end a sequence: it ends at the same token, however
+        many come at once."""
+        index, request = self._indices[output.request_id], self.output
+        if index == 0:
+            request.num_cached_tokens = max(request.num_cached_tokens, output.num_cached_tokens)
+            if request.prompt_logprobs is not None:
+                request.prompt_logprobs += map(self._logprobs, output.prompt_scores)
+        ids, scores = output.token_ids, output.scores
+        step = 1 if self.prepared.params.stop else max(len(ids), 1)
+        for end in range(step, max(len(ids), 1) + 1, step):
+            last = output if end >= len(ids) else None
+            self._add(index, ids[end - step : end], scores[end - step : end], last)
+
+    def fail(self, why: str) -> None:
+        """End all sequences that have not ended, here and in the core."""
+        for name, completion in zip(self.sequence_ids, self.output.outputs, strict=True):
+            if not completion.finished:
+                completion.finish_reason = "error"
+                completion.error = f"request '{self.output.request_id}': {why}"
+                self._stopped.append(name)
+
+    def to_stop(self) -> list[str]:
+        """Ids of sequences that ended here, as by a stop string, and still run in the core; each is
+        returned once."""
+        stopped, self._stopped = self._stopped, []
+        return stopped
+
+    def _add(
+        self, index: int, ids: list[int], scores: list[TokenScore], last: CoreOutput | None
+    ) -> None:
+        """`last`: the output that ends with these tokens."""
+        completion, detokenizer = self.output.outputs[index], self._detokenizers[index]
+        if completion.finished:
+            return
+        for token, score in zip(ids, scores, strict=True):
+            completion.token_ids.append(token)
+            if completion.logprobs is not None:
+                total = completion.cumulative_logprob or 0.0
+                completion.cumulative_logprob = total + score.logprob
+                completion.logprobs.append(self._logprobs(score))
+        reason = last.finish_reason if last else None
+        if detokenizer is not None:
+            shows_end = self.prepared.params.include_stop_str_in_output
+            hides_end = reason == "stop" and not shows_end
+            # the end token is not part of the text
+            self._add_text(index, detokenizer.push(ids[:-1] if hides_end else ids))
+        if last is not None and reason and not completion.finished:
+            self._add_text(index, detokenizer.flush() if detokenizer else "", last=True)
+            if not completion.finished:
+                completion.finish_reason, completion.stop_reason = reason, last.stop_reason
+                completion.error = last.error
+
+    def _add_text(self, index: int, text: str, last: bool = False) -> None:
+        completion, stop_checker = self.output.outputs[index], self._stop_checkers[index]
+        if len(completion.token_ids) < self.prepared.params.min_tokens:
+            completion.text += text  # too early to stop
+        elif text:
+            found = stop_checker.push(text)
+            completion.text += found.text
+            if found.matched is not None:
+                completion.finish_reason, completion.stop_reason = "stop", found.matched
+                self._stopped.append(self.sequence_ids[index])
+                return
+        if last:
+            completion.text += stop_checker.flush()
+
+    def _logprobs(self, score: TokenScore) -> dict[int, Logprob]:
+        """The likeliest tokens by rank, and the token itself."""
+        found = {
+            token: Logprob(value, rank, self._text(token))
+            for rank, (token, value) in enumerate(score.top, 1)
+        }
+        if score.token_id not in found:
+            found[score.token_id] = Logprob(score.logprob, score.rank, self._text(score.token_id))
+        return found
+
+    def _text(self, token: int) -> str | None:
+        tokenizer = self.prepared.tokenizer
+        return tokenizer.token_text(token) if tokenizer else None
