@@ -249,7 +249,7 @@ def _resumes_too_far(seat: Make) -> Make:
 
 
 def _evicted_still_named(take: Make) -> Make:
-    """A block given to somebody else can still be found by what it held before."""
+    """A block that another request was given can still be found by the hash of its old contents."""
 
     def broken(self: Pool) -> int:
         before = dict(self._place_of)

@@ -107,7 +107,7 @@ def _nothing_hidden(attend: Make) -> Make:
 
 
 def _lists_from_the_front(split: Make) -> Make:
-    """Rows with lists take the first choices of the step, whoever made them."""
+    """Rows with lists take the first choices of the step instead of their own."""
 
     def broken(self: LatentInputs, *given: object) -> object:
         rows = split(self, *given)
