@@ -274,9 +274,9 @@ def test_wrong_options_are_named(changes: dict[str, Any], part: str, model: Path
     assert part in str(caught.value)
 
 
-def test_slots_are_part_of_the_memory_plan(model: Path) -> None:
+def test_slots_are_part_of_the_memory_plan(tiny: Tiny) -> None:
     plan = load_engine(
-        model, replace(BASE, num_gpu_blocks_override=None, kv_cache_memory_bytes=2_000_000)
+        tiny(FAMILY), replace(BASE, num_gpu_blocks_override=None, kv_cache_memory_bytes=2_000_000)
     ).plan
     assert plan.slots is not None
     states = plan.slots.num_slots * plan.slots.slot_bytes
