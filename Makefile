@@ -24,12 +24,11 @@ lint: $(INSTALLED)
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 
-# worksteal: tests of a file stay together, so that its models and servers are made once
 test: lint
-	$(BIN)/pytest -n 2 --dist worksteal -m "not slow"
+	$(BIN)/pytest -n 2 -m "not slow"
 
 test-full: lint
-	HYPOTHESIS_PROFILE=full $(BIN)/pytest -n 2 --dist worksteal
+	HYPOTHESIS_PROFILE=full $(BIN)/pytest -n 2
 
 # The numeric tests under other instruction sets; CPUS="--only AVX2 --write" passes options on.
 test-cpus: $(INSTALLED)
