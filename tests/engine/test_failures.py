@@ -550,7 +550,7 @@ PLUG_IN = """
 import torch
 from trueline.ops.sampling.cpu import *
 from trueline.ops.sampling import cpu
-api_version = 3
+api_version = 4
 score = cpu.score
 def sample(logits, rows):
     if rows.bias is not None:

@@ -54,7 +54,8 @@ ONE_OF_THEM = pytest.param("deepseek_v32", marks=pytest.mark.slow)
 
 @pytest.fixture(scope="module", params=[ONE_OF_THEM, "glm_moe_dsa"])
 def model(request: pytest.FixtureRequest, tiny: Tiny) -> Path:
-    return tiny(request.param)
+    """Few layers: one after those that share a selection has its own again."""
+    return tiny(request.param, keys={"num_hidden_layers": 4})
 
 
 @pytest.fixture(scope="module")

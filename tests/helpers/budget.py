@@ -58,14 +58,9 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None]:
         item.user_properties.append((COST, _cpu_seconds() - start))
 
 
-@pytest.hookimpl(wrapper=True)
-def pytest_runtest_setup(item: pytest.Item) -> Generator[None]:
-    """Models and servers that fixtures make belong to the test that first asks for them."""
-    start = _cpu_seconds()
-    try:
-        return (yield)
-    finally:
-        item.user_properties.append((COST, _cpu_seconds() - start))
+# Models that fixtures make belong to the test that first asks for them; servers, whose seconds are
+# known when they have ended, to the last.
+pytest_runtest_setup = pytest_runtest_teardown = pytest_runtest_call
 
 
 def costs(reports: list[pytest.TestReport]) -> Counter[str]:

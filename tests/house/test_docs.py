@@ -16,6 +16,8 @@ from trueline.models.harmless import HARMLESS
 from trueline.ops.registry import FUNCTIONS
 from trueline.plan.select import LAYER_KINDS
 from trueline.plugins import API_VERSION
+from trueline.spec.feedforward import DenseSpec, MoESpec
+from trueline.spec.mixer import LightningSpec, MLASpec
 from trueline.tiny.configs import FAMILIES as TINY_FAMILIES
 from trueline.verify.checks import CHECKS
 from trueline.verify.faults.table import FAULTS
@@ -68,8 +70,9 @@ def test_the_contracts_are_listed() -> None:
     assert f"`api_version = {API_VERSION}`" in page
     for op, functions in FUNCTIONS.items():
         assert f"| `{op}` | {', '.join(f'`{name}`' for name in functions)} |" in page
-    for spec, kind in LAYER_KINDS.items():
-        assert f"| `{kind}` | `{spec.__name__}` |" in page
+    for spec in (MLASpec, LightningSpec, DenseSpec, MoESpec):
+        assert spec.label in LAYER_KINDS
+        assert f"| `{spec.label}` | `{spec.__name__}` |" in page
     for kind in REGISTRY.needs:
         assert f'"{kind}.' in page
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import Any
 
 import pytest
 import torch
@@ -35,7 +34,7 @@ class Replacement:
     def __str__(self) -> str:
         return f"{self.registry.noun} {self.kind}={self.name}"
 
-    def load(self, *, invariant: bool) -> Any:
+    def load(self, *, invariant: bool) -> object:
         """Skips what it refuses of batch-invariant mode; any other refusal is a failure."""
         found = self.registry.get(self.kind, self.name)
         declared: Capabilities = found.capabilities
@@ -72,7 +71,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if not replacements:
         raise pytest.UsageError("give --op OP=NAME or --layer KIND=NAME")
     if metafunc.definition.name == "test_against_the_reference":
-        cases: list[Any] = [
+        cases: list[object] = [
             pytest.param(each, check, id=f"{each}: {check.what}")
             for each in replacements
             if each.registry is OPS

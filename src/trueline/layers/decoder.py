@@ -12,7 +12,6 @@ from torch import Tensor
 from trueline.cache.kinds import LayerViews
 from trueline.layers.context import Build, FeedForward, Mixer, Rope, StepInput, Weights
 from trueline.ops.rope import table
-from trueline.plan.select import LAYER_KINDS
 from trueline.spec.feedforward import FeedForwardSpec
 from trueline.spec.mixer import MixerSpec
 from trueline.spec.model import LayerSpec, ModelSpec
@@ -22,7 +21,7 @@ from trueline.weights.value import Weight
 
 def make(spec: MixerSpec | FeedForwardSpec, build: Build, weights: Weights, name: str) -> Any:
     """The layer that the plan has chosen for this kind of spec."""
-    return build.plan.layer(LAYER_KINDS[type(spec)])(spec, build, weights, name)
+    return build.plan.layer(spec.label)(spec, build, weights, name)
 
 
 class Ropes:
@@ -31,7 +30,7 @@ class Ropes:
 
     def __init__(self, spec: ModelSpec, max_position: int, device: torch.device) -> None:
         self.different: list[RopeSpec] = []
-        ropes = [_rope(layer.mixer) for layer in spec.layers]
+        ropes = [layer.mixer.rotation for layer in spec.layers]
         for rope in ropes:
             if rope is not None and rope not in self.different:
                 self.different.append(rope)
@@ -45,10 +44,6 @@ class Ropes:
         """Per layer, the rows of these positions."""
         rows = [(cos[positions], sin[positions]) for cos, sin in self.tables]
         return [None if index is None else rows[index] for index in self.of_layer]
-
-
-def _rope(mixer: MixerSpec) -> RopeSpec | None:
-    return mixer.rope
 
 
 class Layer:

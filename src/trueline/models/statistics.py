@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trueline.models.parameters import parameters
-from trueline.spec.mixer import LightningSpec, MLASpec
+from trueline.spec.mixer import MixerSpec
 from trueline.spec.model import DTYPE_BYTES, ModelSpec
 
 
@@ -36,21 +36,21 @@ class CacheCost:
 def cache_costs(spec: ModelSpec) -> list[CacheCost]:
     """Per kind of mixer, over all its layers: what tokens keep at the model's dtype, states in
     float32."""
-    mixers = [layer.mixer for layer in spec.layers]
-    latent = [mixer for mixer in mixers if isinstance(mixer, MLASpec)]
-    linear = [mixer for mixer in mixers if isinstance(mixer, LightningSpec)]
+    by_label: dict[str, list[MixerSpec]] = {}
+    for layer in spec.layers:
+        if layer.mixer.cache_fields:
+            by_label.setdefault(layer.mixer.label, []).append(layer.mixer)
     return [
         CacheCost(
-            kind,
-            len(members),
-            DTYPE_BYTES[spec.dtype] * _width(members, "token"),
-            DTYPE_BYTES["float32"] * _width(members, "sequence"),
+            label,
+            len(mixers),
+            DTYPE_BYTES[spec.dtype] * _width(mixers, "token"),
+            DTYPE_BYTES["float32"] * _width(mixers, "sequence"),
         )
-        for kind, members in (("mla", latent), ("lightning", linear))
-        if members
+        for label, mixers in by_label.items()
     ]
 
 
-def _width(mixers: Sequence[MLASpec | LightningSpec], per: str) -> int:
+def _width(mixers: Sequence[MixerSpec], per: str) -> int:
     fields = (field for mixer in mixers for field in mixer.cache_fields)
     return sum(field.width for field in fields if field.per == per)

@@ -100,7 +100,7 @@ _tell: Callable[[str], None] = _on_stderr
 
 
 def tell_builds(to: Callable[[str], None]) -> None:
-    """Who hears that kernels are being compiled: stderr, unless another is named."""
+    """`to` is called when kernels are being compiled, instead of writing to stderr."""
     global _tell
     _tell = to
 
@@ -134,7 +134,7 @@ def packable(weight: Tensor) -> Tensor:
 
 @cache
 def panel() -> int:
-    """Columns of a packed weight that lie side by side."""
+    """Columns of a panel: they are adjacent in a packed weight."""
     return int(library().panel_width())
 
 

@@ -38,7 +38,15 @@ from trueline.plan.memory import (
     plan_groups,
     slot_plan,
 )
-from trueline.plan.select import LAYERS, OWN, PACKING, Selection, choose_layers, choose_ops
+from trueline.plan.select import (
+    OWN,
+    PACKING,
+    LayerClass,
+    Selection,
+    choose_layers,
+    choose_ops,
+    layer_class,
+)
 from trueline.spec.model import ModelSpec
 from trueline.weights.formats import quantised_format
 
@@ -109,8 +117,8 @@ class Plan:
     def sampling(self) -> Sampling:
         return implementation("sampling", self.selections["sampling"].name)
 
-    def layer(self, kind: str) -> Any:
-        return LAYERS.get(kind, self.layers[kind].name)
+    def layer(self, kind: str) -> LayerClass:
+        return layer_class(kind, self.layers[kind].name)
 
     def lines(self) -> Iterator[str]:
         yield f"device       {self.device.kind} ({self.device.name}), {self._where()}"
@@ -213,7 +221,9 @@ def make_plan(
         for each in (selections, *by_format.values())
         for op, chosen in each.items()
     ]
-    capture = all(each.capture for _, each in declared)
+    layers = choose_layers(spec, config, context)
+    made_of = [layer_class(kind, chosen.name).capabilities for kind, chosen in layers.items()]
+    capture = all(each.capture for each in (*made_of, *(each for _, each in declared)))
     max_len = max_model_len(spec, config)
     # Some kernels multiply by weights as they are stored; others want them as they compute.
     keeping = ("batched_gemm", *PACKING)
@@ -232,7 +242,7 @@ def make_plan(
         threads=device.threads if weights >= SMALL_MODEL else 1,
         selections=selections,
         by_format=by_format,
-        layers=choose_layers(spec, config, context),
+        layers=layers,
         weight_dtype=kept,
         compute_dtype=compute,
         dtype_reason=reason,

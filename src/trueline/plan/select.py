@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import Any, Protocol
 
 import torch
 
@@ -17,17 +18,13 @@ from trueline.plugins import Registry
 from trueline.spec.feedforward import DenseSpec, MoESpec
 from trueline.spec.mixer import LightningSpec, MLASpec
 from trueline.spec.model import LayerSpec, ModelSpec
-from trueline.spec.source import Spec
 from trueline.weights.formats.dense import DENSE
 
 OWN = "trueline"
 """The name of our class for a kind of layer."""
-LAYER_KINDS: dict[type[Spec], str] = {
-    MLASpec: "mla",
-    LightningSpec: "lightning",
-    DenseSpec: "dense",
-    MoESpec: "moe",
-}
+OTHER = "mixer"
+"""The kind of layers whose mixers another package has brought; their name is the mixer's label."""
+LAYER_KINDS = tuple(spec.label for spec in (MLASpec, LightningSpec, DenseSpec, MoESpec))
 PACKING = ("linear", "mlp", "experts")
 """Ops that keep weights as layers have them: chosen for each format that these are stored in."""
 # Where they are, as text: layers are built from the plan, and so stand above it.
@@ -40,9 +37,17 @@ LAYERS = Registry(
         f"dense.{OWN}": "trueline.layers.feedforward:Dense",
         f"moe.{OWN}": "trueline.layers.feedforward:MoE",
     },
-    dict.fromkeys(LAYER_KINDS.values(), ("forward",)),
+    dict.fromkeys((*LAYER_KINDS, OTHER), ("forward",)),
     lambda _, found: undeclared(found),
 )
+
+
+class LayerClass(Protocol):
+    """Constructed with (spec, build, weights, name): see layers/context.py."""
+
+    capabilities: Capabilities
+
+    def __call__(self, spec: Any, build: Any, weights: Any, name: str) -> Any: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,16 +133,39 @@ def choose_layers(spec: ModelSpec, config: EngineConfig, context: Context) -> di
             raise UsageError(
                 f"layer '{kind}': {spec.family} has none; accepted here: {', '.join(present)}"
             )
-    chosen = {kind: Selection(OWN, "ours") for kind in present}
+    chosen = {kind: _default_layer(kind, spec, context) for kind in present}
     for kind, name in config.layers.items():
-        declared: Capabilities = LAYERS.get(kind, name).capabilities
+        declared = layer_class(kind, name).capabilities
         refused = declared.elsewhere(context.device) or declared.refusals(context)
         chosen[kind] = _asked(LAYERS, kind, name, refused)
     return chosen
 
 
 def kinds(layer: LayerSpec) -> Iterable[str]:
-    return (LAYER_KINDS[type(part)] for part in (layer.mixer, layer.feed_forward))
+    return layer.mixer.label, layer.feed_forward.label
+
+
+def layer_class(kind: str, name: str) -> LayerClass:
+    """What the plan's choice for this kind stands for."""
+    found: LayerClass = LAYERS.get(kind if kind in LAYER_KINDS else OTHER, name)
+    return found
+
+
+def _default_layer(kind: str, spec: ModelSpec, context: Context) -> Selection:
+    """Ours; that of a package's mixer is the package's."""
+    if kind in LAYER_KINDS:
+        return Selection(OWN, "ours")
+    package = LAYERS.package(OTHER, kind)
+    if package is None:
+        raise UsageError(
+            f"{spec.family}: its '{kind}' mixers have no layer: accepted: one of an installed "
+            f"package, as entry point '{OTHER}.{kind}' of {LAYERS.group}"
+        )
+    declared = layer_class(kind, kind).capabilities
+    refused = declared.elsewhere(context.device) or declared.refusals(context)
+    if refused:
+        raise UsageError(f"layer '{kind}' of {package} refuses: {'; '.join(refused)}")
+    return Selection(kind, f"from {package}")
 
 
 def _asked(registry: Registry, kind: str, name: str, found: list[str]) -> Selection:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from trueline.spec.source import Span, Spec
 
@@ -14,6 +14,8 @@ GroupScore = Literal["max", "top2_sum"]
 @dataclass(frozen=True, kw_only=True)
 class DenseSpec(Spec):
     """down(silu(gate x) × up x), no bias."""
+
+    label: ClassVar[str] = "dense"
 
     width: Span
 
@@ -39,6 +41,8 @@ class RouterSpec(Spec):
 
 @dataclass(frozen=True, kw_only=True)
 class MoESpec(Spec):
+    label: ClassVar[str] = "moe"
+
     experts: Span
     """`total` experts compete in the router; this rank holds `start:stop` of them."""
     expert_width: int

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import ClassVar, Literal
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar, Literal, Self
 
+from trueline.spec.parameters import Parameter
 from trueline.spec.rope import RopeSpec
 from trueline.spec.source import Span, Spec
 
@@ -18,6 +19,41 @@ class CacheField:
     name: str
     width: int
     per: Literal["token", "sequence"]
+
+
+Divide = Callable[[Span, str], Span]
+"""This rank's part of a dimension, by what it is called: an error where it cannot be divided."""
+HEADS = "the number of attention heads"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MixerSpec(Spec):
+    """Token mixing of a layer. Packages bring their own: subclasses with `parameters`."""
+
+    label: ClassVar[str]
+    """Of the layers that compute it (docs/plugins.md)."""
+
+    @property
+    def rotation(self) -> RopeSpec | None:
+        """By which its layer is given tables; None where nothing rotates."""
+        return None
+
+    @property
+    def cache_fields(self) -> tuple[CacheField, ...]:
+        """For reports; the state kinds of the model decide what is kept, and how."""
+        return ()
+
+    def divided(self, part: Divide) -> Self:
+        """What one rank computes."""
+        raise NotImplementedError(f"{self.label}: how it is divided among ranks")
+
+    def whole(self) -> Self:
+        """What the checkpoint holds."""
+        raise NotImplementedError(f"{self.label}: what of it is divided among ranks")
+
+    def parameters(self, name: str, hidden: int, outputs: Span | None) -> Iterator[Parameter]:
+        """Of a package's mixer; ours are in models/parameters.py. `outputs`: see `ModelSpec`."""
+        raise NotImplementedError(f"{self.label}: its parameters")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,10 +89,12 @@ class IndexerSpec(Spec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MLASpec(Spec):
+class MLASpec(MixerSpec):
     """Multi-head latent attention. Each query head is [nope | rope]; each kv_b head is
     [key nope | value]; one latent and one rotated key per token serve all heads. With an indexer,
     the softmax runs over the selected keys only."""
+
+    label: ClassVar[str] = "mla"
 
     heads: Span
     q_lora_rank: int | None
@@ -73,6 +111,16 @@ class MLASpec(Spec):
         "qk_head_dim": "qk_nope_head_dim + qk_rope_head_dim",
         "softmax_scale": "qk_head_dim^-0.5 × rope.score_scale",
     }
+
+    @property
+    def rotation(self) -> RopeSpec | None:
+        return self.rope
+
+    def divided(self, part: Divide) -> Self:
+        return replace(self, heads=part(self.heads, HEADS))
+
+    def whole(self) -> Self:
+        return replace(self, heads=Span.whole(self.heads.total))
 
     @property
     def qk_head_dim(self) -> int:
@@ -94,9 +142,11 @@ class MLASpec(Spec):
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompressedSpec(Spec):
+class CompressedSpec(MixerSpec):
     """DeepSeek-V4 attention: a sliding window, plus (ratio > 0) compressed entries. Resolved for
     `inspect`; not runnable yet. The rope part is the last `rope.dim` of `head_dim`."""
+
+    label: ClassVar[str] = "compressed"
 
     heads: Span
     head_dim: int
@@ -115,6 +165,16 @@ class CompressedSpec(Spec):
     }
 
     @property
+    def rotation(self) -> RopeSpec | None:
+        return self.rope
+
+    def divided(self, part: Divide) -> Self:
+        return replace(self, heads=part(self.heads, HEADS))
+
+    def whole(self) -> Self:
+        return replace(self, heads=Span.whole(self.heads.total))
+
+    @property
     def softmax_scale(self) -> float:
         return float(self.head_dim**-0.5)
 
@@ -123,11 +183,13 @@ LayerFactor = Literal["l", "l-1"]
 
 
 @dataclass(frozen=True, kw_only=True)
-class LightningSpec(Spec):
+class LightningSpec(MixerSpec):
     """Linear attention with one decay per head: S = exp(-slope) S + kᵀv, then o = scale × q S, so a
     token sees itself. q, k, v are silu'd (silu), q and k normed per head (qk_norm) and their first
     `rope.dim` channels rotated; o is normed in groups of channels, multiplied by the sigmoid of a
     gate of the layer's normalised input, and projected."""
+
+    label: ClassVar[str] = "lightning"
 
     heads: Span
     head_dim: int
@@ -154,6 +216,18 @@ class LightningSpec(Spec):
         "factor_ends": "what multiplies the slopes of the first and last layer: "
         "1 - l/(N-1) + 1e-5, with l - 1 for l where linear_layer_factor says so",
     }
+
+    @property
+    def rotation(self) -> RopeSpec | None:
+        return self.rope
+
+    def divided(self, part: Divide) -> Self:
+        groups = part(self.norm_groups, "the number of groups of the output norm")
+        return replace(self, heads=part(self.heads, HEADS), norm_groups=groups)
+
+    def whole(self) -> Self:
+        heads, groups = self.heads.total, self.norm_groups.total
+        return replace(self, heads=Span.whole(heads), norm_groups=Span.whole(groups))
 
     @property
     def scale(self) -> float:
@@ -193,6 +267,3 @@ def head_slopes(heads: int) -> tuple[float, ...]:
     if below == heads:
         return exact
     return exact + head_slopes(2 * below)[::2][: heads - below]
-
-
-MixerSpec = MLASpec | CompressedSpec | LightningSpec

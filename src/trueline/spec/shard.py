@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from trueline.errors import UsageError
 from trueline.spec.feedforward import DenseSpec, FeedForwardSpec, MoESpec
-from trueline.spec.mixer import LightningSpec, MixerSpec
+from trueline.spec.mixer import MixerSpec
 from trueline.spec.model import ModelSpec
 from trueline.spec.source import Span
 
@@ -36,13 +36,6 @@ def local_spec(spec: ModelSpec, rank: int, size: int, *, invariant_sums: bool = 
         each = span.total // size
         return Span(rank * each, (rank + 1) * each, span.total)
 
-    def mixer(whole: MixerSpec) -> MixerSpec:
-        heads = part(whole.heads, "the number of attention heads")
-        if isinstance(whole, LightningSpec):
-            groups = part(whole.norm_groups, "the number of groups of the output norm")
-            return replace(whole, heads=heads, norm_groups=groups)
-        return replace(whole, heads=heads)
-
     def feed_forward(whole: FeedForwardSpec) -> FeedForwardSpec:
         if isinstance(whole, DenseSpec):
             return replace(whole, width=part(whole.width, "the width of the dense MLP"))
@@ -58,7 +51,7 @@ def local_spec(spec: ModelSpec, rank: int, size: int, *, invariant_sums: bool = 
     outputs = part(Span.whole(spec.hidden_size), "the hidden size") if invariant_sums else None
     return _map_layers(
         replace(spec, vocab=vocab, outputs=outputs),
-        {id(layer.mixer): mixer(layer.mixer) for layer in spec.layers},
+        {id(layer.mixer): layer.mixer.divided(part) for layer in spec.layers},
         {id(layer.feed_forward): feed_forward(layer.feed_forward) for layer in spec.layers},
     )
 
@@ -76,15 +69,9 @@ def whole_spec(spec: ModelSpec) -> ModelSpec:
             )
         return replace(local, width=Span.whole(local.width.total))
 
-    def mixer(local: MixerSpec) -> MixerSpec:
-        heads = Span.whole(local.heads.total)
-        if isinstance(local, LightningSpec):
-            return replace(local, heads=heads, norm_groups=Span.whole(local.norm_groups.total))
-        return replace(local, heads=heads)
-
     return _map_layers(
         replace(spec, vocab=Span.whole(spec.vocab.total), outputs=None),
-        {id(layer.mixer): mixer(layer.mixer) for layer in spec.layers},
+        {id(layer.mixer): layer.mixer.whole() for layer in spec.layers},
         {id(layer.feed_forward): feed_forward(layer.feed_forward) for layer in spec.layers},
     )
 

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from trueline.errors import UsageError
 from trueline.models import read_model
-from trueline.models.parameters import Parameter, parameters
+from trueline.models.parameters import parameters
 from trueline.spec.mixer import MLASpec
 from trueline.spec.model import ModelSpec
+from trueline.spec.parameters import Parameter
 from trueline.tiny.tokenizer import write_tokenizer
 from trueline.utils.json_types import JSON
 from trueline.weights.checkpoint import INDEX_NAME

@@ -136,9 +136,11 @@ def compared(
 
 
 def same_scores(what: str, one: EngineRun, two: EngineRun) -> None:
-    """What was told of each token: itself, and the likeliest beside it."""
+    """What was reported of each token: itself, and the likeliest beside it."""
     for i, (left, right) in enumerate(zip(one.outputs, two.outputs, strict=True)):
-        ours, theirs = ([score for each in told for score in each.scores] for told in (left, right))
+        ours, theirs = (
+            [score for output in outputs for score in output.scores] for outputs in (left, right)
+        )
         for a, b in zip(ours, theirs, strict=True):
             ids = [token for token, _ in a.top] == [token for token, _ in b.top]
             near = a.logprob == b.logprob or abs(a.logprob - b.logprob) <= BAND

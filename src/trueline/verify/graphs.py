@@ -3,12 +3,12 @@ being replayed, over the same fixed buffers and with the same padding, its kerne
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
 
 from trueline.config import EngineConfig
 from trueline.device import find_device
+from trueline.engine.batch import Batch
 from trueline.engine.core import EngineCore
 from trueline.engine.drafts import Drafter
 from trueline.engine.executor import LocalExecutor, local_runner
@@ -17,7 +17,8 @@ from trueline.engine.loading import load_engine
 from trueline.engine.runner import Runner, build_decoder
 from trueline.models import read_model
 from trueline.ops.mla_decode.launch_plan import launch
-from trueline.ops.registry import OPS, implementation
+from trueline.ops.registry import OPS
+from trueline.ops.sampling.rows import SamplingState
 from trueline.plan.plan import make_plan
 from trueline.verify.cases import Subject
 from trueline.verify.engine import Ask, EngineRun, run, same, serve
@@ -70,16 +71,17 @@ def any_heads(subject: Subject) -> None:
 
 def heads_are_padded(heads: int) -> None:
     """A row that takes all the entries and partials there are; short ones, or empty; and as many as
-    there are groups, which stay whole."""
-    op: Any = implementation("mla_decode", "triton")
+    there are groups, which are not split."""
+    from trueline.ops.mla_decode import triton as decode  # Triton is not everywhere
+
     for lengths in ([200], [70, 0, 7], [80, 70, 75, 0, 80, 79]):
         view, rows = paged(lengths, 16)
         q = randn(len(lengths), heads, L + R, seed=heads)
         exact = attended.decode(q, view, rows, SCALE)
         usual = launch(heads, view.layout, q.dtype, 132, len(lengths), max(lengths))
         plan = replace(usual, groups=5)  # so few that one row fills them all
-        prepared = op.prepare(rows, view, TILINGS[0], heads, plan=plan)
-        ours = op.run(q, view, prepared, softmax_scale=SCALE)
+        prepared = decode.prepare(rows, view, TILINGS[0], heads, plan=plan)
+        ours = decode.run(q, view, prepared, softmax_scale=SCALE)
         same_attention(f"any heads: {heads}, contexts {lengths}", ours, exact, q.dtype)
 
 
@@ -121,7 +123,7 @@ def emulated(subject: Subject, config: EngineConfig, drafter: Drafter | None = N
     return EngineCore(executor, plan, config, drafter=drafter)
 
 
-def again(step: Callable[[], Any]) -> Callable[[], Any]:
+def again(step: Callable[[], object]) -> Callable[[], object]:
     step()  # as a capture runs it, with whatever is in the buffers
     return step
 
@@ -129,8 +131,10 @@ def again(step: Callable[[], Any]) -> Callable[[], Any]:
 def _watched(graphs: DecodeGraphs, sizes: set[tuple[int, int]]) -> Callable[..., GraphOutputs]:
     plain = graphs.run
 
-    def watched(*given: Any) -> GraphOutputs:
-        made = plain(*given)
+    def watched(
+        batch: Batch, states: Sequence[SamplingState], places: Mapping[int, int]
+    ) -> GraphOutputs:
+        made = plain(batch, states, places)
         rows = len(made.tokens) // made.key.tokens_per_row
         sizes.add((made.key.size, rows))
         padded = graphs.whole(made.key)[len(made.tokens) :]

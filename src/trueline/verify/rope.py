@@ -64,7 +64,7 @@ def rope_contract(subject: Subject) -> None:
                     for ours, wanted in zip(made, exact, strict=True):
                         if not bool((ours - wanted).abs().max() <= GATE * wanted.abs().max()):
                             raise CheckFailed(f"rope contract: {what}: other numbers")
-                    for ours in made:  # its own memory: whoever writes it changes nobody's argument
+                    for ours in made:  # its own memory: writing there changes no argument
                         ours.fill_(torch.nan)
                     if not torch.equal(memory, before[0]):
                         raise CheckFailed(f"rope contract: {what}: the result is the argument")

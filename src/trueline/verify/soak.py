@@ -23,7 +23,7 @@ from trueline.verify.schedules import prompt
 MARGIN = 1e-3
 """Between the two likeliest tokens of every step of an answer: closer ones, rounding may swap."""
 ABORTED = 0.15
-"""Of the requests, somewhere on their way."""
+"""Of the requests, before they finish."""
 
 
 @dataclass

@@ -10,8 +10,9 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor
 
-from trueline.models.parameters import ParameterKind, parameters
+from trueline.models.parameters import parameters
 from trueline.spec.model import ModelSpec
+from trueline.spec.parameters import ParameterKind
 from trueline.weights.load import FLOAT32_KINDS
 from trueline.weights.value import Weight
 

@@ -8,14 +8,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from trueline.errors import CheckpointError, did_you_mean
-from trueline.models.parameters import (
-    Parameter,
-    Piece,
-    parameters,
-    published_name,
-    unused_by_choice,
-)
+from trueline.models.parameters import parameters, published_name, unused_by_choice
 from trueline.spec.model import ModelSpec, UnsupportedStorage
+from trueline.spec.parameters import Parameter, Piece
 from trueline.spec.shard import whole_spec
 from trueline.weights.checkpoint import Checkpoint, StoredTensor
 from trueline.weights.formats import PLAIN_DTYPES, Format, may_be_quantised

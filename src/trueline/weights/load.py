@@ -16,8 +16,9 @@ import torch
 from torch import Tensor
 
 from trueline.errors import CheckpointError
-from trueline.models.parameters import Parameter, Piece, parameters
+from trueline.models.parameters import parameters
 from trueline.spec.model import ModelSpec
+from trueline.spec.parameters import Parameter, Piece
 from trueline.weights.checkpoint import Checkpoint, StoredTensor, open_checkpoint
 from trueline.weights.formats import Stored
 from trueline.weights.ledger import Use, balance

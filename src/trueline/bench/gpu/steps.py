@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -17,7 +17,7 @@ NAMED = 12
 """Kernels reported by name; the rest is summed up."""
 
 
-def decode_profile(engine: LLMEngine, batch: int, context: int) -> dict[str, Any]:
+def decode_profile(engine: LLMEngine, batch: int, context: int) -> dict[str, object]:
     """The graph replayed on contexts of one length, over whatever is in the cache. Nothing is
     drawn for anybody."""
     graphs = local_runner(engine.core.executor).graphs
@@ -47,7 +47,7 @@ def decode_profile(engine: LLMEngine, batch: int, context: int) -> dict[str, Any
     }
 
 
-def _replay_time(replay: Any) -> float:
+def _replay_time(replay: Callable[[], object]) -> float:
     """Microseconds of one step on the device, the host left out."""
     for _ in range(3):
         replay()

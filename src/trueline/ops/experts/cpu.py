@@ -45,7 +45,7 @@ def each(x: Tensor, ids: Tensor, packed: Packed, linear: LinearOp, first: int = 
 
 
 def combine(each: Tensor, weights: Tensor) -> Tensor:
-    """Σ weight × output over a token's experts, in the order of its ids whoever shares the step."""
+    """Σ weight × output over a token's experts, in the order of its ids in any step."""
     return (each.float() * weights[..., None]).sum(1).to(each.dtype)
 
 

@@ -74,7 +74,7 @@ def down(
     matrix += tl.minimum(columns, hidden - 1)[:, None] * width + inner[None, :]
     total = tl.zeros((BLOCK_N, BLOCK_K), tl.float32)
     chunks = tl.cdiv(width, BLOCK_K)
-    # One loop over all pairs, so that the next expert's rows are on their way before this one ends.
+    # One loop over all pairs, so that the next expert's rows are loaded before this one ends.
     for i in tl.range(0, (TOP + SHARED) * chunks, num_stages=STAGES):
         pair, k = token * (TOP + SHARED) + i // chunks, (i % chunks) * BLOCK_K
         expert = expert_of(ids, pair, pair >= 0, first, held, TOP, SHARED)

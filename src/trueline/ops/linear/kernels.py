@@ -13,7 +13,7 @@ def stream(
 ):  # fmt: skip
     """out [rows, heads, width] = x [rows, heads, depth] times weight [heads, width, depth]. A
     program has BLOCK_N rows of a head's weight, all of them in registers: nobody writes weights, so
-    they are on their way before the kernel that makes x is done."""
+    their loads are issued before the kernel that computes x ends."""
     head = tl.program_id(1)
     columns = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     inner = tl.arange(0, BLOCK_K)

@@ -29,7 +29,7 @@ def load_keys(
     WIDTH: tl.constexpr, LIMIT: tl.constexpr, MASKED: tl.constexpr, TILE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """[n, columns] of the cache; zeros beyond the row's end, whoever owns what lies there."""
+    """[n, columns] of the cache; zeros beyond the row's end, whichever rows own those blocks."""
     if BLOCK % TILE == 0:
         base = rows + (block.to(tl.int64) * BLOCK + tile * TILE % BLOCK) * WIDTH
         at = base + (n[:, None] * WIDTH + column[None, :])

@@ -88,7 +88,7 @@ def launch(
     elif heads <= 16 and rows <= FEW_ROWS:
         head_tile, tile, warps, stages, per_sm = 16, 16, 4, 3, 2
     elif heads <= 16:
-        # each multiprocessor is soon done with its part: no time to fill a third stage
+        # each multiprocessor has few tiles: too few to fill a third stage
         brief = rows in SOME_ROWS and context <= BRIEF
         head_tile, tile, warps, stages, per_sm = 16, 32, 4, 2 if brief else 3, 2
     elif heads <= 32:
@@ -131,6 +131,6 @@ def hopper_refusals(context: Context) -> list[str]:
 
 
 def _bytes(head_tile: int, tile: int, stages: int, width: int, dtype: torch.dtype) -> int:
-    """Of the queries and the tiles on their way; wide MMAs go on reading one more."""
+    """Of the queries and the tiles in flight; wide MMAs still read one more."""
     buffers = stages if head_tile >= WIDE and dtype.itemsize == 2 else max(stages - 1, 1)
     return (head_tile + buffers * tile) * width * dtype.itemsize

@@ -59,7 +59,7 @@ class Prepared:
 
     few: Sequence[Part]
     decode: tuple[MLADecodeOp, Opaque] | None
-    """Who attends for the few, and what it has prepared."""
+    """The mla_decode that takes the rows of a few tokens, and what it has prepared."""
     cut: Cut | None
     picks: Tensor | None = None  # [programs of set_bits / PICKED, 4]
     words: int = 0

@@ -1,5 +1,5 @@
-"""Torch, row by row only in the sense that no number of a row ever meets another row's: the
-reductions used are those whose bits do not depend on how many rows there are.
+"""In torch, batched over rows. A row does not depend on the others: only reductions whose bits do
+not depend on the number of rows are used.
 
 Runs on any device; on a GPU, what is not plain goes through here. The host waits for the device
 only where the size of a nucleus decides what is to be sorted."""

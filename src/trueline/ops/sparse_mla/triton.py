@@ -1,6 +1,6 @@
 """The kernels of `mla_decode` over lists of cells: blocks of one cell each. A small kernel before
-them looks the cells up; splits are scheduled once a step, as if every list were as long as it can
-be, and whoever meets the end of a shorter one stops there."""
+them looks the cells up. Splits are scheduled once a step, as if every list were as long as it can
+be; a program stops at the end of a shorter one."""
 
 from __future__ import annotations
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,10 +14,12 @@ from trueline.cache.pool import Pool
 from trueline.cache.store import LatentView
 from trueline.engine import batch, live_request
 from trueline.engine import runner as runner_module
+from trueline.engine.batch import Batch
 from trueline.engine.live_request import LiveRequest
 from trueline.engine.request import Request
 from trueline.engine.scheduler import Scheduler
 from trueline.engine.step import Row
+from trueline.layers.context import StepInput
 from trueline.layers.decoder import Decoder
 from trueline.layers.feedforward import MoE
 from trueline.layers.mla import MLA
@@ -148,7 +149,7 @@ def _positions_from_zero(batch: Make) -> Make:
 def _stale_token(tokens: Make) -> Make:
     """The loop ahead feeds the token before the last one."""
 
-    def broken(self: Any, batch: Any) -> Any:
+    def broken(self: runner_module.Runner, batch: Batch) -> object:
         made = tokens(self, batch)
         for point in batch.carried:
             outputs = self.sampling_states[point.id].output_ids
@@ -248,7 +249,7 @@ def _resumes_too_far(seat: Make) -> Make:
 
 
 def _evicted_still_named(take: Make) -> Make:
-    """A block given to somebody else can still be found by what it held before."""
+    """A block that another request was given can still be found by the hash of its old contents."""
 
     def broken(self: Pool) -> int:
         before = dict(self._place_of)
@@ -294,7 +295,7 @@ def _product_of_the_count(run: Make) -> Make:
 
 
 def _one_form_forgotten(init: Make) -> Make:
-    def broken(self: LatentInputs, *given: Any) -> None:
+    def broken(self: LatentInputs, *given: object) -> None:
         init(self, *given)
         self.context = replace(self.context, batch_invariant=False)
 
@@ -304,7 +305,7 @@ def _one_form_forgotten(init: Make) -> Make:
 def _rope_ahead(hidden: Make) -> Make:
     """Decode rows take the rope of the position after theirs."""
 
-    def broken(self: Decoder, step: Any, *rest: Any) -> Any:
+    def broken(self: Decoder, step: StepInput, *rest: object) -> object:
         shifted = step.positions.clone()
         decode = step[Latent].decode
         if decode is not None:

@@ -3,20 +3,25 @@ are replayed. Where there is none, the interpreter and steps that are run again 
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+
+from torch import Tensor
 
 from trueline.cache.kinds.inputs import Column
 from trueline.cache.kinds.latent import LatentInputs
 from trueline.cache.kinds.lightning import RecurrentInputs
+from trueline.cache.store import LatentView
 from trueline.engine import graphs
+from trueline.engine.batch import Batch
 from trueline.engine.graphs import DecodeGraphs, InputBuffers
 from trueline.layers.mla import MLA
+from trueline.ops.capabilities import Opaque
 from trueline.ops.mla_decode.launch_plan import LaunchPlan
 from trueline.verify.faults import Fault, Make
 
 
-def _unpadded(head_tiles: Make) -> Any:
+def _unpadded(head_tiles: Make) -> object:
     """Split metadata sized from the heads there are (story 5): too few tiles, or none."""
     return property(lambda plan: plan.heads // plan.head_tile)
 
@@ -26,7 +31,7 @@ def _one_short(entries: Make) -> Make:
 
 
 def _padded_with(**values: int) -> Make:
-    def make(columns: Any) -> Any:
+    def make(columns: Mapping[str, Column]) -> dict[str, Column]:
         return {
             name: Column(dtype, values.get(name, padding))
             for name, (dtype, padding) in columns.items()
@@ -38,7 +43,7 @@ def _padded_with(**values: int) -> Make:
 def _cells_of_the_first(fill: Make) -> Make:
     """Padded rows write where the first row does, after it."""
 
-    def broken(self: InputBuffers, values: Any, num_tokens: int, tables: Any) -> None:
+    def broken(self: InputBuffers, values: object, num_tokens: int, tables: object) -> None:
         fill(self, values, num_tokens, tables)
         if num_tokens:
             self.columns["cells.0"][num_tokens:] = self.columns["cells.0"][0]
@@ -48,9 +53,11 @@ def _cells_of_the_first(fill: Make) -> Make:
 
 def _one_step_behind(fill: Make) -> Make:
     """Context lengths stay what they were when the rows were last filled in."""
-    before: dict[int, Any] = {}
+    before: dict[int, Sequence[float]] = {}
 
-    def broken(self: InputBuffers, values: Any, num_tokens: int, tables: Any) -> None:
+    def broken(
+        self: InputBuffers, values: Mapping[str, Sequence[float]], num_tokens: int, tables: object
+    ) -> None:
         now = values.get("lengths", [])
         stale = before.get(num_tokens, now)
         before[num_tokens] = now
@@ -62,7 +69,7 @@ def _one_step_behind(fill: Make) -> Make:
 def _tokens_of_the_host(values: Make) -> Make:
     """What the step before has drawn is not looked at."""
 
-    def broken(self: DecodeGraphs, batch: Any, rows: Any, places: Any) -> Any:
+    def broken(self: DecodeGraphs, batch: Batch, rows: object, places: object) -> object:
         made = values(self, batch, rows, places)
         return made | {"source": [graphs.NOWHERE] * len(batch.tokens)}
 
@@ -76,17 +83,20 @@ def _never_choosing(key_for: Make) -> Make:
 
 
 def _choices_of_the_row_before(attend: Make) -> Make:
-    def broken(self: MLA, *given: Any) -> None:
-        *before, chosen = given
-        attend(self, *before, chosen.roll(1, 0))
+    def broken(
+        self: MLA, q_nope: object, q_rope: object, rows: object, view: object, out: object,
+        chosen: Tensor,
+    ) -> None:  # fmt: skip
+        attend(self, q_nope, q_rope, rows, view, out, chosen.roll(1, 0))
 
     return broken
 
 
 def _nothing_hidden(attend: Make) -> Make:
     def broken(
-        self: MLA, q_nope: Any, q_rope: Any, prepared: Any, view: Any, out: Any, chosen: Any
-    ) -> None:
+        self: MLA, q_nope: Tensor, q_rope: Tensor, prepared: Opaque, view: LatentView, out: Tensor,
+        chosen: object,
+    ) -> None:  # fmt: skip
         assert self.ops.masked_prefill is not None
         self.ops.masked_prefill.run(
             q_nope, q_rope, view, prepared, self.heads, out,
@@ -97,9 +107,9 @@ def _nothing_hidden(attend: Make) -> Make:
 
 
 def _lists_from_the_front(split: Make) -> Make:
-    """Rows with lists take the first choices of the step, whoever made them."""
+    """Rows with lists take the first choices of the step instead of their own."""
 
-    def broken(self: LatentInputs, *given: Any) -> Any:
+    def broken(self: LatentInputs, *given: object) -> object:
         rows = split(self, *given)
         return replace(rows, selected_rows=range(len(rows.selected_rows)))
 

@@ -10,8 +10,6 @@ import torch
 from torch import Tensor
 
 from trueline.models import bailing
-from trueline.models import parameters as parameter_table
-from trueline.models.parameters import Piece
 from trueline.reference import bailing as reference_bailing
 from trueline.reference import config as reference_config
 from trueline.reference import lightning
@@ -21,6 +19,7 @@ from trueline.reference.config import Config
 from trueline.reference.functional import Pair, Params, rms_norm, rotate_interleaved
 from trueline.spec import mixer
 from trueline.spec.fields import Fields
+from trueline.spec.parameters import Piece
 from trueline.spec.source import Fact, Span, formula
 from trueline.verify.faults import Fault, Make, Rewriting
 from trueline.weights import load
@@ -211,7 +210,7 @@ LING_FAULTS = [
     Fault("ling-qkv-interleaved", "q, k and v rows read head by head", "linear = sum", "ling",
           _LINEAR, "split_qkv", _interleaved),
     Fault("ling-rank-rows", "a rank takes one run of q, k and v together", "ranks = whole", "ling",
-          parameter_table.Piece, "split", _a_third_of_all_rows),
+          Piece, "split", _a_third_of_all_rows),
     Fault("ling-no-scale", "linear attention without its scale", "linear = sum", "ling-silu",
           _LINEAR, "scale", lambda _: lambda config: 1.0),
     Fault("ling-gate", "the gate of the un-normalised input", "linear = sum", "ling",

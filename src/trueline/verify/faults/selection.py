@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from trueline.cache.kinds.index_keys import IndexKeys
+from trueline.cache.kinds.index_keys import IndexInput, IndexKeys
 from trueline.cache.rows import BatchRow
+from trueline.layers.context import StepInput
 from trueline.layers.indexer import Indexer
 from trueline.layers.mla import MLA
 from trueline.spec.rope import Pairing
@@ -19,7 +19,7 @@ from trueline.verify.faults import Fault, Make, Running
 def _first_positions(choose: Make) -> Make:
     """The choice is not looked at: the first positions are taken."""
 
-    def broken(self: Indexer, *arguments: Any) -> Tensor:
+    def broken(self: Indexer, *arguments: object) -> Tensor:
         chosen: Tensor = choose(self, *arguments)
         return torch.arange(chosen.shape[1]).expand_as(chosen).contiguous()
 
@@ -34,15 +34,17 @@ def _everything_is_seen(num_seeing: Make) -> Make:
 def _keys_of_long_rows_only(select: Make) -> Make:
     """Steps that choose nothing leave no keys behind."""
 
-    def broken(self: MLA, indexer: Any, x: Any, made: Any, step: Any, view: Any, rope: Any) -> None:
+    def broken(
+        self: MLA, indexer: object, x: object, made: object, step: StepInput, *rest: object
+    ) -> None:
         if step[IndexKeys].count:
-            select(self, indexer, x, made, step, view, rope)
+            select(self, indexer, x, made, step, *rest)
 
     return broken
 
 
 def _last_dims_rotated(rotate: Make) -> Make:
-    def broken(x: Tensor, *how: Any) -> Tensor:
+    def broken(x: Tensor, *how: object) -> Tensor:
         rotated: Tensor = rotate(x.flip(-1), *how)
         return rotated.flip(-1)
 
@@ -50,7 +52,7 @@ def _last_dims_rotated(rotate: Make) -> Make:
 
 
 def _other_pairing(init: Make) -> Make:
-    def broken(self: Indexer, *arguments: Any) -> None:
+    def broken(self: Indexer, *arguments: object) -> None:
         init(self, *arguments)
         other: Pairing = "half-split" if self.spec.rope.pairing == "interleaved" else "interleaved"
         self.spec = replace(self.spec, rope=replace(self.spec.rope, pairing=other))
@@ -59,7 +61,7 @@ def _other_pairing(init: Make) -> Make:
 
 
 def _no_bias(init: Make) -> Make:
-    def broken(self: Indexer, *arguments: Any) -> None:
+    def broken(self: Indexer, *arguments: object) -> None:
         init(self, *arguments)
         self.norm = self.norm[0], torch.zeros_like(self.norm[1])
 
@@ -71,7 +73,7 @@ def _in_place_assumed(*, keys: bool) -> Make:
     argument."""
 
     def make(rotate: Make) -> Make:
-        def broken(x: Tensor, *how: Any) -> Tensor:
+        def broken(x: Tensor, *how: object) -> Tensor:
             rotated: Tensor = rotate(x, *how)
             return x if (x.shape[1] == 1) == keys else rotated
 
@@ -83,7 +85,9 @@ def _in_place_assumed(*, keys: bool) -> Make:
 def _rows_from_the_front(select: Make) -> Make:
     """One counter for queries and keys: the first rows of the step choose for the others."""
 
-    def broken(self: Indexer, x: Any, q_latent: Any, rope: Any, step: Any, view: Any) -> Tensor:
+    def broken(
+        self: Indexer, x: object, q_latent: object, rope: object, step: IndexInput, view: object
+    ) -> Tensor:
         front = replace(step, at=torch.arange(step.count))
         chosen: Tensor = select(self, x, q_latent, rope, front, view)
         return chosen
@@ -94,7 +98,7 @@ def _rows_from_the_front(select: Make) -> Make:
 def _forgets_to_share(attend: Make) -> Make:
     """A layer without an indexer sees the latest positions instead of the chosen ones."""
 
-    def broken(self: MLA, q: Any, rows: Any, view: Any, chosen: Tensor) -> Tensor:
+    def broken(self: MLA, q: object, rows: object, view: object, chosen: Tensor) -> Tensor:
         if self.indexer is None:
             chosen = (chosen.amax(1, keepdim=True) - torch.arange(chosen.shape[1])).clamp_min(0)
         out: Tensor = attend(self, q, rows, view, chosen)

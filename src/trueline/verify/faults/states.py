@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 import msgspec
 import torch
@@ -15,6 +14,7 @@ from trueline.cache.pool import Pool
 from trueline.cache.rows import BatchRow
 from trueline.cache.slots import SlotPool
 from trueline.engine.states import States
+from trueline.layers.context import StepInput
 from trueline.layers.decoder import Ropes
 from trueline.layers.lightning import Lightning
 from trueline.ops.lightning import StateRow
@@ -31,7 +31,7 @@ class _Unchecked(StateRow):
         pass
 
 
-def _other_row(changed: Any) -> Make:
+def _other_row(changed: Callable[[StateRow], StateRow]) -> Make:
     def make(prepare: Make) -> Make:
         return lambda parts: prepare([(at, changed(row)) for at, row in parts])
 
@@ -61,7 +61,7 @@ def _with_states_of(rows: Sequence[BatchRow], others: Sequence[BatchRow]) -> lis
 def _prefill_first(read: Make) -> Make:
     """Decode rows take their slots from where prefill rows stand (story 2)."""
 
-    def broken(self: RecurrentInputs, rows: Sequence[BatchRow]) -> Any:
+    def broken(self: RecurrentInputs, rows: Sequence[BatchRow]) -> object:
         prefill = len(rows) - sum(row.is_decode for row in rows)
         return read(self, _with_states_of(rows, [*rows[prefill:], *rows[:prefill]]))
 
@@ -71,7 +71,7 @@ def _prefill_first(read: Make) -> Make:
 def _swapped(read: Make) -> Make:
     """The first two decode rows read and write each other's states."""
 
-    def broken(self: RecurrentInputs, rows: Sequence[BatchRow]) -> Any:
+    def broken(self: RecurrentInputs, rows: Sequence[BatchRow]) -> object:
         others = list(rows)
         if sum(row.is_decode for row in rows) > 1:
             others[:2] = rows[1], rows[0]
@@ -83,7 +83,9 @@ def _swapped(read: Make) -> Make:
 def _decode_out_of_place(attend: Make) -> Make:
     """Outputs of decode rows are put one row further."""
 
-    def broken(self: Lightning, q: Any, k: Any, v: Any, step: Any, view: Any) -> Tensor:
+    def broken(
+        self: Lightning, q: object, k: object, v: object, step: StepInput, view: object
+    ) -> Tensor:
         out: Tensor = attend(self, q, k, v, step, view)
         for at, _ in step[LightningState].decode:
             out[at] = out[at].roll(1, 0)
@@ -95,7 +97,9 @@ def _decode_out_of_place(attend: Make) -> Make:
 def _undecayed_carry(attend: Make) -> Make:
     """The first token of a tile sees the state before it undecayed."""
 
-    def broken(q: Any, state: Any, keys: Any, values: Any, weights: Tensor, carry: Tensor) -> Any:
+    def broken(
+        q: object, state: object, keys: object, values: object, weights: Tensor, carry: Tensor
+    ) -> object:
         once = weights.amax(-1, keepdim=True) * carry / carry.clamp_min(1e-30)
         shifted = torch.cat((once[:, :1], carry[:, :-1]), dim=1) if carry.shape[1] > 1 else carry
         return attend(q, state, keys, values, weights, shifted)
@@ -121,7 +125,7 @@ def _any_snapshot(find: Make) -> Make:
 def _late_snapshot(row_state: Make) -> Make:
     """A snapshot is the state after one token less than its name says."""
 
-    def broken(self: States, request: Any, start: int, end: int, num_drafts: int = 0) -> Any:
+    def broken(self: States, request: object, start: int, end: int, num_drafts: int = 0) -> object:
         made = row_state(self, request, start, end, num_drafts)
         moved = tuple((max(start + 1, p - 1), slot) for p, slot in made.snapshots)
         return msgspec.structs.replace(made, snapshots=moved)

@@ -11,10 +11,10 @@ from torch import Tensor
 
 from trueline.models import deepseek
 from trueline.models import parameters as parameter_table
-from trueline.models.parameters import Parameter
 from trueline.reference import weights as reference_weights
 from trueline.spec.feedforward import MoESpec
 from trueline.spec.fields import Fields
+from trueline.spec.parameters import Parameter
 from trueline.spec.source import formula
 from trueline.verify.faults import Fault, Make, Rewriting
 from trueline.weights import ledger as ledger_module

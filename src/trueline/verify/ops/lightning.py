@@ -282,7 +282,7 @@ def fixed_form(op: LightningOp) -> None:
 
 
 def fixed_bits(op: LightningOp) -> None:
-    """The same bits, in outputs and slots, whatever the cuts, and whoever shares the step."""
+    """The same bits, in outputs and slots, whatever the cuts, and whatever else is in the step."""
     t = tokens()
     for tail in FIXED:
         whole = slots(tail, 2)

@@ -79,7 +79,7 @@ def mlp(op: InvariantMLP[Opaque]) -> None:
 
 
 def experts(op: InvariantExperts[Opaque]) -> None:
-    """In the order of a token's ids, whoever holds them."""
+    """In the order of a token's ids, whichever ranks hold them."""
     count, top, hidden, width = 12, 5, 29, 17
     gate_up, down = randn(count, 2 * width, hidden) / 5, randn(count, hidden, width, seed=1) / 4
     for tokens in (1, 2, 33):

@@ -12,8 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
-from trueline.models.parameters import Parameter, Piece, parameters
+from trueline.models.parameters import parameters
 from trueline.spec.model import ModelSpec, WeightStorage
+from trueline.spec.parameters import Parameter, Piece
 from trueline.weights.checkpoint import StoredTensor
 
 if TYPE_CHECKING:

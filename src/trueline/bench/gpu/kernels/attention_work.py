@@ -101,7 +101,7 @@ def decode_plans(heads: int, rows: int, context: int) -> dict[str, LaunchPlan]:
 
 
 def prefill_plans(heads: HeadDims) -> dict[str, tuple[Any, prefill_cut.PrefillLaunchPlan]]:
-    """Who runs, and how."""
+    """The implementation and the launch plan of each way."""
     portable = prefill_cut.launch(heads, LAYOUT.rope, BF16)
     name = usual_name("mla_prefill", heads.count)
     best = prefill_cut.hopper_launch(heads, LAYOUT.rope, BF16) if name == "hopper" else portable
@@ -136,7 +136,7 @@ class AttentionWork:
 
 
 class LatentPool:
-    """Cached rows for whoever asks, drawn once."""
+    """Cached rows that all cells share, drawn once."""
 
     def __init__(self) -> None:
         self.rows = torch.empty(0, WIDTH, dtype=BF16, device="cuda")
