@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from trueline.engine.messages import CoreOutput, TokenScore
@@ -44,6 +44,7 @@ def said(made: RequestOutputState) -> tuple[str, str | None, Any, int]:
     stops=st.lists(st.text("ab", min_size=1, max_size=4), max_size=3, unique=True),
     include=st.booleans(),
 )
+@example(text="aab", stops=["b", "ab"], include=False)  # both complete with the same character
 def test_stop_strings(tokenizer: Tokenizer, text: str, stops: list[str], include: bool) -> None:
     """What is complete first, of several the longest; whatever was held back comes out at last."""
     params = SamplingParams(stop=stops, include_stop_str_in_output=include)
