@@ -66,7 +66,7 @@ CASES = [
 ]  # fmt: skip
 MOST_STEPS = 200
 # What keeps account of requests, blocks and slots. Where it breaks off, nothing is sure any more.
-BOOKS = ("engine/core.py", "engine/scheduler.py", "engine/states.py", "engine/request.py",
+BOOKS = ("engine/core.py", "engine/scheduler.py", "engine/states.py", "engine/request.py", "engine/drafts.py",
          "engine/live_request.py", "cache/",
          "engine/failures.py", "device.py")  # fmt: skip
 # They hand on what is there already.
