@@ -114,6 +114,8 @@ class Carriers(Recorder):
     def is_ours(self, value: object) -> bool:
         if isinstance(value, str):
             return REQUEST_ID in value
+        if isinstance(value, list) and value and isinstance(value[0], str):
+            return any(REQUEST_ID in each for each in value)
         return value is self.params or is_prompt(value)
 
     def report(self) -> dict[str, Any]:

@@ -9,9 +9,9 @@ from pathlib import Path
 from trueline.errors import CheckpointError
 from trueline.models import config_file, read_model
 from trueline.models.statistics import cache_costs, count_parameters
-from trueline.spec.fields import JSON
 from trueline.spec.model import LayerSpec, ModelSpec, WeightStorage
 from trueline.spec.source import Span, Spec
+from trueline.utils.json_types import JSON
 from trueline.weights.checkpoint import Checkpoint, open_checkpoint
 from trueline.weights.ledger import balance, stored_dtypes, stored_formats
 

@@ -68,10 +68,11 @@ class LLMEngine:
         params.check_model(self.spec.vocab.total, self.config.max_logprobs)
         text, ids = read_prompt(prompt, self.tokenizer, self.spec.vocab.total)
         params.check_length(len(ids), self.plan.max_model_len)
-        request = RequestOutputState(request_id, text, ids, PreparedParams(params, self.tokenizer))
+        prepared = PreparedParams(params, self.tokenizer)
+        request = RequestOutputState(request_id, text, ids, prepared)
         added: list[str] = []
         try:
-            for core in request.core_requests(self.eos_token_ids, priority, cache_salt):
+            for core in prepared.core_requests(request, self.eos_token_ids, priority, cache_salt):
                 self.core.add(core)
                 added.append(core.request_id)
         except BaseException:

@@ -55,7 +55,7 @@ def _checked(ids: object, vocab_size: int) -> list[int]:
 
 class PreparedParams:
     """SamplingParams with stop strings and bad words made ready for use, once for all prompts that
-    share them."""
+    share them. Not needed once the requests are in the core."""
 
     def __init__(self, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
         self.params, self.tokenizer = params, tokenizer
@@ -73,6 +73,25 @@ class PreparedParams:
         seed = None if params.seed is None else sequence_seed(params.seed, index)
         return msgspec.structs.replace(params, n=1, seed=seed)
 
+    def core_requests(
+        self,
+        state: RequestOutputState,
+        eos_token_ids: list[int],
+        priority: int = 0,
+        cache_salt: str | None = None,
+    ) -> Iterator[CoreRequest]:
+        """One for every sequence of a prompt."""
+        for name, params in zip(state.sequence_ids, self.of_sequence, strict=True):
+            yield CoreRequest(
+                request_id=name,
+                prompt_token_ids=state.output.prompt_token_ids,
+                params=params,
+                eos_token_ids=eos_token_ids,
+                bad_word_ids=self.bad_word_ids,
+                priority=priority,
+                cache_salt=cache_salt,
+            )
+
 
 class RequestOutputState:
     """A request on the text side: makes text of the tokens that the core samples for its n
@@ -82,8 +101,7 @@ class RequestOutputState:
     def __init__(
         self, request_id: str, prompt: str | None, ids: list[int], prepared: PreparedParams
     ) -> None:
-        params, tokenizer = prepared.params, prepared.tokenizer
-        self.prepared = prepared
+        self._params, self._tokenizer = params, tokenizer = prepared.params, prepared.tokenizer
         self.output = RequestOutput(
             request_id,
             prompt,
@@ -109,21 +127,6 @@ class RequestOutputState:
         ]
         self._stopped: list[str] = []
 
-    def core_requests(
-        self, eos_token_ids: list[int], priority: int = 0, cache_salt: str | None = None
-    ) -> Iterator[CoreRequest]:
-        """One for every sequence."""
-        for name, params in zip(self.sequence_ids, self.prepared.of_sequence, strict=True):
-            yield CoreRequest(
-                request_id=name,
-                prompt_token_ids=self.output.prompt_token_ids,
-                params=params,
-                eos_token_ids=eos_token_ids,
-                bad_word_ids=self.prepared.bad_word_ids,
-                priority=priority,
-                cache_salt=cache_salt,
-            )
-
     def completion(self, sequence_id: str) -> CompletionOutput:
         return self.output.outputs[self._indices[sequence_id]]
 
@@ -136,7 +139,7 @@ class RequestOutputState:
             if request.prompt_logprobs is not None:
                 request.prompt_logprobs += map(self._logprobs, output.prompt_scores)
         ids, scores = output.token_ids, output.scores
-        step = 1 if self.prepared.params.stop else max(len(ids), 1)
+        step = 1 if self._params.stop else max(len(ids), 1)
         for end in range(step, max(len(ids), 1) + 1, step):
             last = output if end >= len(ids) else None
             self._add(index, ids[end - step : end], scores[end - step : end], last)
@@ -170,7 +173,7 @@ class RequestOutputState:
                 completion.logprobs.append(self._logprobs(score))
         reason = last.finish_reason if last else None
         if detokenizer is not None:
-            shows_end = self.prepared.params.include_stop_str_in_output
+            shows_end = self._params.include_stop_str_in_output
             hides_end = reason == "stop" and not shows_end
             # the end token is not part of the text
             self._add_text(index, detokenizer.push(ids[:-1] if hides_end else ids))
@@ -182,7 +185,7 @@ class RequestOutputState:
 
     def _add_text(self, index: int, text: str, last: bool = False) -> None:
         completion, stop_checker = self.output.outputs[index], self._stop_checkers[index]
-        if len(completion.token_ids) < self.prepared.params.min_tokens:
+        if len(completion.token_ids) < self._params.min_tokens:
             completion.text += text  # too early to stop
         elif text:
             found = stop_checker.push(text)
@@ -205,5 +208,4 @@ class RequestOutputState:
         return found
 
     def _text(self, token: int) -> str | None:
-        tokenizer = self.prepared.tokenizer
-        return tokenizer.token_text(token) if tokenizer else None
+        return self._tokenizer.token_text(token) if self._tokenizer else None

@@ -200,8 +200,9 @@ def test_answers_are_those_of_an_engine_in_this_process(shared: Running, model: 
     wanted = LLM(model, skip_tokenizer_init=True, **OPTIONS).generate(prompts, params)
 
     async def answer(i: int) -> RequestOutputState:
-        found = RequestOutputState(f"same-{i}", None, asked[i][0], PreparedParams(params[i], None))
-        async for output in shared.client.generate(list(found.core_requests(EOS))):
+        prepared = PreparedParams(params[i], None)
+        found = RequestOutputState(f"same-{i}", None, asked[i][0], prepared)
+        async for output in shared.client.generate(list(prepared.core_requests(found, EOS))):
             found.update(output)
         return found
 
@@ -551,9 +552,9 @@ NO_MODEL = """
 import json, sys
 sys.path[:], address = json.loads(sys.stdin.readline())
 from trueline.server.process import messages
-from trueline.server.process.child import Socket
+from trueline.server.process.engine_process import Socket
 channel = Socket(address)
-assert isinstance(channel.receive(wait=True), messages.Load)
+assert isinstance(channel.receive(wait=True), messages.LoadModel)
 channel.send(messages.Ready(
     plan_lines=[], startup_seconds={}, family="none", vocab_size=1, eos_token_ids=[],
     max_model_len=1, max_num_seqs=1, max_logprobs=0, num_blocks=1, block_size=1,
@@ -568,7 +569,7 @@ channel.close()
 @pytest.fixture
 def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     """Engine processes that are ready at once and have no engine: to be killed, not asked."""
-    monkeypatch.setattr("trueline.server.process.link.BOOT", NO_MODEL)
+    monkeypatch.setattr("trueline.server.process.process_handle.BOOT", NO_MODEL)
 
 
 @pytest.mark.usefixtures("no_model")

@@ -59,7 +59,7 @@ def generated(tiny: Any) -> tuple[Generation, FakeStream]:
     service: Any = SimpleNamespace(
         metrics=metrics, engine=engine, check_room=lambda count: None, offload=offload
     )
-    return Generation(service, [state], list(state.core_requests([]))), stream
+    return Generation(service, [state], list(params.core_requests(state, []))), stream
 
 
 def test_one_of_several_that_a_stop_string_ends(generated: tuple[Generation, FakeStream]) -> None:

@@ -170,7 +170,7 @@ def test_a_request_has_one_id_and_one_list_of_its_prompt(n: int, names: list[str
     prepared = PreparedParams(SamplingParams(n=n, temperature=1.0), None)
     prompt = [1, 2, 3]
     found = RequestOutputState("a", None, prompt, prepared)
-    requests = list(found.core_requests([]))
+    requests = list(prepared.core_requests(found, []))
     assert [request.request_id for request in requests] == names
     assert all(request.prompt_token_ids is prompt for request in requests)
     found.fail("why")

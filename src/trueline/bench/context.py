@@ -20,9 +20,10 @@ from trueline.engine.params import SamplingParams
 from trueline.errors import UsageError
 from trueline.llm import LLMEngine
 from trueline.models.statistics import CacheCost, cache_costs
-from trueline.spec.fields import JSON, read_json
+from trueline.spec.fields import read_json
 from trueline.spec.model import ModelSpec
 from trueline.tiny.configs import without_indexer
+from trueline.utils.json_types import JSON
 
 ATTENTION = ("mla_decode", "mla_prefill", "index_scores", "topk", "sparse_mla")
 """Ops whose time grows with the context."""

@@ -17,8 +17,8 @@ from trueline.bench.workload import Workload
 from trueline.engine.params import SamplingParams
 from trueline.errors import UsageError
 from trueline.llm import LLMEngine
-from trueline.spec.fields import JSON
 from trueline.utils.gc_frozen import gc_frozen
+from trueline.utils.json_types import JSON
 
 # One program with a busy process on each of the cores named; ends with whoever holds its standard
 # input. One session, because Linux shares cores among sessions first (autogroup): two sessions

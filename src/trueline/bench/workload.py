@@ -15,8 +15,8 @@ from trueline.engine.params import SamplingParams
 from trueline.errors import EngineBroken
 from trueline.llm import LLMEngine
 from trueline.outputs import RequestOutput
-from trueline.spec.fields import JSON
 from trueline.utils.gc_frozen import gc_frozen
+from trueline.utils.json_types import JSON
 
 
 @dataclass(frozen=True, slots=True)

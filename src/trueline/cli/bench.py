@@ -18,7 +18,7 @@ from trueline.cli.bench_overhead import overhead
 from trueline.cli.bench_serve import serve
 from trueline.cli.output import tables
 from trueline.errors import UsageError
-from trueline.utils.json_types import JsonObject
+from trueline.utils.json_types import JSON
 
 if TYPE_CHECKING:
     from trueline.bench.context import ContextFigures
@@ -209,9 +209,7 @@ def compare(
     print(json.dumps(report, indent=1)) if as_json else _print_comparison(report, peer)
 
 
-def comparison(
-    names: list[str], ours: JsonObject, steady: JsonObject, theirs: JsonObject, peer: str
-) -> JsonObject:
+def comparison(names: list[str], ours: JSON, steady: JSON, theirs: JSON, peer: str) -> JSON:
     rows = []
     for name, a, s, b in zip(names, ours["results"], steady["results"], theirs["results"],
                              strict=True):  # fmt: skip
@@ -239,7 +237,7 @@ def _prefill_rate(times: dict[str, float], work: dict[str, float]) -> float:
     return work["batch"] * work["prompt_len"] / times["first_token_s"]
 
 
-def _print_comparison(report: JsonObject, peer: str) -> None:
+def _print_comparison(report: JSON, peer: str) -> None:
     from rich import box
     from rich.table import Table
 

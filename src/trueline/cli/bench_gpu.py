@@ -13,7 +13,7 @@ from typing import Annotated
 from cyclopts import Parameter
 
 from trueline.cli.output import tables
-from trueline.utils.json_types import JsonObject
+from trueline.utils.json_types import JSON
 
 MODELS = ("v2lite", "ling25s", "v32s")
 KERNELS = ("attention", "lightning", "experts")
@@ -68,7 +68,7 @@ def gpu(
     return int(failed or not kernels or any("error" in cell for cell in cells))
 
 
-def _measure(name: str) -> JsonObject | None:
+def _measure(name: str) -> JSON | None:
     """In a process of its own: start-up counts, and memory comes back."""
     print(f"measuring {name}", file=sys.stderr, flush=True)
     command = [sys.executable, "-m", "trueline.bench.gpu.end_to_end"]
@@ -76,11 +76,11 @@ def _measure(name: str) -> JsonObject | None:
     if done.returncode:
         print(f"{name} failed; its words are above", file=sys.stderr, flush=True)
         return None
-    result: JsonObject = json.loads(done.stdout.splitlines()[-1])
+    result: JSON = json.loads(done.stdout.splitlines()[-1])
     return result
 
 
-def _kernels(name: str) -> list[JsonObject]:
+def _kernels(name: str) -> list[JSON]:
     """As the engine launches them; the modules have other ways too, and checks."""
     print(f"timing kernels: {name}", file=sys.stderr, flush=True)
     with tempfile.TemporaryDirectory() as scratch:
@@ -88,11 +88,11 @@ def _kernels(name: str) -> list[JsonObject]:
         module = f"trueline.bench.gpu.kernels.{name}"
         command = [sys.executable, "-m", module, "--engine", "--out", str(out)]
         subprocess.run(command, stdout=sys.stderr, check=False)
-        cells: list[JsonObject] = json.loads(out.read_text()) if out.exists() else []
+        cells: list[JSON] = json.loads(out.read_text()) if out.exists() else []
     return cells
 
 
-def _print(figures: JsonObject) -> None:
+def _print(figures: JSON) -> None:
     from rich import box
     from rich.table import Table
 

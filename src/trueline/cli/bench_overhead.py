@@ -13,7 +13,7 @@ from cyclopts import Parameter
 from trueline.cli.bench_serve import check_writable
 from trueline.cli.output import tables
 from trueline.errors import UsageError
-from trueline.utils.json_types import JsonObject
+from trueline.utils.json_types import JSON
 
 if TYPE_CHECKING:
     from trueline.bench.overhead.rounds import Pair
@@ -83,7 +83,7 @@ def overhead(
 def _measure(
     directory: Path,
     has_weights: bool,
-    options: JsonObject,
+    options: JSON,
     shape: Shape,
     streams: tuple[int, ...],
     repeats: int,
@@ -102,7 +102,7 @@ def _measure(
             return run_loop(bench.rounds(streams, repeats, _report))
 
 
-def _plot(file: Path | None, rows: list[JsonObject], title: str) -> None:
+def _plot(file: Path | None, rows: list[JSON], title: str) -> None:
     if file is None:
         return
     from trueline.bench.overhead.plot import plot_rows
@@ -110,7 +110,7 @@ def _plot(file: Path | None, rows: list[JsonObject], title: str) -> None:
     plot_rows(file, rows, title)
 
 
-def _as_json(pair: Pair) -> JsonObject:
+def _as_json(pair: Pair) -> JSON:
     from dataclasses import asdict
 
     return asdict(pair) | {"ratio": pair.ratio, "decode_ratio": pair.decode_ratio}
@@ -127,7 +127,7 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _print(rows: list[JsonObject]) -> None:
+def _print(rows: list[JSON]) -> None:
     from rich import box
     from rich.table import Table
 

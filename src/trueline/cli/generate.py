@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from trueline.cli.arguments import parse_choices, parse_facts
 from trueline.errors import UsageError
-from trueline.utils.json_types import JsonObject
+from trueline.utils.json_types import JSON
 from trueline.utils.progress import human_bytes
 
 if TYPE_CHECKING:
@@ -163,7 +163,7 @@ def _as_text(output: RequestOutput) -> str:
     return "\n".join(lines)
 
 
-def _as_json(output: RequestOutput) -> JsonObject:
+def _as_json(output: RequestOutput) -> JSON:
     return {
         "prompt": output.prompt,
         "prompt_token_ids": output.prompt_token_ids,

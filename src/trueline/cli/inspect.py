@@ -12,7 +12,7 @@ from trueline.cli.arguments import parse_facts
 from trueline.cli.output import tables
 from trueline.describe import describe, layer_ranges
 from trueline.errors import UsageError
-from trueline.utils.json_types import JsonObject
+from trueline.utils.json_types import JSON
 from trueline.utils.progress import human_bytes, human_count, progress_bar
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def inspect_model(
     return 1 if bad else 0
 
 
-def _read_weights(model: Path, overrides: JsonObject) -> JsonObject:
+def _read_weights(model: Path, overrides: JSON) -> JSON:
     import torch
 
     from trueline.models import read_model
@@ -80,7 +80,7 @@ def _read_weights(model: Path, overrides: JsonObject) -> JsonObject:
 # -- tables ----------------------------------------------------------------------------
 
 
-def print_report(console: Console, report: JsonObject) -> None:
+def print_report(console: Console, report: JSON) -> None:
     console.print(f"[bold]{report['family']}[/]  {report['config']}", soft_wrap=True)
     if not report["runnable"]:
         console.print(f"[yellow]{report['not_runnable']}[/]")
@@ -99,9 +99,9 @@ def print_report(console: Console, report: JsonObject) -> None:
     _print_checkpoint(console, report)
 
 
-def _distinct(kinds: list[JsonObject], part: str) -> list[tuple[JsonObject, list[int], str | None]]:
+def _distinct(kinds: list[JSON], part: str) -> list[tuple[JSON, list[int], str | None]]:
     """Each different mixer (or feed-forward) once, with all its layers."""
-    found: list[tuple[JsonObject, list[int], str | None]] = []
+    found: list[tuple[JSON, list[int], str | None]] = []
     for kind in kinds:
         same = next((layers for node, layers, _ in found if node == kind[part]), None)
         if same is None:
@@ -119,7 +119,7 @@ def _table(*columns: str) -> Table:
 
 
 def _add_node(
-    table: Table, node: JsonObject, title: str, source: str | None = None, indent: str = ""
+    table: Table, node: JSON, title: str, source: str | None = None, indent: str = ""
 ) -> None:
     _add_facts(table, indent + title, node["kind"], node["facts"], source, indent)
     for name, inner in node.items():
@@ -131,7 +131,7 @@ def _add_facts(
     table: Table,
     title: str,
     kind: str,
-    facts: list[JsonObject],
+    facts: list[JSON],
     source: str | None = None,
     indent: str = "",
 ) -> None:
@@ -153,7 +153,7 @@ def _show(value: object) -> str:
     return "none" if value is None else str(value)
 
 
-def _print_sizes(console: Console, report: JsonObject) -> None:
+def _print_sizes(console: Console, report: JSON) -> None:
     counts = report["parameters"]
     if counts is None:
         console.print("sizes: not counted, the family is not runnable yet")
@@ -172,7 +172,7 @@ def _print_sizes(console: Console, report: JsonObject) -> None:
     console.print(table)
 
 
-def _print_checkpoint(console: Console, report: JsonObject) -> None:
+def _print_checkpoint(console: Console, report: JSON) -> None:
     checkpoint = report["checkpoint"]
     if checkpoint is None:
         console.print("checkpoint: no weight files here; the facts come from the config alone")

@@ -12,7 +12,7 @@ from trueline.errors import UsageError
 from trueline.utils.progress import human_count, progress_bar
 
 if TYPE_CHECKING:
-    from trueline.utils.json_types import JsonObject
+    from trueline.utils.json_types import JSON
 
 Dtype = Literal["float32", "bfloat16", "float16", "fp8"]
 
@@ -167,7 +167,7 @@ def make_tiny(
     )
 
 
-def _base_config(family: str, file: Path | None) -> JsonObject:
+def _base_config(family: str, file: Path | None) -> JSON:
     from trueline.spec.fields import read_json
     from trueline.tiny.configs import family_config
 
@@ -179,7 +179,7 @@ def _base_config(family: str, file: Path | None) -> JsonObject:
 
 
 def _change(
-    config: JsonObject, stored: str, dims: TinyDims, storage: TinyStorage, yarn: bool | None
+    config: JSON, stored: str, dims: TinyDims, storage: TinyStorage, yarn: bool | None
 ) -> str:
     """Puts into the config what was asked for. The dtype of what is not stored as fp8."""
     from trueline.tiny.configs import change_config

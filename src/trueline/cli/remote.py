@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from trueline.errors import UsageError
-from trueline.utils.json_types import JsonObject
+from trueline.utils.json_types import JSON
 
 if TYPE_CHECKING:
     from trueline.client.endpoint import Endpoint
@@ -76,14 +76,14 @@ class SamplingOptions:
     """Any other field of the request, as NAME=VALUE; VALUE is JSON or text. May be given
     several times."""
 
-    def body(self) -> JsonObject:
+    def body(self) -> JSON:
         given = {each.name: getattr(self, each.name) for each in fields(self)}
         extra = parse_fields("--field", given.pop("field"))
         body = {n: v for n, v in given.items() if v is not None and v is not False and v != ()}
         return body | extra
 
 
-def parse_fields(option: str, texts: Iterable[str]) -> JsonObject:
+def parse_fields(option: str, texts: Iterable[str]) -> JSON:
     found = {}
     for text in texts:
         name, sign, value = text.partition("=")

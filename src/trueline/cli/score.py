@@ -12,7 +12,7 @@ from trueline.cli.arguments import parse_facts
 from trueline.cli.output import tables
 from trueline.errors import UsageError
 from trueline.models import read_model
-from trueline.utils.json_types import JsonObject
+from trueline.utils.json_types import JSON
 from trueline.weights.checkpoint import open_checkpoint
 from trueline.weights.ledger import balance
 
@@ -97,7 +97,7 @@ def score(
         _print_rows(rows, total)
 
 
-def _require_sound(model: Path, overrides: JsonObject) -> None:
+def _require_sound(model: Path, overrides: JSON) -> None:
     """Checks config and files first, so that errors are ours: the reference takes them on trust."""
     spec = read_model(model, overrides)
     if spec.not_runnable:
@@ -108,7 +108,7 @@ def _require_sound(model: Path, overrides: JsonObject) -> None:
     balance(checkpoint, spec).require_balanced(checkpoint)
 
 
-def _reference(model: Path, dtype: str, overrides: JsonObject) -> Reference:
+def _reference(model: Path, dtype: str, overrides: JSON) -> Reference:
     import torch
 
     from trueline import reference

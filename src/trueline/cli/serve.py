@@ -16,7 +16,7 @@ from trueline.config import EngineConfig
 from trueline.errors import UsageError, did_you_mean, nearest
 from trueline.server.config import ServerConfig
 from trueline.utils.environment import environment_names, environment_setting
-from trueline.utils.json_types import JsonObject
+from trueline.utils.json_types import JSON
 
 if TYPE_CHECKING:
     from cyclopts import ArgumentCollection
@@ -30,7 +30,7 @@ class EngineFlags(EngineConfig):
 
     ops: Annotated[dict[str, str], NO_FLAG] = field(default_factory=dict)
     layers: Annotated[dict[str, str], NO_FLAG] = field(default_factory=dict)
-    facts: Annotated[JsonObject, NO_FLAG] = field(default_factory=dict)
+    facts: Annotated[JSON, NO_FLAG] = field(default_factory=dict)
 
 
 def serve(
@@ -155,7 +155,7 @@ def _texts(value: object) -> list[str]:
     return [str(each).lower() if isinstance(each, bool) else str(each) for each in values]
 
 
-def _read(file: Path) -> JsonObject:
+def _read(file: Path) -> JSON:
     try:
         text = file.read_text()
         found = json.loads(text) if file.suffix == ".json" else tomllib.loads(text)

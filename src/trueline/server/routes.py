@@ -139,10 +139,11 @@ def _states(
         RequestOutputState(f"{response_id}-{i}" if several else response_id, text, ids, prepared)
         for i, (text, ids) in enumerate(found)
     ]
+    eos = service.eos_token_ids
     core = [
         each
         for state in states
-        for each in state.core_requests(service.eos_token_ids, asked.priority, asked.cache_salt)
+        for each in prepared.core_requests(state, eos, asked.priority, asked.cache_salt)
     ]
     return states, core
 

@@ -10,15 +10,13 @@ import json
 import math
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final, NoReturn, TypeGuard, TypeVar
+from typing import Final, NoReturn, TypeGuard, TypeVar
 
 from trueline.errors import ConfigError, did_you_mean, nearest
 from trueline.spec.source import Fact, Source
+from trueline.utils.json_types import JSON
 
 T = TypeVar("T")
-
-JSON = dict[str, Any]
-"""An object of a JSON file, not yet read."""
 
 MAX_COUNT: Final = 2**31 - 1
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from trueline.errors import UsageError, short, short_repr
 from trueline.text.templates import render_template
 from trueline.text.tokenizer import Tokenizer
-from trueline.utils.json_types import JsonObject, JsonValue
+from trueline.utils.json_types import JSON, JsonValue
 
 Message = Mapping[str, object]
 
@@ -44,7 +44,7 @@ def template_and_values(
     add_generation_prompt: bool = True,
     tools: Sequence[Mapping[str, object]] | None = None,
     **kwargs: object,
-) -> tuple[str, JsonObject]:
+) -> tuple[str, JSON]:
     """What `render_chat` renders, all of it plain JSON."""
     checked = check_messages(messages)
     if isinstance(tokenizer_or_template, Tokenizer):
@@ -63,7 +63,7 @@ def template_and_values(
     }
 
 
-def check_messages(messages: Sequence[Message]) -> list[JsonObject]:
+def check_messages(messages: Sequence[Message]) -> list[JSON]:
     """The messages with text parts joined. Roles are the template's business."""
     if not isinstance(messages, Sequence) or isinstance(messages, str | bytes) or not messages:
         raise UsageError(
@@ -73,7 +73,7 @@ def check_messages(messages: Sequence[Message]) -> list[JsonObject]:
     return [_check_message(f"messages[{i}]", message) for i, message in enumerate(messages)]
 
 
-def _check_message(where: str, message: object) -> JsonObject:
+def _check_message(where: str, message: object) -> JSON:
     if not isinstance(message, Mapping):
         raise UsageError(
             f"{where} = {short_repr(message)}: accepted: an object with role and content"
@@ -95,7 +95,7 @@ def _check_message(where: str, message: object) -> JsonObject:
     return _with_reasoning({key: _plain(f"{where}.{key}", message[key]) for key in message})
 
 
-def _with_reasoning(message: JsonObject) -> JsonObject:
+def _with_reasoning(message: JSON) -> JSON:
     reasoning = next((message[key] for key in REASONING if message.get(key) is not None), None)
     if reasoning is None:
         return message

@@ -14,7 +14,7 @@ from typing import Protocol
 import tokenizers
 from tokenizers import models, pre_tokenizers
 
-from trueline.utils.json_types import JsonObject
+from trueline.utils.json_types import JSON
 
 NFC_SHRINKS = 9
 """Canonical decomposition makes a character shorter by a factor of 3 at most (the Kelvin sign, a
@@ -47,19 +47,19 @@ class _Part(Protocol):
     def __getstate__(self) -> bytes: ...
 
 
-def _state(part: _Part | None) -> JsonObject:
+def _state(part: _Part | None) -> JSON:
     """As tokenizer.json has it."""
-    found: JsonObject = json.loads(part.__getstate__()) if part is not None else {}
+    found: JSON = json.loads(part.__getstate__()) if part is not None else {}
     return found
 
 
-def _steps(state: JsonObject, parts: str) -> list[JsonObject]:
+def _steps(state: JSON, parts: str) -> list[JSON]:
     if state.get("type") == "Sequence":
         return [step for part in state[parts] for step in _steps(part, parts)]
     return [state] if state else []
 
 
-def _shrinks(normalizer: JsonObject) -> int | None:
+def _shrinks(normalizer: JSON) -> int | None:
     """By which factor a text can get shorter."""
     steps = _steps(normalizer, "normalizers")
     if any(step["type"] != "NFC" for step in steps):

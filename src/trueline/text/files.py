@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from trueline.errors import UsageError
-from trueline.utils.json_types import JsonObject
+from trueline.utils.json_types import JSON
 
 CONFIG = "tokenizer_config.json"
 TEMPLATE = "chat_template.jinja"
@@ -68,7 +68,7 @@ def read_files(directory: Path) -> TokenizerFiles:
     )
 
 
-def _read_object(file: Path) -> JsonObject:
+def _read_object(file: Path) -> JSON:
     if not file.is_file():
         return {}
     try:

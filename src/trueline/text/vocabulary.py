@@ -21,7 +21,7 @@ import tokenizers
 from trueline.errors import UsageError
 from trueline.text.coverage import longest_bytes
 from trueline.text.files import AddedToken
-from trueline.utils.json_types import JsonObject
+from trueline.utils.json_types import JSON
 
 FEW = 1024
 """Tokens that are decoded in less time than other threads would notice."""
@@ -174,7 +174,7 @@ def spelled(name: str) -> bytes:
         return name.encode()
 
 
-def _flatten(decoder: JsonObject) -> list[JsonObject]:
+def _flatten(decoder: JSON) -> list[JSON]:
     if decoder["type"] == "Sequence":
         return [step for part in decoder["decoders"] for step in _flatten(part)]
     return [decoder]
@@ -184,7 +184,7 @@ def _flatten(decoder: JsonObject) -> list[JsonObject]:
 _BY_TOKEN = ("Metaspace", "ByteFallback", "Fuse", "Replace", "Strip")
 
 
-def _spells_bytes(file: Path, steps: list[JsonObject]) -> bool:
+def _spells_bytes(file: Path, steps: list[JSON]) -> bool:
     """True for bytes, False for pieces. Other decoders could change text already streamed."""
     names = [step["type"] for step in steps]
     if "ByteLevel" in names:

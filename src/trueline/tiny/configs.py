@@ -7,8 +7,8 @@ import json
 from collections.abc import Mapping
 
 from trueline.errors import UsageError, did_you_mean
-from trueline.spec.fields import JSON
 from trueline.tiny.tokenizer import SPECIALS
+from trueline.utils.json_types import JSON
 from trueline.weights.formats.block_fp8 import BlockFp8
 
 _COMMON: JSON = {

@@ -19,11 +19,11 @@ from torch import Tensor
 from trueline.errors import UsageError
 from trueline.models import read_model
 from trueline.models.parameters import parameters
-from trueline.spec.fields import JSON
 from trueline.spec.mixer import MLASpec
 from trueline.spec.model import ModelSpec
 from trueline.spec.parameters import Parameter
 from trueline.tiny.tokenizer import write_tokenizer
+from trueline.utils.json_types import JSON
 from trueline.weights.checkpoint import INDEX_NAME
 from trueline.weights.dummy import draw
 from trueline.weights.formats.block_fp8 import SCALE_SUFFIX, BlockFp8

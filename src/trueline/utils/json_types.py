@@ -4,5 +4,6 @@ from __future__ import annotations
 
 from typing import Any, TypeAlias
 
+JSON: TypeAlias = dict[str, Any]
+"""An object, as config files, bodies and reports are."""
 JsonValue: TypeAlias = Any
-JsonObject: TypeAlias = dict[str, Any]

@@ -13,10 +13,10 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from trueline.models.parameters import parameters
-from trueline.spec.fields import JSON
 from trueline.spec.model import ModelSpec
 from trueline.tiny.configs import change_config, family_config
 from trueline.tiny.make import TinyOptions, make_checkpoint
+from trueline.utils.json_types import JSON
 from trueline.weights.formats.block_fp8 import BlockFp8
 
 

@@ -20,7 +20,7 @@ from trueline.engine.loading import load_engine
 from trueline.engine.messages import CoreOutput, CoreRequest
 from trueline.engine.params import SamplingParams
 from trueline.errors import EngineBroken
-from trueline.spec.fields import JSON
+from trueline.utils.json_types import JSON
 from trueline.verify import bounds
 from trueline.verify.failed import CheckFailed
 

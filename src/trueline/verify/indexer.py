@@ -20,8 +20,9 @@ from trueline.ops.rope import inv_freq
 from trueline.reference import config as second_opinion
 from trueline.reference import dsa, indexer
 from trueline.reference import model as reference_model
-from trueline.spec.fields import JSON, read_json
+from trueline.spec.fields import read_json
 from trueline.spec.mixer import MLASpec
+from trueline.utils.json_types import JSON
 from trueline.verify.cases import Subject
 from trueline.verify.failed import CheckFailed
 from trueline.verify.lightning import Pair

@@ -22,10 +22,11 @@ from trueline.reference import config as reference_config
 from trueline.reference import lightning
 from trueline.reference import model as reference_model
 from trueline.reference.indexer import Selections
-from trueline.spec.fields import JSON, read_json
+from trueline.spec.fields import read_json
 from trueline.spec.mixer import LightningSpec
 from trueline.spec.shard import local_spec
 from trueline.spec.source import Span
+from trueline.utils.json_types import JSON
 from trueline.verify.cases import Subject
 from trueline.verify.failed import CheckFailed
 from trueline.weights.load import load_weights

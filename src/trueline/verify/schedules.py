@@ -10,7 +10,7 @@ import torch
 
 from trueline.config import EngineConfig
 from trueline.engine.loading import load_engine
-from trueline.spec.fields import JSON
+from trueline.utils.json_types import JSON
 from trueline.verify.cases import Subject
 from trueline.verify.engine import Ask, EngineRun, oracle, run, same, serve
 from trueline.verify.failed import CheckFailed

@@ -11,7 +11,7 @@ from pathlib import Path
 from trueline.bench.gpu.steps import decode_profile
 from trueline.bench.workload import Workload, bench_engine, measure
 from trueline.llm import LLMEngine
-from trueline.spec.fields import JSON
+from trueline.utils.json_types import JSON
 
 CELLS = Path(__file__).parent / "cells.json"
 LONG = 4096

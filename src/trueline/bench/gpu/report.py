@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from trueline.spec.fields import JSON
+from trueline.utils.json_types import JSON
 
 PEER = "vllm"
 PEERS = Path(__file__).parent / "peers-h200.json"

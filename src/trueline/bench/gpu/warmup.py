@@ -26,8 +26,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trueline.bench.overhead.processes import SECONDS_TO_END, Served
-from trueline.spec.fields import JSON
 from trueline.tiny.tokenizer import write_word_tokenizer
+from trueline.utils.json_types import JSON
 
 CONFIGS = Path(__file__).parents[1] / "configs"
 MODELS = ("v2lite", "ling25s", "v32s")

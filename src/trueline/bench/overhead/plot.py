@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from trueline.errors import UsageError
-from trueline.spec.fields import JSON
+from trueline.utils.json_types import JSON
 
 SIDES = (("offline", "offline_tokens_per_s", "#909497"),
          ("through the server", "server_tokens_per_s", "#2e86c1"))  # fmt: skip

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from trueline.errors import TruelineError
-from trueline.spec.fields import JSON
+from trueline.utils.json_types import JSON
 
 LISTENING = "listening on "
 SECONDS_TO_END = 30.0

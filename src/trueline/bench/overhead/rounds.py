@@ -14,8 +14,8 @@ from trueline.client.endpoint import endpoint
 from trueline.client.load import Load, Shape
 from trueline.client.measure import Bench, LoadRun
 from trueline.client.wire import ServerError
-from trueline.spec.fields import JSON
 from trueline.utils.environment import child_processes
+from trueline.utils.json_types import JSON
 
 QUIET = 0.05
 """Cores that others may use in a round that counts."""

@@ -14,7 +14,7 @@ from msgspec import Meta
 
 from trueline.engine.params import INT64, MAX_BIAS, REALS, WHOLES, SamplingParams
 from trueline.server.protocol.limits import MAX_CHARS, MAX_ITEMS
-from trueline.utils.json_types import JsonObject, JsonValue
+from trueline.utils.json_types import JSON, JsonValue
 
 TOKEN_ID = "TokenId"
 """The title by which the OpenAPI document finds token ids, to bound them by the vocabulary."""
@@ -49,7 +49,7 @@ _MESSAGE = {
 }
 Flag = Annotated[bool | None, Meta(description="true or false")]
 Messages = Annotated[
-    list[Annotated[JsonObject, Meta(extra_json_schema=_MESSAGE)]],
+    list[Annotated[JSON, Meta(extra_json_schema=_MESSAGE)]],
     Meta(
         min_length=1,
         max_length=MAX_ITEMS["messages"],
@@ -240,7 +240,7 @@ class Templating(Body, frozen=True, kw_only=True):
         ),
     ] = None
     chat_template_kwargs: Annotated[
-        Annotated[JsonObject, Meta(max_length=MAX_ITEMS["chat_template_kwargs"])] | None,
+        Annotated[JSON, Meta(max_length=MAX_ITEMS["chat_template_kwargs"])] | None,
         Meta(
             description="an object: the template's own arguments, up to "
             f"{MAX_ITEMS['chat_template_kwargs']}"

@@ -14,7 +14,7 @@ from trueline.server.protocol.bodies import NotOffered
 from trueline.server.protocol.errors import ApiError, bad_request
 from trueline.server.protocol.limits import RequestLimits
 from trueline.server.protocol.shape import SMALL, check_shape
-from trueline.utils.json_types import JsonObject, JsonValue
+from trueline.utils.json_types import JSON, JsonValue
 
 _WHERE = re.compile(r"(.*?)(?: - at (?:`key` in )?`\$?([^`]*)`)?", re.DOTALL)
 _FIELD = re.compile(r"Object (?:missing required|contains unknown) field `(.*)`", re.DOTALL)
@@ -55,7 +55,7 @@ def decode(body: type[T], data: bytes, limits: RequestLimits) -> T:
         # JSON knows one kind of number: 16.0 is a whole one, and some clients write it so
         found = {
             name: value if name in _FREE else _with_wholes(value)
-            for name, value in msgspec.json.decode(data, type=JsonObject).items()
+            for name, value in msgspec.json.decode(data, type=JSON).items()
         }
         return msgspec.convert(found, body, str_keys=True)
     except msgspec.ValidationError as error:
@@ -107,13 +107,13 @@ def _not_json(message: str, data: bytes) -> ApiError:
 def _accepted(body: type) -> dict[str, str]:
     """What each field takes, in words."""
     _, parts = msgspec.json.schema_components([body])
-    fields: dict[str, JsonObject] = parts[body.__name__]["properties"]
+    fields: dict[str, JSON] = parts[body.__name__]["properties"]
     return {name: field["description"] for name, field in fields.items() if "description" in field}
 
 
 def _length(kind: str, head: str, data: bytes) -> str:
     """Of the field, or of the longest text in it."""
-    value = msgspec.json.decode(data, type=JsonObject)[head]
+    value = msgspec.json.decode(data, type=JSON)[head]
     if kind == "str":
         texts = [value] if isinstance(value, str) else value
         return f"{max(len(text) for text in texts if isinstance(text, str))} characters"

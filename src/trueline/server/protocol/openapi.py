@@ -9,7 +9,7 @@ from trueline import __version__
 from trueline.server.protocol import bodies, responses
 from trueline.server.protocol.errors import ErrorResponse
 from trueline.server.protocol.limits import RequestLimits
-from trueline.utils.json_types import JsonObject
+from trueline.utils.json_types import JSON
 
 _REQUESTS: tuple[type, ...] = (
     *(bodies.CompletionBody, bodies.ChatBody, bodies.DetokenizeBody),
@@ -39,7 +39,7 @@ _LOGPROBS = ("logprobs", "top_logprobs", "prompt_logprobs")
 _STREAM = "A stream of server-sent events, each a chunk, after the last `data: [DONE]`."
 
 
-def openapi(limits: RequestLimits, *, with_keys: bool = True) -> JsonObject:
+def openapi(limits: RequestLimits, *, with_keys: bool = True) -> JSON:
     """What this server takes and gives. `with_keys`: whether it asks for an API key."""
     _, schemas = msgspec.json.schema_components(
         (*_REQUESTS, *_RESPONSES), ref_template="#/components/schemas/{name}"
@@ -49,7 +49,7 @@ def openapi(limits: RequestLimits, *, with_keys: bool = True) -> JsonObject:
     _require_what_is_always_there(schemas)
     schemas["CompletionBody"]["properties"]["prompt"]["anyOf"] = _prompt_kinds(limits)
     _bound_ids(schemas, limits.vocab_size)
-    document: JsonObject = {
+    document: JSON = {
         "openapi": "3.1.0",
         "info": {"title": "Trueline", "version": __version__},
         "paths": _paths(),
@@ -68,15 +68,15 @@ def _ref(name: str) -> dict[str, str]:
     return {"$ref": f"#/components/schemas/{name}"}
 
 
-def _answer(description: str, schema: JsonObject) -> JsonObject:
+def _answer(description: str, schema: JSON) -> JSON:
     return {"description": description, "content": {"application/json": {"schema": schema}}}
 
 
-def _errors(*statuses: str) -> JsonObject:
+def _errors(*statuses: str) -> JSON:
     return {status: _answer(_ERRORS[status], _ref("ErrorResponse")) for status in statuses}
 
 
-def _post(summary: str, takes: list[str], gives: str, chunk: str | None = None) -> JsonObject:
+def _post(summary: str, takes: list[str], gives: str, chunk: str | None = None) -> JSON:
     schemas = [_ref(name) for name in takes]
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
     answer = _answer("The answer.", _ref(gives))
@@ -89,7 +89,7 @@ def _post(summary: str, takes: list[str], gives: str, chunk: str | None = None) 
     return {"summary": summary, "requestBody": body, "responses": {"200": answer, **errors}}
 
 
-def _event(chunk: str) -> JsonObject:
+def _event(chunk: str) -> JSON:
     """One of a stream: OpenAPI 3.1 says nothing of them, and tools take the schema for each."""
     says = {"anyOf": [_ref(chunk), _ref("ErrorResponse")]}
     data = {"type": "string", "contentMediaType": "application/json", "contentSchema": says}
@@ -100,12 +100,12 @@ def _event(chunk: str) -> JsonObject:
     }
 
 
-def _get(summary: str, gives: str, *errors: str, **more: object) -> JsonObject:
+def _get(summary: str, gives: str, *errors: str, **more: object) -> JSON:
     found = {"200": _answer("The answer.", _ref(gives)), **_errors(*errors)}
     return {"summary": summary, "responses": found, **more}
 
 
-def _paths() -> JsonObject:
+def _paths() -> JSON:
     metrics = {"description": "Metrics.", "content": {"text/plain": {"schema": {"type": "string"}}}}
     unwell = _answer("Not now, and why.", _ref("Health"))
     health = _get("Whether requests are served now", "Health")
@@ -138,7 +138,7 @@ def _paths() -> JsonObject:
     }
 
 
-def _bound_fields(fields: JsonObject, limits: RequestLimits) -> None:
+def _bound_fields(fields: JSON, limits: RequestLimits) -> None:
     """What these limits add to the bounds of the structs."""
     fields["model"]["anyOf"][0]["enum"] = list(limits.models)
     for name in _LOGPROBS:
@@ -155,7 +155,7 @@ def _bound_fields(fields: JsonObject, limits: RequestLimits) -> None:
         fields["chat_template"] = {"description": "null", "type": "null"}
 
 
-def _prompt_kinds(limits: RequestLimits) -> list[JsonObject]:
+def _prompt_kinds(limits: RequestLimits) -> list[JSON]:
     """msgspec has one kind of list in a union; these are the lists that are taken."""
     text = {"type": "string"}
     ids = {
@@ -178,7 +178,7 @@ def _bound_ids(schema: object, vocab_size: int) -> None:
             _bound_ids(part, vocab_size)
 
 
-def _require_what_is_always_there(schemas: JsonObject) -> None:
+def _require_what_is_always_there(schemas: JSON) -> None:
     """To msgspec a field with a default may be missing; in an answer only UNSET is."""
     for kind in vars(responses).values():
         if isinstance(kind, type) and kind.__name__ in schemas:

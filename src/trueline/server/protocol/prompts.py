@@ -20,7 +20,7 @@ from trueline.server.protocol.responses import Detokenized, Tokenized
 from trueline.text.chat import render_chat, template_and_values
 from trueline.text.template_process import TemplateProcess
 from trueline.text.tokenizer import Tokenizer
-from trueline.utils.json_types import JsonObject
+from trueline.utils.json_types import JSON
 
 _HERE = "\u2063the-answer-goes-on-here\u2063"
 """Put at the end of a message to see where its template leaves it; invisible separators make it
@@ -132,7 +132,7 @@ def _about_messages(error: UsageError) -> ApiError:
     return bad_request(found.message, found.param or "messages")
 
 
-def _marked(place: int, message: JsonObject) -> JsonObject:
+def _marked(place: int, message: JSON) -> JSON:
     content = message.get("content")
     if isinstance(content, list) and content:
         last = content[-1]

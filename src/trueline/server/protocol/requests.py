@@ -26,7 +26,7 @@ from trueline.server.protocol.bodies import (
 from trueline.server.protocol.decode import decode
 from trueline.server.protocol.errors import bad_request, from_usage
 from trueline.server.protocol.limits import RequestLimits
-from trueline.utils.json_types import JsonObject
+from trueline.utils.json_types import JSON
 
 _OURS = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template")
 """Names that chat_template_kwargs cannot have: the request itself says them."""
@@ -67,10 +67,10 @@ class CompletionRequest(GenerateRequest, frozen=True, kw_only=True):
 
 
 class Conversation(msgspec.Struct, frozen=True, kw_only=True):
-    messages: list[JsonObject]
+    messages: list[JSON]
     chat_template: str | None
     """In place of the model's own."""
-    chat_template_kwargs: JsonObject
+    chat_template_kwargs: JSON
     add_generation_prompt: bool
     continue_final_message: bool
 

@@ -68,7 +68,7 @@ class _Sent:
         self.scores: CompletionScores | None = None
 
 
-ChoiceT = TypeVar("ChoiceT", CompletionChoice, ChatChunkChoice)
+ChunkChoice = TypeVar("ChunkChoice", CompletionChoice, ChatChunkChoice)
 Scores = TypeVar("Scores", CompletionLogprobs, ChatLogprobs)
 
 
@@ -99,7 +99,7 @@ class _Delta(NamedTuple, Generic[Scores]):
 _NO_DELTA: _Delta[ChatLogprobs] = _Delta("", None, UNSET, None, None)
 
 
-class _Writer(Generic[ChoiceT, Scores]):
+class _Writer(Generic[ChunkChoice, Scores]):
     def __init__(
         self,
         response_id: str,
@@ -183,7 +183,7 @@ class _Writer(Generic[ChoiceT, Scores]):
     def _template(self, sent: _Sent) -> msgspec.Struct:
         raise NotImplementedError
 
-    def _chunk(self, choices: list[ChoiceT], usage: Usage | UnsetType | None) -> msgspec.Struct:
+    def _chunk(self, choices: list[ChunkChoice], usage: Usage | UnsetType | None) -> msgspec.Struct:
         raise NotImplementedError
 
     def _logprobs(self, sent: _Sent, ids: list[int], logprobs: Logprobs) -> Scores:

@@ -33,7 +33,7 @@ from trueline.ops.lightning.triton import DecodeLaunch, PrefillLaunch
 from trueline.ops.qkv_prepare import triton as qkv_prepare
 from trueline.ops.rms_norm import triton as rms_norm
 from trueline.ops.rope import triton as rope
-from trueline.spec.fields import JSON
+from trueline.utils.json_types import JSON
 
 READ = 4.39e12
 DEVICE = torch.device("cuda")

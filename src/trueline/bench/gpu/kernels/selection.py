@@ -31,7 +31,7 @@ from trueline.ops.sampling import cpu as plain_sampling
 from trueline.ops.sampling import triton as sampling
 from trueline.ops.sparse_rows import Run, SparseRows, Table
 from trueline.ops.topk import triton as top
-from trueline.spec.fields import JSON
+from trueline.utils.json_types import JSON
 
 READ, MULTIPLY = 4.39e12, 770e12
 CALLS, WORKERS = 20, 8

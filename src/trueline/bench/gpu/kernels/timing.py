@@ -11,7 +11,7 @@ from typing import TypeVar
 import torch
 
 from trueline.bench.gpu.report import peers
-from trueline.spec.fields import JSON
+from trueline.utils.json_types import JSON
 
 ENGINE = "--engine" in sys.argv
 """Time only what the engine takes, not the other ways; processes that are started see it too."""
