@@ -49,7 +49,7 @@ class EngineBroken(TruelineError):
 
 
 LONGEST = 1000
-"""Characters of somebody else's error that a client is told; the log has all of them."""
+"""Characters of somebody else's error that a client gets; the log has all of them."""
 
 
 def described(error: BaseException) -> str:

@@ -4,6 +4,7 @@ and every answer is the eager one."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -65,7 +66,7 @@ def answers(llm: LLM, params: list[SamplingParams]) -> list[RequestOutput]:
 def _unnamed(output: RequestOutput) -> RequestOutput:
     """Without its id, which an error tells too."""
     outputs = [
-        replace(each, error=each.error and each.error.replace(f"'{output.request_id}/", "'/"))
+        replace(each, error=each.error and re.sub(r"request '\d+'", "request", each.error))
         for each in output.outputs
     ]
     return replace(output, request_id="", outputs=outputs)

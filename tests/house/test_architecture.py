@@ -243,5 +243,5 @@ def test_every_test_has_a_budget() -> None:
     assert {str(file.parent.relative_to(TESTS)) for file in TESTS.rglob("test_*.py")} == set(
         budget.BUDGETS
     )
-    # seven minutes of two cores, ten of slower ones
-    assert sum(budget.BUDGETS.values()) <= 890
+    # six minutes of two cores, ten of slower ones
+    assert sum(budget.BUDGETS.values()) <= 720

@@ -187,7 +187,7 @@ def test_keys_of_the_last_blocks(far: Tensor, storage: str, kind: str) -> None:
 
 
 def state_pools(far: Tensor) -> list[tuple[StateView, int]]:
-    small = StateStore(1, KEPT, 1, 16, 16, torch.float32, 0).views[0]
+    small = StateStore(1, KEPT, heads=1, dk=16, dv=16, dtype=torch.float32, tail=0).views[0]
     small.state[:] = randn(*small.state.shape)
     slots = NUMBERS // 256
     state = far[: slots * 256].view(slots, 1, 16, 16)

@@ -65,7 +65,7 @@ def data(heads: int = 3, length: int = LENGTH, seed: int = 0) -> Data:
 def empty(d: Data, tail: int, num_slots: int = 4, dtype: torch.dtype = torch.float32) -> StateView:
     """A layer of slots full of NaN."""
     heads, dk, dv = d.k.shape[1], d.k.shape[2], d.v.shape[2]
-    store = StateStore(1, num_slots, heads, dk, dv, dtype, tail)
+    store = StateStore(1, num_slots, heads=heads, dk=dk, dv=dv, dtype=dtype, tail=tail)
     store.poison(range(num_slots))
     return store.views[0]
 
@@ -308,7 +308,7 @@ def test_rows_that_cannot_be_are_refused() -> None:
         with pytest.raises(AssertionError, match=f"no snapshot at {position} up to 9"):
             StateRow(5, 1, 1, ((position, 2),)).writes(4)
     with pytest.raises(AssertionError, match="multiple of 8"):
-        StateStore(1, 2, 3, 4, 5, torch.float32, 12)
+        StateStore(1, 2, heads=3, dk=4, dv=5, dtype=torch.float32, tail=12)
 
 
 # -- bits ------------------------------------------------------------------------------
@@ -426,7 +426,7 @@ def test_inputs_may_be_narrow() -> None:
 @pytest.mark.parametrize("tail", [0, 16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_slot_bytes_and_poison(tail: int, dtype: torch.dtype) -> None:
-    store = StateStore(2, 5, 3, 4, 7, dtype, tail)
+    store = StateStore(2, 5, heads=3, dk=4, dv=7, dtype=dtype, tail=tail)
     parts = (store.state, store.keys, store.values)
     assert 5 * StateStore.slot_bytes(2, 3, 4, 7, dtype, tail) == sum(part.nbytes for part in parts)
     for part in parts:

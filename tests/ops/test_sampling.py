@@ -179,7 +179,14 @@ def test_min_tokens_counts_exactly(op: ModuleType) -> None:
     ignoring = row(temperature=0, min_tokens=3, stop_token_ids=[4], ignore_eos=True)
     assert int(draw(logits, [ignoring], op).tokens[0]) == 2
     # counted by position: the tokens themselves may not be known yet
-    late = SamplingState(SamplingParams(temperature=0, min_tokens=3), [1], [], 4, EOS, 0)
+    late = SamplingState(
+        params=SamplingParams(temperature=0, min_tokens=3),
+        prompt_ids=[1],
+        output_ids=[],
+        position=4,
+        eos_ids=EOS,
+        seed=0,
+    )
     assert int(draw(logits, [late], op).tokens[0]) == 2
 
 
@@ -375,7 +382,14 @@ def frequencies(logits: Tensor, n: int, by: str, **params: Any) -> Tensor:
     """Draws of one row, over many seeds or over many positions."""
     state = SamplingParams(**params)
     rows = [
-        SamplingState(state, [0], [], 1 if by == "seed" else i, (), i if by == "seed" else 99)
+        SamplingState(
+            params=state,
+            prompt_ids=[0],
+            output_ids=[],
+            position=1 if by == "seed" else i,
+            eos_ids=(),
+            seed=i if by == "seed" else 99,
+        )
         for i in range(n)
     ]
     sampled = cpu.sample(logits.expand(n, -1), build_rows(rows))
@@ -442,7 +456,12 @@ def test_frequencies_of_a_large_vocabulary() -> None:
 def test_neighbouring_positions_draw_independently() -> None:
     """One sequence's successive draws: every pair as often as its parts say."""
     n = 40_000
-    rows = [SamplingState(SamplingParams(), [0], [], i, (), 5) for i in range(n)]
+    rows = [
+        SamplingState(
+            params=SamplingParams(), prompt_ids=[0], output_ids=[], position=i, eos_ids=(), seed=5
+        )
+        for i in range(n)
+    ]
     tokens = cpu.sample(LOGITS[:4].expand(n, -1), build_rows(rows)).tokens
     pairs = torch.bincount(tokens[:-1] * 4 + tokens[1:], minlength=16).double()
     p = LOGITS[:4].double().softmax(-1)

@@ -221,7 +221,15 @@ def test_a_row_says_what_never_changes_once() -> None:
     params = SamplingParams(logit_bias={1: 2.0}, allowed_token_ids=[1, 2, 3], min_tokens=9,
                             stop_token_ids=[4])  # fmt: skip
     words = [[7], [8, 9], [5, 8, 6], [8, 7]]
-    row = SamplingState(params, [1], [5, 8], 3, [2], 0, words)
+    row = SamplingState(
+        params=params,
+        prompt_ids=[1],
+        output_ids=[5, 8],
+        position=3,
+        eos_ids=[2],
+        seed=0,
+        bad_words=words,
+    )
     for columns in (row.allowed, row.bias):
         (first,), (second,) = columns(), columns()
         assert first is second

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TypedDict
 
 import torch
 from torch import Tensor
@@ -47,6 +48,16 @@ class StateView:
             part[slots] = 0
 
 
+class SlotShape(TypedDict):
+    """Of one layer's part of a slot."""
+
+    heads: int
+    dk: int
+    dv: int
+    dtype: torch.dtype
+    tail: int
+
+
 class StateStore:
     """All layers' slots, allocated once. `tail` is the length of a tile in batch-invariant mode,
     a multiple of 8, and 0 otherwise."""
@@ -55,6 +66,7 @@ class StateStore:
         self,
         num_layers: int,
         num_slots: int,
+        *,
         heads: int,
         dk: int,
         dv: int,
@@ -72,7 +84,7 @@ class StateStore:
 
     @staticmethod
     def slot_bytes(
-        num_layers: int, heads: int, dk: int, dv: int, dtype: torch.dtype, tail: int
+        num_layers: int, *, heads: int, dk: int, dv: int, dtype: torch.dtype, tail: int
     ) -> int:
         state = dk * dv * dtype.itemsize
         open_tile = tail * (dk + dv) * tail_dtype(dtype).itemsize

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
-from trueline.cache.kinds import LayerViews, PagedStore, SlottedStore, StateKind
+from trueline.cache.kinds import AnyKind, LayerViews, PagedStore, SlottedStore, StateKind
 from trueline.engine.messages import Unowned
 from trueline.plan.plan import Plan
 
@@ -13,8 +13,8 @@ View = TypeVar("View")
 
 class Caches:
     def __init__(self, plan: Plan, num_layers: int) -> None:
-        self.paged: dict[str, PagedStore[Any]] = {}
-        self.slotted: dict[str, SlottedStore[Any]] = {}
+        self.paged: dict[str, PagedStore[object]] = {}
+        self.slotted: dict[str, SlottedStore[object]] = {}
         self._group: dict[str, int] = {}
         with plan.device.torch:
             for number, group in enumerate(plan.groups):
@@ -24,24 +24,23 @@ class Caches:
             for slotted in plan.slotted:
                 assert plan.slots is not None
                 self.slotted[slotted.name] = slotted.allocate(plan.slots.num_slots)
-        kept: list[dict[str, Any]] = [{} for _ in range(num_layers)]
+        kept: list[dict[str, object]] = [{} for _ in range(num_layers)]
         for kind in plan.kinds:
             for layer, view in zip(kind.layers, self.store(kind).views, strict=True):
                 kept[layer][kind.name] = view
         self.views = [LayerViews(views) for views in kept]
 
-    def store(self, kind: StateKind[View, Any]) -> PagedStore[View] | SlottedStore[View]:
+    def store(self, kind: AnyKind) -> PagedStore[object] | SlottedStore[object]:
         return self.paged[kind.name] if kind.name in self.paged else self.slotted[kind.name]
 
-    def group(self, kind: StateKind[Any, Any]) -> int:
+    def group(self, kind: AnyKind) -> int:
         """Whose block table it has; 0 for a kind without one."""
         return self._group.get(kind.name, 0)
 
     def first(self, kind: type[StateKind[View, Any]]) -> View:
         """The view of the first layer that keeps this kind: all have the same layout."""
         stores = self.paged if kind.name in self.paged else self.slotted
-        view: View = stores[kind.name].views[0]
-        return view
+        return cast("View", stores[kind.name].views[0])
 
     def poison(self, unowned: Unowned) -> None:
         """NaN in what nobody owns: whoever reads it shows it."""

@@ -18,7 +18,6 @@ from collections import deque
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
 from trueline.cache.blocks import BlockPool
 from trueline.cache.groups import BlockGroups
@@ -28,7 +27,7 @@ from trueline.cache.prefix import prefix_salt
 from trueline.cache.slots import SlotPool
 from trueline.config import EngineConfig
 from trueline.engine.drafts import Drafter
-from trueline.engine.executor import Executor, StepFailed
+from trueline.engine.executor import AnyExecutor, StepFailed
 from trueline.engine.failures import Failures
 from trueline.engine.late_kernels import LateKernels
 from trueline.engine.live_request import LiveRequest
@@ -55,14 +54,14 @@ class InFlight:
     step: Step
     message: StepMessage | None
     """None where the step failed before there was one."""
-    launched: Any
+    launched: object
     """The executor's handle, or StepFailed."""
 
 
 class EngineCore:
     def __init__(
         self,
-        executor: Executor[Any],
+        executor: AnyExecutor,
         plan: Plan,
         config: EngineConfig,
         fingerprint: str = "",
@@ -87,7 +86,7 @@ class EngineCore:
         self.requests: dict[str, LiveRequest] = {}
         """By request_id, those alive."""
         self.ended: dict[int, None] = {}
-        """Ids of ended requests, until a step that told the executor of them is collected."""
+        """Ids of ended requests, until a step whose message named them is collected."""
         self.outputs: list[CoreOutput] = []
         """To be returned by the next step."""
         self.lag = 1 if plan.limits.overlap and drafter is None else 0

@@ -48,7 +48,12 @@ class DryRun:
 
     @torch.inference_mode()
     def sample(self, count: int, params: SamplingParams) -> None:
-        states = [SamplingState(params, [0], [], 1, [], seed) for seed in range(count)]
+        states = [
+            SamplingState(
+                params=params, prompt_ids=[0], output_ids=[], position=1, eos_ids=[], seed=seed
+            )
+            for seed in range(count)
+        ]
         runner = self.runner
         logits = runner.decoder.logits(runner.decoder.embedding[:count].to(runner.decoder.compute))
         runner.sampling.sample(logits, build_rows(states, self.plan.device.torch))
@@ -58,7 +63,7 @@ class DryRun:
             self.runner.graphs.capture_all()
 
 
-def _once(step: Callable[[], Any]) -> Callable[[], Any]:
+def _once(step: Callable[[], object]) -> Callable[[], object]:
     """In place of capturing."""
     step()
     return step
@@ -68,7 +73,7 @@ class Outline(pickle.Pickler):
     """An object down to its atoms: tensors, modules and functions."""
 
     def __init__(self, thing: object) -> None:
-        self.atoms: list[Any] = []
+        self.atoms: list[Tensor | ModuleType | FunctionType] = []
         self._bytes = io.BytesIO()
         super().__init__(self._bytes)
         self.dump(thing)

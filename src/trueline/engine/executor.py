@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from trueline.engine.messages import Admission, StepMessage, StepResult, Unowned
 from trueline.engine.results import StepHandle
@@ -39,6 +39,9 @@ class Executor(Protocol[Handle]):
         flight."""
 
     def close(self) -> None: ...
+
+
+AnyExecutor: TypeAlias = Executor[Any]
 
 
 Launched = Future[StepResult] | StepHandle
@@ -91,7 +94,7 @@ class LocalExecutor:
             raise
 
 
-def local_runner(executor: Executor[Any]) -> Runner:
+def local_runner(executor: AnyExecutor) -> Runner:
     """For checks and benchmarks that look inside the model."""
     assert isinstance(executor, LocalExecutor), "the model is in other processes"
     return executor.runner

@@ -58,9 +58,14 @@ def _peak(spec: ModelSpec, plan: Plan, decoder: Decoder, batch: Batch) -> int:
 
 
 def _rows(count: int) -> list[SamplingState]:
-    """As much to do as sampling may have: all tokens sorted, edited and told of."""
+    """As much to do as sampling may have: all tokens sorted, edited and reported."""
     params = SamplingParams(top_p=0.9, repetition_penalty=1.1, logprobs=20)
-    return [SamplingState(params, [0, 1], [], 2, [], seed) for seed in range(count)]
+    return [
+        SamplingState(
+            params=params, prompt_ids=[0, 1], output_ids=[], position=2, eos_ids=[], seed=seed
+        )
+        for seed in range(count)
+    ]
 
 
 def _contexts(plan: Plan) -> list[int]:

@@ -60,7 +60,7 @@ class Request:
     num_written: int = field(default=0, init=False)
     """Tokens whose cache rows are written by collected steps."""
     num_registered: int = field(default=0, init=False)
-    """Leading tokens whose blocks the prefix cache has been told about."""
+    """Leading tokens whose blocks are registered in the prefix cache."""
     num_cached_tokens: int = field(default=0, init=False)
     """The prefix hit of the first admission, for reporting."""
     num_admissions: int = field(default=0, init=False)

@@ -81,7 +81,7 @@ class Asked:
         self.all_new = True
         """No kernel was there already, compiled by this process before."""
 
-    def __call__(self, ask: Ask, compile: Callable[[], Any]) -> None:
+    def __call__(self, ask: Ask, compile: Callable[[], object]) -> None:
         if ask not in self.ever:
             self.all_new &= isinstance(compile(), FutureKernel)
         self.ever.add(ask)

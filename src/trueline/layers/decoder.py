@@ -4,7 +4,7 @@ norm, head."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -19,7 +19,7 @@ from trueline.spec.rope import RopeSpec
 from trueline.weights.value import Weight
 
 
-def make(spec: MixerSpec | FeedForwardSpec, build: Build, weights: Weights, name: str) -> Any:
+def make(spec: MixerSpec | FeedForwardSpec, build: Build, weights: Weights, name: str) -> object:
     """The layer that the plan has chosen for this kind of spec."""
     return build.plan.layer(spec.label)(spec, build, weights, name)
 
@@ -52,8 +52,10 @@ class Layer:
         self.index = spec.index
         self.mixer_norm = weights.take(f"{name}.input_layernorm.weight")
         self.forward_norm = weights.take(f"{name}.post_attention_layernorm.weight")
-        self.mixer: Mixer = make(spec.mixer, build, weights, f"{name}.self_attn")
-        self.feed_forward: FeedForward = make(spec.feed_forward, build, weights, f"{name}.mlp")
+        self.mixer = cast("Mixer", make(spec.mixer, build, weights, f"{name}.self_attn"))
+        self.feed_forward = cast(
+            "FeedForward", make(spec.feed_forward, build, weights, f"{name}.mlp")
+        )
 
 
 class Decoder:

@@ -6,11 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import lcm
-from typing import Any
 
 import torch
 
-from trueline.cache.kinds import PagedKind
+from trueline.cache.kinds import AnyPagedKind
 from trueline.config import EngineConfig
 from trueline.device import Device
 from trueline.errors import UsageError
@@ -130,7 +129,7 @@ def max_model_len(spec: ModelSpec, config: EngineConfig) -> int:
 class GroupPlan:
     """Paged kinds that share a block table, and how many blocks they have."""
 
-    kinds: tuple[PagedKind[Any, Any], ...]
+    kinds: tuple[AnyPagedKind, ...]
     num_blocks: int
 
     @property
@@ -147,7 +146,7 @@ class GroupPlan:
 
 
 def plan_groups(
-    kinds: Sequence[PagedKind[Any, Any]],
+    kinds: Sequence[AnyPagedKind],
     config: EngineConfig,
     limits: Limits,
     budget: int,
@@ -155,7 +154,7 @@ def plan_groups(
 ) -> tuple[GroupPlan, ...]:
     """As many tokens in every group as all sequences have at full length, or as memory allows;
     where a window bounds what a sequence holds, enough for all. One more as null block."""
-    together: dict[tuple[int, int | None], list[PagedKind[Any, Any]]] = {}
+    together: dict[tuple[int, int | None], list[AnyPagedKind]] = {}
     for kind in kinds:
         together.setdefault((kind.block_size, kind.window), []).append(kind)
     groups = [GroupPlan(kinds=tuple(members), num_blocks=0) for members in together.values()]

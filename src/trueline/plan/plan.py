@@ -3,17 +3,18 @@ much cache. Printed at start; nobody decides again later."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 
 from trueline.cache.kinds import (
+    AnyKind,
+    AnySlottedKind,
     KindContext,
     PagedKind,
     SlottedKind,
-    StateKind,
     find_kinds,
     ops_of_kinds,
 )
@@ -23,7 +24,7 @@ from trueline.errors import UsageError
 from trueline.models.parameters import parameters
 from trueline.ops.capabilities import Context
 from trueline.ops.mla_decode import Tiling
-from trueline.ops.registry import OPS, REGISTRY, capabilities, implementation, runnable
+from trueline.ops.registry import OPS, REGISTRY, implementation, runnable
 from trueline.ops.sampling import Sampling
 from trueline.plan.memory import (
     AUTO_BLOCK_SIZE,
@@ -40,22 +41,19 @@ from trueline.plan.memory import (
 )
 from trueline.plan.select import (
     OWN,
-    PACKING,
     LayerClass,
     Selection,
-    choose_layers,
-    choose_ops,
+    choose,
     layer_class,
 )
 from trueline.spec.model import ModelSpec
-from trueline.weights.formats import quantised_format
 
 # Keys per product where nothing depends on it.
 FREE_TILING = Tiling(1024, full=False)
 SMALL_MODEL = 64_000_000
 
 
-K = TypeVar("K", bound=StateKind[Any, Any])
+K = TypeVar("K", bound=AnyKind)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +69,7 @@ class Plan:
     weight_dtype: torch.dtype
     compute_dtype: torch.dtype
     dtype_reason: str
-    kinds: tuple[StateKind[Any, Any], ...]
+    kinds: tuple[AnyKind, ...]
     """What the layers keep between steps."""
     groups: tuple[GroupPlan, ...]
     """Of paged kinds with the same block length and lifetime, each with blocks of its own."""
@@ -98,7 +96,7 @@ class Plan:
         return self.groups[0].num_blocks
 
     @property
-    def slotted(self) -> list[SlottedKind[Any, Any]]:
+    def slotted(self) -> list[AnySlottedKind]:
         return [kind for kind in self.kinds if isinstance(kind, SlottedKind)]
 
     def kind(self, cls: type[K]) -> K | None:
@@ -205,30 +203,10 @@ def make_plan(
         )
     unused = ops_of_kinds() - {op for kind in kinds for op in kind.ops}
     used = [op for op in OPS if op not in unused]
-    context = Context(
-        dtype=compute,
-        device=device.kind,
-        compute_capability=device.compute_capability,
-        batch_invariant=config.batch_invariant,
-    )
-    for kind in kinds:
-        context = kind.tell(context)
-    quantised = quantised_format(spec)
-    formats = (quantised.label,) if quantised else ()
-    selections, by_format = choose_ops(used, config, context, formats)
-    declared = [
-        (op, capabilities(op, chosen.name))
-        for each in (selections, *by_format.values())
-        for op, chosen in each.items()
-    ]
-    layers = choose_layers(spec, config, context)
-    made_of = [layer_class(kind, chosen.name).capabilities for kind, chosen in layers.items()]
-    capture = all(each.capture for each in (*made_of, *(each for _, each in declared)))
+    chosen = choose(spec, used, config, _op_context(config, device, compute, kinds))
     max_len = max_model_len(spec, config)
     # Some kernels multiply by weights as they are stored; others want them as they compute.
-    keeping = ("batched_gemm", *PACKING)
-    as_stored = all(storage in each.weight_dtypes for op, each in declared if op in keeping)
-    kept = storage if as_stored else compute
+    kept = storage if chosen.multiplies_with(storage) else compute
     weights = sum(p.count for p in parameters(spec)) * kept.itemsize
     budget = cache_budget(config, device, limits, weights, measured)
     slots = slot_plan(slotted, config, size, budget, limits) if slotted else None
@@ -240,9 +218,9 @@ def make_plan(
         limits=limits,
         # Where a step takes microseconds, threads only wait for each other.
         threads=device.threads if weights >= SMALL_MODEL else 1,
-        selections=selections,
-        by_format=by_format,
-        layers=layers,
+        selections=chosen.ops,
+        by_format=chosen.by_format,
+        layers=chosen.layers,
         weight_dtype=kept,
         compute_dtype=compute,
         dtype_reason=reason,
@@ -252,11 +230,26 @@ def make_plan(
         max_model_len=max_len,
         tiling=FIXED_TILING if config.batch_invariant else FREE_TILING,
         batch_invariant=config.batch_invariant,
-        graphs=device.is_gpu and not config.enforce_eager and capture,
+        graphs=device.is_gpu and not config.enforce_eager and chosen.capture,
         weight_bytes=weights,
         cache_bytes=sum(group.num_blocks * group.block_bytes for group in groups),
         workspace_bytes=measured.workspace if measured else None,
     )
+
+
+def _op_context(
+    config: EngineConfig, device: Device, compute: torch.dtype, kinds: Iterable[AnyKind]
+) -> Context:
+    """What implementations are to run with."""
+    context = Context(
+        dtype=compute,
+        device=device.kind,
+        compute_capability=device.compute_capability,
+        batch_invariant=config.batch_invariant,
+    )
+    for kind in kinds:
+        context = kind.tell(context)
+    return context
 
 
 SIXTEEN_BIT: dict[tuple[torch.dtype, str, bool], tuple[bool, str]] = {

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 
@@ -18,6 +18,7 @@ from trueline.plugins import Registry
 from trueline.spec.feedforward import DenseSpec, MoESpec
 from trueline.spec.mixer import LightningSpec, MLASpec
 from trueline.spec.model import LayerSpec, ModelSpec
+from trueline.weights.formats import quantised_format
 from trueline.weights.formats.dense import DENSE
 
 OWN = "trueline"
@@ -43,11 +44,10 @@ LAYERS = Registry(
 
 
 class LayerClass(Protocol):
-    """Constructed with (spec, build, weights, name): see layers/context.py."""
-
     capabilities: Capabilities
 
-    def __call__(self, spec: Any, build: Any, weights: Any, name: str) -> Any: ...
+    def __call__(self, *arguments: object) -> object:
+        """(spec, build, weights, name): layers/context.py has the last two's types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +87,43 @@ def _choose_by_format(
         )
         for form in formats
     }
+
+
+@dataclass(frozen=True, slots=True)
+class Implementations:
+    """All that was chosen."""
+
+    ops: dict[str, Selection]
+    """Of ops that keep weights: for plain float."""
+    by_format: dict[str, dict[str, Selection]]
+    """Stored format -> op -> what packs weights of it."""
+    layers: dict[str, Selection]
+
+    @property
+    def capture(self) -> bool:
+        """Whether a CUDA graph may hold a step."""
+        layers = (layer_class(kind, each.name).capabilities for kind, each in self.layers.items())
+        return all(each.capture for each in (*layers, *(each for _, each in self._declared())))
+
+    def multiplies_with(self, dtype: torch.dtype) -> bool:
+        """Whether all that keep weights keep them in this dtype, whatever they compute in."""
+        keeping = ("batched_gemm", *PACKING)
+        return all(dtype in each.weight_dtypes for op, each in self._declared() if op in keeping)
+
+    def _declared(self) -> Iterator[tuple[str, Capabilities]]:
+        for selections in (self.ops, *self.by_format.values()):
+            for op, chosen in selections.items():
+                yield op, capabilities(op, chosen.name)
+
+
+def choose(
+    spec: ModelSpec, ops: Iterable[str], config: EngineConfig, context: Context
+) -> Implementations:
+    quantised = quantised_format(spec)
+    selections, by_format = choose_ops(
+        ops, config, context, (quantised.label,) if quantised else ()
+    )
+    return Implementations(selections, by_format, choose_layers(spec, config, context))
 
 
 def choose_op(

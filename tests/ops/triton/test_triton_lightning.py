@@ -117,7 +117,7 @@ def test_weak_decay_is_known_to_its_last_digits() -> None:
 def test_decode_does_not_drift() -> None:
     """A decay half way between two numbers of float32: rounded, it would err by 3e-8 a step."""
     steps, slope = 240, -math.log1p(-1000.5 * 2**-24)
-    view = StateStore(1, 2, 1, 4, 4, torch.float32, 0).views[0]
+    view = StateStore(1, 2, heads=1, dk=4, dv=4, dtype=torch.float32, tail=0).views[0]
     view.state[1] = 1
     zeros = torch.zeros(1, 1, 4)
     given = {"slopes": torch.tensor([slope]), "scale": 1.0}
@@ -131,7 +131,7 @@ def test_decode_does_not_drift() -> None:
 def test_large_states_fit_float16() -> None:
     """Without decay a state grows beyond what float16 holds, while outputs need not."""
     heads, d, count = 1, 16, 16
-    store = StateStore(1, 2, heads, d, d, torch.float32, 0)
+    store = StateStore(1, 2, heads=heads, dk=d, dv=d, dtype=torch.float32, tail=0)
     view = store.views[0]
     view.state[1] = 3e5 * randn(heads, d, d)
     q, k, v = (randn(count, heads, d, seed=i).half() for i in range(3))

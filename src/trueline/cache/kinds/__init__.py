@@ -22,7 +22,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, Self, TypeAlias, TypeVar, cast
 
 import torch
 
@@ -132,18 +132,22 @@ class SlottedKind(StateKind[View, Input]):
         """On the device that is torch's default."""
 
 
+AnyKind: TypeAlias = StateKind[Any, Any]
+AnyPagedKind: TypeAlias = PagedKind[Any, Any]
+AnySlottedKind: TypeAlias = SlottedKind[Any, Any]
+
+
 class LayerViews:
     """What one layer keeps, by kind."""
 
-    def __init__(self, views: Mapping[str, Any]) -> None:
+    def __init__(self, views: Mapping[str, object]) -> None:
         self._views = views
 
     def __getitem__(self, kind: type[StateKind[View, Any]]) -> View:
-        view: View = self._views[kind.name]
-        return view
+        return cast("View", self._views[kind.name])
 
     def get(self, kind: type[StateKind[View, Any]]) -> View | None:
-        return self._views.get(kind.name)
+        return cast("View | None", self._views.get(kind.name))
 
 
 REGISTRY = Registry(
@@ -158,7 +162,13 @@ REGISTRY = Registry(
 )
 
 
-def find_kinds(spec: ModelSpec, context: KindContext) -> tuple[StateKind[Any, Any], ...]:
+class KindClass(Protocol):
+    ops: tuple[str, ...]
+
+    def of(self, spec: ModelSpec, context: KindContext, /) -> AnyKind | None: ...
+
+
+def find_kinds(spec: ModelSpec, context: KindContext) -> tuple[AnyKind, ...]:
     """Of this model: each registered class says by `of(spec, context)` whether layers keep it."""
     found = (cls.of(spec, context) for cls in _classes())
     return tuple(kind for kind in found if kind is not None)
@@ -169,5 +179,5 @@ def ops_of_kinds() -> set[str]:
     return {op for cls in _classes() for op in cls.ops}
 
 
-def _classes() -> list[Any]:
+def _classes() -> list[KindClass]:
     return [REGISTRY.get(how, name) for how in REGISTRY.needs for name in REGISTRY.names(how)]

@@ -13,7 +13,7 @@ from trueline.cache.index import DTYPES
 from trueline.cache.kinds import KindContext, SlottedKind
 from trueline.cache.kinds.inputs import Column, FixedRows, InputContext, KindInputs, places
 from trueline.cache.rows import BatchRow
-from trueline.cache.state import StateStore, StateView
+from trueline.cache.state import SlotShape, StateStore, StateView
 from trueline.errors import UsageError
 from trueline.ops.capabilities import Opaque
 from trueline.ops.lightning import PrefillParts, StateRow, StateTable
@@ -78,12 +78,15 @@ class LightningState(SlottedKind[StateView, RecurrentInput]):
 
     @property
     def slot_bytes(self) -> int:
-        layers = len(self.layers)
-        return StateStore.slot_bytes(layers, self.heads, self.dim, self.dim, self.dtype, self.tail)
+        return StateStore.slot_bytes(len(self.layers), **self._shape())
 
     def allocate(self, num_slots: int) -> StateStore:
-        layers = len(self.layers)
-        return StateStore(layers, num_slots, self.heads, self.dim, self.dim, self.dtype, self.tail)
+        return StateStore(len(self.layers), num_slots, **self._shape())
+
+    def _shape(self) -> SlotShape:
+        return SlotShape(
+            heads=self.heads, dk=self.dim, dv=self.dim, dtype=self.dtype, tail=self.tail
+        )
 
     def inputs(self, context: InputContext[StateView]) -> RecurrentInputs:
         return RecurrentInputs(context)

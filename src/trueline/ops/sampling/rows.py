@@ -84,7 +84,7 @@ class Params(Protocol):
     def prompt_logprobs(self) -> int | None: ...
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class SamplingState:
     """A sequence about to draw a token. Keep it from step to step and let `output_ids` grow:
     tokens are counted once."""

@@ -63,7 +63,7 @@ def _tokens(length: int, dtype: torch.dtype, device: torch.device) -> Tokens:
 
 def slots(tail: int, count: int, dtype: torch.dtype = torch.float32) -> StateView:
     """A layer of slots full of NaN."""
-    store = StateStore(1, count, HEADS, DK, DV, dtype, tail)
+    store = StateStore(1, count, heads=HEADS, dk=DK, dv=DV, dtype=dtype, tail=tail)
     store.poison(range(count))
     return store.views[0]
 

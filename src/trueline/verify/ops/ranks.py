@@ -135,7 +135,9 @@ def lightning(op: LightningAttention[Opaque, Opaque]) -> None:
             for h in range(states.HEADS):
                 some = slice(h, h + 1)
                 one = states.Tokens(t.q[:, some], t.k[:, some], t.v[:, some], t.slopes[some])
-                store = StateStore(1, 2, 1, states.DK, states.DV, torch.float32, tail)
+                store = StateStore(
+                    1, 2, heads=1, dk=states.DK, dv=states.DV, dtype=torch.float32, tail=tail
+                )
                 mine = states.run(op, store.views[0], one, 0, length, chunk)
                 what = f"lightning, tail {tail}: the bits of head {h}"
                 require(torch.equal(mine, whole[:, some]), what)

@@ -28,7 +28,15 @@ def row(
 ) -> SamplingState:
     output = [] if output is None else output
     position = len(prompt) + len(output)
-    return SamplingState(SamplingParams(**params), prompt, output, position, EOS, seed, bad_words)
+    return SamplingState(
+        params=SamplingParams(**params),
+        prompt_ids=prompt,
+        output_ids=output,
+        position=position,
+        eos_ids=EOS,
+        seed=seed,
+        bad_words=bad_words,
+    )
 
 
 def draw(op: Sampling, logits: Tensor, states: Sequence[SamplingState]) -> Sampled:
