@@ -379,7 +379,7 @@ def test_every_shape_of_error(body: bytes, said: str | None) -> None:
     assert said_in(body) == said
 
 
-def test_frames_that_are_errors() -> None:
+def test_chunks_that_are_errors() -> None:
     for data in (b'{"object":"error","message":"m"}', b'{"error":{"message":"m"}}'):
         with pytest.raises(ServerError, match="m") as caught:
             read_chunk(data)

@@ -376,7 +376,7 @@ def simple(tokenizer: Tokenizer, kind: str = "completion", **fields: Any) -> Tal
     return Talk(tokenizer, kind, asked | fields)
 
 
-def test_frames_differ_in_their_text_alone(tokenizer: Tokenizer) -> None:
+def test_chunks_differ_in_their_text_alone(tokenizer: Tokenizer) -> None:
     talk = simple(tokenizer)
     chunks = [
         chunk for text in "ab" for chunk in talk.update(talk.output(0, 0, tokenizer.encode(text)))
