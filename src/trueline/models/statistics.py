@@ -35,12 +35,12 @@ class CacheCost:
 
 def cache_costs(spec: ModelSpec) -> list[CacheCost]:
     """Per kind of mixer, over all its layers: what tokens keep at the model's dtype, states in
-    float32."""
+    float32. Mixers that keep something of every token come first."""
     by_label: dict[str, list[MixerSpec]] = {}
     for layer in spec.layers:
         if layer.mixer.cache_fields:
             by_label.setdefault(layer.mixer.label, []).append(layer.mixer)
-    return [
+    costs = [
         CacheCost(
             label,
             len(mixers),
@@ -49,6 +49,7 @@ def cache_costs(spec: ModelSpec) -> list[CacheCost]:
         )
         for label, mixers in by_label.items()
     ]
+    return sorted(costs, key=lambda cost: cost.bytes_per_token == 0)
 
 
 def _width(mixers: Sequence[MixerSpec], per: str) -> int:

@@ -222,8 +222,9 @@ class LightningSpec(MixerSpec):
         return self.rope
 
     def divided(self, part: Divide) -> Self:
+        heads = part(self.heads, HEADS)
         groups = part(self.norm_groups, "the number of groups of the output norm")
-        return replace(self, heads=part(self.heads, HEADS), norm_groups=groups)
+        return replace(self, heads=heads, norm_groups=groups)
 
     def whole(self) -> Self:
         heads, groups = self.heads.total, self.norm_groups.total
