@@ -29,8 +29,9 @@ from trueline.verify.engine import (
     serve,
 )
 from trueline.verify.failed import CheckFailed
+from trueline.verify.graphs import emulated
 from trueline.verify.ranks import ranks_are_as_one
-from trueline.verify.schedules import prompt
+from trueline.verify.schedules import base, prompt
 
 Tiny = Callable[..., Path]
 FAMILIES = ["deepseek_v32", "glm_moe_dsa"]
@@ -263,3 +264,55 @@ def test_the_plan_tells(model: Path) -> None:
     lines = list(load_engine(model, replace(BASE, index_cache_dtype="e4m3fn")).plan.lines())
     told = next(line for line in lines if line.startswith("selection"))
     assert "the 24 best positions; keys in e4m3fn, layout 'rows'" in told
+
+
+# -- two block tables per sequence -----------------------------------------------------
+
+
+@pytest.fixture
+def own_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Index keys in blocks three times as long as those of latents: a group, a pool and a block
+    table of their own, from the scheduler to the kernels."""
+    of = IndexKeys.of
+
+    def longer(spec: Any, context: Any) -> IndexKeys | None:
+        return of(spec, replace(context, block_size=3 * context.block_size))
+
+    monkeypatch.setattr(IndexKeys, "of", longer)
+
+
+@pytest.mark.usefixtures("own_blocks")
+def test_kinds_with_block_tables_of_their_own(model: Path) -> None:
+    done = run(model, MIXED, BASE, block_size=4, max_num_batched_tokens=29, poison=True)
+    assert [group.block_size for group in done.core.plan.groups] == [4, 12]
+    oracle(model, MIXED, done)
+    for pool in done.core.blocks.pools:
+        pool.check()
+        assert pool.num_free == pool.num_usable
+
+
+@pytest.mark.usefixtures("own_blocks")
+def test_prefixes_and_preemption_with_two_tables(model: Path) -> None:
+    """A prefix counts in whole blocks of both; then three want more than there are."""
+    head = prompt(40, 3)
+    asks = [
+        Ask([*head, 1], 6),
+        Ask([*head, 2, 3], 4, arrives=9),
+        *(Ask(prompt(9, i), 30, arrives=20) for i in range(3)),
+    ]
+    changes = {"block_size": 4, "num_gpu_blocks_override": 18, "max_model_len": 64}
+    done = run(model, asks, BASE, **changes)
+    assert done.cached[:2] == [0, 36]
+    assert done.core.scheduler.counters.num_preemptions
+    oracle(model, asks, done)
+
+
+@pytest.mark.usefixtures("own_blocks")
+@pytest.mark.slow
+def test_captured_steps_with_two_tables(tmp_path: Path) -> None:
+    subject = make_subject("v32-shallow", tmp_path / "v32")
+    config = replace(base(subject), block_size=5, max_num_seqs=4, poison=True)
+    asks = [Ask(prompt(9), 12), Ask(prompt(30), 7, arrives=1)]
+    captured = serve(emulated(subject, config), asks)
+    assert len(captured.core.plan.groups) == 2
+    same("two tables", captured, run(subject.model, asks, config))
