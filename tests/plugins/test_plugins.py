@@ -260,7 +260,10 @@ def test_feed_forward_layers_can_be_replaced(kind: str, package: Package, tiny: 
 @pytest.mark.parametrize(
     ("changes", "part"),
     [
-        ({"layers": {"mlla": "x"}}, "layer 'mlla': accepted: mla, lightning, dense, moe; the near"),
+        (
+            {"layers": {"mlla": "x"}},
+            "layer 'mlla': accepted: mla, lightning, dense, moe, mixer; the near",
+        ),
         ({"layers": {"mla": "x"}}, "layer 'mla' has no implementation 'x'; accepted: trueline"),
         ({"layers": {"lightning": "trueline"}}, "deepseek_v3 has none; accepted here: mla, dense"),
         ({"ops": {"lightnin": "cpu"}}, "op 'lightnin': accepted: linear,"),
@@ -402,6 +405,6 @@ def test_a_family_of_another_version_is_refused(
     package: Package, foreign: Callable[..., Path]
 ) -> None:
     model = foreign(model_type="example_v3", architectures=["ExampleForCausalLM"])
-    package("family", FAMILY.replace("= 3\n", "= 1\n"), models={"model_type.example_v3": "family"})
+    package("family", FAMILY.replace("= 4\n", "= 1\n"), models={"model_type.example_v3": "family"})
     with pytest.raises(PluginError, match="states api_version 1, this Trueline has 4"):
         read_model(model)
