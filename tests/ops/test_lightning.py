@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from spread import diagonal
-from trueline.cache.state import StateStore, StateView
+from trueline.cache.state import SlotShape, StateStore, StateView
 from trueline.ops.lightning import StateRow, cpu, reference
 from trueline.ops.registry import OPS, capabilities, implementation
 from trueline.verify import bounds
@@ -426,9 +426,10 @@ def test_inputs_may_be_narrow() -> None:
 @pytest.mark.parametrize("tail", [0, 16])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_slot_bytes_and_poison(tail: int, dtype: torch.dtype) -> None:
-    store = StateStore(2, 5, heads=3, dk=4, dv=7, dtype=dtype, tail=tail)
+    shape = SlotShape(heads=3, dk=4, dv=7, dtype=dtype, tail=tail)
+    store = StateStore(2, 5, **shape)
     parts = (store.state, store.keys, store.values)
-    assert 5 * StateStore.slot_bytes(2, 3, 4, 7, dtype, tail) == sum(part.nbytes for part in parts)
+    assert 5 * StateStore.slot_bytes(2, **shape) == sum(part.nbytes for part in parts)
     for part in parts:
         part.zero_()
     store.poison([0, 3])
