@@ -1,8 +1,8 @@
 """Executes batches, one after the other, on one rank: forward, logits, sampling.
 
 A step is launched, and its result fetched later: on a GPU the host does not wait in between. So
-what depends on token values of steps not yet fetched lives here: the tokens drawn last, on the
-device, and each request's outputs so far.
+the runner keeps what depends on token values of steps not yet fetched: the tokens sampled last, on
+the device, and each request's outputs so far.
 """
 
 from __future__ import annotations
@@ -89,8 +89,8 @@ class Runner:
         )
 
     def failed(self) -> None:
-        """The step that was to be launched now. One after it may be on its way already and want a
-        token that was to be drawn: its row ends with this step's, so any token will do."""
+        """Called when launching a step has raised. The step after it may be scheduled already and
+        take a token that this one was to sample: its row is dropped, so any token will do."""
         self.last = Last(places=defaultdict(int))
         if self.graphs is not None:
             self.graphs.fixed.forget()
@@ -134,7 +134,8 @@ class Runner:
         return state.after(point.drafts) if point.drafts else state
 
     def _wait_for_outputs(self, states: list[SamplingState]) -> None:
-        """Some rows must know which tokens came before, not only how many."""
+        """Wait for the step before where a row's sampling depends on which tokens came before, not
+        only on how many (penalties, banned words)."""
         if self.last.handle is not None and any(state.needs_output_ids for state in states):
             self.last.handle.result()
 

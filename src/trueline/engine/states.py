@@ -11,8 +11,8 @@ every `spacing` tokens; the last boundary of a prompt that a repetition could us
 prompt, the last boundary reached, which takes the place of the one before: so a chat finds its own
 answer again, and a long answer does not fill the pool.
 
-**Drafts.** Where rows may carry k drafts, a request has k slots beside its own: a row leaves the
-state after each of its tokens in a slot, and the one after the last that was right becomes its own.
+**Drafts.** Where rows may carry k drafts, a request has k slots beside its own: a row writes the
+state after each of its tokens to a slot, and the one after the last accepted token becomes its own.
 
 **Who gets a slot.** Admissions before snapshots: a snapshot takes what is left, and is left out
 where nothing is. Snapshots nobody holds are free slots, the least recently used first to go. Where
@@ -45,7 +45,8 @@ class Held:
 
     slot: int
     drafts: list[int] = field(default_factory=list)
-    """For the states before those that drafts lead to."""
+    """Of a row with drafts: for the states after all its tokens but the last, whose state goes to
+    `slot`."""
     source: tuple[int, int] | None = None
     """(tokens, slot): the snapshot it starts from, until the step that reads it is collected."""
     snapshots: list[int] = field(default_factory=list)
@@ -61,7 +62,7 @@ class Held:
 
 
 class States:
-    """The verbs of the scheduler for requests that need a slot."""
+    """What the scheduler does with slots, at each point of a request's life."""
 
     def __init__(
         self, groups: BlockGroups, slots: SlotPool, spacing: int | None, num_drafts: int = 0
@@ -169,13 +170,13 @@ class States:
     def settle(self, row: Row, accepted: int = 0) -> None:
         assert row.state is not None
         held = self._held[row.request]
-        if accepted < row.num_drafts:  # the state after the last right token is its own now
+        if accepted < row.num_drafts:  # the state after the last accepted token is its own now
             held.slot, held.drafts[accepted] = held.drafts[accepted], held.slot
         if held.source:  # read by the first row of an admission, which is this one
             self.slots.release([held.source[1]])
             held.source = None
         for position, slot in row.state.snapshots:
-            if position <= row.request.num_written:  # else it is of a draft that was wrong
+            if position <= row.request.num_written:  # else it is of a rejected draft
                 self._register(row.request, held, position, slot)
             held.snapshots.remove(slot)
             self.slots.release([slot])

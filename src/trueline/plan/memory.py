@@ -17,7 +17,7 @@ from trueline.ops.mla_decode import Tiling
 from trueline.spec.model import ModelSpec
 
 AUTO_BLOCK_SIZE = {"cpu": 16, "cuda": 64}
-# Keys per product where bits must not depend on the schedule.
+# Keys per GEMM in batch-invariant mode.
 FIXED_TILING = Tiling(64, full=True)
 # Snapshots of states that the prefix cache may keep, and how far apart those of a prompt lie.
 SNAPSHOTS_PER_SEAT = 4
@@ -36,7 +36,7 @@ class Limits:
     memory_share: float
     overlap: bool
     num_draft_tokens: int = 0
-    """That a row of one token may have beside it."""
+    """That a decode row may carry."""
 
     @staticmethod
     def of(config: EngineConfig, device: Device, num_draft_tokens: int = 0) -> Limits:

@@ -48,7 +48,7 @@ from trueline.plan.select import (
 )
 from trueline.spec.model import ModelSpec
 
-# Keys per product where nothing depends on it.
+# Keys per GEMM outside of batch-invariant mode.
 FREE_TILING = Tiling(1024, full=False)
 SMALL_MODEL = 64_000_000
 
@@ -72,7 +72,7 @@ class Plan:
     kinds: tuple[AnyKind, ...]
     """What the layers keep between steps."""
     groups: tuple[GroupPlan, ...]
-    """Of paged kinds with the same block length and lifetime, each with blocks of its own."""
+    """Paged kinds by block length and window; each group has blocks of its own."""
     slots: SlotPlan | None
     """None where nothing is kept per sequence."""
     max_model_len: int
@@ -175,8 +175,9 @@ def make_plan(
     *,
     num_draft_tokens: int = 0,
 ) -> Plan:
-    """Before anything is loaded from what is free; on a GPU again afterwards, from what was
-    measured: only sizes differ then. `num_draft_tokens`: that decode rows may have."""
+    """Made before anything is loaded, from the memory that is free; on a GPU made again afterwards,
+    from what was measured: only sizes differ then. `num_draft_tokens`: that a decode row may carry.
+    """
     if spec.not_runnable:
         raise UsageError(f"{spec.family}: {spec.not_runnable}")
     for op, name in config.ops.items():
@@ -196,7 +197,7 @@ def make_plan(
         ),
     )
     paged = [kind for kind in kinds if isinstance(kind, PagedKind)]
-    slotted = sum(kind.slot_bytes for kind in kinds if isinstance(kind, SlottedKind))
+    slot_bytes = sum(kind.slot_bytes for kind in kinds if isinstance(kind, SlottedKind))
     if not paged:
         raise UsageError(
             f"{spec.family}: accepted so far: models with latent attention in one layer or more"
@@ -209,7 +210,7 @@ def make_plan(
     kept = storage if chosen.multiplies_with(storage) else compute
     weights = sum(p.count for p in parameters(spec)) * kept.itemsize
     budget = cache_budget(config, device, limits, weights, measured)
-    slots = slot_plan(slotted, config, size, budget, limits) if slotted else None
+    slots = slot_plan(slot_bytes, config, size, budget, limits) if slot_bytes else None
     if slots:
         budget -= slots.num_slots * slots.slot_bytes
     groups = plan_groups(paged, config, limits, budget, max_len)
