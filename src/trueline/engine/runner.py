@@ -21,7 +21,7 @@ from trueline.engine.graphs import Capture, DecodeGraphs, capture_for
 from trueline.engine.inputs import Inputs
 from trueline.engine.messages import Admission, StepMessage
 from trueline.engine.results import PromptScores, SampledTokens, StepHandle
-from trueline.layers.context import Build, Ops, Parameters, Replay, Weights
+from trueline.layers.context import Build, Ops, Parameters, RecordedChoices, Weights
 from trueline.layers.decoder import Decoder
 from trueline.ops.sampling import SamplingState, build_rows
 from trueline.parallel.collective import Collective, RowParallel, Solo
@@ -68,9 +68,9 @@ class Runner:
         self.drawn = torch.zeros(most, dtype=torch.long, device=plan.device.torch)
         """The tokens of the last step, in the order of its samples."""
         self.last = Last()
-        self.recorded: list[Replay] | None = None
+        self.recorded: list[RecordedChoices] | None = None
         """Set to a list to record every step's choices."""
-        self.forced: list[Replay] | None = None
+        self.forced: list[RecordedChoices] | None = None
         """Choices to take instead, step by step."""
         self.probe: Callable[[Batch, Tensor], None] | None = None
         """Set by checks: sees the logits of every token of every step."""
@@ -156,10 +156,10 @@ class Runner:
         return tokens
 
     def _forward(self, batch: Batch) -> Tensor:
-        recorded = Replay() if self.recorded is not None else None
+        recorded = RecordedChoices() if self.recorded is not None else None
         forced = self.forced.pop(0) if self.forced else None
         if forced is not None:  # layers take out of its list
-            forced = Replay(forced.experts, list(forced.positions))
+            forced = RecordedChoices(forced.experts, list(forced.positions))
         step = self.inputs.build(batch, self._tokens(batch), recorded, forced)
         hidden = self.decoder.hidden(step, self.caches.views)
         if self.recorded is not None and recorded is not None:

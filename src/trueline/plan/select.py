@@ -150,9 +150,9 @@ def choose_op(
                 continue
             elsewhere = declared.elsewhere(device)
             if elsewhere and not package:
-                continue  # ours for other machines are no news
+                continue  # ours for other devices are not worth a line in the plan
             found = elsewhere or declared.not_packed(stored) or _op_refusals(op, name, context)
-        except PluginError as error:  # nobody asked for it: told, and left out
+        except PluginError as error:  # nobody asked for it: reported as refused
             found = [str(error)]
         if not found:
             why = "; ".join(refused) or "preferred, and runs here"
@@ -163,7 +163,7 @@ def choose_op(
 
 def choose_layers(spec: ModelSpec, config: EngineConfig, context: Context) -> dict[str, Selection]:
     """Ours, unless another is asked for by name."""
-    present = list(dict.fromkeys(kind for layer in spec.layers for kind in kinds(layer)))
+    present = list(dict.fromkeys(kind for layer in spec.layers for kind in layer_kinds(layer)))
     for kind, name in config.layers.items():
         LAYERS.check_name(kind, name)
         if kind not in present:
@@ -178,7 +178,7 @@ def choose_layers(spec: ModelSpec, config: EngineConfig, context: Context) -> di
     return chosen
 
 
-def kinds(layer: LayerSpec) -> Iterable[str]:
+def layer_kinds(layer: LayerSpec) -> Iterable[str]:
     return layer.mixer.label, layer.feed_forward.label
 
 
@@ -214,9 +214,9 @@ def _asked(registry: Registry, kind: str, name: str, found: list[str]) -> Select
 
 
 def _op_refusals(op: str, name: str, context: Context) -> list[str]:
-    told = capabilities(op, name).refusals(context)
-    if told or op != "linear" or not context.batch_invariant:
-        return told
+    declared = capabilities(op, name).refusals(context)
+    if declared or op != "linear" or not context.batch_invariant:
+        return declared
     invariant = is_batch_invariant(implementation("linear", name), context.dtype)
     return [] if invariant else ["a row's bits depend on the number of rows"]
 
