@@ -60,7 +60,7 @@ class Selection:
 def choose_ops(
     ops: Iterable[str], config: EngineConfig, context: Context, formats: Sequence[str]
 ) -> tuple[dict[str, Selection], dict[str, dict[str, Selection]]]:
-    """All of them, where weights are dense; and by each further stored format, those that keep
+    """All of them, where weights are dense; and by each further weight format, those that keep
     weights."""
     stored = (DENSE.label, *formats)
     packing = {op: _choose_by_format(op, config, context, stored) for op in PACKING}
@@ -74,7 +74,7 @@ def choose_ops(
 def _choose_by_format(
     op: str, config: EngineConfig, context: Context, formats: Sequence[str]
 ) -> dict[str, Selection]:
-    """For an op that keeps weights: one for each stored format of the model. One that was asked
+    """For an op that keeps weights: one for each weight format of the model. One that was asked
     for is taken wherever it packs the format, which must be somewhere."""
     asked = config.ops.get(op)
     others = replace(config, ops={name: config.ops[name] for name in config.ops if name != op})
@@ -96,7 +96,7 @@ class Implementations:
     ops: dict[str, Selection]
     """Of ops that keep weights: for plain float."""
     by_format: dict[str, dict[str, Selection]]
-    """Stored format -> op -> what packs weights of it."""
+    """Weight format -> op -> what packs weights of it."""
     layers: dict[str, Selection]
 
     @property
