@@ -11,6 +11,7 @@ import torch
 
 from trueline.cache.kinds import (
     AnyKind,
+    AnyPagedKind,
     AnySlottedKind,
     KindContext,
     PagedKind,
@@ -186,22 +187,8 @@ def make_plan(
     storage = DTYPES[spec.dtype if config.dtype == "auto" else config.dtype]
     compute, reason = choose_compute_dtype(storage, device)
     size = AUTO_BLOCK_SIZE[device.kind] if config.block_size == "auto" else config.block_size
-    kinds = find_kinds(
-        spec,
-        KindContext(
-            config=config,
-            compute=compute,
-            weights=storage,
-            block_size=size,
-            tile=FIXED_TILING.size if config.batch_invariant else 0,
-        ),
-    )
-    paged = [kind for kind in kinds if isinstance(kind, PagedKind)]
+    kinds, paged = _find_kinds(spec, config, size, storage, compute)
     slot_bytes = sum(kind.slot_bytes for kind in kinds if isinstance(kind, SlottedKind))
-    if not paged:
-        raise UsageError(
-            f"{spec.family}: accepted so far: models with latent attention in one layer or more"
-        )
     unused = ops_of_kinds() - {op for kind in kinds for op in kind.ops}
     used = [op for op in OPS if op not in unused]
     chosen = choose(spec, used, config, _op_context(config, device, compute, kinds))
@@ -236,6 +223,30 @@ def make_plan(
         cache_bytes=sum(group.num_blocks * group.block_bytes for group in groups),
         workspace_bytes=measured.workspace if measured else None,
     )
+
+
+def _find_kinds(
+    spec: ModelSpec,
+    config: EngineConfig,
+    block_size: int,
+    storage: torch.dtype,
+    compute: torch.dtype,
+) -> tuple[tuple[AnyKind, ...], list[AnyPagedKind]]:
+    """What the layers keep between steps: all kinds, and those that are paged."""
+    context = KindContext(
+        config=config,
+        compute=compute,
+        weights=storage,
+        block_size=block_size,
+        tile=FIXED_TILING.size if config.batch_invariant else 0,
+    )
+    kinds = find_kinds(spec, context)
+    paged = [kind for kind in kinds if isinstance(kind, PagedKind)]
+    if not paged:
+        raise UsageError(
+            f"{spec.family}: accepted so far: models with latent attention in one layer or more"
+        )
+    return kinds, paged
 
 
 def _op_context(

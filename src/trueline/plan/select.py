@@ -163,7 +163,7 @@ def choose_op(
 
 def choose_layers(spec: ModelSpec, config: EngineConfig, context: Context) -> dict[str, Selection]:
     """Ours, unless another is asked for by name."""
-    present = list(dict.fromkeys(kind for layer in spec.layers for kind in layer_kinds(layer)))
+    present = list(dict.fromkeys(kind for layer in spec.layers for kind in labels(layer)))
     for kind, name in config.layers.items():
         LAYERS.check_name(kind, name)
         if kind not in present:
@@ -178,7 +178,7 @@ def choose_layers(spec: ModelSpec, config: EngineConfig, context: Context) -> di
     return chosen
 
 
-def layer_kinds(layer: LayerSpec) -> Iterable[str]:
+def labels(layer: LayerSpec) -> Iterable[str]:
     return layer.mixer.label, layer.feed_forward.label
 
 

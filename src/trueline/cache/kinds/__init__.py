@@ -56,7 +56,7 @@ class PagedStore(Protocol[View_co]):
         """Of the kind's layers, in their order."""
 
     def poison(self, blocks: Iterable[int]) -> None:
-        """NaN in blocks that nobody owns: whoever reads them shows it."""
+        """NaN in blocks that nobody owns: a read of them shows in the results."""
 
     def poison_cells(self, cells: list[int]) -> None:
         """The same for single positions: the unwritten tail of a block."""
