@@ -32,8 +32,8 @@ class BlockGroups:
     def __init__(self, pools: Sequence[BlockPool]) -> None:
         self.pools = tuple(pools)
         self.hash_size = gcd(*(pool.block_size for pool in pools))
-        self.stride = lcm(*(pool.block_size for pool in pools))
-        """Prefixes are reused in multiples of so many tokens: whole blocks of every group."""
+        self.lcm_block_size = lcm(*(pool.block_size for pool in pools))
+        """Prefixes are reused in multiples of so many tokens: full blocks in every group."""
 
     @property
     def main(self) -> BlockPool:
@@ -103,7 +103,8 @@ class BlockGroups:
             if blocks is not None
         ]
         most = min([most_tokens, len(hashes) * self.hash_size, *ends])
-        for num_tokens in range(most // self.stride * self.stride, 0, -self.stride):
+        size = self.lcm_block_size
+        for num_tokens in range(most // size * size, 0, -size):
             tables = [
                 _in_window(pool, each, num_tokens)
                 if blocks is None
@@ -130,10 +131,6 @@ class BlockGroups:
                 if table[i] != NULL_BLOCK:
                     pool.register(table[i], names[i])
         return max(start, end)
-
-    def reset_prefix_cache(self) -> None:
-        for pool in self.pools:
-            pool.reset_prefix_cache()
 
     def _names(self, pool: BlockPool, hashes: Sequence[bytes]) -> Sequence[bytes]:
         """Of the group's blocks: the hash at the end of each."""

@@ -319,7 +319,7 @@ class Scheduler:
 
     def _horizon(self, request: Request) -> int:
         """Positions it will write before long. The last token of all is never written."""
-        return min(request.num_tokens + self.blocks.stride, request.token_limit - 1)
+        return min(request.num_tokens + self.blocks.lcm_block_size, request.token_limit - 1)
 
     def _blocks_ahead(self, request: Request) -> list[int]:
         return self.blocks.missing(request.tables, self._horizon(request))

@@ -67,10 +67,10 @@ class States:
     def __init__(
         self, groups: BlockGroups, slots: SlotPool, spacing: int | None, num_drafts: int = 0
     ) -> None:
-        if spacing is not None and (spacing < 1 or spacing % groups.stride):
+        if spacing is not None and (spacing < 1 or spacing % groups.lcm_block_size):
             raise UsageError(
                 f"snapshot_spacing={spacing}: it must be a multiple of "
-                f"block_size={groups.stride}, because a prefix is found by its blocks"
+                f"block_size={groups.lcm_block_size}, because a prefix is found by its blocks"
             )
         self.groups = groups
         self.blocks = groups.main
@@ -90,8 +90,8 @@ class States:
 
     def usable(self, request: Request, num_tokens: int) -> int:
         """Of a prefix that was found, the tokens up to the last snapshot."""
-        stride = self.groups.stride
-        for end in range(num_tokens // stride * stride, 0, -stride):
+        size = self.groups.lcm_block_size
+        for end in range(num_tokens // size * size, 0, -size):
             if self.slots.find(self._hash(request, end)) is not None:
                 return end
         return 0
@@ -150,7 +150,7 @@ class States:
 
     def _boundaries(self, request: Request, start: int, end: int) -> list[int]:
         """Numbers of tokens in (start, end] after which the state is worth keeping."""
-        last = end // self.groups.stride * self.groups.stride
+        last = end // self.groups.lcm_block_size * self.groups.lcm_block_size
         if last <= start:
             return []
         tail = self._tail(request)
@@ -163,7 +163,8 @@ class States:
 
     def _tail(self, request: Request) -> int:
         """What a repetition of the prompt could skip: whole blocks, and never all of it."""
-        return (request.num_prompt_tokens - 1) // self.groups.stride * self.groups.stride
+        size = self.groups.lcm_block_size
+        return (request.num_prompt_tokens - 1) // size * size
 
     # Its step is collected, and its blocks are registered
 

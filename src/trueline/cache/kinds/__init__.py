@@ -147,9 +147,6 @@ class LayerViews:
     def __getitem__(self, kind: type[StateKind[View, Any]]) -> View:
         return cast("View", self._views[kind.name])
 
-    def get(self, kind: type[StateKind[View, Any]]) -> View | None:
-        return cast("View | None", self._views.get(kind.name))
-
 
 REGISTRY = Registry(
     "trueline.kinds",
