@@ -26,7 +26,7 @@ class Executor(Protocol[Handle]):
     """Steps execute in the order in which they are launched."""
 
     def admit(self, admission: Admission) -> None:
-        """A request whose rows come from now on."""
+        """Called once for each request, before any step has a row of it."""
 
     def poison(self, unowned: Unowned) -> None:
         """Before the next launch, and after those before it: NaN in what nobody owns."""

@@ -54,7 +54,7 @@ class CoreOutput(msgspec.Struct, kw_only=True):
 
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True):
-    """What sampling must know of a request, sent once, before its first row."""
+    """What sampling must know of a request: sent once, when the core accepts the request."""
 
     id: int
     prompt_token_ids: list[int]
