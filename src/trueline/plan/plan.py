@@ -29,8 +29,6 @@ from trueline.ops.registry import OPS, REGISTRY, implementation, runnable
 from trueline.ops.sampling import Sampling
 from trueline.plan.memory import (
     AUTO_BLOCK_SIZE,
-    DTYPES,
-    FIXED_TILING,
     GroupPlan,
     Limits,
     Measured,
@@ -49,8 +47,10 @@ from trueline.plan.select import (
 )
 from trueline.spec.model import ModelSpec
 
-# Keys per GEMM outside of batch-invariant mode.
+# Keys per GEMM in batch-invariant mode, and outside of it.
+FIXED_TILING = Tiling(64, full=True)
 FREE_TILING = Tiling(1024, full=False)
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SMALL_MODEL = 64_000_000
 
 
