@@ -110,7 +110,7 @@ BOXES = (
     Box(300, 708, 226, 78, "device", "KV cache, states, index keys",
         ("state kinds: paged per token,", "or a slot per sequence"), ("cache/kinds/__init__.py",)),
     Box(554, 708, 226, 78, "device", "Sampling",
-        ("a draw is a function of", "(seed, position)"), ("ops/sampling/__init__.py",)),
+        ("a draw is a function of", "(seed, position, token)"), ("ops/sampling/__init__.py",)),
     Box(20, 130, 220, 78, "load", "Model family",
         ("reads config.json, once", "and strictly"), ("models/__init__.py",)),
     Box(20, 266, 220, 62, "load", "ModelSpec", ("what the model is; frozen",),

@@ -35,7 +35,7 @@ class EngineConfig:
     index_cache_dtype: str = "auto"
     """Of the indexer's keys: "auto" (as computed), float32, bfloat16, float16, e4m3fn, e4m3fnuz."""
     index_cache_layout: str = "auto"
-    """How they lie: "auto" (rows), rows, planar, shuffled."""
+    """Layout of these keys: "auto" (rows), rows, planar, shuffled."""
     batch_invariant: bool = False
     overlap: bool | None = None
     """Whether a step is scheduled while the one before it runs; None: on a GPU."""

@@ -1,9 +1,9 @@
 """What can be chosen by name: ours, and what installed packages add through entry points.
 
 A package names its objects KIND.NAME in one of the groups `trueline.ops`, `trueline.layers`,
-`trueline.models`, `trueline.kinds` and `trueline.formats`. What packages declare is read once, and
-a declaration that has no place is an error. Their code is imported when somebody needs it, and must
-state the `api_version` it was written for. docs/plugins.md has the contracts.
+`trueline.models`, `trueline.kinds` and `trueline.formats`. Entry points are read once, and a KIND
+that does not exist is an error. Their code is imported when it is needed, and must state the
+`api_version` it was written for. docs/plugins.md has the contracts.
 """
 
 from __future__ import annotations

@@ -156,9 +156,9 @@ def test_every_row_finds_what_it_reads(name: str, lag: int) -> None:
         for pool in world.groups.pools:
             assert pool.num_free == pool.num_usable
         seen += world.seen
-        seen["hits"] += world.groups.main.num_hit_tokens // world.groups.stride
+        seen["hits"] += world.groups.main.num_hit_tokens // world.groups.lcm_block_size
     assert seen["hits"] > 3
-    if world.groups.stride == 2:  # longer strides reserve so much that nobody is
+    if world.groups.lcm_block_size == 2:  # longer blocks reserve so much that nobody is
         assert seen["preempted"] > 3
 
 
@@ -166,7 +166,7 @@ def test_a_prefix_ends_where_every_group_has_its_blocks() -> None:
     groups = BlockGroups(
         [BlockPool(20, 2, True), BlockPool(20, 6, True), BlockPool(20, 2, True, 3)]
     )
-    assert (groups.hash_size, groups.stride) == (2, 6)
+    assert (groups.hash_size, groups.lcm_block_size) == (2, 6)
     hashes = hash_blocks(list(range(24)), 2, SALT, [])
     tables = groups.empty()
     groups.allocate(tables, groups.missing(tables, 24))

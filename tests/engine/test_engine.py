@@ -20,7 +20,7 @@ from trueline.device import find_device
 from trueline.engine.core import EngineCore
 from trueline.engine.loading import load_engine
 from trueline.errors import RequestRejected, UsageError
-from trueline.layers.context import Replay
+from trueline.layers.context import RecordedChoices
 from trueline.models import read_model
 from trueline.ops.capabilities import Context
 from trueline.ops.registry import OPS, refusals
@@ -481,7 +481,7 @@ def test_expert_choices_can_be_recorded_and_forced(tiny: Tiny) -> None:
     same("replay", serve(again, asks), first, bitwise=True)
     other = load_engine(model, BASE).core
     other.executor.runner.forced = [
-        Replay({k: (v + 1) % 12 for k, v in step.experts.items()}) for step in recorded
+        RecordedChoices({k: (v + 1) % 12 for k, v in step.experts.items()}) for step in recorded
     ]
     with pytest.raises(CheckFailed):
         same("replay", serve(other, asks), first)

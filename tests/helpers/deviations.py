@@ -1,5 +1,5 @@
 """Print how far the reference is from transformers, family by family: the table of
-docs/reference.md. Run as `python tests/deviations.py`."""
+docs/reference.md. Run as `python tests/helpers/deviations.py`."""
 
 from __future__ import annotations
 

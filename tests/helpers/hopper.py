@@ -1,6 +1,6 @@
 """Every kernel that a model's steps launch, compiled for a Hopper GPU on a machine that has none.
 
-    python tests/hopper.py [--once] DIRECTORY...  # of a config.json each
+    python tests/helpers/hopper.py [--once] DIRECTORY...  # of a config.json each
 
 runs the engine as on such a GPU: its plan, its graphs, prompts long and short, greedy and drawn. A
 launch compiles its kernel, with the very arguments it would be launched with, and runs nothing; all

@@ -1,7 +1,7 @@
 """Which kernels a model's requests would compile after the engine is ready, on a machine without a
 GPU: nothing is compiled, nothing launched, and tensors have no data (PyTorch's meta device).
 
-    python tests/late_kernels.py DIRECTORY [--cold]  # of a config.json
+    python tests/helpers/late_kernels.py DIRECTORY [--cold]  # of a config.json
 
 Warm-up asks for kernels as on a Hopper GPU, and so do requests of many kinds afterwards; what
 Triton itself takes for a kernel that is not compiled yet is told, and what the list for the next

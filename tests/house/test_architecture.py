@@ -37,7 +37,8 @@ NO_TORCH = (
 # The scheduler, the pools and the prefix cache are pure bookkeeping.
 NO_TORCH_FILES = (
     *("scheduler.py", "request.py", "step.py", "states.py", "params.py", "batch.py", "messages.py"),
-    *("pool.py", "blocks.py", "slots.py", "prefix.py", "layout.py"),
+    *("scheduler_config.py", "drafts.py", "live_request.py"),
+    *("pool.py", "blocks.py", "slots.py", "prefix.py", "layout.py", "groups.py", "rows.py"),
 )
 
 

@@ -33,7 +33,7 @@ Path_ = tuple[str, ...]
 
 
 def paths(config: dict[str, Any], prefix: Path_ = ()) -> Iterator[Path_]:
-    """Every key, also inside sections, but not inside what we never look into: a stored format
+    """Every key, also inside sections, but not inside what we never look into: a weight format
     that we refuse is named, not read."""
     for key, value in config.items():
         yield (*prefix, key)

@@ -1,4 +1,4 @@
-"""A stored format from outside, one file: examples/int8_format, installed by pip and served."""
+"""A weight format from outside, one file: examples/int8_format, installed by pip and served."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The loader: every family, name and stored format, whole and divided, against the reference."""
+"""The loader: every family, name and weight format, whole and divided, against the reference."""
 
 from __future__ import annotations
 

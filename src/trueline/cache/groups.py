@@ -1,11 +1,11 @@
-"""The block tables of a sequence: one per group of state kinds with the same block length and
-lifetime. Each group has a pool of its own; a request holds as many tables as there are groups.
+"""The block tables of a sequence: one per group of paged kinds with the same block length and
+window. Each group has a pool of its own; a request holds as many tables as there are groups.
 
 A prefix of n tokens can be reused where every group has what a request that starts after n tokens
-reads of it: all blocks, or, where a kind's lifetime is a window, those that reach into the last
+reads of it: all blocks, or, where the group has a window, those that reach into the last
 `window` positions. Blocks behind the window are given back as the request goes on; their places in
 the table hold the null block. Prefixes are hashed every `hash_size` tokens, which divides every
-group's block length, and a block is named by the hash at its end. No torch.
+group's block length, and a block is registered under the hash at its end. No torch.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class BlockGroups:
     def __init__(self, pools: Sequence[BlockPool]) -> None:
         self.pools = tuple(pools)
         self.hash_size = gcd(*(pool.block_size for pool in pools))
-        self.stride = lcm(*(pool.block_size for pool in pools))
-        """Prefixes are reused in multiples of so many tokens: whole blocks of every group."""
+        self.lcm_block_size = lcm(*(pool.block_size for pool in pools))
+        """Prefixes are reused in multiples of so many tokens: full blocks in every group."""
 
     @property
     def main(self) -> BlockPool:
@@ -80,8 +80,8 @@ class BlockGroups:
             table.clear()
 
     def trim(self, tables: Tables, num_written: int) -> None:
-        """Give back what lies wholly behind the window of the position after `num_written`. Steps
-        that execute later write later, so they may have it at once."""
+        """Give back blocks that lie wholly behind the window of the position after `num_written`.
+        Steps execute in order, so a later step may write them at once."""
         for pool, table in zip(self.pools, tables, strict=True):
             if pool.window is None:
                 continue
@@ -103,7 +103,8 @@ class BlockGroups:
             if blocks is not None
         ]
         most = min([most_tokens, len(hashes) * self.hash_size, *ends])
-        for num_tokens in range(most // self.stride * self.stride, 0, -self.stride):
+        size = self.lcm_block_size
+        for num_tokens in range(most // size * size, 0, -size):
             tables = [
                 _in_window(pool, each, num_tokens)
                 if blocks is None
@@ -121,7 +122,8 @@ class BlockGroups:
     def register(
         self, tables: Tables, hashes: Sequence[bytes], start: int, num_written: int
     ) -> int:
-        """Name the full blocks between so many tokens; returns up to where this has been done."""
+        """Register the full blocks of tokens `start` to `num_written`, as far as they are hashed;
+        returns up to which token this has been done."""
         end = min(num_written, len(hashes) * self.hash_size)
         for pool, table in zip(self.pools, tables, strict=True):
             names = self._names(pool, hashes)
@@ -129,10 +131,6 @@ class BlockGroups:
                 if table[i] != NULL_BLOCK:
                     pool.register(table[i], names[i])
         return max(start, end)
-
-    def reset_prefix_cache(self) -> None:
-        for pool in self.pools:
-            pool.reset_prefix_cache()
 
     def _names(self, pool: BlockPool, hashes: Sequence[bytes]) -> Sequence[bytes]:
         """Of the group's blocks: the hash at the end of each."""

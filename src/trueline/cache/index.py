@@ -98,7 +98,7 @@ class IndexStore:
             view.write(cells, torch.randn(len(cells), self.layout.dim, device=device))
 
     def poison(self, blocks: Iterable[int]) -> None:
-        """Fill blocks that nobody owns with NaN: whoever reads them shows it."""
+        """Fill blocks that nobody owns with NaN: a read of them shows in the results."""
         self.poison_cells(self._cells(blocks))
 
     def _cells(self, blocks: Iterable[int]) -> list[int]:

@@ -1,4 +1,4 @@
-"""How cached rows lie in memory. Writers and readers take it from here; nobody guesses."""
+"""Layouts of cache rows in memory. Writers and readers take every address from here."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ GROUP = 16
 
 @dataclass(frozen=True, slots=True)
 class IndexLayout:
-    """Where the bytes of the indexer's keys lie; one key of `dim` numbers per position.
+    """Where the bytes of the indexer's keys are; one key of `dim` numbers per position.
 
     - `rows`: token after token, the key and then its scale;
     - `planar`: all keys of a block, then all its scales;
@@ -123,7 +123,7 @@ class IndexLayout:
 
     @property
     def run(self) -> tuple[int, int]:
-        """Bytes of a key that lie side by side, and the distance from one such run to the next."""
+        """Contiguous bytes of a key, and the distance from one such run to the next."""
         if self.kind == "shuffled":
             return GROUP, GROUP * GROUP
         return self.key_bytes, self.key_bytes

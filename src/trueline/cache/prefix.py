@@ -1,7 +1,7 @@
-"""Names for the contents of full blocks: equal hash, equal tokens from the start of the sequence.
+"""Hashes of full blocks: equal hash, equal tokens from the start of the sequence.
 
-A block's hash covers the hash before it, so it names the whole prefix, not only its own tokens.
-The only place of the cache and the scheduler that sees token values.
+A block's hash covers the hash before it, so it stands for the whole prefix, not only for the
+block's own tokens. The only place of the cache and the scheduler that sees token values.
 """
 
 from __future__ import annotations

@@ -96,7 +96,7 @@ class StateStore:
                 part[:, slot].normal_()
 
     def poison(self, slots: Iterable[int]) -> None:
-        """Fill slots that nobody owns with NaN: whoever reads them shows it."""
+        """Fill slots that nobody owns with NaN: a read of them shows in the results."""
         for slot in slots:
             for part in (self.state, self.keys, self.values):
                 part[:, slot] = torch.nan

@@ -55,7 +55,7 @@ class LatentStore:
             self.rows[:, block * size : (block + 1) * size].normal_()
 
     def poison(self, blocks: Iterable[int]) -> None:
-        """Fill blocks that nobody owns with NaN: whoever reads them shows it."""
+        """Fill blocks that nobody owns with NaN: a read of them shows in the results."""
         size = self.layout.block_size
         for block in blocks:
             self.rows[:, block * size : (block + 1) * size] = torch.nan

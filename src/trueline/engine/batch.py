@@ -19,8 +19,8 @@ class SamplingPoint:
     row: int
     id: int
     drafts: tuple[int, ...] = ()
-    """Of the row, those before and at this token: what is sampled here is worth nothing unless each
-    of them was sampled too."""
+    """Of the row, those before and at this token: what is sampled here counts only if each of them
+    was accepted."""
     draft: int | None = None
     """What the row's next token was drafted as."""
 
@@ -44,7 +44,7 @@ class Batch:
     tokens: list[int]
     positions: list[int]
     cells: list[list[int]]
-    """By group of state kinds: where each token's entries go."""
+    """By group of state kinds: where each token's cache row goes."""
     num_decode_rows: int
     carried: tuple[SamplingPoint, ...]
     """Where the token is UNKNOWN."""
@@ -121,8 +121,8 @@ def _scored(step: StepMessage, rows: list[BatchRow]) -> Iterator[ScoredTokens]:
 def check_order(step: StepMessage) -> None:
     """Decode rows first, one token and its drafts each: the scheduler's promise, checked once,
     here."""
-    kinds = [row.is_decode for row in step.rows]
-    if kinds != sorted(kinds, reverse=True):
+    decode = [row.is_decode for row in step.rows]
+    if decode != sorted(decode, reverse=True):
         raise AssertionError("decode rows must come first")
     for row in step.rows:
         if row.is_decode and (len(row.token_ids) != 1 + row.num_drafts or row.start == 0):

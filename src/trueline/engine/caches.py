@@ -43,7 +43,7 @@ class Caches:
         return cast("View", stores[kind.name].views[0])
 
     def poison(self, unowned: Unowned) -> None:
-        """NaN in what nobody owns: whoever reads it shows it."""
+        """NaN in what nobody owns: a read of it shows in the results."""
         for name, store in self.paged.items():
             group = self._group[name]
             store.poison(unowned.blocks[group])

@@ -5,9 +5,9 @@ scheduled and handed over while step n is still running. The same lines do both;
 differs.
 
 An exception in a step, wherever it comes from, ends the requests of that step with its words; the
-others go on. Nothing that the step may have written gets a name, so nobody finds it. What the
-scheduler has half done, and a GPU that is lost, no request can be blamed for: the core is broken
-then, says so, and does nothing more. docs/engine.md has the rules.
+others go on. Nothing that the step may have written is registered in the prefix cache. After an
+exception in the scheduler's bookkeeping, or on a GPU that is lost, the core is broken: it says so,
+and does nothing more. docs/engine.md has the rules.
 """
 
 from __future__ import annotations
@@ -90,7 +90,8 @@ class EngineCore:
         self.outputs: list[CoreOutput] = []
         """To be returned by the next step."""
         self.lag = 1 if plan.limits.overlap and drafter is None else 0
-        """Steps that go out before their forerunner is collected. Drafts follow known tokens."""
+        """Steps that are launched before the one before them is collected. 0 with a drafter, which
+        must know every token."""
         self.late_kernels = LateKernels()
         self.in_flight: deque[InFlight] = deque()
         self.failures = Failures()
@@ -102,7 +103,7 @@ class EngineCore:
     def add(self, request: CoreRequest) -> int:
         """Queue a request; RequestRejected if it can never run. After any error it is as if it had
         never come. Returns the id by which the executor knows it."""
-        self._check_whole()
+        self._check_not_broken()
         if request.request_id in self.requests:
             raise RequestRejected(
                 f"request '{request.request_id}': this request_id is in use; choose another"
@@ -166,13 +167,13 @@ class EngineCore:
     # -- the loop ----------------------------------------------------------------------
 
     def step(self) -> list[CoreOutput]:
-        """Dispatch one step, and collect the one that is `lag` behind. Every call brings the work
-        nearer to its end, or raises EngineBroken."""
-        self._check_whole()
+        """Dispatch one step, and collect the one that is `lag` behind. Every call makes progress or
+        raises EngineBroken: no loop around it spins."""
+        self._check_not_broken()
         try:
             self._step()
         except Exception as error:
-            raise self._breaks(error) from error
+            raise self._break(error) from error
         outputs, self.outputs = self.outputs, []
         return outputs
 
@@ -185,11 +186,11 @@ class EngineCore:
             self._collect()
 
     def _dispatch(self) -> bool:
-        """Whether a step went out. One that failed on the way is in flight too: what goes before it
-        is collected first."""
+        """Whether a step was launched. One whose launch failed is in flight too: steps before it
+        are collected first."""
         if self.drafter is not None:
             self._draft(self.drafter)
-        with self._in_one_piece():
+        with self._atomic():
             step = self.scheduler.schedule()
         if step is None:
             return False
@@ -238,7 +239,7 @@ class EngineCore:
             self._fail(flight.step, outcome.error)
             return
         self.failures.none()
-        with self._in_one_piece():
+        with self._atomic():
             for ended in flight.message.ended if flight.message else ():
                 self.ended.pop(ended, None)
             finished = [name for name, output in outputs.items() if output.finish_reason]
@@ -280,10 +281,10 @@ class EngineCore:
         """Its requests end. Steps after it that are in flight have rows of theirs, which are
         dropped; what other rows there compute does not depend on this step."""
         alive = [request for row in step.rows if (request := self._alive(row)) is not None]
-        with self._in_one_piece():
+        with self._atomic():
             self.failures.add(error, len(alive))
             for row in step.rows:
-                # also of requests that have ended: their blocks may be given a name until they go
+                # also of requests that have ended: a later step of theirs would register blocks
                 row.request.block_hashes = []
             for request in alive:
                 name = request.request_id
@@ -320,22 +321,23 @@ class EngineCore:
             self._unshare(request)
         return output
 
-    # -- the end of all ----------------------------------------------------------------
+    # -- a core that cannot go on -------------------------------------------------------
 
-    def _check_whole(self) -> None:
+    def _check_not_broken(self) -> None:
         if self.broken:
             raise EngineBroken(self.broken)
 
     @contextmanager
-    def _in_one_piece(self) -> Iterator[None]:
-        """What is only half done here, be it by Ctrl-C, leaves nothing to go on from."""
+    def _atomic(self) -> Iterator[None]:
+        """Bookkeeping that is interrupted half way, be it by Ctrl-C, is inconsistent: the core is
+        broken then."""
         try:
             yield
         except BaseException as error:
-            self._breaks(error)
+            self._break(error)
             raise
 
-    def _breaks(self, error: BaseException) -> EngineBroken:
+    def _break(self, error: BaseException) -> EngineBroken:
         why = str(error) if isinstance(error, EngineBroken) else described(error)
         self.broken = self.broken or f"the engine cannot go on: {why}"
         return EngineBroken(self.broken)
@@ -361,9 +363,9 @@ class EngineCore:
 
     def _unowned(self) -> Unowned:
         return Unowned(
-            blocks=[_nobodys(pool) for pool in self.blocks.pools],
+            blocks=[_unowned_places(pool) for pool in self.blocks.pools],
             cells=[list(self._unwritten_cells(group)) for group in range(len(self.blocks.pools))],
-            slots=_nobodys(self.slots) if self.slots else [],
+            slots=_unowned_places(self.slots) if self.slots else [],
         )
 
     def _unwritten_cells(self, group: int) -> Iterator[int]:
@@ -374,6 +376,6 @@ class EngineCore:
                 yield from cells(size, table, request.num_computed, len(table) * size)
 
 
-def _nobodys(pool: Pool) -> list[int]:
-    """The null one, and those that nobody holds and that nothing is known of."""
+def _unowned_places(pool: Pool) -> list[int]:
+    """The null one, and those that no request holds and the prefix cache does not know."""
     return [NULL, *(i for i in pool.ids if not pool.references(i) and pool.hash_of(i) is None)]

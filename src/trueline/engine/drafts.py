@@ -1,6 +1,6 @@
-"""Guesses at the next tokens of a request: who makes them, and which of them go along with a step.
-The engine computes guesses together with the token before them and keeps those that sampling gives
-as well, so they change how long an answer takes, never the answer. No torch."""
+"""Drafts: guesses at the next tokens of a request. Who makes them, and how many a row carries. The
+engine computes drafts together with the token before them and accepts those that sampling gives as
+well, so they change how long an answer takes, never the answer. No torch."""
 
 from __future__ import annotations
 
@@ -24,8 +24,8 @@ class Drafter(Protocol):
 def place_drafts(
     counts: Mapping[Request, int], blocks: BlockGroups, budget: int
 ) -> dict[Request, int]:
-    """How many of its drafts each of the step's requests takes along, which compute so many known
-    tokens: what is left of the budget and of the blocks, in scheduling order."""
+    """How many drafts the row of each request carries. `counts`: the known tokens of each row, in
+    scheduling order. Drafts get what is left of the budget and of the free blocks."""
     placed = {}
     for request, count in counts.items():
         wanted, request.num_drafts = request.num_drafts, 0

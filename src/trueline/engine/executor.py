@@ -1,5 +1,5 @@
 """What runs the core's steps. The core knows requests, blocks and slots; an executor has the model,
-its caches and its devices, and nothing but plain messages passes between the two."""
+its caches and its devices. The two exchange plain messages only."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class Executor(Protocol[Handle]):
     """Steps execute in the order in which they are launched."""
 
     def admit(self, admission: Admission) -> None:
-        """A request whose rows come from now on."""
+        """Called once for each request, before any step has a row of it."""
 
     def poison(self, unowned: Unowned) -> None:
         """Before the next launch, and after those before it: NaN in what nobody owns."""
 
     def launch(self, step: StepMessage) -> Handle:
-        """Does not wait for the step. What it raises is the step's end: it is not collected."""
+        """Does not wait for the step. If it raises, the step has failed and is not collected."""
 
     def collect(self, launched: Handle) -> StepResult | StepFailed:
         """Waits. Raises only what interrupts the waiting, as Ctrl-C: the step is then still in
@@ -48,8 +48,8 @@ Launched = Future[StepResult] | StepHandle
 
 
 class LocalExecutor:
-    """One rank in this process. A GPU computes by itself what it was given; a CPU that is to
-    compute while the core schedules ahead needs a thread (`threaded`)."""
+    """One rank in this process. A GPU runs launched kernels by itself; on a CPU a thread computes
+    the step where the core is to schedule the next one meanwhile (`threaded`)."""
 
     def __init__(self, runner: Runner, *, threaded: bool) -> None:
         self.runner = runner

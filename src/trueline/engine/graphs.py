@@ -36,7 +36,7 @@ COLUMNS: dict[str, Column] = {
     "positions": Column(torch.int64),
     "lengths": Column(torch.int32),  # positions that the token sees
     "seed": Column(torch.int64),
-    "place": Column(torch.int64),  # of the token to be drawn, for the noise
+    "next_position": Column(torch.int64),  # of the token to be sampled, for the noise
     "temperature": Column(torch.float64),
 }
 CELLS = Column(torch.int64)
@@ -76,7 +76,7 @@ def capture_sizes(most: int) -> list[int]:
 
 @dataclass(frozen=True, slots=True)
 class GraphKey:
-    """Of which steps a graph is."""
+    """Which steps a graph is captured for."""
 
     size: int
     """Rows."""
@@ -87,7 +87,7 @@ class GraphKey:
 
 @dataclass(frozen=True, slots=True)
 class GraphOutputs:
-    """Rows of the fixed buffers: theirs until the next step."""
+    """A step's rows of what a graph computes, valid until the next replay."""
 
     hidden: Tensor
     logits: Tensor
@@ -97,8 +97,8 @@ class GraphOutputs:
 
 
 class FixedTable:
-    """The block tables of a step's rows, in one buffer on the device. Two pinned buffers take
-    turns, as those of `InputBuffers` do."""
+    """The block tables of a step's rows, in one buffer on the device. Two pinned buffers alternate,
+    as those of `InputBuffers` do."""
 
     def __init__(self, rows: int, blocks: int, device: torch.device) -> None:
         pin = device.type == "cuda"
@@ -106,12 +106,13 @@ class FixedTable:
         self.hosts = [torch.zeros(rows, blocks, dtype=torch.int32, pin_memory=pin) for _ in "ab"]
         self._held: list[list[int]] = [[] for _ in range(rows)]
 
-    def fill(self, tables: Sequence[list[int]], turn: int) -> None:
-        """Rows that changed; what stands after a row's last block is never read."""
+    def fill(self, tables: Sequence[list[int]], buffer: int) -> None:
+        """Copy rows that changed, by way of this pinned buffer; what stands after a row's last
+        block is never read."""
         changed = [i for i, ids in enumerate(tables) if ids != self._held[i]]
         if not changed:
             return
-        pinned = self.hosts[turn]
+        pinned = self.hosts[buffer]
         array = pinned.numpy()
         several = len(changed) > FEW
         for i in range(changed[-1] + 1) if several else changed:
@@ -125,14 +126,14 @@ class FixedTable:
                 self.table[i].copy_(pinned[i], non_blocking=True)
 
     def forget(self) -> None:
-        """What it holds: a copy to it may have failed."""
+        """Copy all rows again in the next step: a copy may have failed."""
         self._held = [[] for _ in self._held]
 
 
 class InputBuffers:
     """What a step tells the graphs, in one buffer on the device and one copy to it, and the block
-    tables. Two pinned buffers take turns: the copy of a step may still be under way when the next
-    is written."""
+    tables. Two pinned buffers alternate: the copy of a step may still be under way when the next is
+    written."""
 
     def __init__(
         self,
@@ -153,7 +154,7 @@ class InputBuffers:
             {name: part.numpy() for name, part in zip(columns, self._cut(host, sizes), strict=True)}
             for host in self._hosts
         ]
-        self._turn = 0
+        self._current = 0
 
     def _cut(self, data: Tensor, sizes: list[int]) -> list[Tensor]:
         parts = torch.split(data, sizes)
@@ -166,15 +167,16 @@ class InputBuffers:
         num_tokens: int,
         tables: Sequence[Sequence[list[int]]],
     ) -> None:
-        """All tokens: those after the last are padding. `tables`: of each row, by group."""
-        self._turn = 1 - self._turn
-        for name, array in self._arrays[self._turn].items():
+        """For a step of `num_tokens` tokens; the rest of each buffer is padding. `values`: by
+        column; one without values is padding too. `tables`: of each row, by group."""
+        self._current = 1 - self._current
+        for name, array in self._arrays[self._current].items():
             padding = self._columns[name].padding
             array[num_tokens:] = padding
             array[:num_tokens] = values.get(name, padding)
-        self._bytes.copy_(self._hosts[self._turn], non_blocking=True)
+        self._bytes.copy_(self._hosts[self._current], non_blocking=True)
         for fixed, rows in zip(self.tables, tables, strict=True):
-            fixed.fill(rows, self._turn)
+            fixed.fill(rows, self._current)
 
     def forget(self) -> None:
         for fixed in self.tables:
@@ -240,12 +242,12 @@ class DecodeGraphs:
         limit = next(limit for limit in self.limits if limit >= longest)
         return GraphKey(size, tokens_per_row, limit)
 
-    def whole(self, key: GraphKey) -> Tensor:
-        """What this graph made last, padded rows included."""
+    def padded_hidden(self, key: GraphKey) -> Tensor:
+        """What this graph computed last, padded rows included."""
         return self._captured[key][1]["hidden"]
 
     def dummy_step(self, batch: Batch) -> Captured:
-        """A step of made-up rows, to be timed."""
+        """What replays a step of made-up rows, to be timed."""
         # different tokens take different experts
         words = len(self.decoder.embedding)
         tokens = [(1 + i) * 7919 % words for i in range(len(batch.tokens))]
@@ -268,7 +270,7 @@ class DecodeGraphs:
             "tokens": [0 if token == UNKNOWN else token for token in batch.tokens],
             "source": [carried.get(i, NOWHERE) for i in range(len(batch.tokens))],
             "seed": [state.seed for state in states],
-            "place": [state.position for state in states],
+            "next_position": [state.position for state in states],
             "temperature": [
                 0.0 if state.params.is_greedy else state.params.temperature for state in states
             ],
@@ -276,7 +278,7 @@ class DecodeGraphs:
         }
 
     def _rows(self, batch: Batch) -> dict[str, Sequence[int]]:
-        """All that has nothing to do with token values."""
+        """The columns that do not depend on token values."""
         return {
             "positions": batch.positions,
             "lengths": [position + 1 for position in batch.positions],
@@ -309,7 +311,9 @@ class DecodeGraphs:
         given = self.inputs.build_captured(tokens, columns["positions"], fixed, cells)
         hidden = self.decoder.hidden(given, self.inputs.caches.views)
         logits = self.decoder.logits(hidden)
-        drawn, bad = self.draw(logits, columns["temperature"], columns["seed"], columns["place"])
+        drawn, bad = self.draw(
+            logits, columns["temperature"], columns["seed"], columns["next_position"]
+        )
         self.drawn[:count] = drawn
         self.bad[:count] = bad
         return hidden, logits

@@ -1,6 +1,6 @@
-"""A batch as what layers take: tensors on the plan's device, and what each state kind of the model
-builds of the rows. Eager steps and captured ones differ in where the numbers come from: lists of
-the host, or fixed buffers on the device."""
+"""Builds what layers take from a batch: tensors on the plan's device, and what each state kind of
+the model makes of the rows. Eager steps and captured ones differ in where the numbers come from:
+lists of the host, or fixed buffers on the device."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from trueline.cache.kinds.inputs import Column, FixedRows, InputContext, KindInp
 from trueline.device import send
 from trueline.engine.batch import Batch
 from trueline.engine.caches import Caches
-from trueline.layers.context import Replay, StepInput
+from trueline.layers.context import RecordedChoices, StepInput
 from trueline.plan.plan import Plan
 
 
@@ -42,10 +42,10 @@ class Inputs:
         self,
         batch: Batch,
         tokens: Tensor,
-        recorded: Replay | None = None,
-        forced: Replay | None = None,
+        recorded: RecordedChoices | None = None,
+        forced: RecordedChoices | None = None,
     ) -> StepInput:
-        """`tokens` are the batch's, with those in it that steps in flight have drawn."""
+        """Of an eager step. `tokens`: the batch's, with those that steps in flight have sampled."""
         cells = [self.tensor(each) for each in batch.cells]
         rows = {name: each.read(batch.rows) for name, each in self.kinds.items()}
         return StepInput(
@@ -55,7 +55,8 @@ class Inputs:
     def build_captured(
         self, tokens: Tensor, positions: Tensor, fixed: FixedRows, cells: Sequence[Tensor]
     ) -> StepInput:
-        """Every tensor is a fixed buffer or made of one. `fixed` has the columns of all kinds."""
+        """Of a captured step: every tensor is a fixed buffer or made of one. `fixed` has the
+        columns of all kinds."""
         rows = {name: each.read_fixed(_of(name, fixed)) for name, each in self.kinds.items()}
         return StepInput(tokens, positions, self._built(rows, cells))
 
@@ -69,7 +70,7 @@ class Inputs:
         }
 
     def values(self, batch: Batch) -> dict[str, Sequence[int]]:
-        """Of those columns."""
+        """What `columns` hold in a captured step of this batch."""
         return {
             f"{name}.{column}": numbers
             for name, each in self.kinds.items()

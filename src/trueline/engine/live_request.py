@@ -1,5 +1,5 @@
-"""A request in the core: the scheduler's books, and its token values, which the scheduler never
-sees."""
+"""A request in the core: the counts and blocks that the scheduler keeps of it, and its token
+values, which the scheduler never sees."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ class LiveRequest(Request):
     """Those whose values are known."""
     salt: bytes
     drafts: Sequence[int] = field(default=(), init=False)
-    """Guesses at its next tokens; the scheduler may take the first `num_drafts` of them along."""
+    """Guesses at its next tokens; its next row carries as many of the first ones as the scheduler
+    finds room for."""
     num_scored: int = field(default=0, init=False)
     """Prompt positions whose logprobs have been reported."""
     first_scheduled: float | None = field(default=None, init=False)

@@ -54,7 +54,7 @@ class CoreOutput(msgspec.Struct, kw_only=True):
 
 
 class Admission(msgspec.Struct, frozen=True, kw_only=True):
-    """What sampling must know of a request, sent once, before its first row."""
+    """What sampling must know of a request: sent once, when the core accepts the request."""
 
     id: int
     prompt_token_ids: list[int]
@@ -77,8 +77,8 @@ class StepRow(msgspec.Struct, frozen=True, kw_only=True):
     samples: bool
     """The logits of its last known token give the next one."""
     num_drafts: int = 0
-    """Of its trailing tokens, those that are guesses, computed in the hope that they are right. A
-    decode row with k drafts samples after each of its 1 + k tokens."""
+    """Of its trailing tokens, those that are drafts. A decode row with k drafts samples after each
+    of its 1 + k tokens."""
     num_scored: int = 0
     """Of its leading positions, those whose next prompt token's logprob was asked for."""
     state: StateSlots | None = None
@@ -96,7 +96,7 @@ class StepResult(msgspec.Struct, kw_only=True):
     """By row of the step."""
 
     sampled: dict[int, list[TokenScore]] = {}
-    """The next tokens: with drafts, those up to the first that was not drafted right."""
+    """The next tokens: with drafts, those up to the first that differs from its draft."""
     bad: list[int] = []
     """Rows that should have sampled (another token) but have NaN or infinite logits, or no token
     that they may take: never a random token."""

@@ -25,7 +25,7 @@ class RequestState(Enum):
 @dataclass(slots=True, eq=False)
 class Request:
     """The first fields are the caller's; the rest is written by the scheduler alone. The core adds
-    token values in a class of its own (core.py), which the scheduler never looks at."""
+    token values in a subclass (live_request.py), which the scheduler never looks at."""
 
     request_id: str
     num_prompt_tokens: int
@@ -38,8 +38,8 @@ class Request:
     """The chain of cache/prefix.py; the core extends it as token values become known."""
 
     num_drafts: int = field(default=0, init=False)
-    """Guesses at its next tokens that may go along with its next row; set before each step by
-    whoever has them, and taken back by the scheduler."""
+    """Drafts that its next row may carry; the core sets it before each step, the scheduler sets it
+    back to 0."""
 
     state: RequestState = field(default=RequestState.NEW, init=False)
     id: int = field(default=-1, init=False)

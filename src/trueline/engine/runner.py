@@ -1,8 +1,8 @@
 """Executes batches, one after the other, on one rank: forward, logits, sampling.
 
 A step is launched, and its result fetched later: on a GPU the host does not wait in between. So
-what depends on token values of steps not yet fetched lives here: the tokens drawn last, on the
-device, and each request's outputs so far.
+the runner keeps what depends on token values of steps not yet fetched: the tokens sampled last, on
+the device, and each request's outputs so far.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from trueline.engine.graphs import Capture, DecodeGraphs, capture_for
 from trueline.engine.inputs import Inputs
 from trueline.engine.messages import Admission, StepMessage
 from trueline.engine.results import PromptScores, SampledTokens, StepHandle
-from trueline.layers.context import Build, Ops, Parameters, Replay, Weights
+from trueline.layers.context import Build, Ops, Parameters, RecordedChoices, Weights
 from trueline.layers.decoder import Decoder
 from trueline.ops.sampling import SamplingState, build_rows
 from trueline.parallel.collective import Collective, RowParallel, Solo
@@ -68,9 +68,9 @@ class Runner:
         self.drawn = torch.zeros(most, dtype=torch.long, device=plan.device.torch)
         """The tokens of the last step, in the order of its samples."""
         self.last = Last()
-        self.recorded: list[Replay] | None = None
+        self.recorded: list[RecordedChoices] | None = None
         """Set to a list to record every step's choices."""
-        self.forced: list[Replay] | None = None
+        self.forced: list[RecordedChoices] | None = None
         """Choices to take instead, step by step."""
         self.probe: Callable[[Batch, Tensor], None] | None = None
         """Set by checks: sees the logits of every token of every step."""
@@ -89,8 +89,8 @@ class Runner:
         )
 
     def failed(self) -> None:
-        """The step that was to be launched now. One after it may be on its way already and want a
-        token that was to be drawn: its row ends with this step's, so any token will do."""
+        """Called when launching a step has raised. The step after it may be scheduled already and
+        take a token that this one was to sample: its row is dropped, so any token will do."""
         self.last = Last(places=defaultdict(int))
         if self.graphs is not None:
             self.graphs.fixed.forget()
@@ -134,7 +134,8 @@ class Runner:
         return state.after(point.drafts) if point.drafts else state
 
     def _wait_for_outputs(self, states: list[SamplingState]) -> None:
-        """Some rows must know which tokens came before, not only how many."""
+        """Wait for the step before where a row's sampling depends on which tokens came before, not
+        only on how many (penalties, banned words)."""
         if self.last.handle is not None and any(state.needs_output_ids for state in states):
             self.last.handle.result()
 
@@ -155,10 +156,10 @@ class Runner:
         return tokens
 
     def _forward(self, batch: Batch) -> Tensor:
-        recorded = Replay() if self.recorded is not None else None
+        recorded = RecordedChoices() if self.recorded is not None else None
         forced = self.forced.pop(0) if self.forced else None
         if forced is not None:  # layers take out of its list
-            forced = Replay(forced.experts, list(forced.positions))
+            forced = RecordedChoices(forced.experts, list(forced.positions))
         step = self.inputs.build(batch, self._tokens(batch), recorded, forced)
         hidden = self.decoder.hidden(step, self.caches.views)
         if self.recorded is not None and recorded is not None:

@@ -21,10 +21,10 @@ They take what is left of the budget and of the free blocks when everybody else 
 they hold up nobody. How many were right is known when the step is collected; the rest is rolled
 back, and until then the request is not scheduled ahead.
 
-**Blocks** are allocated chunk by chunk, in every group of state kinds (cache/groups.py). A newcomer
-is admitted when the free blocks would let it and all running requests compute their known tokens
-and a block more each (up to their limits): with less, somebody would soon be thrown out again. When
-nobody runs, its first chunk suffices.
+**Blocks** are allocated chunk by chunk, in every group of state kinds (cache/groups.py). A waiting
+request is admitted when the free blocks would let it and all running requests compute their known
+tokens and a block more each (up to their limits): with less, one of them would soon be preempted.
+When no request runs, blocks for its first chunk suffice.
 A running request that finds no blocks preempts the last in order; it waits if it is the last
 itself, or if a step in flight is about to give blocks back. A request in the queue preempts nobody.
 A preempted request starts again from what the prefix cache still has. Its blocks are free at
@@ -193,8 +193,8 @@ class Scheduler:
         return counts
 
     def _find_blocks(self, counts: dict[Request, int]) -> bool:
-        """Give each its blocks, in order; drop from `counts` who gets none. True if all of them got
-        theirs and nobody was preempted, that is, if a newcomer takes nothing from anybody."""
+        """Give each request its blocks, in order; drop from `counts` those that get none. True if
+        all of them got theirs and nobody was preempted: only then may waiting ones be admitted."""
         before = self.counters.num_preemptions
         short = False
         for request in list(self._running):
@@ -223,7 +223,7 @@ class Scheduler:
 
     def _blocks_are_coming(self) -> bool:
         """A step in flight gives blocks back when collected: waiting for it is cheaper than
-        computing somebody's whole past again."""
+        preempting a request, all of whose tokens are then computed again."""
         return bool(self._draining) or any(request.is_complete for request in self._running)
 
     def _preempt(self, request: Request) -> None:
@@ -319,7 +319,7 @@ class Scheduler:
 
     def _horizon(self, request: Request) -> int:
         """Positions it will write before long. The last token of all is never written."""
-        return min(request.num_tokens + self.blocks.stride, request.token_limit - 1)
+        return min(request.num_tokens + self.blocks.lcm_block_size, request.token_limit - 1)
 
     def _blocks_ahead(self, request: Request) -> list[int]:
         return self.blocks.missing(request.tables, self._horizon(request))

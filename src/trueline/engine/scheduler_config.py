@@ -18,7 +18,7 @@ class SchedulerConfig:
     max_model_len: int
     priority_aging_steps: int = 256
     num_draft_tokens: int = 0
-    """That a row may carry."""
+    """That a decode row may carry."""
     snapshot_spacing: int | None = None
     """Tokens from one state snapshot of a prompt to the next, a multiple of the block size. None:
     only where prompts and answers end."""

@@ -11,8 +11,8 @@ every `spacing` tokens; the last boundary of a prompt that a repetition could us
 prompt, the last boundary reached, which takes the place of the one before: so a chat finds its own
 answer again, and a long answer does not fill the pool.
 
-**Drafts.** Where rows may carry k drafts, a request has k slots beside its own: a row leaves the
-state after each of its tokens in a slot, and the one after the last that was right becomes its own.
+**Drafts.** Where rows may carry k drafts, a request has k slots beside its own: a row writes the
+state after each of its tokens to a slot, and the one after the last accepted token becomes its own.
 
 **Who gets a slot.** Admissions before snapshots: a snapshot takes what is left, and is left out
 where nothing is. Snapshots nobody holds are free slots, the least recently used first to go. Where
@@ -45,7 +45,8 @@ class Held:
 
     slot: int
     drafts: list[int] = field(default_factory=list)
-    """For the states before those that drafts lead to."""
+    """Of a row with drafts: for the states after all its tokens but the last, whose state goes to
+    `slot`."""
     source: tuple[int, int] | None = None
     """(tokens, slot): the snapshot it starts from, until the step that reads it is collected."""
     snapshots: list[int] = field(default_factory=list)
@@ -61,15 +62,15 @@ class Held:
 
 
 class States:
-    """The verbs of the scheduler for requests that need a slot."""
+    """What the scheduler does with slots, at each point of a request's life."""
 
     def __init__(
         self, groups: BlockGroups, slots: SlotPool, spacing: int | None, num_drafts: int = 0
     ) -> None:
-        if spacing is not None and (spacing < 1 or spacing % groups.stride):
+        if spacing is not None and (spacing < 1 or spacing % groups.lcm_block_size):
             raise UsageError(
                 f"snapshot_spacing={spacing}: it must be a multiple of "
-                f"block_size={groups.stride}, because a prefix is found by its blocks"
+                f"block_size={groups.lcm_block_size}, because a prefix is found by its blocks"
             )
         self.groups = groups
         self.blocks = groups.main
@@ -89,8 +90,8 @@ class States:
 
     def usable(self, request: Request, num_tokens: int) -> int:
         """Of a prefix that was found, the tokens up to the last snapshot."""
-        stride = self.groups.stride
-        for end in range(num_tokens // stride * stride, 0, -stride):
+        size = self.groups.lcm_block_size
+        for end in range(num_tokens // size * size, 0, -size):
             if self.slots.find(self._hash(request, end)) is not None:
                 return end
         return 0
@@ -149,7 +150,7 @@ class States:
 
     def _boundaries(self, request: Request, start: int, end: int) -> list[int]:
         """Numbers of tokens in (start, end] after which the state is worth keeping."""
-        last = end // self.groups.stride * self.groups.stride
+        last = end // self.groups.lcm_block_size * self.groups.lcm_block_size
         if last <= start:
             return []
         tail = self._tail(request)
@@ -162,20 +163,21 @@ class States:
 
     def _tail(self, request: Request) -> int:
         """What a repetition of the prompt could skip: whole blocks, and never all of it."""
-        return (request.num_prompt_tokens - 1) // self.groups.stride * self.groups.stride
+        size = self.groups.lcm_block_size
+        return (request.num_prompt_tokens - 1) // size * size
 
     # Its step is collected, and its blocks are registered
 
     def settle(self, row: Row, accepted: int = 0) -> None:
         assert row.state is not None
         held = self._held[row.request]
-        if accepted < row.num_drafts:  # the state after the last right token is its own now
+        if accepted < row.num_drafts:  # the state after the last accepted token is its own now
             held.slot, held.drafts[accepted] = held.drafts[accepted], held.slot
         if held.source:  # read by the first row of an admission, which is this one
             self.slots.release([held.source[1]])
             held.source = None
         for position, slot in row.state.snapshots:
-            if position <= row.request.num_written:  # else it is of a draft that was wrong
+            if position <= row.request.num_written:  # else it is of a rejected draft
                 self._register(row.request, held, position, slot)
             held.snapshots.remove(slot)
             self.slots.release([slot])

@@ -1,4 +1,4 @@
-"""What the scheduler hands out: the rows of a step, and where each keeps its state. No torch."""
+"""What the scheduler returns: the rows of a step, and where each keeps its state. No torch."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from trueline.engine.request import Request
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """Positions [start, start + count) of a request. Its `tables` belong to this row only
-    until the scheduler is called again: build the batch before that."""
+    """Positions [start, start + count) of a request. The scheduler changes the request's `tables`
+    in its next call: copy them before (LiveRequest.step_row)."""
 
     request: Request
     start: int

@@ -147,8 +147,8 @@ class FeedForward(Protocol):
 
 
 @dataclass(slots=True)
-class Replay:
-    """What a step chose, recorded or to be taken instead of choosing."""
+class RecordedChoices:
+    """Experts and positions that a step chose. Recorded, or forced: taken instead of choosing."""
 
     experts: dict[int, Tensor] = field(default_factory=dict)
     """Layer -> expert ids [n, top_k]."""
@@ -164,8 +164,8 @@ class StepInput:
     tokens: Tensor  # [n]
     positions: Tensor  # [n]
     kinds: Mapping[str, object]
-    recorded: Replay | None = None
-    forced: Replay | None = None
+    recorded: RecordedChoices | None = None
+    forced: RecordedChoices | None = None
 
     def __getitem__(self, kind: type[StateKind[Any, Input]]) -> Input:
         return cast("Input", self.kinds[kind.name])

@@ -1,4 +1,4 @@
-"""Linear attention: one product for q, k, v and the gate; a state per sequence instead of a cache
+"""Linear attention: one GEMM for q, k, v and the gate; a state per sequence instead of a cache
 row per token."""
 
 from __future__ import annotations

@@ -44,7 +44,7 @@ class MLA:
         index = [weights.stored(f"{name}.indexer.wk.weight")] if own else []
         index_width = sum(key.shape[0] for key in index)
         self.widths = [query.shape[0], spec.kv_lora_rank, spec.qk_rope_head_dim, index_width]
-        # One product gives the query (or its latent), the key-value latent and the index key.
+        # One GEMM gives the query (or its latent), the key-value latent and the index key.
         self.first = WeightGemm(build, Weight.concat((query, latent, *index)))
         if spec.q_lora_rank is not None:
             self.q_norm = weights.take(f"{name}.q_a_layernorm.weight")

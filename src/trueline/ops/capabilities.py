@@ -61,7 +61,7 @@ class Capabilities:
     weight_dtypes: tuple[torch.dtype, ...] = ()
     """That `pack` keeps although they are not the dtype of computation."""
     formats: tuple[str, ...] | None = None
-    """Labels of the stored formats whose weights `pack` takes as they are stored, and no others.
+    """Labels of the weight formats whose weights `pack` takes as they are stored, and no others.
     None: it dequantises whatever it is given."""
     batch_invariant: bool = False
     """Whether a row's bits depend on nothing but the row, whatever shares its step."""

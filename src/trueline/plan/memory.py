@@ -7,22 +7,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import lcm
 
-import torch
-
 from trueline.cache.kinds import AnyPagedKind
 from trueline.config import EngineConfig
 from trueline.device import Device
 from trueline.errors import UsageError
-from trueline.ops.mla_decode import Tiling
 from trueline.spec.model import ModelSpec
 
 AUTO_BLOCK_SIZE = {"cpu": 16, "cuda": 64}
-# Keys per product where bits must not depend on the schedule.
-FIXED_TILING = Tiling(64, full=True)
 # Snapshots of states that the prefix cache may keep, and how far apart those of a prompt lie.
 SNAPSHOTS_PER_SEAT = 4
 AUTO_SPACING = 512
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 # Set aside for what a step computes before that has been measured.
 GPU_WORKSPACE = 4 << 30
 
@@ -36,7 +30,7 @@ class Limits:
     memory_share: float
     overlap: bool
     num_draft_tokens: int = 0
-    """That a row of one token may have beside it."""
+    """That a decode row may carry."""
 
     @staticmethod
     def of(config: EngineConfig, device: Device, num_draft_tokens: int = 0) -> Limits:

@@ -11,6 +11,7 @@ import torch
 
 from trueline.cache.kinds import (
     AnyKind,
+    AnyPagedKind,
     AnySlottedKind,
     KindContext,
     PagedKind,
@@ -28,8 +29,6 @@ from trueline.ops.registry import OPS, REGISTRY, implementation, runnable
 from trueline.ops.sampling import Sampling
 from trueline.plan.memory import (
     AUTO_BLOCK_SIZE,
-    DTYPES,
-    FIXED_TILING,
     GroupPlan,
     Limits,
     Measured,
@@ -48,8 +47,10 @@ from trueline.plan.select import (
 )
 from trueline.spec.model import ModelSpec
 
-# Keys per product where nothing depends on it.
+# Keys per GEMM in batch-invariant mode, and outside of it.
+FIXED_TILING = Tiling(64, full=True)
 FREE_TILING = Tiling(1024, full=False)
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 SMALL_MODEL = 64_000_000
 
 
@@ -72,7 +73,7 @@ class Plan:
     kinds: tuple[AnyKind, ...]
     """What the layers keep between steps."""
     groups: tuple[GroupPlan, ...]
-    """Of paged kinds with the same block length and lifetime, each with blocks of its own."""
+    """Paged kinds by block length and window; each group has blocks of its own."""
     slots: SlotPlan | None
     """None where nothing is kept per sequence."""
     max_model_len: int
@@ -175,8 +176,9 @@ def make_plan(
     *,
     num_draft_tokens: int = 0,
 ) -> Plan:
-    """Before anything is loaded from what is free; on a GPU again afterwards, from what was
-    measured: only sizes differ then. `num_draft_tokens`: that decode rows may have."""
+    """Made before anything is loaded, from the memory that is free; on a GPU made again afterwards,
+    from what was measured: only sizes differ then. `num_draft_tokens`: that a decode row may carry.
+    """
     if spec.not_runnable:
         raise UsageError(f"{spec.family}: {spec.not_runnable}")
     for op, name in config.ops.items():
@@ -185,22 +187,8 @@ def make_plan(
     storage = DTYPES[spec.dtype if config.dtype == "auto" else config.dtype]
     compute, reason = choose_compute_dtype(storage, device)
     size = AUTO_BLOCK_SIZE[device.kind] if config.block_size == "auto" else config.block_size
-    kinds = find_kinds(
-        spec,
-        KindContext(
-            config=config,
-            compute=compute,
-            weights=storage,
-            block_size=size,
-            tile=FIXED_TILING.size if config.batch_invariant else 0,
-        ),
-    )
-    paged = [kind for kind in kinds if isinstance(kind, PagedKind)]
-    slotted = sum(kind.slot_bytes for kind in kinds if isinstance(kind, SlottedKind))
-    if not paged:
-        raise UsageError(
-            f"{spec.family}: accepted so far: models with latent attention in one layer or more"
-        )
+    kinds, paged = _find_kinds(spec, config, size, storage, compute)
+    slot_bytes = sum(kind.slot_bytes for kind in kinds if isinstance(kind, SlottedKind))
     unused = ops_of_kinds() - {op for kind in kinds for op in kind.ops}
     used = [op for op in OPS if op not in unused]
     chosen = choose(spec, used, config, _op_context(config, device, compute, kinds))
@@ -209,7 +197,7 @@ def make_plan(
     kept = storage if chosen.multiplies_with(storage) else compute
     weights = sum(p.count for p in parameters(spec)) * kept.itemsize
     budget = cache_budget(config, device, limits, weights, measured)
-    slots = slot_plan(slotted, config, size, budget, limits) if slotted else None
+    slots = slot_plan(slot_bytes, config, size, budget, limits) if slot_bytes else None
     if slots:
         budget -= slots.num_slots * slots.slot_bytes
     groups = plan_groups(paged, config, limits, budget, max_len)
@@ -235,6 +223,30 @@ def make_plan(
         cache_bytes=sum(group.num_blocks * group.block_bytes for group in groups),
         workspace_bytes=measured.workspace if measured else None,
     )
+
+
+def _find_kinds(
+    spec: ModelSpec,
+    config: EngineConfig,
+    block_size: int,
+    storage: torch.dtype,
+    compute: torch.dtype,
+) -> tuple[tuple[AnyKind, ...], list[AnyPagedKind]]:
+    """What the layers keep between steps: all kinds, and those that are paged."""
+    context = KindContext(
+        config=config,
+        compute=compute,
+        weights=storage,
+        block_size=block_size,
+        tile=FIXED_TILING.size if config.batch_invariant else 0,
+    )
+    kinds = find_kinds(spec, context)
+    paged = [kind for kind in kinds if isinstance(kind, PagedKind)]
+    if not paged:
+        raise UsageError(
+            f"{spec.family}: accepted so far: models with latent attention in one layer or more"
+        )
+    return kinds, paged
 
 
 def _op_context(

@@ -60,7 +60,7 @@ class Selection:
 def choose_ops(
     ops: Iterable[str], config: EngineConfig, context: Context, formats: Sequence[str]
 ) -> tuple[dict[str, Selection], dict[str, dict[str, Selection]]]:
-    """All of them, where weights are dense; and by each further stored format, those that keep
+    """All of them, where weights are dense; and by each further weight format, those that keep
     weights."""
     stored = (DENSE.label, *formats)
     packing = {op: _choose_by_format(op, config, context, stored) for op in PACKING}
@@ -74,7 +74,7 @@ def choose_ops(
 def _choose_by_format(
     op: str, config: EngineConfig, context: Context, formats: Sequence[str]
 ) -> dict[str, Selection]:
-    """For an op that keeps weights: one for each stored format of the model. One that was asked
+    """For an op that keeps weights: one for each weight format of the model. One that was asked
     for is taken wherever it packs the format, which must be somewhere."""
     asked = config.ops.get(op)
     others = replace(config, ops={name: config.ops[name] for name in config.ops if name != op})
@@ -96,7 +96,7 @@ class Implementations:
     ops: dict[str, Selection]
     """Of ops that keep weights: for plain float."""
     by_format: dict[str, dict[str, Selection]]
-    """Stored format -> op -> what packs weights of it."""
+    """Weight format -> op -> what packs weights of it."""
     layers: dict[str, Selection]
 
     @property
@@ -150,9 +150,9 @@ def choose_op(
                 continue
             elsewhere = declared.elsewhere(device)
             if elsewhere and not package:
-                continue  # ours for other machines are no news
+                continue  # ours for other devices are not worth a line in the plan
             found = elsewhere or declared.not_packed(stored) or _op_refusals(op, name, context)
-        except PluginError as error:  # nobody asked for it: told, and left out
+        except PluginError as error:  # nobody asked for it: reported as refused
             found = [str(error)]
         if not found:
             why = "; ".join(refused) or "preferred, and runs here"
@@ -163,7 +163,7 @@ def choose_op(
 
 def choose_layers(spec: ModelSpec, config: EngineConfig, context: Context) -> dict[str, Selection]:
     """Ours, unless another is asked for by name."""
-    present = list(dict.fromkeys(kind for layer in spec.layers for kind in kinds(layer)))
+    present = list(dict.fromkeys(kind for layer in spec.layers for kind in labels(layer)))
     for kind, name in config.layers.items():
         LAYERS.check_name(kind, name)
         if kind not in present:
@@ -178,7 +178,7 @@ def choose_layers(spec: ModelSpec, config: EngineConfig, context: Context) -> di
     return chosen
 
 
-def kinds(layer: LayerSpec) -> Iterable[str]:
+def labels(layer: LayerSpec) -> Iterable[str]:
     return layer.mixer.label, layer.feed_forward.label
 
 
@@ -214,9 +214,9 @@ def _asked(registry: Registry, kind: str, name: str, found: list[str]) -> Select
 
 
 def _op_refusals(op: str, name: str, context: Context) -> list[str]:
-    told = capabilities(op, name).refusals(context)
-    if told or op != "linear" or not context.batch_invariant:
-        return told
+    declared = capabilities(op, name).refusals(context)
+    if declared or op != "linear" or not context.batch_invariant:
+        return declared
     invariant = is_batch_invariant(implementation("linear", name), context.dtype)
     return [] if invariant else ["a row's bits depend on the number of rows"]
 

@@ -1,6 +1,6 @@
 """A strict reader of one JSON object: every key is read, listed as harmless, or an error.
 
-Only family readers in `models/` use it, and stored formats (`weights/formats/`) for their part of
+Only family readers in `models/` use it, and weight formats (`weights/formats/`) for their part of
 `quantization_config`; after them nobody reads config.json.
 """
 

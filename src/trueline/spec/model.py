@@ -22,7 +22,7 @@ class WeightStorage(Spec):
 
 @dataclass(frozen=True, kw_only=True)
 class UnsupportedStorage(WeightStorage):
-    """A stored format that `inspect` can name and the loader refuses by that name."""
+    """A weight format that `inspect` can name and the loader refuses by that name."""
 
     label = "not loadable yet"
 

@@ -137,7 +137,7 @@ def _watched(graphs: DecodeGraphs, sizes: set[tuple[int, int]]) -> Callable[...,
         made = plain(batch, states, places)
         rows = len(made.tokens) // made.key.tokens_per_row
         sizes.add((made.key.size, rows))
-        padded = graphs.whole(made.key)[len(made.tokens) :]
+        padded = graphs.padded_hidden(made.key)[len(made.tokens) :]
         if not bool(padded.isfinite().all()):
             raise CheckFailed("graph = eager: padded rows have read what nobody owns")
         return made

@@ -8,7 +8,7 @@ from typing import Literal
 
 from trueline.engine.executor import local_runner
 from trueline.engine.loading import load_engine
-from trueline.layers.context import Replay
+from trueline.layers.context import RecordedChoices
 from trueline.verify.cases import Subject
 from trueline.verify.engine import Ask, EngineRun, oracle, serve
 from trueline.verify.failed import CheckFailed
@@ -45,8 +45,8 @@ def half_is_float64(subject: Subject, dtype: Half, band: float) -> float:
 
 
 def _served(
-    subject: Subject, dtype: Half | Literal["float32"], choices: list[Replay] | None
-) -> tuple[EngineRun, list[Replay]]:
+    subject: Subject, dtype: Half | Literal["float32"], choices: list[RecordedChoices] | None
+) -> tuple[EngineRun, list[RecordedChoices]]:
     core = load_engine(subject.model, replace(base(subject), dtype=dtype)).core
     if choices is None:
         local_runner(core.executor).recorded = []
@@ -59,6 +59,6 @@ def _served(
     return done, local_runner(core.executor).recorded or []
 
 
-def _copied(step: Replay) -> Replay:
+def _copied(step: RecordedChoices) -> RecordedChoices:
     """Forcing takes choices out of the lists."""
-    return Replay(dict(step.experts), list(step.positions))
+    return RecordedChoices(dict(step.experts), list(step.positions))

@@ -16,7 +16,7 @@ from trueline.weights.checkpoint import Checkpoint, StoredTensor
 from trueline.weights.formats import PLAIN_DTYPES, Format, may_be_quantised
 from trueline.weights.formats.dense import DENSE
 
-# Names by which other stored formats give themselves away, for a refusal by name.
+# Names by which other weight formats give themselves away, for a refusal by name.
 FOREIGN_FORMATS = {
     ".weight_packed": "packed integers (compressed-tensors)",
     ".weight_scale": "a scaled format other than block fp8",

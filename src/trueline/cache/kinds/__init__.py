@@ -7,8 +7,8 @@ blocks of `block_size` positions; kinds with the same block length and window sh
 Plan, memory, caches, steps, graphs, poison and reports go over the kinds of the model and name none
 of them.
 
-**Roll-back.** A step may compute drafted tokens that turn out wrong. Of a paged kind the tokens
-after the last accepted one are not seen by anybody and are written again. A slotted kind writes the
+**Roll-back.** A step may compute drafts that are rejected. What a paged kind has of tokens after
+the last accepted one is seen by no query and written again later. A slotted kind writes the
 state after each token of such a row to a slot of its own (`StateSlots.drafts`), and the request
 goes on from the one after the last accepted token.
 
@@ -56,7 +56,7 @@ class PagedStore(Protocol[View_co]):
         """Of the kind's layers, in their order."""
 
     def poison(self, blocks: Iterable[int]) -> None:
-        """NaN in blocks that nobody owns: whoever reads them shows it."""
+        """NaN in blocks that nobody owns: a read of them shows in the results."""
 
     def poison_cells(self, cells: list[int]) -> None:
         """The same for single positions: the unwritten tail of a block."""
@@ -79,16 +79,17 @@ class StateKind(ABC, Generic[View, Input]):
     label: ClassVar[str | None] = None
     """Of its line in the printed plan; `str(kind)` is the rest of the line."""
     ops: ClassVar[tuple[str, ...]] = ()
-    """That only layers with this kind use."""
+    """Ops that only layers with this kind use."""
     layers: tuple[int, ...]
-    """Those of the model that keep it."""
+    """The layers of the model that keep it."""
 
     @abstractmethod
     def inputs(self, context: InputContext[View]) -> KindInputs[Any, Input]:
-        """What builds its layers' input of every step."""
+        """The object that builds its layers' input of every step."""
 
     def tell(self, context: Context) -> Context:
-        """With what an op's implementation may want to know of this kind before it is chosen."""
+        """The context with this kind's layout and dims added: implementations of ops may refuse
+        them."""
         return context
 
     def costly_contexts(self, count: int) -> tuple[int, ...]:
@@ -145,9 +146,6 @@ class LayerViews:
 
     def __getitem__(self, kind: type[StateKind[View, Any]]) -> View:
         return cast("View", self._views[kind.name])
-
-    def get(self, kind: type[StateKind[View, Any]]) -> View | None:
-        return cast("View | None", self._views.get(kind.name))
 
 
 REGISTRY = Registry(

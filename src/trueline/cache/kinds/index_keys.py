@@ -23,7 +23,7 @@ from trueline.ops.sparse_rows import Run, SparseRows, Table
 from trueline.spec.mixer import MLASpec
 from trueline.spec.model import ModelSpec
 
-# Scores of index keys that are held at a time.
+# The most index scores in memory at a time.
 SCORES_AT_A_TIME = 1 << 25
 
 
@@ -62,7 +62,7 @@ class IndexKeys(PagedKind[IndexView, IndexInput]):
 
     @classmethod
     def of(cls, spec: ModelSpec, context: KindContext) -> IndexKeys | None:
-        """The layers must choose from alike."""
+        """All indexers must have the same key width and topk."""
         indexers = {
             i: layer.mixer.indexer
             for i, layer in enumerate(spec.layers)
@@ -74,10 +74,10 @@ class IndexKeys(PagedKind[IndexView, IndexInput]):
         if not own:
             return None
         first, config = next(iter(own.values())), context.config
-        wanted, kind = config.index_cache_dtype, config.index_cache_layout
+        wanted, form = config.index_cache_dtype, config.index_cache_layout
         storage = str(context.compute).removeprefix("torch.") if wanted == "auto" else wanted
         layout = IndexLayout(
-            first.head_dim, context.block_size, storage, "rows" if kind == "auto" else kind
+            first.head_dim, context.block_size, storage, "rows" if form == "auto" else form
         )
         return cls(layers=tuple(own), layout=layout, topk=first.topk)
 

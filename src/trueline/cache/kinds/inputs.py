@@ -1,8 +1,8 @@
 """What the layers of a kind get of a step.
 
-A kind reads the rows of a step twice over, into the same class: from the host's rows, or, for a
-captured step, from fixed buffers on the device whose numbers the host does not know. Everything
-after that, up to what the layers get, is the same code for both.
+A kind has two ways to read the rows of a step, into one class: from the host's rows (an eager
+step), or from fixed buffers on the device, whose numbers the host does not know (a captured one).
+Everything after that, up to what the layers get, is the same code for both.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class InputContext(Generic[View]):
     view: View
     """Of the first layer that keeps the kind: all have the same layout."""
     group: int
-    """Of its block table among those of a row."""
+    """Index of its block table among those of a row."""
     implementations: Mapping[str, str]
     """Op -> the name of the chosen implementation."""
     device: torch.device
@@ -47,11 +47,11 @@ class InputContext(Generic[View]):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedRows:
-    """The rows of a captured step: decode rows with as many tokens each."""
+    """The rows of a captured step: decode rows, each with the same number of tokens."""
 
     lengths: Tensor  # [rows * tokens_per_row] int32: positions that each token sees
     columns: Mapping[str, Tensor]
-    """[rows * tokens_per_row] each: those of the kind."""
+    """The kind's columns, [rows * tokens_per_row] each."""
     tables: Sequence[Tensor]
     """[rows, blocks] int32, by group."""
     tokens_per_row: int
@@ -66,11 +66,11 @@ class KindInputs(ABC, Generic[Rows, Input]):
 
     @abstractmethod
     def read(self, rows: Sequence[BatchRow]) -> Rows:
-        """From the host."""
+        """From the host's rows, for an eager step."""
 
     @abstractmethod
     def read_fixed(self, fixed: FixedRows) -> Rows:
-        """The same from fixed buffers."""
+        """The same from the fixed buffers of a captured step."""
 
     def values(self, rows: Sequence[BatchRow]) -> Mapping[str, Sequence[int]]:
         """What the columns hold in a captured step of these rows, token by token."""
@@ -78,7 +78,7 @@ class KindInputs(ABC, Generic[Rows, Input]):
 
     @abstractmethod
     def build(self, rows: Rows, cells: Sequence[Tensor]) -> Input:
-        """`cells` [tokens], by group: where each token's entry of a paged kind goes."""
+        """`rows`: as read. `cells` [tokens], by group: where each token's cache row goes."""
 
 
 def places(tokens: Sequence[int], device: torch.device) -> slice | Tensor:

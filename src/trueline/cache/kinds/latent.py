@@ -41,17 +41,19 @@ class LatentRows:
     """A step's tokens by how they attend."""
 
     decode: DecodeRows | DecodeTable
-    """Tokens that attend to all before them, one row each."""
+    """Tokens that attend to all before them, one row of the op each."""
     decode_at: Sequence[int] | slice
+    """Where they stand among the step's tokens."""
     prefill: Sequence[PrefillSlice] = ()
-    """Runs of tokens that do."""
+    """Consecutive tokens that attend to all before them."""
     selected: SparseRows | Table = NO_ROWS
-    """Tokens that attend to what they chose, one row each."""
+    """Tokens that attend to the positions they chose, one row of the op each."""
     selected_at: Sequence[int] | slice = ()
     selected_rows: Sequence[int] | slice = ()
     """Where they stand among the tokens that choose."""
     masked: Sequence[PrefillSlice] = ()
-    """Runs of tokens that attend to all before them and hide what they did not choose."""
+    """Consecutive tokens that attend to all before them, with a mask over what they did not choose.
+    """
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +86,7 @@ class Latent(PagedKind[LatentView, LatentInput]):
     ops: ClassVar[tuple[str, ...]] = ("latent_write", "mla_decode", "mla_prefill")
     layers: tuple[int, ...]
     mixer: MLASpec
-    """Of one of the layers: all are alike in what is said of rows and heads."""
+    """Of one of the layers: all have the same heads and widths."""
     layout: LatentLayout
     dtype: torch.dtype
 
@@ -271,7 +273,7 @@ class LatentInputs(KindInputs[LatentRows, LatentInput]):
 
 
 def row_table(blocks: Tensor, lengths: Tensor, tokens_per_row: int) -> Table:
-    """Of rows that have as many tokens each."""
+    """Of rows that have `tokens_per_row` tokens each."""
     rows = torch.arange(len(blocks), device=blocks.device)
     return Table(blocks, by_token(rows, tokens_per_row), lengths)
 

@@ -26,7 +26,7 @@ from trueline.ops.mla_decode.launch_plan import hopper_refusals
 @dataclass(frozen=True, slots=True)
 class Tiling:
     """How keys are cut: at multiples of `size` from position 0. `full` tiles only, padded with
-    zero rows, make every product the same shape: what batch invariance needs."""
+    zero rows, make every GEMM the same shape: what batch invariance needs."""
 
     size: int
     full: bool

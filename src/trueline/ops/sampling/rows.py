@@ -50,7 +50,7 @@ class SamplingRows:
 
 
 class Params(Protocol):
-    """What is read of `engine.params.SamplingParams`, which lives above this room."""
+    """What is read of `engine.params.SamplingParams`, which ops may not import."""
 
     @property
     def temperature(self) -> float: ...

@@ -243,7 +243,7 @@ def _resumes_too_far(seat: Make) -> Make:
     def broken(self: Scheduler, request: Request, prefix: object, fresh: object) -> None:
         seat(self, request, prefix, fresh)
         if request.num_admissions > 1:
-            request.num_computed += self.blocks.stride
+            request.num_computed += self.blocks.lcm_block_size
 
     return broken
 

@@ -1,4 +1,4 @@
-"""Stored formats of weights, one file each.
+"""Weight formats, one file each.
 
 A format says which stored tensors make up one weight, what may be wrong with them, and what numbers
 they mean. `models/storage.py` has the table of formats by `quant_method`; packages add theirs
