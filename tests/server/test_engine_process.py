@@ -572,6 +572,21 @@ def no_model(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trueline.server.process.process_handle.BOOT", NO_MODEL)
 
 
+def test_a_process_that_never_connects(
+    own: Callable[..., Running], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It cannot take the first message: nobody waits for that, and its end is told."""
+    boot = "import sys; sys.stdin.readline(); sys.exit(5)"
+    monkeypatch.setattr("trueline.server.process.process_handle.BOOT", boot)
+    running = own()
+
+    async def work() -> None:
+        with pytest.raises(EngineFailed, match="exit code 5"):
+            await asyncio.wait_for(running.client.start(), PATIENCE)
+
+    running.do(work())
+
+
 @pytest.mark.usefixtures("no_model")
 def test_too_many_deaths(own: Callable[..., Running], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("trueline.server.process.client.MOST_RESTARTS", 1)

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
 
@@ -33,6 +34,7 @@ class ProcessHandle:
         ended: Callable[[int], None],
     ) -> None:
         self._received, self._ended = received, ended
+        self._unsent: deque[bytes] = deque()
         self._loop = asyncio.get_running_loop()
         self.process = subprocess.Popen(
             [sys.executable, "-P", "-c", BOOT],
@@ -55,10 +57,18 @@ class ProcessHandle:
         threading.Thread(target=self._wait, name="trueline-engine-exit", daemon=True).start()
 
     def send(self, data: bytes) -> None:
+        """Does not wait: the process takes seconds to connect, and may end before it does."""
         if not self._socket.closed:
-            self._socket.send(data)
-            # sending may have consumed the descriptor's event for a message that has come
+            self._unsent.append(data)
+            # sending may consume the descriptor's event for a message that has come
             self._loop.call_soon(self._read)
+            self._flush()
+
+    def _flush(self) -> None:
+        with suppress(zmq.Again):
+            while self._unsent:
+                self._socket.send(self._unsent[0], zmq.NOBLOCK)
+                self._unsent.popleft()
 
     def kill(self) -> None:
         self.process.kill()
@@ -69,7 +79,10 @@ class ProcessHandle:
             self._loop.call_soon_threadsafe(self._exited, code)
 
     def _read(self) -> None:
-        """Reads all messages there are: zmq signals only once that some have come."""
+        """Reads all messages there are: zmq signals only once that some have come, or that the
+        process has connected."""
+        if not self._socket.closed:
+            self._flush()
         with suppress(zmq.Again):
             while not self._socket.closed:
                 data = self._socket.recv(zmq.NOBLOCK)

@@ -51,7 +51,10 @@ class StatsRecorder:
         return self.snapshot()
 
     def snapshot(self) -> Stats:
-        scheduler, pool, slots = self.core.scheduler, self.core.pool, self.core.slots
+        scheduler, slots = self.core.scheduler, self.core.slots
+        # of several groups of state kinds, the one that runs out first
+        pool = max(self.core.blocks.pools, key=lambda p: 1 - p.num_free / max(p.num_usable, 1))
+        main = self.core.blocks.main  # which counts queries and hits
         counters = scheduler.counters
         return Stats(
             num_running=scheduler.num_running,
@@ -71,8 +74,8 @@ class StatsRecorder:
             num_scheduled_tokens=counters.num_scheduled_tokens,
             num_generated_tokens=counters.num_generated_tokens,
             num_prompt_tokens=self.num_prompt_tokens,
-            num_query_tokens=pool.num_query_tokens,
-            num_hit_tokens=pool.num_hit_tokens,
+            num_query_tokens=main.num_query_tokens,
+            num_hit_tokens=main.num_hit_tokens,
             num_corrupted=self.num_corrupted,
             num_late_kernels=self.core.late_kernels.count,
             last_step_seconds=self.last_step_seconds,
