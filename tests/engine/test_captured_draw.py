@@ -40,7 +40,7 @@ class Emulated(DecodeGraphs):
         given = (
             torch.tensor(told["temperature"], dtype=torch.float64),
             torch.tensor(told["seed"]),
-            torch.tensor(told["place"]),
+            torch.tensor(told["next_position"]),
         )
         tokens, bad = triton.draw(logits, *given)
         self.runner.drawn[: len(tokens)] = tokens

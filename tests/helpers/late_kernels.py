@@ -157,6 +157,8 @@ def loads(rng: random.Random) -> Iterator[Load]:
         ]
     yield [(i, rng.choice(LENGTHS[:12]), ASKED[i % len(ASKED)]) for i in range(40)]
     yield [(0, LONGEST, {}), (1, LONGEST - 1, {}), (9, 37, {"logprobs": -1})]
+    # one after the other: what decodes leaves the next prompt an odd number of tokens
+    yield [(0, 2 * LONGEST, {"max_tokens": 9}), (2, 2 * LONGEST, {})]
 
 
 def serve(core: Any, load: Load) -> None:
