@@ -26,7 +26,11 @@ from trueline.engine.loading import load_engine
 from trueline.plan.select import Selection
 
 # v2lite's kernels are among those of the others, at other sizes.
-MODELS = [*(pytest.param(name, marks=pytest.mark.slow) for name in ("v2lite", "ling25s")), "v32s"]
+# A length just above a multiple of what a kernel takes at a time.
+MODELS = [
+    *(pytest.param(name, (), marks=pytest.mark.slow) for name in ("v2lite", "ling25s", "v32s")),
+    ("v32s", ("--most", "32960")),
+]
 
 
 def late(name: str, *options: str) -> tuple[int, list[str]]:
@@ -42,9 +46,9 @@ def late(name: str, *options: str) -> tuple[int, list[str]]:
     return found["ready"], found["late"]
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_no_kernel_is_compiled_after_ready(name: str) -> None:
-    ready, found = late(name)
+@pytest.mark.parametrize(("name", "options"), MODELS)
+def test_no_kernel_is_compiled_after_ready(name: str, options: tuple[str, ...]) -> None:
+    ready, found = late(name, *options)
     assert ready > 50
     assert found == []
 

@@ -1,12 +1,12 @@
 """Which kernels a model's requests would compile after the engine is ready, on a machine without a
 GPU: nothing is compiled, nothing launched, and tensors have no data (PyTorch's meta device).
 
-    python tests/helpers/late_kernels.py DIRECTORY [--cold]  # of a config.json
+    python tests/helpers/late_kernels.py DIRECTORY [--cold] [--most POSITIONS]  # of a config.json
 
 Warm-up asks for kernels as on a Hopper GPU, and so do requests of many kinds afterwards; what
 Triton itself takes for a kernel that is not compiled yet is told, and what the list for the next
-start would have compiled otherwise. --cold: with no warm-up but the captured decode steps. Needs
-TRITON_INTERPRET unset.
+start would have compiled otherwise. --cold: with no warm-up but the captured decode steps. --most:
+with sequences of up to so many positions. Needs TRITON_INTERPRET unset.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class NoData:
         return Weight.of(torch.empty(parameter.shape, dtype=dtype, device=META))
 
 
-def warm(model: Path, cold: bool) -> tuple[Any, Any]:
+def warm(model: Path, cold: bool, most: int | None = None) -> tuple[Any, Any]:
     """A dry run of the model, after its warm-up. Imported here: kernels are made when their
     modules are."""
     from trueline.engine.dry_run import DryRun
@@ -114,7 +114,7 @@ def warm(model: Path, cold: bool) -> tuple[Any, Any]:
     from trueline.plan.plan import make_plan
 
     spec = read_model(model, {})
-    config = EngineConfig(device="cuda")
+    config = EngineConfig(device="cuda", max_model_len=most)
     plan = make_plan(spec, config, H200)
     answer(False)  # no weight has more digits than its dtype
     dry = DryRun(spec, plan, build_decoder(spec, plan, NoData(parameters(spec), plan.weight_dtype)))
@@ -157,8 +157,6 @@ def loads(rng: random.Random) -> Iterator[Load]:
         ]
     yield [(i, rng.choice(LENGTHS[:12]), ASKED[i % len(ASKED)]) for i in range(40)]
     yield [(0, LONGEST, {}), (1, LONGEST - 1, {}), (9, 37, {"logprobs": -1})]
-    # one after the other: what decodes leaves the next prompt an odd number of tokens
-    yield [(0, 2 * LONGEST, {"max_tokens": 9}), (2, 2 * LONGEST, {})]
 
 
 def serve(core: Any, load: Load) -> None:
@@ -201,9 +199,9 @@ def shapes(dry: Any, rng: random.Random) -> None:
             dry.forward(rows)
 
 
-def main(model: Path, cold: bool) -> None:
+def main(model: Path, cold: bool, most: int | None) -> None:
     asked = pretend()
-    dry, config = warm(model, cold)
+    dry, config = warm(model, cold, most)
     ready = set(asked.kernels)
     changed = changed_by_listing(asked)
     from trueline.engine import results
@@ -213,6 +211,11 @@ def main(model: Path, cold: bool) -> None:
     answer(True)  # what is sorted for top-p suffices
     results.to_host = lambda x: torch.zeros(x.shape, dtype=x.dtype)
     rng = random.Random(0)
+    if most is not None:  # nothing longer was there to warm up with
+        serve(
+            EngineCore(LocalExecutor(dry.runner, threaded=False), dry.plan, config),
+            [(0, most - 9, {"max_tokens": 9}), (1, most - 10, {})],
+        )
     for load in islice(loads(rng), 3 if cold else None):
         serve(EngineCore(LocalExecutor(dry.runner, threaded=False), dry.plan, config), load)
     if not cold:
@@ -229,4 +232,6 @@ def main(model: Path, cold: bool) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), "--cold" in sys.argv)
+    arguments = sys.argv[1:]
+    longest = int(arguments[arguments.index("--most") + 1]) if "--most" in arguments else None
+    main(Path(arguments[0]), "--cold" in arguments, longest)

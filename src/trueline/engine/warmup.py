@@ -115,6 +115,8 @@ def _axes(dry: DryRun) -> Iterator[tuple[list[int], Callable[[int], None]]]:
         yield rows, forward(lambda n, at=context: [(at, 1)] * n)  # type: ignore[misc]
         most = min(tokens, longest - context)
         yield powers(most), forward(lambda n, at=context: [(at, n)])  # type: ignore[misc]
+    # the last tokens of the longest prompts
+    yield powers(tokens), forward(lambda n: [(longest - n, n)])
     for count in powers(tokens):
         most = min(seqs, tokens // count)
         yield powers(most), forward(lambda n, count=count: [(0, count)] * n)  # type: ignore[misc]
