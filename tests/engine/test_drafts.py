@@ -93,6 +93,23 @@ def test_drafts_take_what_is_left_of_the_budget(tiny: Tiny) -> None:
     assert [1, 8] in steps, "the prompt comes first"
 
 
+def test_a_drafter_that_proposes_too_much(tiny: Tiny) -> None:
+    """Slots and graphs are there for as many drafts as it has announced."""
+    model, asks = tiny("bailing_moe_v2_5"), [Ask(prompt(6), 12)]
+    plain = run(model, asks, BASE)
+    core = drafting(model, asks, plain, BASE, ForcedDrafts([(True,) * (K + 2)]))
+    runner, sizes = local_runner(core.executor), set[int]()
+    launch = runner.launch
+
+    def watched(step: StepMessage) -> Any:
+        sizes.update(len(row.token_ids) for row in step.rows if row.is_decode)
+        return launch(step)
+
+    runner.launch = watched  # type: ignore[method-assign]
+    assert serve(core, asks).tokens == plain.tokens
+    assert max(sizes) == 1 + K
+
+
 @pytest.mark.parametrize("max_tokens", range(1, 8))
 def test_answers_end_where_they_would(max_tokens: int, tiny: Tiny) -> None:
     """By their length, however many right drafts there are beyond; none is computed."""

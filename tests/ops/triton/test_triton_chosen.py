@@ -90,6 +90,16 @@ def test_contexts_around_the_longest(core: EngineCore, count: int) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="made for a CPU")
+def test_batch_invariant_runs_attend_over_lists(core: EngineCore) -> None:
+    """In one form, however many tokens a step has."""
+    free = latent(core)
+    inputs = LatentInputs(free.kind, replace(free.context, batch_invariant=True))
+    rows = memory.made_up_batch(core.plan, [(0, 70)]).rows
+    assert free.read(rows).masked
+    assert not inputs.read(rows).masked
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="made for a CPU")
 def test_runs_of_a_step(core: EngineCore) -> None:
     """A row that decodes, one that does not choose, a prompt whose beginning does not, few tokens,
     many after much: rows and tokens are counted apart."""
