@@ -10,12 +10,16 @@ from typing import Any
 import pytest
 import torch
 
+from trueline.cache.blocks import BlockPool
+from trueline.cache.groups import BlockGroups
 from trueline.config import EngineConfig
 from trueline.engine.batch import build_batch, check_order
 from trueline.engine.core import EngineCore
+from trueline.engine.drafts import place_drafts
 from trueline.engine.executor import local_runner
 from trueline.engine.loading import load_engine
 from trueline.engine.messages import StepMessage, StepRow
+from trueline.engine.request import Request
 from trueline.verify.drafts import ForcedDrafts, patterns, same_scores
 from trueline.verify.engine import Ask, EngineRun, run, same, serve
 from trueline.verify.schedules import prompt
@@ -93,11 +97,50 @@ def test_drafts_take_what_is_left_of_the_budget(tiny: Tiny) -> None:
     assert [1, 8] in steps, "the prompt comes first"
 
 
-def test_a_drafter_that_proposes_too_much(tiny: Tiny) -> None:
-    """Slots and graphs are there for as many drafts as it has announced."""
+@pytest.mark.parametrize(
+    ("free", "budget", "limit", "placed"),
+    [
+        (0, 9, 20, 1),  # the last block has room for one
+        (1, 9, 20, 3),
+        (9, 9, 20, 3),
+        (9, 2, 20, 2),
+        (9, 0, 20, 0),
+        (9, 9, 8, 2),  # a token comes without drafts, and one with each
+        (9, 9, 7, 1),
+        (9, 9, 6, 0),
+    ],
+)
+def test_how_many_drafts_a_row_carries(free: int, budget: int, limit: int, placed: int) -> None:
+    """As many as blocks, budget and the request's own limit allow, not all or none."""
+    blocks = BlockGroups([BlockPool(1 + 3 + free, 2, True)])
+    request = Request("one", 4, 20)
+    request.tables, request.token_limit = blocks.empty(), limit
+    blocks.allocate(request.tables, [3])
+    request.num_tokens, request.num_computed, request.num_drafts = 5, 4, K
+    assert place_drafts({request: 1}, blocks, budget) == {request: placed}
+    assert len(request.tables[0]) == max(3, -(-(4 + 1 + placed) // 2))
+    assert place_drafts({request: 1}, blocks, budget) == {request: 0}, "drafted once"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "computed", "count"), [(1, 0, 1), (5, 3, 1), (5, 3, 2), (5, 0, 5)]
+)
+def test_only_decode_rows_carry_drafts(tokens: int, computed: int, count: int) -> None:
+    """Not a prompt of one token, nor what a chunk leaves of a prompt."""
+    blocks = BlockGroups([BlockPool(9, 2, True)])
+    request = Request("one", tokens, 20)
+    request.tables, request.token_limit = blocks.empty(), 20
+    request.num_computed, request.num_drafts = computed, K
+    assert place_drafts({request: count}, blocks, 9) == {request: 0}
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_drafter_that_proposes_too_much(overlap: bool, tiny: Tiny) -> None:
+    """Slots and graphs are there for as many drafts as it has announced. Where steps could be
+    launched ahead of results, a drafter still gets to see these."""
     model, asks = tiny("bailing_moe_v2_5"), [Ask(prompt(6), 12)]
-    plain = run(model, asks, BASE)
-    core = drafting(model, asks, plain, BASE, ForcedDrafts([(True,) * (K + 2)]))
+    plain, config = run(model, asks, BASE), replace(BASE, overlap=overlap)
+    core = drafting(model, asks, plain, config, ForcedDrafts([(True,) * (K + 2)]))
     runner, sizes = local_runner(core.executor), set[int]()
     launch = runner.launch
 
