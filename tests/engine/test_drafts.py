@@ -13,13 +13,16 @@ import torch
 from trueline.cache.blocks import BlockPool
 from trueline.cache.groups import BlockGroups
 from trueline.config import EngineConfig
-from trueline.engine.batch import build_batch, check_order
+from trueline.engine.batch import SamplingPoint, build_batch, check_order
 from trueline.engine.core import EngineCore
 from trueline.engine.drafts import place_drafts
 from trueline.engine.executor import local_runner
 from trueline.engine.loading import load_engine
 from trueline.engine.messages import StepMessage, StepRow
+from trueline.engine.params import SamplingParams
 from trueline.engine.request import Request
+from trueline.engine.results import SampledTokens, StepHandle
+from trueline.ops.sampling import SamplingState
 from trueline.verify.drafts import ForcedDrafts, patterns, same_scores
 from trueline.verify.engine import Ask, EngineRun, run, same, serve
 from trueline.verify.schedules import prompt
@@ -210,6 +213,39 @@ def test_a_bad_row_ends_with_the_tokens_before_it(tiny: Tiny) -> None:
     assert told[0] == told[1]
     assert told[0][0] == [plain.tokens[0][:4]]
     assert "position 9" in str(told[0][1])
+
+
+def test_what_is_bad_beyond_the_end_is_nobodys(tiny: Tiny) -> None:
+    """A row whose drafts reach beyond a stop token, and NaN there: the answer has ended before."""
+    model, ask = tiny("deepseek_v3"), Ask(prompt(6), 12)
+    plain = run(model, [ask], BASE)
+    answer = plain.tokens[0]
+    last = next(i for i in range(1, K + 1) if answer.index(answer[i]) == i)
+    core = drafting(model, [ask], plain, BASE, ForcedDrafts([(True,) * K]))
+    decoder = local_runner(core.executor).decoder
+    hidden = decoder.hidden
+
+    def broken(step: Any, views: Any) -> torch.Tensor:
+        made: torch.Tensor = hidden(step, views)
+        made[step.positions == 6 + last] = torch.nan
+        return made
+
+    decoder.hidden = broken  # type: ignore[method-assign]
+    done = serve(core, [replace(ask, params={"stop_token_ids": [answer[last]]})])
+    assert done.tokens == [answer[: last + 1]]
+    assert done.outputs[0][-1].finish_reason == "stop"
+
+
+def test_nothing_counts_after_a_bad_token() -> None:
+    """Whatever stands in its place, be it the very token that was drafted."""
+    params = SamplingParams(temperature=0.0)
+    state = SamplingState(
+        params=params, prompt_ids=[1], output_ids=[], position=1, eos_ids=[], seed=0
+    )
+    points = (SamplingPoint(0, 0, 0, (), 7), SamplingPoint(1, 0, 0, (7,), None))
+    tokens, bad = torch.tensor([7, 8]), torch.tensor([True, False])
+    result = StepHandle(points, [state, state], SampledTokens(tokens, bad, None), []).result()
+    assert (result.bad, result.sampled) == ([0], {})
 
 
 def row(**changes: Any) -> StepRow:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,6 +14,7 @@ from trueline.config import EngineConfig
 from trueline.engine.dry_run import Outline
 from trueline.engine.graphs import DecodeGraphs, GraphKey
 from trueline.engine.loading import load_engine
+from trueline.layers import context
 from trueline.layers.context import Weights
 from trueline.weights.value import Weight
 
@@ -50,3 +53,16 @@ def test_no_layer_keeps_a_weight_that_was_packed(family: str, tiny: Callable[...
     loaded = load_engine(tiny(family), EngineConfig(max_model_len=64))
     for layer in loaded.core.executor.runner.decoder.layers:
         assert Outline(layer).tensors()
+
+
+@pytest.mark.parametrize("other", ["block fp8", "int8", "a", "b", "c"])
+def test_weights_of_two_formats_are_packed_as_dense(
+    other: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What one op packs together: an op of one format would not take the others."""
+    monkeypatch.setattr(context, "Packing", lambda _, stored: stored)
+    build = context.Build(*[cast("Any", None)] * 4)
+    dense, another = (cast("Any", SimpleNamespace(format=each)) for each in ("dense", other))
+    assert build.packing(another, another) == other
+    assert build.packing(dense, another, another) == "dense"
+    assert build.packing(another, cast("Any", SimpleNamespace(format="third"))) == "dense"

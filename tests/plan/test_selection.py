@@ -15,7 +15,7 @@ from trueline.errors import UsageError
 from trueline.models import read_model
 from trueline.ops.capabilities import Capabilities, Context
 from trueline.plan import select
-from trueline.plan.plan import make_plan
+from trueline.plan.plan import _op_context, make_plan
 from trueline.plan.select import Implementations, Selection
 
 HOPPER, AMPERE = (9, 0), (8, 0)
@@ -59,6 +59,17 @@ def test_which_attention_kernel_runs_is_printed(
     for op, line in told.items():
         assert f"{op:<12} {line}" in lines
     assert plan.graphs
+
+
+def test_implementations_hear_of_every_kind(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With several kinds, each adds what it knows and takes nothing away."""
+    monkeypatch.setattr(device, "interpreting", lambda: False)
+    config = EngineConfig(device="cuda", batch_invariant=False)
+    kinds = make_plan(read_model(CONFIGS / "v32s"), config, gpu_of(HOPPER)).kinds
+    for order in (kinds, kinds[::-1]):
+        context = _op_context(config, gpu_of(HOPPER), torch.bfloat16, order)
+        assert None not in (context.heads, context.latent, context.index)
+        assert (context.device, context.compute_capability) == ("cuda", HOPPER)
 
 
 # -- whether decode steps are captured ---------------------------------------------------
