@@ -127,3 +127,15 @@ def test_poison_reaches_what_nobody_owns(overlap: bool, tiny: Tiny) -> None:
     assert bool(rows[free].isnan().all())
     states = caches.first(LightningState).state
     assert int(states.isnan().flatten(1).all(1).sum()) == len(states) - 1
+
+
+@pytest.mark.parametrize("length", [6, 7, 8, 9])
+def test_the_first_unwritten_position_is_poisoned(length: int, tiny: Tiny) -> None:
+    """What a length that is one too large would read, up to the end of the last block."""
+    core = load_engine(tiny("deepseek_v3"), EngineConfig(**OPTIONS, overlap=False)).core
+    core.add(CoreRequest(request_id="a", prompt_token_ids=prompt(length), params=SamplingParams()))
+    core.step()
+    (table,) = core.requests["a"].tables
+    assert core._unowned().cells == [
+        [8 * table[at // 8] + at % 8 for at in range(length, 8 * len(table))]
+    ]

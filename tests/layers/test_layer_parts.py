@@ -7,13 +7,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
+import msgspec
 import pytest
 import torch
 
 from trueline.config import EngineConfig
+from trueline.engine.batch import build_batch
 from trueline.engine.dry_run import Outline
 from trueline.engine.graphs import DecodeGraphs, GraphKey
 from trueline.engine.loading import load_engine
+from trueline.engine.messages import StepMessage, StepRow
 from trueline.layers import context
 from trueline.layers.context import Weights
 from trueline.weights.value import Weight
@@ -53,6 +56,20 @@ def test_no_layer_keeps_a_weight_that_was_packed(family: str, tiny: Callable[...
     loaded = load_engine(tiny(family), EngineConfig(max_model_len=64))
     for layer in loaded.core.executor.runner.decoder.layers:
         assert Outline(layer).tensors()
+
+
+@pytest.mark.parametrize(("start", "limit"), [(20, 24), (21, 24), (22, 99), (23, 99), (24, 99)])
+def test_a_graph_is_chosen_by_the_last_draft(start: int, limit: int) -> None:
+    """Of rows of three tokens, one sees more positions than its first token does."""
+    row = StepRow(
+        id=0, start=start, token_ids=[1, 2, 3], tables=[[1]], is_decode=True, samples=True,
+        num_drafts=2,
+    )  # fmt: skip
+    batch = build_batch(StepMessage(rows=[row, msgspec.structs.replace(row, start=4)]), [99])
+    graphs = object.__new__(DecodeGraphs)
+    graphs.sizes, graphs.limits = [2], [24, 99]
+    graphs.fixed = cast("Any", SimpleNamespace(tables=[None], fill=lambda *_: None))
+    assert graphs._fill(batch, {}) == GraphKey(2, 3, limit)
 
 
 @pytest.mark.parametrize("other", ["block fp8", "int8", "a", "b", "c"])

@@ -72,6 +72,25 @@ def test_implementations_hear_of_every_kind(monkeypatch: pytest.MonkeyPatch) -> 
         assert (context.device, context.compute_capability) == ("cuda", HOPPER)
 
 
+@pytest.mark.parametrize(
+    ("name", "absent"),
+    [
+        ("v2lite", ("topk", "sparse_mla", "index_scores", "lightning", "gated_norm")),
+        ("ling25s", ("topk", "sparse_mla", "index_scores")),
+        ("v32s", ("lightning", "gated_norm")),
+    ],
+)
+def test_only_ops_that_the_model_has_layers_for_are_chosen(
+    name: str, absent: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where no implementation of another kind's ops could run, a model without it still loads."""
+    monkeypatch.setattr(device, "interpreting", lambda: False)
+    config = EngineConfig(device="cuda")
+    plan = make_plan(read_model(CONFIGS / name), config, gpu_of(HOPPER))
+    assert not set(absent) & set(plan.selections)
+    assert {op for kind in plan.kinds for op in kind.ops} <= set(plan.selections)
+
+
 # -- whether decode steps are captured ---------------------------------------------------
 
 

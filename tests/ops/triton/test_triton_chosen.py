@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from trueline.cache.kinds.inputs import FixedRows
 from trueline.cache.kinds.latent import LatentInputs, LatentRows
 from trueline.cache.layout import LatentLayout
 from trueline.engine import memory
@@ -97,6 +98,26 @@ def test_batch_invariant_runs_attend_over_lists(core: EngineCore) -> None:
     rows = memory.made_up_batch(core.plan, [(0, 70)]).rows
     assert free.read(rows).masked
     assert not inputs.read(rows).masked
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="made for a CPU")
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_captured_step_chooses_where_it_attends_to_what_was_chosen(
+    core: EngineCore, more: int
+) -> None:
+    """At most topk positions: nobody scores any. With one more all tokens do."""
+    kinds, topk = core.executor.runner.inputs.kinds, latent(core).topk
+    assert topk is not None
+    fixed = FixedRows(
+        lengths=torch.tensor([topk + more, 1], dtype=torch.int32),
+        columns={},
+        tables=[torch.ones(2, 99, dtype=torch.int32)],
+        tokens_per_row=1,
+        longest=topk + more,
+    )
+    attending, choosing = kinds["latent"].read_fixed(fixed), kinds["index_keys"].read_fixed(fixed)
+    assert len(attending.selected.lengths) == len(choosing.rows.lengths) == 2 * more
+    assert len(attending.decode.lengths) == 2 - 2 * more
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="made for a CPU")
