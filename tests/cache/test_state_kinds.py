@@ -62,3 +62,17 @@ def test_a_layer_that_differs_is_refused(
     layers[last] = replace(layers[last], mixer=change(layers[last].mixer))
     with pytest.raises(UsageError, match=told):
         make_plan(replace(spec, layers=tuple(layers)), config, device)
+
+
+@pytest.mark.parametrize("family", ["deepseek_v3", "deepseek_v32", "bailing_moe_v2_5"])
+def test_a_part_of_the_layers_is_numbered_anew(family: str, tmp_path: Path) -> None:
+    """As dry steps have them: the last layers only, which the model has elsewhere."""
+    (tmp_path / "config.json").write_text(json.dumps(family_config(family)))
+    spec = read_model(tmp_path)
+    config = EngineConfig(max_model_len=64, num_gpu_blocks_override=20)
+    plan = make_plan(spec, config, find_device("cpu"))
+    kept = list(range(1, len(spec.layers)))
+    part = plan.of_layers(kept)
+    for whole, kind in zip(plan.kinds, part.kinds, strict=True):
+        assert [kept[layer] for layer in kind.layers] == [i for i in whole.layers if i in kept]
+    assert {kind for group in part.groups for kind in group.kinds} <= set(part.kinds)

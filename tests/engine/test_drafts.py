@@ -17,11 +17,13 @@ from trueline.engine.batch import SamplingPoint, build_batch, check_order
 from trueline.engine.core import EngineCore
 from trueline.engine.drafts import place_drafts
 from trueline.engine.executor import local_runner
+from trueline.engine.live_request import LiveRequest
 from trueline.engine.loading import load_engine
-from trueline.engine.messages import StepMessage, StepRow
+from trueline.engine.messages import CoreRequest, StepMessage, StepRow
 from trueline.engine.params import SamplingParams
 from trueline.engine.request import Request
 from trueline.engine.results import SampledTokens, StepHandle
+from trueline.engine.step import Row
 from trueline.ops.sampling import SamplingState
 from trueline.verify.drafts import ForcedDrafts, patterns, same_scores
 from trueline.verify.engine import Ask, EngineRun, run, same, serve
@@ -135,6 +137,24 @@ def test_only_decode_rows_carry_drafts(tokens: int, computed: int, count: int) -
     request.tables, request.token_limit = blocks.empty(), 20
     request.num_computed, request.num_drafts = computed, K
     assert place_drafts({request: count}, blocks, 9) == {request: 0}
+
+
+@pytest.mark.parametrize("num_drafts", range(K + 1))
+def test_a_row_carries_the_first_drafts(num_drafts: int) -> None:
+    """Where there is no room for all of them, the last ones are left out."""
+    message = CoreRequest(request_id="one", prompt_token_ids=[4, 5], params=SamplingParams())
+    request = LiveRequest(
+        request_id="one", num_prompt_tokens=2, max_new_tokens=9, message=message,
+        tokens=[4, 5, 6], salt=b"",
+    )  # fmt: skip
+    request.drafts = [7, 8, 9]
+    sent = request.step_row(
+        Row(
+            request=request, start=2, count=1 + num_drafts, is_decode=True, samples=True,
+            num_drafts=num_drafts, state=None,
+        )
+    )  # fmt: skip
+    assert sent.token_ids == [6, 7, 8, 9][: 1 + num_drafts]
 
 
 @pytest.mark.parametrize("overlap", [False, True])

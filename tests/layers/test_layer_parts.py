@@ -11,6 +11,7 @@ import msgspec
 import pytest
 import torch
 
+from trueline.cache.kinds.latent import SelectedInput
 from trueline.config import EngineConfig
 from trueline.engine.batch import build_batch
 from trueline.engine.dry_run import Outline
@@ -19,6 +20,7 @@ from trueline.engine.loading import load_engine
 from trueline.engine.messages import StepMessage, StepRow
 from trueline.layers import context
 from trueline.layers.context import Weights
+from trueline.layers.mla import MLA
 from trueline.weights.value import Weight
 
 
@@ -70,6 +72,26 @@ def test_a_graph_is_chosen_by_the_last_draft(start: int, limit: int) -> None:
     graphs.sizes, graphs.limits = [2], [24, 99]
     graphs.fixed = cast("Any", SimpleNamespace(tables=[None], fill=lambda *_: None))
     assert graphs._fill(batch, {}) == GraphKey(2, 3, limit)
+
+
+@pytest.mark.parametrize("at", [slice(1, 3), torch.tensor([0, 3])])
+def test_listed_rows_attend_to_their_own_choices(at: slice | torch.Tensor) -> None:
+    """Beside rows that attend over a mask: those have rows among the choices too."""
+    seen: list[torch.Tensor] = []
+    layer: Any = object.__new__(MLA)
+    layer.spec, layer.expand = SimpleNamespace(softmax_scale=1.0), None
+
+    def attend(
+        q: torch.Tensor, view: object, prepared: object, chosen: torch.Tensor, **_: float
+    ) -> tuple[torch.Tensor, None]:
+        seen.append(chosen)
+        return q, None
+
+    sparse = SimpleNamespace(sparse_mla=SimpleNamespace(run=attend))
+    layer.ops = SimpleNamespace(sparse=sparse, batched_gemm=SimpleNamespace(run=lambda out, _: out))
+    chosen = torch.arange(8).reshape(4, 2)
+    layer._attend_selected(torch.zeros(2), SelectedInput(slice(0, 2), at, 2, None), None, chosen)
+    assert torch.equal(seen[0], chosen[at])
 
 
 @pytest.mark.parametrize("other", ["block fp8", "int8", "a", "b", "c"])
