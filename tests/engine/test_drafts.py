@@ -286,6 +286,8 @@ def test_a_row_samples_after_each_of_its_tokens() -> None:
     ]
     assert batch.tokens_per_row is None
     assert build_batch(StepMessage(rows=[row(), row()]), [4]).tokens_per_row == 3
+    prompt_of_one = row(start=0, token_ids=[5], num_drafts=0, is_decode=False)
+    assert build_batch(StepMessage(rows=[prompt_of_one] * 2), [4]).tokens_per_row is None
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,6 +13,7 @@ import pytest
 from trueline.cache.kinds.latent import Latent
 from trueline.cache.kinds.lightning import LightningState
 from trueline.config import EngineConfig
+from trueline.engine.caches import Caches
 from trueline.engine.core import EngineCore
 from trueline.engine.executor import LocalExecutor, StepFailed
 from trueline.engine.loading import load_engine
@@ -139,3 +141,20 @@ def test_the_first_unwritten_position_is_poisoned(length: int, tiny: Tiny) -> No
     assert core._unowned().cells == [
         [8 * table[at // 8] + at % 8 for at in range(length, 8 * len(table))]
     ]
+
+
+def test_every_store_is_poisoned_where_nobody_owns_it() -> None:
+    """Blocks, the unwritten tail of others, and slots: each kind by its own group."""
+    told: list[tuple[str, Any]] = []
+
+    def store(name: str) -> Any:
+        return SimpleNamespace(
+            poison=lambda places: told.append((name, places)),
+            poison_cells=lambda cells: told.append((f"{name} cells", cells)),
+        )
+
+    caches = object.__new__(Caches)
+    caches.paged, caches._group = {"a": store("a"), "b": store("b")}, {"a": 1, "b": 0}
+    caches.slotted = {"c": store("c")}
+    caches.poison(Unowned(blocks=[[1], [2]], cells=[[3], [4]], slots=[5]))
+    assert sorted(told) == [("a", [2]), ("a cells", [4]), ("b", [1]), ("b cells", [3]), ("c", [5])]

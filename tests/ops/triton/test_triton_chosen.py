@@ -121,6 +121,26 @@ def test_a_captured_step_chooses_where_it_attends_to_what_was_chosen(
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="made for a CPU")
+@pytest.mark.parametrize("more", [1, 2, 3, 16, 17])
+def test_captured_tables_reach_the_longest_context(core: EngineCore, more: int) -> None:
+    """Its last block is seldom full."""
+    kinds, longest = core.executor.runner.inputs.kinds, (latent(core).topk or 0) + more
+    fixed = FixedRows(
+        lengths=torch.tensor([longest], dtype=torch.int32),
+        columns={},
+        tables=[torch.ones(1, 99, dtype=torch.int32)],
+        tokens_per_row=1,
+        longest=longest,
+    )
+    size = latent(core).kind.block_size
+    for table in (
+        kinds["latent"].read_fixed(fixed).selected,
+        kinds["index_keys"].read_fixed(fixed).rows,
+    ):
+        assert table.blocks.shape[1] == -(-longest // size)
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="made for a CPU")
 def test_runs_of_a_step(core: EngineCore) -> None:
     """A row that decodes, one that does not choose, a prompt whose beginning does not, few tokens,
     many after much: rows and tokens are counted apart."""
