@@ -10,12 +10,21 @@ from typing import Any
 import pytest
 import torch
 
+from trueline.cache.blocks import BlockPool
+from trueline.cache.groups import BlockGroups
 from trueline.config import EngineConfig
-from trueline.engine.batch import build_batch, check_order
+from trueline.engine.batch import SamplingPoint, build_batch, check_order
 from trueline.engine.core import EngineCore
+from trueline.engine.drafts import place_drafts
 from trueline.engine.executor import local_runner
+from trueline.engine.live_request import LiveRequest
 from trueline.engine.loading import load_engine
-from trueline.engine.messages import StepMessage, StepRow
+from trueline.engine.messages import CoreRequest, StepMessage, StepRow
+from trueline.engine.params import SamplingParams
+from trueline.engine.request import Request
+from trueline.engine.results import SampledTokens, StepHandle
+from trueline.engine.step import Row
+from trueline.ops.sampling import SamplingState
 from trueline.verify.drafts import ForcedDrafts, patterns, same_scores
 from trueline.verify.engine import Ask, EngineRun, run, same, serve
 from trueline.verify.schedules import prompt
@@ -93,6 +102,80 @@ def test_drafts_take_what_is_left_of_the_budget(tiny: Tiny) -> None:
     assert [1, 8] in steps, "the prompt comes first"
 
 
+@pytest.mark.parametrize(
+    ("free", "budget", "limit", "placed"),
+    [
+        (0, 9, 20, 1),  # the last block has room for one
+        (1, 9, 20, 3),
+        (9, 9, 20, 3),
+        (9, 2, 20, 2),
+        (9, 0, 20, 0),
+        (9, 9, 8, 2),  # a token comes without drafts, and one with each
+        (9, 9, 7, 1),
+        (9, 9, 6, 0),
+    ],
+)
+def test_how_many_drafts_a_row_carries(free: int, budget: int, limit: int, placed: int) -> None:
+    """As many as blocks, budget and the request's own limit allow, not all or none."""
+    blocks = BlockGroups([BlockPool(1 + 3 + free, 2, True)])
+    request = Request("one", 4, 20)
+    request.tables, request.token_limit = blocks.empty(), limit
+    blocks.allocate(request.tables, [3])
+    request.num_tokens, request.num_computed, request.num_drafts = 5, 4, K
+    assert place_drafts({request: 1}, blocks, budget) == {request: placed}
+    assert len(request.tables[0]) == max(3, -(-(4 + 1 + placed) // 2))
+    assert place_drafts({request: 1}, blocks, budget) == {request: 0}, "drafted once"
+
+
+@pytest.mark.parametrize(
+    ("tokens", "computed", "count"), [(1, 0, 1), (5, 3, 1), (5, 3, 2), (5, 0, 5)]
+)
+def test_only_decode_rows_carry_drafts(tokens: int, computed: int, count: int) -> None:
+    """Not a prompt of one token, nor what a chunk leaves of a prompt."""
+    blocks = BlockGroups([BlockPool(9, 2, True)])
+    request = Request("one", tokens, 20)
+    request.tables, request.token_limit = blocks.empty(), 20
+    request.num_computed, request.num_drafts = computed, K
+    assert place_drafts({request: count}, blocks, 9) == {request: 0}
+
+
+@pytest.mark.parametrize("num_drafts", range(K + 1))
+def test_a_row_carries_the_first_drafts(num_drafts: int) -> None:
+    """Where there is no room for all of them, the last ones are left out."""
+    message = CoreRequest(request_id="one", prompt_token_ids=[4, 5], params=SamplingParams())
+    request = LiveRequest(
+        request_id="one", num_prompt_tokens=2, max_new_tokens=9, message=message,
+        tokens=[4, 5, 6], salt=b"",
+    )  # fmt: skip
+    request.drafts = [7, 8, 9]
+    sent = request.step_row(
+        Row(
+            request=request, start=2, count=1 + num_drafts, is_decode=True, samples=True,
+            num_drafts=num_drafts, state=None,
+        )
+    )  # fmt: skip
+    assert sent.token_ids == [6, 7, 8, 9][: 1 + num_drafts]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_drafter_that_proposes_too_much(overlap: bool, tiny: Tiny) -> None:
+    """Slots and graphs are there for as many drafts as it has announced. Where steps could be
+    launched ahead of results, a drafter still gets to see these."""
+    model, asks = tiny("bailing_moe_v2_5"), [Ask(prompt(6), 12)]
+    plain, config = run(model, asks, BASE), replace(BASE, overlap=overlap)
+    core = drafting(model, asks, plain, config, ForcedDrafts([(True,) * (K + 2)]))
+    runner, sizes = local_runner(core.executor), set[int]()
+    launch = runner.launch
+
+    def watched(step: StepMessage) -> Any:
+        sizes.update(len(row.token_ids) for row in step.rows if row.is_decode)
+        return launch(step)
+
+    runner.launch = watched  # type: ignore[method-assign]
+    assert serve(core, asks).tokens == plain.tokens
+    assert max(sizes) == 1 + K
+
+
 @pytest.mark.parametrize("max_tokens", range(1, 8))
 def test_answers_end_where_they_would(max_tokens: int, tiny: Tiny) -> None:
     """By their length, however many right drafts there are beyond; none is computed."""
@@ -152,6 +235,39 @@ def test_a_bad_row_ends_with_the_tokens_before_it(tiny: Tiny) -> None:
     assert "position 9" in str(told[0][1])
 
 
+def test_what_is_bad_beyond_the_end_is_nobodys(tiny: Tiny) -> None:
+    """A row whose drafts reach beyond a stop token, and NaN there: the answer has ended before."""
+    model, ask = tiny("deepseek_v3"), Ask(prompt(6), 12)
+    plain = run(model, [ask], BASE)
+    answer = plain.tokens[0]
+    last = next(i for i in range(1, K + 1) if answer.index(answer[i]) == i)
+    core = drafting(model, [ask], plain, BASE, ForcedDrafts([(True,) * K]))
+    decoder = local_runner(core.executor).decoder
+    hidden = decoder.hidden
+
+    def broken(step: Any, views: Any) -> torch.Tensor:
+        made: torch.Tensor = hidden(step, views)
+        made[step.positions == 6 + last] = torch.nan
+        return made
+
+    decoder.hidden = broken  # type: ignore[method-assign]
+    done = serve(core, [replace(ask, params={"stop_token_ids": [answer[last]]})])
+    assert done.tokens == [answer[: last + 1]]
+    assert done.outputs[0][-1].finish_reason == "stop"
+
+
+def test_nothing_counts_after_a_bad_token() -> None:
+    """Whatever stands in its place, be it the very token that was drafted."""
+    params = SamplingParams(temperature=0.0)
+    state = SamplingState(
+        params=params, prompt_ids=[1], output_ids=[], position=1, eos_ids=[], seed=0
+    )
+    points = (SamplingPoint(0, 0, 0, (), 7), SamplingPoint(1, 0, 0, (7,), None))
+    tokens, bad = torch.tensor([7, 8]), torch.tensor([True, False])
+    result = StepHandle(points, [state, state], SampledTokens(tokens, bad, None), []).result()
+    assert (result.bad, result.sampled) == ([0], {})
+
+
 def row(**changes: Any) -> StepRow:
     fields: dict[str, Any] = {
         "id": 0, "start": 4, "token_ids": [7, 8, 9], "tables": [[1, 2]], "is_decode": True,
@@ -170,6 +286,8 @@ def test_a_row_samples_after_each_of_its_tokens() -> None:
     ]
     assert batch.tokens_per_row is None
     assert build_batch(StepMessage(rows=[row(), row()]), [4]).tokens_per_row == 3
+    prompt_of_one = row(start=0, token_ids=[5], num_drafts=0, is_decode=False)
+    assert build_batch(StepMessage(rows=[prompt_of_one] * 2), [4]).tokens_per_row is None
 
 
 @pytest.mark.parametrize(

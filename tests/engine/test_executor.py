@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
 import msgspec
@@ -12,6 +13,7 @@ import pytest
 from trueline.cache.kinds.latent import Latent
 from trueline.cache.kinds.lightning import LightningState
 from trueline.config import EngineConfig
+from trueline.engine.caches import Caches
 from trueline.engine.core import EngineCore
 from trueline.engine.executor import LocalExecutor, StepFailed
 from trueline.engine.loading import load_engine
@@ -127,3 +129,32 @@ def test_poison_reaches_what_nobody_owns(overlap: bool, tiny: Tiny) -> None:
     assert bool(rows[free].isnan().all())
     states = caches.first(LightningState).state
     assert int(states.isnan().flatten(1).all(1).sum()) == len(states) - 1
+
+
+@pytest.mark.parametrize("length", [6, 7, 8, 9])
+def test_the_first_unwritten_position_is_poisoned(length: int, tiny: Tiny) -> None:
+    """What a length that is one too large would read, up to the end of the last block."""
+    core = load_engine(tiny("deepseek_v3"), EngineConfig(**OPTIONS, overlap=False)).core
+    core.add(CoreRequest(request_id="a", prompt_token_ids=prompt(length), params=SamplingParams()))
+    core.step()
+    (table,) = core.requests["a"].tables
+    assert core._unowned().cells == [
+        [8 * table[at // 8] + at % 8 for at in range(length, 8 * len(table))]
+    ]
+
+
+def test_every_store_is_poisoned_where_nobody_owns_it() -> None:
+    """Blocks, the unwritten tail of others, and slots: each kind by its own group."""
+    told: list[tuple[str, Any]] = []
+
+    def store(name: str) -> Any:
+        return SimpleNamespace(
+            poison=lambda places: told.append((name, places)),
+            poison_cells=lambda cells: told.append((f"{name} cells", cells)),
+        )
+
+    caches = object.__new__(Caches)
+    caches.paged, caches._group = {"a": store("a"), "b": store("b")}, {"a": 1, "b": 0}
+    caches.slotted = {"c": store("c")}
+    caches.poison(Unowned(blocks=[[1], [2]], cells=[[3], [4]], slots=[5]))
+    assert sorted(told) == [("a", [2]), ("a cells", [4]), ("b", [1]), ("b cells", [3]), ("c", [5])]

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
 
 from trueline.cache.kinds.lightning import RecurrentInputs
 from trueline.engine.graphs import CELLS, COLUMNS, FEW, FixedTable, InputBuffers, capture_sizes
+from trueline.engine.inputs import Inputs
+from trueline.engine.runner import Runner
 from trueline.verify.failed import CheckFailed
 from trueline.verify.faults.gpu import GPU_FAULTS
 from trueline.verify.graphs import heads_are_padded
@@ -79,3 +83,31 @@ def test_rows_and_padding_of_every_step(seed: int) -> None:
             assert field.dtype == dtype
             assert field[:count].tolist() == given.get(name, [padding] * count), name
             assert field[count:].tolist() == [padding] * (most - count), name
+
+
+@pytest.mark.parametrize(
+    ("longest", "limits"), [(4, [4]), (5, [5]), (6, [5, 6]), (9, [5, 9]), (20, [5, 9, 20])]
+)
+def test_limits_of_all_kinds_in_order(longest: int, limits: list[int]) -> None:
+    """Each once, the shortest first; the last is the longest sequence, and none is beyond it."""
+    inputs: Any = object.__new__(Inputs)
+    inputs.plan = SimpleNamespace(max_model_len=longest)
+    inputs.kinds = {
+        str(i): SimpleNamespace(limits=each) for i, each in enumerate([(9, 5), (), (5,)])
+    }
+    assert inputs.limits == limits
+
+
+@pytest.mark.parametrize(
+    ("recorded", "forced", "free"),
+    [(None, None, True), ([], None, False), (None, [], False), ([], [], False)],
+)
+def test_recorded_and_forced_steps_are_not_captured(
+    recorded: list[Any] | None, forced: list[Any] | None, free: bool
+) -> None:
+    """What layers choose passes through the host then."""
+    runner: Any = object.__new__(Runner)
+    runner.recorded, runner.forced = recorded, forced
+    runner.plan = SimpleNamespace(limits=SimpleNamespace(num_draft_tokens=2))
+    batch: Any = SimpleNamespace(tokens_per_row=1, samples=[0], tokens=[0])
+    assert runner._capturable(batch) is free

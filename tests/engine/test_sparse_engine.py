@@ -308,11 +308,10 @@ def test_prefixes_and_preemption_with_two_tables(model: Path) -> None:
 
 
 @pytest.mark.usefixtures("own_blocks")
-@pytest.mark.slow
 def test_captured_steps_with_two_tables(tmp_path: Path) -> None:
     subject = make_subject("v32-shallow", tmp_path / "v32")
     config = replace(base(subject), block_size=5, max_num_seqs=4, poison=True)
-    asks = [Ask(prompt(9), 12), Ask(prompt(30), 7, arrives=1)]
+    asks = [Ask(prompt(9), 4), Ask(prompt(30), 3, arrives=1)]
     captured = serve(emulated(subject, config), asks)
     assert len(captured.core.plan.groups) == 2
     same("two tables", captured, run(subject.model, asks, config))

@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -20,6 +21,7 @@ from triton import knobs
 
 from paths import CONFIGS, HELPERS
 from trueline.config import EngineConfig
+from trueline.engine import warmup
 from trueline.engine.kernel_list import KernelList
 from trueline.engine.late_kernels import LateKernels
 from trueline.engine.loading import load_engine
@@ -130,3 +132,44 @@ def test_no_list_where_another_package_takes_part(
         replace(loaded.plan, layers=loaded.plan.layers | {"mla": theirs}),
     ):
         assert KernelList.of(loaded.spec, plan, loaded.core.executor.runner.decoder) is None
+
+
+@pytest.mark.parametrize("most", [1, 2, 3, 6, 64, 100, 1000])
+def test_numbers_along_an_axis(most: int) -> None:
+    """From 1 to the largest there is; at and just above each power of two."""
+    few, many = warmup.powers(most), warmup.points(most)
+    assert (few[0], few[-1], many[0], many[-1]) == (1, most, 1, most)
+    assert few == sorted(set(few))
+    assert set(few) | {n + 1 for n in few if n < most} <= set(many)
+    assert all(high <= 2 * low for low, high in pairwise(few))
+
+
+def test_kernels_between_two_numbers_are_found() -> None:
+    """Where both ends differ, the middle is asked as well."""
+    asked: list[int] = []
+
+    def kernels(n: int) -> Any:
+        asked.append(n)
+        return {"few"} if n < 8 else {"some"} if n < 24 else {"many"}
+
+    warmup._along([1, 32], kernels)
+    assert any(8 <= n < 24 for n in asked)
+
+
+@pytest.mark.parametrize("longest", [40, 1000, 40_000])
+def test_steps_that_are_warmed_up(longest: int) -> None:
+    """The largest of every sort, and none that no request could make."""
+    steps: list[Any] = []
+    limits = SimpleNamespace(max_num_batched_tokens=512, max_num_seqs=6)
+    plan = SimpleNamespace(max_model_len=longest, limits=limits)
+    dry: Any = SimpleNamespace(plan=plan, forward=steps.append, sample=lambda *_: None)
+    for numbers, step in warmup._axes(dry):
+        for number in numbers:
+            step(number)
+    tokens = min(512, longest)
+    assert [(0, tokens)] in steps
+    assert [(longest - 1, 1)] * 6 in steps
+    assert [(longest - tokens, tokens)] in steps
+    for rows in steps:
+        assert sum(count for _, count in rows) <= max(tokens, 6)
+        assert all(0 <= start < start + count <= longest for start, count in rows)

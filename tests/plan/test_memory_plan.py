@@ -10,6 +10,7 @@ import pytest
 
 from trueline.config import EngineConfig
 from trueline.device import Device
+from trueline.engine import memory
 from trueline.errors import UsageError
 from trueline.models import read_model
 from trueline.plan.memory import Limits, Measured, cache_budget, plan_groups
@@ -39,6 +40,7 @@ def test_what_is_asked_for_is_usable(spec: ModelSpec) -> None:
     config = replace(BASE, num_gpu_blocks_override=37, num_state_slots=9)
     plan = make_plan(spec, config, CPU)
     assert plan.num_blocks == 38
+    assert any("38 blocks of 16 positions (592 tokens)" in line for line in plan.lines())
     assert plan.slots is None or plan.slots.num_slots == 10
 
 
@@ -142,3 +144,24 @@ def test_a_window_has_enough_for_all_sequences() -> None:
     assert [g.num_blocks for g in plan_groups(kinds, chosen, LIMITS, 0, 50)] == [8, 8]
     with pytest.raises(UsageError, match="one block takes 40"):
         plan_groups(kinds, EngineConfig(), LIMITS, 10 * window.num_blocks + 79, 50)
+
+
+@pytest.mark.parametrize("spec", [LATENT, SPARSE, HYBRID], indirect=True)
+@pytest.mark.parametrize("drafts", [0, 3])
+def test_made_up_steps_are_such_as_may_come(spec: ModelSpec, drafts: int) -> None:
+    """No position beyond the longest sequence, no null block or slot, a block for each position."""
+    plan = make_plan(spec, BASE, CPU, num_draft_tokens=drafts)
+    batches = [
+        memory._decode(plan),
+        *(memory._prefill(plan, most) for most in memory._contexts(plan)),
+        memory.made_up_batch(plan, [(40, 1), (0, 30)], num_drafts=drafts, spread=True),
+    ]
+    assert max(batches[0].positions) == plan.max_model_len - 1
+    assert len(batches[0].samples) == BASE.max_num_seqs * (1 + drafts)
+    for batch in batches:
+        assert max(batch.positions) < plan.max_model_len
+        for row in batch.rows:
+            for group, table in zip(plan.groups, row.tables, strict=True):
+                assert len(table) == -(-(row.start + row.count) // group.block_size)
+                assert all(0 < block < group.num_blocks for block in table)
+            assert row.state is None or (plan.slots and 0 < row.state.slot < plan.slots.num_slots)

@@ -185,3 +185,18 @@ def test_what_was_cached_is_not_forgotten(tokenizer: Tokenizer) -> None:
     for cached in (0, 32, 0):
         found.update(CoreOutput(request_id="a", num_cached_tokens=cached))
     assert found.output.num_cached_tokens == 32
+
+
+def test_a_failure_leaves_what_has_ended() -> None:
+    """One of two sequences has ended: its end stays, and the core is not asked to end it."""
+    found = RequestOutputState("a", None, [1], PreparedParams(SamplingParams(n=2), None))
+    score = TokenScore(5, -1.0, 1)
+    found.update(
+        CoreOutput(request_id="a/0", token_ids=[5], scores=[score], finish_reason="length")
+    )
+    found.fail("why")
+    first, second = found.output.outputs
+    assert (first.finish_reason, first.error) == ("length", None)
+    assert (second.finish_reason, second.error) == ("error", "request 'a': why")
+    assert found.to_stop() == ["a/1"]
+    assert found.to_stop() == []

@@ -12,7 +12,7 @@ from trueline.engine.batch import Batch
 from trueline.engine.core import EngineCore
 from trueline.engine.drafts import Drafter
 from trueline.engine.executor import LocalExecutor, local_runner
-from trueline.engine.graphs import DecodeGraphs, GraphOutputs
+from trueline.engine.graphs import DecodeGraphs, GraphKey, GraphOutputs
 from trueline.engine.loading import load_engine
 from trueline.engine.runner import Runner, build_decoder
 from trueline.models import read_model
@@ -91,14 +91,15 @@ def captured(subject: Subject, config: EngineConfig) -> tuple[EngineRun, EngineR
     core = load_engine(subject.model, config).core if on_gpu else emulated(subject, config)
     graphs = local_runner(core.executor).graphs
     assert graphs is not None
-    sizes: set[tuple[int, int]] = set()
-    graphs.run = _watched(graphs, sizes)  # type: ignore[method-assign]
+    seen: set[tuple[GraphKey, int]] = set()
+    graphs.run = watched(graphs, seen)  # type: ignore[method-assign]
     try:
         done = serve(core, ASKS)
         turns = [Ask([*ASKS[i].prompt, *done.tokens[i], 7, 9], 1) for i in CHATS]
         again = serve(core, turns)
     finally:
         core.close()
+    sizes = {(key.size, rows) for key, rows in seen}
     if len({size for size, _ in sizes}) < 3 or not any(size > rows for size, rows in sizes):
         raise CheckFailed(f"graph = eager: only {sorted(sizes)} (size, rows) were seen")
     answered = [cached > len(ASKS[i].prompt) for i, cached in zip(CHATS, again.cached, strict=True)]
@@ -128,21 +129,22 @@ def again(step: Callable[[], object]) -> Callable[[], object]:
     return step
 
 
-def _watched(graphs: DecodeGraphs, sizes: set[tuple[int, int]]) -> Callable[..., GraphOutputs]:
+def watched(graphs: DecodeGraphs, seen: set[tuple[GraphKey, int]]) -> Callable[..., GraphOutputs]:
+    """`graphs.run`, which notes the key and the rows of each step, and looks at its padding."""
     plain = graphs.run
 
-    def watched(
+    def watched_run(
         batch: Batch, states: Sequence[SamplingState], places: Mapping[int, int]
     ) -> GraphOutputs:
         made = plain(batch, states, places)
         rows = len(made.tokens) // made.key.tokens_per_row
-        sizes.add((made.key.size, rows))
+        seen.add((made.key, rows))
         padded = graphs.padded_hidden(made.key)[len(made.tokens) :]
         if not bool(padded.isfinite().all()):
             raise CheckFailed("graph = eager: padded rows have read what nobody owns")
         return made
 
-    return watched
+    return watched_run
 
 
 GPU_CHECKS: dict[str, Callable[[Subject], None]] = {

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from trueline.cache.kinds.inputs import FixedRows
 from trueline.cache.kinds.latent import LatentInputs, LatentRows
 from trueline.cache.layout import LatentLayout
 from trueline.engine import memory
@@ -87,6 +88,56 @@ def test_contexts_around_the_longest(core: EngineCore, count: int) -> None:
     assert part.tokens == slice(0, count)
     rows = read(core, [(start + 1, count)])
     assert (len(rows.selected.lengths), rows.masked) == (count, [])
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="made for a CPU")
+def test_batch_invariant_runs_attend_over_lists(core: EngineCore) -> None:
+    """In one form, however many tokens a step has."""
+    free = latent(core)
+    inputs = LatentInputs(free.kind, replace(free.context, batch_invariant=True))
+    rows = memory.made_up_batch(core.plan, [(0, 70)]).rows
+    assert free.read(rows).masked
+    assert not inputs.read(rows).masked
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="made for a CPU")
+@pytest.mark.parametrize("more", [0, 1])
+def test_a_captured_step_chooses_where_it_attends_to_what_was_chosen(
+    core: EngineCore, more: int
+) -> None:
+    """At most topk positions: nobody scores any. With one more all tokens do."""
+    kinds, topk = core.executor.runner.inputs.kinds, latent(core).topk
+    assert topk is not None
+    fixed = FixedRows(
+        lengths=torch.tensor([topk + more, 1], dtype=torch.int32),
+        columns={},
+        tables=[torch.ones(2, 99, dtype=torch.int32)],
+        tokens_per_row=1,
+        longest=topk + more,
+    )
+    attending, choosing = kinds["latent"].read_fixed(fixed), kinds["index_keys"].read_fixed(fixed)
+    assert len(attending.selected.lengths) == len(choosing.rows.lengths) == 2 * more
+    assert len(attending.decode.lengths) == 2 - 2 * more
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="made for a CPU")
+@pytest.mark.parametrize("more", [1, 2, 3, 16, 17])
+def test_captured_tables_reach_the_longest_context(core: EngineCore, more: int) -> None:
+    """Its last block is seldom full."""
+    kinds, longest = core.executor.runner.inputs.kinds, (latent(core).topk or 0) + more
+    fixed = FixedRows(
+        lengths=torch.tensor([longest], dtype=torch.int32),
+        columns={},
+        tables=[torch.ones(1, 99, dtype=torch.int32)],
+        tokens_per_row=1,
+        longest=longest,
+    )
+    size = latent(core).kind.block_size
+    for table in (
+        kinds["latent"].read_fixed(fixed).selected,
+        kinds["index_keys"].read_fixed(fixed).rows,
+    ):
+        assert table.blocks.shape[1] == -(-longest // size)
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="made for a CPU")
