@@ -18,7 +18,8 @@ class Drafter(Protocol):
         """The most that it proposes at a time."""
 
     def propose(self, request: LiveRequest) -> Sequence[int]:
-        """What may follow `request.tokens`, all of which are known."""
+        """What may follow `request.tokens`, all of which are known: ids of the model's vocabulary.
+        What it raises breaks the core: whoever drafts answers for it."""
 
 
 def place_drafts(
