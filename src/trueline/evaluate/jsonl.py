@@ -72,7 +72,7 @@ def _lines(file: Path, content: bytes) -> Iterator[Line]:
             continue
         try:
             fields = msgspec.json.decode(raw)
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise UsageError(f"{file}, line {number}: not JSON ({error})") from error
         if not isinstance(fields, dict):
             found = short_repr(fields)

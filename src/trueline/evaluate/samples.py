@@ -60,7 +60,7 @@ def read_samples(file: Path) -> tuple[list[Sample], int]:
     for number, line in enumerate(content[:whole].split(b"\n")[:-1], 1):
         try:
             found.append(_decoder.decode(line))
-        except msgspec.MsgspecError as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
             raise UsageError(f"{file}, line {number}: not a sample ({error})") from error
     return found, whole
 

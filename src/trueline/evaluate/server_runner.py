@@ -13,7 +13,7 @@ from trueline.client.measure import run_loop
 from trueline.client.stream import ConnectionPool
 from trueline.client.wire import ServerError, read_chunk, status_error
 from trueline.engine.params import SamplingParams
-from trueline.errors import UsageError
+from trueline.errors import UsageError, described
 from trueline.evaluate.run import EvalOutput, EvalRequest, Report
 from trueline.utils.json_types import JSON
 
@@ -84,6 +84,8 @@ class ServerRunner:
                 output = await self._answer(pool, request)
             except ServerError as error:
                 output = EvalOutput(error=self.server.hide(f"{error.kind}: {error}"))
+            except Exception as error:  # an answer that nobody foresaw: other requests go on
+                output = EvalOutput(error=self.server.hide(described(error)))
             report(request, output)
 
     async def _answer(self, pool: ConnectionPool, request: EvalRequest) -> EvalOutput:
