@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from trueline.evaluate import tasks
 from trueline.evaluate.items import Item
 from trueline.evaluate.prompts import PromptFormat
 from trueline.evaluate.tasks import JsonlKeys
+from trueline.tasks.stories import CATEGORIES, split_of
 
 Write = Callable[..., Path]
 SOLUTION = "She sells 16 - 3 = <<16-3=13>>13 eggs.\nThat is $<<13*2=26>>26.\n#### 26"
@@ -157,6 +159,26 @@ def test_categories_and_limits_are_checked(write: Write) -> None:
         tasks.select(items, ["shorts"])
     with pytest.raises(UsageError, match="--limit 0"):
         tasks.select(items, [], 0)
+
+
+def test_stories() -> None:
+    task = tasks.stories(limit=10)
+    counts = Counter(item.category for item in task.items)
+    assert list(counts.items()) == [(f"{n} operations", 3 if n < 4 else 2) for n in range(2, 6)]
+    assert len({item.id for item in task.items}) == 10
+    for item in task.items:
+        assert task.matches["answer"](item.solution, item.answer) == (item.answer, True)
+        assert task.matches["answer"]("#### -1", item.answer) == ("-1", False)
+        assert split_of(str(item.question)) == "test"
+    fewer = tasks.stories(limit=4).items
+    assert {item.id for item in fewer} < {item.id for item in task.items}
+    assert [item.category for item in tasks.stories(["long", "recall", "long"], 3).items] == [
+        "long", "long", "recall"]  # fmt: skip
+    assert {item.category for item in tasks.stories(["all"], 9).items} == set(CATEGORIES)
+    with pytest.raises(UsageError, match="the nearest known name is '2 operations'"):
+        tasks.stories(["2 operation"])
+    with pytest.raises(UsageError, match="--limit 0"):
+        tasks.stories(limit=0)
 
 
 # -- prompts -------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -326,6 +328,25 @@ def test_wrong_input_is_named(
     code, _, err = run("eval", model, *given)
     assert code == 2
     assert said in err
+
+
+def test_stories_are_the_default(model: Path, run: Run) -> None:
+    code, out, _ = run("eval", model, "--limit", "4", "--max-tokens", "8", "--json")
+    results = json.loads(out)
+    assert (code, results["settings"]["task"], results["figures"]["items"]) == (0, "stories", 4)
+    assert len(results["figures"]["categories"]) == 4
+    assert results["figures"]["finish_reasons"] == {"length": 4}
+
+
+def test_a_server_is_evaluated_without_torch(stub: Stub, tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    asked_for = ["eval", stub.url, "--limit", "4", "--out", out]
+    code = (
+        "import sys\nsys.modules['torch'] = None\nfrom trueline.cli import main\n"
+        f"for each in ({asked_for!r}, ['eval', 'diff', {out!r}, {out!r}]):\n"
+        "    try: main(each)\n    except SystemExit as end: assert not end.code\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 def test_engine_options_are_not_for_a_server(stub: Stub, data: Path, run: Run) -> None:
