@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -189,9 +190,11 @@ EXAMPLES = (Item(id="2", question="Q1", answer="1", solution="So.\n#### 1"),
 
 
 def test_a_completion() -> None:
-    form = PromptFormat(chat=False, is_question_and_answer=True, instruction="not said")
+    form = PromptFormat(chat=False, is_question_and_answer=True)
     assert form.prompt(ITEM) == "Question: How many?\nAnswer:"
-    shots = PromptFormat(chat=False, is_question_and_answer=True, examples=EXAMPLES)
+    told = replace(form, instruction="Briefly.")
+    assert told.prompt(ITEM) == "Question: How many?\n\nBriefly.\nAnswer:"
+    shots = replace(told, examples=EXAMPLES)
     assert shots.prompt(ITEM) == (
         "Question: Q1\nAnswer: So.\n#### 1\n\nQuestion: Q2\nAnswer: #### 2\n\n"
         "Question: How many?\nAnswer:"
@@ -210,7 +213,7 @@ def test_a_chat() -> None:
     assert shots[-1] == {"role": "user", "content": "How many?"}
     own = [{"role": "user", "content": "u"}]
     assert form.prompt(Item(id="4", question=own, answer="a"))[1:] == own
-    with pytest.raises(UsageError, match="has no completion form"):
+    with pytest.raises(UsageError, match="is a list of chat messages"):
         PromptFormat(chat=False).prompt(Item(id="4", question=own, answer="a"))
 
 

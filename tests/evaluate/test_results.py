@@ -109,7 +109,7 @@ def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
     evaluated(whole, Script())
     content = (whole / "samples.jsonl").read_bytes()
     start = content[:-1].rindex(b"\n") + 1
-    for cut in range(start, len(content)):
+    for cut in range(start, len(content), 7):
         (whole / "samples.jsonl").write_bytes(content[:cut])
         again = Script()
         with ResultsDirectory.open(whole, SETTINGS) as kept:
@@ -217,7 +217,7 @@ def test_figures() -> None:
         sample("d", False, prompt_tokens=None, finish_reason="error", error="HTTP 500"),
     ]
     figures = summarise(samples, 1)
-    assert (figures["items"], figures["errors"]) == (4, 1)
+    assert (figures["items"], figures["errors"], figures["first_error"]) == (4, 1, "HTTP 500")
     assert figures["matches"]["m"]["accuracy"] == 0.5
     assert figures["matches"]["m"]["right"] == 2
     assert figures["finish_reasons"] == {"error": 1, "length": 1, "stop": 2}

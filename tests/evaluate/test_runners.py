@@ -183,7 +183,7 @@ def test_what_is_sent(stub: Stub) -> None:
     }  # fmt: skip
     assert first["seed"] != second["seed"]
     assert text == {"model": "whole", "prompt": ITEMS[0].question, "temperature": 0.0,
-                    "max_tokens": 12}  # fmt: skip
+                    "top_p": 1.0, "max_tokens": 12}  # fmt: skip
 
 
 def test_a_busy_server_is_asked_again(stub: Stub) -> None:
@@ -272,7 +272,7 @@ def test_eval_fails_where_an_item_did(stub: Stub, data: Path, run: Run) -> None:
     stub.models = ["404"]
     code, out, _ = run("eval", stub.url, "--task", "jsonl", "--data", data)
     assert code == 1
-    assert "4 ended in error, and count as wrong" in out
+    assert "4 ended in error, and count as wrong; the first: HTTP 404: 404" in out
 
 
 def test_eval_of_a_model(model: Path, data: Path, run: Run, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ class Task:
     is_question_and_answer: bool = False
     """A completion prompt then says "Question: …" and "Answer:"; else it is the question alone."""
     instruction: str = ""
-    """Said after the question in a chat without examples."""
+    """Said after the question where there are no examples."""
     stop: tuple[str, ...] = ()
     """Of a completion: where the next question would begin."""
     max_tokens: int | None = None
