@@ -145,7 +145,8 @@ def test_an_interrupted_run_leaves_the_engine_usable(llm: LLM) -> None:
     def stop(sample: Sample) -> None:
         raise Stopped
 
-    requests = make_requests(TEXTS, PromptFormat(chat=False), GREEDY, 1)
+    form, short = PromptFormat(chat=False), SamplingParams(temperature=0, max_tokens=1)
+    requests = make_requests(TEXTS[:1], form, short, 1) + make_requests(TEXTS[1:], form, GREEDY, 1)
     with pytest.raises(Stopped):
         run_requests(EngineRunner(llm), requests, MATCH, keep=stop)
     assert not llm.llm_engine.has_unfinished_requests()
