@@ -296,6 +296,7 @@ def test_eval_of_a_model(model: Path, data: Path, run: Run, tmp_path: Path) -> N
     assert one == other
     code, out, _ = run(*asked_for, "--no-chat", "--samples", "2", "--temperature", "1", "--json")
     results = json.loads(out)
+    assert any(line.startswith("device ") for line in results["plan"])
     assert (code, results["figures"]["samples"], results["settings"]["form"]) == (
         0,
         8,
