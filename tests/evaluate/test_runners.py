@@ -332,6 +332,16 @@ def test_wrong_input_is_named(
     assert said in err
 
 
+def test_a_completion_on_a_server_needs_its_length(stub: Stub, run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "aime.jsonl"
+    file.write_text('{"problem": "p", "answer": 7}')
+    code, _, err = run("eval", stub.url, "--task", "aime", "--data", file, "--no-chat")
+    assert (code, stub.bodies) == (2, [])
+    assert "give --max-tokens" in err
+    assert run("eval", stub.url, "--task", "aime", "--data", file)[0] == 0
+    assert "max_tokens" not in stub.bodies[0]
+
+
 def test_stories_are_the_default(model: Path, run: Run) -> None:
     code, out, _ = run("eval", model, "--limit", "4", "--max-tokens", "8", "--json")
     results = json.loads(out)
