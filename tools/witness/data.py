@@ -22,7 +22,7 @@ SHORT = {
     "5 operations": 17, "middle": 8, "recall": 10, "other": 8,
 }  # fmt: skip
 """How often, of a hundred."""
-LONG_SHARE = (0.15, 0.6)
+LONG_SHARE = (0.25, 0.7)
 """Of sequences with a long problem: at the beginning of the training, and at its end."""
 SYSTEM = ("You are a helpful assistant.", "You solve arithmetic stories.", "Answer the question.",
           "Be brief.", "You are a careful teacher.")  # fmt: skip

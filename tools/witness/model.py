@@ -10,8 +10,8 @@ import math
 from collections.abc import Iterator
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn import functional
 
 from trueline.reference import bailing
 from trueline.reference import config as facts
@@ -40,7 +40,7 @@ def projection(wide: int, narrow: int) -> nn.Linear:
 
 def precise_linear(x: Tensor, layer: nn.Linear) -> Tensor:
     with torch.autocast(x.device.type, enabled=False):
-        return F.linear(x.float(), layer.weight.float())
+        return functional.linear(x.float(), layer.weight.float())
 
 
 def rotate_interleaved(x: Tensor, rope: Rope) -> Tensor:
@@ -60,9 +60,10 @@ class Indexer(nn.Module):
 
     def __init__(self, config: Config) -> None:
         super().__init__()
-        assert config.indexer is not None and config.q_lora_rank is not None
-        self.heads, self.dim = config.indexer.index_n_heads, config.indexer.index_head_dim
-        self.rotated, self.interleaved = config.qk_rope_head_dim, config.indexer.interleaved
+        assert config.q_lora_rank is not None
+        index = config.indexer_facts
+        self.heads, self.dim = index.index_n_heads, index.index_head_dim
+        self.rotated, self.interleaved = config.qk_rope_head_dim, index.interleaved
         self.wq_b = projection(config.q_lora_rank, self.heads * self.dim)
         self.wk = projection(config.hidden_size, self.dim)
         self.k_norm = nn.LayerNorm(self.dim, eps=1e-6)
@@ -119,8 +120,8 @@ class Latent(nn.Module):
     def forward(self, x: Tensor, rope: Rope, mask: Tensor | None = None) -> Tensor:
         q, k, v, _ = self.heads(x, rope)
         short = q.shape[-1] - v.shape[-1]
-        out = F.scaled_dot_product_attention(
-            q, k, F.pad(v, (0, short)), mask, is_causal=mask is None, scale=self.scale
+        out = functional.scaled_dot_product_attention(
+            q, k, functional.pad(v, (0, short)), mask, is_causal=mask is None, scale=self.scale
         )
         out = out[..., : v.shape[-1]].transpose(1, 2).flatten(2)
         return self.o_proj(out)
@@ -160,7 +161,7 @@ class Linear(nn.Module):
         decay = torch.exp(-self.slopes[:, None, None] * distance.clamp_min(0)) * (distance >= 0)
         out = ((q @ k.mT) * decay.to(q.dtype)) @ v
         out = out.transpose(1, 2).flatten(2)
-        normed = F.rms_norm(
+        normed = functional.rms_norm(
             out.float().view(batch, count, self.groups, -1), [out.shape[-1] // self.groups],
             eps=self.g_norm.eps,
         ).flatten(2)  # fmt: skip
@@ -178,14 +179,15 @@ class Dense(nn.Module):
         self.down_proj = projection(width, size)
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
-        return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x)), None
+        return self.down_proj(functional.silu(self.gate_proj(x)) * self.up_proj(x)), None
 
 
 class Experts(nn.Module):
     def __init__(self, config: Config, width: int) -> None:
         super().__init__()
         c = self.config = config
-        assert c.n_routed_experts is not None and c.n_shared_experts == 1
+        assert c.n_routed_experts is not None
+        assert c.n_shared_experts == 1
         self.count = c.n_routed_experts
         size = c.hidden_size
         # the last one is the shared expert
@@ -201,10 +203,10 @@ class Experts(nn.Module):
         x = x.flatten(0, 1)
         chosen, weights = self.route(x)
         weights = torch.cat((weights, torch.ones_like(weights[:, :1])), dim=1)
-        gate = F.linear(x, self.gate_proj.flatten(0, 1)).unflatten(1, (self.count + 1, -1))
-        up = F.linear(x, self.up_proj.flatten(0, 1)).unflatten(1, (self.count + 1, -1))
-        inner = F.silu(gate) * up * weights[..., None].to(gate.dtype)
-        out = F.linear(inner.flatten(1), self.down_proj.permute(1, 0, 2).flatten(1))
+        gate = functional.linear(x, self.gate_proj.flatten(0, 1)).unflatten(1, (self.count + 1, -1))
+        up = functional.linear(x, self.up_proj.flatten(0, 1)).unflatten(1, (self.count + 1, -1))
+        inner = functional.silu(gate) * up * weights[..., None].to(gate.dtype)
+        out = functional.linear(inner.flatten(1), self.down_proj.permute(1, 0, 2).flatten(1))
         return out.view(shape), chosen.float().mean(0)
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -286,9 +288,9 @@ class Model(nn.Module):
     def forward_sparse(
         self, tokens: Tensor, ropes: tuple[Rope, Rope], topk: int, everything: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Each layer sees what its indexer selects; or `everything`, a number of 0 or 1 that does not
-        make the compiler begin again. Also the divergence of the indexers from the attention of
-        the layers that use them, over what those see."""
+        """Each layer sees what its indexer selects; or `everything`, a number of 0 or 1 that does
+        not make the compiler begin again. Also the divergence of the indexers from the attention
+        of the layers that use them, over what those see."""
         h, loads = self.embed_tokens(tokens), []
         count = tokens.shape[1]
         causal = torch.ones(count, count, dtype=torch.bool, device=tokens.device).tril()

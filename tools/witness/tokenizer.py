@@ -89,9 +89,8 @@ if __name__ == "__main__":
     write(made, out)
     for text in ("Nora has 24 marbles.", "Ünï 日本 🙂\t\n\n x", "  two  spaces "):
         assert is_whole(made, text), text
-    sizes = []
-    for problem in stories.problems("long", "test", 500):
-        sizes.append(len(made.encode(problem.question).ids))
+    long = stories.problems("long", "test", 500)
+    sizes = [len(made.encode(problem.question).ids) for problem in long]
     print("long questions:", min(sizes), sum(sizes) // len(sizes), max(sizes))
     print(made.encode(stories.problems("3 operations", "test", 1)[0].question).tokens)
     print(len([p for p in made.get_vocab() if re.fullmatch(" ?[A-Za-z]{3,}", p)]), "words")

@@ -21,10 +21,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 from torch import Tensor
+from torch.nn import functional
 
 from trueline import reference
 from trueline.utils.json_types import JSON
@@ -34,7 +34,7 @@ from witness.model import Model
 from witness.optimiser import Optimiser
 
 SEED = 20261116
-STEPS, BATCH = 6400, 32
+STEPS, BATCH = 8000, 32
 SPARSE_STEPS, WARM_UP, SPARSE_BATCH = 2400, 600, 16
 PROMPT_WEIGHT = 0.1
 BIAS_RATE = 1e-3
@@ -74,9 +74,13 @@ class Training:
         self.log.append(row)
         print(self.name, json.dumps(row), file=sys.stderr, flush=True)
 
+    def write_losses(self, step: int, loss: Tensor, **others: Tensor) -> None:
+        named = {"loss": loss, **others}
+        self.write_log(step=step, **{name: round(one.item(), 4) for name, one in named.items()})
+
     def loss(self, logits: Tensor, tokens: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
         """What is minimised, and that of the answers alone."""
-        each = F.cross_entropy(
+        each = functional.cross_entropy(
             logits[:, :-1].float().flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"
         )
         mask = answers[:, 1:].flatten()
@@ -173,8 +177,7 @@ def train_sparse(work: Path, name: str, steps: int, begin: Path) -> None:
     main = [p for n, p in run.model.named_parameters() if ".indexer." not in n]
     first = torch.optim.AdamW(indexer, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
     second = torch.optim.AdamW(main, lr=3e-4, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
-    assert run.model.config.indexer is not None
-    topk = run.model.config.indexer.index_topk
+    topk = run.model.config.indexer_facts.index_topk
     forward = torch.compile(run.model.forward_sparse)
     offset = len(run.tokens) // SPARSE_BATCH - steps  # the last ones: half have a long problem
     for step in range(steps):
@@ -196,8 +199,7 @@ def train_sparse(work: Path, name: str, steps: int, begin: Path) -> None:
         for parameter in run.model.parameters():
             parameter.grad = None
         if step % 100 == 0 or step in (WARM_UP, steps - 1):
-            run.write_log(step=step, loss=round(loss.item(), 4), answers=round(of_answers.item(), 4),
-                          divergence=round(divergence.item(), 4))  # fmt: skip
+            run.write_losses(step, loss, answers=of_answers, divergence=divergence)
         if step == WARM_UP - 1:
             run.write_log(step=step, right=run.score(64, topk))
     run.save()

@@ -45,7 +45,7 @@ class Problem:
 
 
 def _solved(story: kinds.Story, told: list[str], question: str, category: str) -> Problem:
-    lines = [*story.steps, f"#### {story.result}"]
+    lines = [*story.lines, f"#### {story.result}"]
     return Problem(" ".join([*told, question]), "\n".join(lines), str(story.result), category)
 
 

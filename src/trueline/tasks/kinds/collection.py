@@ -24,8 +24,8 @@ def collection(draw: Draw, operations: int) -> Story:
     else:
         total = start = draw.number(2, 400)
         story.tell(_opening(draw, me, thing, start))
-    while len(story.steps) < operations:
-        left = operations - len(story.steps)
+    while story.operations < operations:
+        left = operations - story.operations
         change = draw.one(_CHANGES_IN_TWO if left > 1 and draw.chance(0.35) else _CHANGES)
         total = change(draw, story, me, friend, thing, start, total)
     story.question = draw.one(

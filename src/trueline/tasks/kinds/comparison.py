@@ -20,6 +20,7 @@ def comparison(draw: Draw, operations: int) -> Story:
     thing = draw.things()[0]
     counts = [draw.number(2, 400)]
     story.tell(f"{people[0].name} has {counts[0]} {thing}.")
+    story.note(people[0].name, counts[0])
     for before, person in pairwise(people[: chain + 1]):
         counts.append(_compared(draw, story, person, before, thing, counts[-1]))
     for person in people[chain + 1 :]:  # nobody asks for them
@@ -41,12 +42,12 @@ def comparison(draw: Draw, operations: int) -> Story:
                     f"How many {thing} do {pair[1]} and {pair[0]} have in total?",
                 )
             )
-            story.compute(counts[other], "+", counts[chain])
+            story.compute(counts[other], "+", counts[chain], of=(pair[1], pair[0]))
         else:
             more, fewer = (chain, other) if counts[chain] > counts[other] else (other, chain)
             names = people[more].name, people[fewer].name
             story.question = f"How many more {thing} does {names[0]} have than {names[1]}?"
-            story.compute(counts[more], "-", counts[fewer])
+            story.compute(counts[more], "-", counts[fewer], of=names)
     else:
         story.question = draw.one(
             (f"How many {thing} does {last.name} have?", f"How many {thing} has {last.name}?")
@@ -84,6 +85,7 @@ def ages(draw: Draw, operations: int) -> Story:
     people = draw.people(operations - later + 1)
     age = draw.between(2, 60)
     story.tell(f"{people[0].name} is {age} years old.")
+    story.note(people[0].name, age)
     for before, person in pairwise(people):
         how = draw.between(0, 2)
         if how == 0:

@@ -16,14 +16,16 @@ def days(draw: Draw, operations: int) -> Story:
     names = [words.DAYS[(first + i) % len(words.DAYS)] for i in range(operations + 2)]
     counts = [draw.number(2, 300)]
     story.tell(f"On {names[0]} {me.name} {does} {counts[0]} {things}.")
+    story.note(names[0], counts[0])
     in_all = operations > 1 and draw.chance(0.5)
-    while len(story.steps) + (len(counts) - 1 if in_all else 0) < operations:
-        left = operations - len(story.steps) - (len(counts) - 1 if in_all else 0)
+    while story.operations + (len(counts) - 1 if in_all else 0) < operations:
+        left = operations - story.operations - (len(counts) - 1 if in_all else 0)
         before, day = names[len(counts) - 1], names[len(counts)]
         if in_all and left == 1:
             count = draw.number(2, 300)
             story.tell(f"On {day} {me.subject.lower()} {does} {count} {things}.")
             counts.append(count)
+            story.note(day, count)
             continue
         how = draw.between(0, 2)
         if how == 0:
@@ -54,6 +56,6 @@ def days(draw: Draw, operations: int) -> Story:
         )
     else:
         story.question = f"How many {things} does {me.name} {do} on {names[len(counts) - 1]}?"
-    if len(story.steps) != operations:
+    if story.operations != operations:
         raise Unfit
     return story

@@ -31,7 +31,7 @@ def shop(draw: Draw, operations: int) -> Story:
         other_paid = story.compute(other_count, "*", other_price)
         paid = story.compute(paid, "+", other_paid)
     story.tell(f"{bought}.")
-    if len(story.steps) == operations:
+    if story.operations == operations:
         story.question = draw.one(
             (
                 f"How many {money} does {me.name} pay?",
@@ -42,7 +42,7 @@ def shop(draw: Draw, operations: int) -> Story:
     purse = draw.number(paid + 1, LARGEST)
     story.sentences.insert(draw.between(0, 1), f"{me.name} has {purse} {money}.")
     rest = story.compute(purse, "-", paid)
-    if len(story.steps) < operations:
+    if story.operations < operations:
         earned = draw.number(2, 300)
         story.tell(
             draw.one(
@@ -53,7 +53,7 @@ def shop(draw: Draw, operations: int) -> Story:
             )
         )
         story.compute(rest, "+", earned)
-    if len(story.steps) != operations:
+    if story.operations != operations:
         raise Unfit
     story.question = draw.one(
         (f"How many {money} does {me.name} have left?", f"How many {money} are left?",
@@ -100,7 +100,7 @@ def work(draw: Draw, operations: int) -> Story:
     story.tell(f"{me.name} earns {wage} dollars {each}.")
     story.tell(f"{me.subject} works {draw.spell(hours)} {unit}s.")
     total = story.compute(hours, "*", wage)
-    while len(story.steps) < operations:
+    while story.operations < operations:
         if draw.chance(0.5) and total > 3:
             paid = draw.number(2, total - 1)
             what = draw.one(("for food", "for rent", "for a ticket", "for clothes"))

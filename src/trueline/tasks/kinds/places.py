@@ -15,8 +15,8 @@ def boxes(draw: Draw, operations: int) -> Story:
     where = draw.one(("There are", "A shop has", "A farmer has", "The school has", "A baker has"))
     story.tell(f"{where} {draw.spell(count)} {box} with {each} {thing} in each.")
     total = story.compute(count, "*", each)
-    while len(story.steps) < operations:
-        left = operations - len(story.steps)
+    while story.operations < operations:
+        left = operations - story.operations
         how = draw.between(0, 4)
         if how == 0 and left > 1:
             again, inside = draw.between(2, 9), draw.between(2, 60)
@@ -80,11 +80,11 @@ def ride(draw: Draw, operations: int) -> Story:
         )
     )  # fmt: skip
     stop = draw.one(("At the next stop", "At the next place", "Later"))
-    while len(story.steps) < operations:
+    while story.operations < operations:
         if total < 4:
             raise Unfit
         on, off = draw.number(2, 200), draw.number(2, total - 1)
-        both = operations - len(story.steps) > 1 and draw.chance(0.5)
+        both = operations - story.operations > 1 and draw.chance(0.5)
         if both and draw.chance(0.5):
             story.tell(f"{stop} {on} people get on and {off} get off.")
             total = story.compute(story.compute(total, "+", on), "-", off)

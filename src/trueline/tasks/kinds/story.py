@@ -23,15 +23,23 @@ class Story:
         self.sentences: list[str] = []
         self.question = ""
         self.me: Person | None = None  # whose story it is, and nobody else's
-        self.steps: list[str] = []
+        self.lines: list[str] = []
+        """Of the solution."""
+        self.operations = 0
         self.result = 0
 
     def tell(self, sentence: str) -> None:
         self.sentences.append(sentence)
 
-    def compute(self, a: int, sign: str, b: int, whose: str = "") -> int:
-        """Write down a step; its result is the story's until the next. `whose`: where several
-        people or days have a number, this one's."""
+    def note(self, whose: str, number: int) -> None:
+        """A line for a number that the text gives, where several people or days have one."""
+        self.lines.append(f"{whose}: {number}")
+
+    def compute(
+        self, a: int, sign: str, b: int, whose: str = "", of: tuple[str, str] = ("", "")
+    ) -> int:
+        """Write down an operation; its result is the story's until the next. `whose` it is, and
+        whose numbers go into it, where several people or days have one."""
         if sign == "/" and a % b:
             raise Unfit
         self.result = SIGNS[sign](a, b)
@@ -40,7 +48,10 @@ class Story:
         fits = {"*": small, "/": b <= 9 and self.result <= 99}.get(sign, True)
         if not (fits and 0 < self.result <= LARGEST):
             raise Unfit
-        self.steps.append(f"{whose}{whose and ': '}{a} {sign} {b} = {self.result}")
+        first, second = (f"{name}{name and ' '}" for name in of)
+        result = f"{first}{a} {sign} {second}{b} = {self.result}"
+        self.lines.append(f"{whose}{whose and ': '}{result}")
+        self.operations += 1
         return self.result
 
 
