@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -92,6 +92,14 @@ class LLMEngine:
         aborted = [self.core.abort(name) for name in request.sequence_ids]
         return any(aborted)
 
+    def drop_requests(self, request_ids: Iterable[str]) -> None:
+        """Abort these and step until nothing is left, after an error or an interrupt."""
+        with suppress(EngineBroken):  # then there is nothing to clear up, and the cause is known
+            for name in list(request_ids):
+                self.abort_request(name)
+            while self.has_unfinished_requests():
+                self.step()
+
     def has_unfinished_requests(self) -> bool:
         return bool(self._requests) or self.core.has_unfinished()
 
@@ -168,13 +176,7 @@ class LLM:
                 self.llm_engine.add_request(name, prompt, each)
             done = self._run(len(names), use_tqdm)
         except BaseException:
-            with suppress(
-                EngineBroken
-            ):  # then there is nothing to clear up, and the cause is known
-                for name in names:
-                    self.llm_engine.abort_request(name)
-                while self.llm_engine.has_unfinished_requests():
-                    self.llm_engine.step()
+            self.llm_engine.drop_requests(names)
             raise
         return [done[name] for name in names]
 

@@ -16,6 +16,7 @@ BUDGETS = {
     "cli": 10,
     "client": 20,
     "engine": 155,
+    "evaluate": 15,
     "gpu": 5,
     "house": 10,
     "layers": 5,

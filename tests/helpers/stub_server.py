@@ -56,6 +56,9 @@ class Stub:
             return JSONResponse({"error": {"message": said}}, int(script), headers)
         if script == "strict" and "return_token_ids" in body:
             return JSONResponse({"error": {"message": "return_token_ids: unknown"}}, 400)
+        if script == "odd" and "odd" in str(body.get("prompt")):
+            await asyncio.sleep(0.6)
+            return Response(b'{"choices": "\xff', media_type="application/json")
         if script == "whole" or not body.get("stream"):
             return JSONResponse(self.whole(body))
         return StreamingResponse(self.counted(script, body), media_type="text/event-stream")

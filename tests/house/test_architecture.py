@@ -25,14 +25,14 @@ ENGINE_FILES = [file for file in FILES if not any(file.is_relative_to(at) for at
 
 # A room may import those before it. `reference` stands aside: see below.
 ROOMS = (
-    *("errors", "utils", "plugins", "device", "config", "outputs", "spec", "models"),
+    *("errors", "utils", "tasks", "plugins", "device", "config", "outputs", "spec", "models"),
     *("weights", "cache", "native", "ops", "kinds", "tiny", "parallel", "plan", "layers", "text"),
     *("engine", "output_processor", "llm", "verify", "conformance", "describe", "server", "client"),
     *("bench", "cli"),
 )
 NO_TORCH = (
     "errors",
-    *("utils", "plugins", "config", "spec", "models", "describe", "outputs"),
+    *("utils", "tasks", "plugins", "config", "spec", "models", "describe", "outputs"),
 )
 # The scheduler, the pools and the prefix cache are pure bookkeeping.
 NO_TORCH_FILES = (

@@ -10,6 +10,7 @@ from trueline import __version__
 from trueline.cli.bench import bench
 from trueline.cli.chat import chat
 from trueline.cli.complete import complete
+from trueline.cli.eval import command as evaluate
 from trueline.cli.generate import generate
 from trueline.cli.inspect import inspect_model
 from trueline.cli.make_tiny import make_tiny
@@ -31,6 +32,7 @@ app.command(serve)
 app.command(generate, name="generate")
 app.command(inspect_model, name="inspect")
 app.command(score, name="score")
+app.command(evaluate)
 app.command(make_tiny, name="make-tiny")
 app.command(complete, name="complete")
 app.command(chat, name="chat")

@@ -29,7 +29,8 @@ class ConnectionOptions:
     api_key_file: Path | None = None
     """Its first line is the key."""
     timeout: float = 600.0
-    """Seconds to wait for the next byte; of a benchmark, for a whole answer."""
+    """Seconds to wait for the next byte; of a benchmark or an evaluation, for a whole
+    answer."""
 
     def open(self, url: str) -> Endpoint:
         from trueline.client.endpoint import endpoint

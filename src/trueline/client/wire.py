@@ -78,7 +78,7 @@ def read_chunk(data: bytes) -> Chunk:
     """Raises what the server said where it reports an error in the middle of a stream."""
     try:
         chunk = _decode(data)
-    except msgspec.MsgspecError as error:
+    except (msgspec.MsgspecError, UnicodeDecodeError) as error:
         start = data[:200].decode(errors="replace")
         raise ServerError("not understood", f"an answer that is none ({error}): {start}") from error
     if chunk.error is not None or chunk.object == "error":
@@ -91,7 +91,7 @@ def said_in(body: bytes) -> str | None:
     """The message of an error, in any of the shapes that servers use."""
     try:
         found = msgspec.json.decode(body)
-    except msgspec.MsgspecError:
+    except (msgspec.MsgspecError, UnicodeDecodeError):
         return body[:500].decode(errors="replace").strip() or None
     for key in ("error", "message", "detail"):
         if isinstance(found, dict) and found.get(key):

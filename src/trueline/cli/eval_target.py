@@ -1,0 +1,108 @@
+"""What `trueline eval` evaluates: a model that is loaded here, or one that a server has."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass, fields, replace
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from trueline.cli.generate import OfflineEngine
+from trueline.cli.remote import ConnectionOptions
+from trueline.errors import UsageError
+from trueline.utils.hub import find_model
+from trueline.utils.json_types import JSON
+
+if TYPE_CHECKING:
+    from trueline.client.endpoint import Endpoint
+    from trueline.evaluate.run import Runner
+
+IN_FLIGHT = 64
+SPEED_ONLY = ("max_num_seqs", "gpu_memory_utilization")
+"""Options of the engine that an evaluation may change when it is resumed."""
+
+
+class Target(Protocol):
+    @property
+    def has_chat_template(self) -> bool: ...
+    @property
+    def identity(self) -> JSON:
+        """Of the model, for the settings."""
+        ...
+
+    def runner(self, template_kwargs: JSON) -> Runner: ...
+
+
+def open_target(
+    model: str, concurrency: int | None, engine: OfflineEngine, connection: ConnectionOptions
+) -> Target:
+    if concurrency is not None and concurrency < 1:
+        raise UsageError(f"--concurrency {concurrency}: accepted: numbers from 1 up")
+    if model.startswith(("http://", "https://")):
+        _refuse_given("an engine here, and this is a server", engine, OfflineEngine())
+        server = connection.open(model)
+        return ServerTarget(server, server.pick_model(connection.model), concurrency or IN_FLIGHT)
+    of_key = replace(ConnectionOptions(), api_key=connection.api_key)  # the environment has one
+    _refuse_given("a server, and this is a model", connection, of_key)
+    if concurrency is not None:
+        if engine.max_num_seqs is not None:
+            raise UsageError("--concurrency and --max-num-seqs are the same: give one")
+        engine = replace(engine, max_num_seqs=concurrency)
+    return EngineTarget(model, find_model(model), engine)
+
+
+def _refuse_given(whose: str, given: object, default: object) -> None:
+    for item in fields(default):  # type: ignore[arg-type]
+        if getattr(given, item.name) != getattr(default, item.name):
+            raise UsageError(f"--{item.name.replace('_', '-')} is for {whose}")
+
+
+@dataclass(frozen=True)
+class EngineTarget:
+    model: str
+    directory: Path
+    options: OfflineEngine
+
+    @cached_property
+    def has_chat_template(self) -> bool:
+        from trueline.text.tokenizer import Tokenizer
+
+        return "default" in Tokenizer.load(self.directory).chat_templates
+
+    @property
+    def identity(self) -> JSON:
+        file = self.directory / "config.json"
+        try:
+            config = file.read_bytes()
+        except OSError as error:
+            raise UsageError(f"{file}: not readable ({error})") from error
+        given = {name: value for name, value in asdict(self.options).items() if value}
+        return {
+            "name": self.model,
+            "config_sha256": hashlib.sha256(config).hexdigest(),
+            "engine": {name: value for name, value in given.items() if name not in SPEED_ONLY},
+        }
+
+    def runner(self, template_kwargs: JSON) -> Runner:
+        from trueline.evaluate.engine_runner import EngineRunner
+
+        return EngineRunner(self.options.load(self.model), template_kwargs)
+
+
+@dataclass(frozen=True)
+class ServerTarget:
+    server: Endpoint
+    model: str
+    concurrency: int
+    has_chat_template: bool = True
+    """Nobody can ask: a server without one says so in its answers."""
+
+    @property
+    def identity(self) -> JSON:
+        return {"name": self.model, "url": self.server.base}
+
+    def runner(self, template_kwargs: JSON) -> Runner:
+        from trueline.evaluate.server_runner import ServerRunner
+
+        return ServerRunner(self.server, self.model, self.concurrency, template_kwargs)

@@ -1,0 +1,1 @@
+"""Tasks with exact answers that a model can be evaluated on."""

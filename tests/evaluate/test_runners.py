@@ -1,0 +1,334 @@
+"""The same items asked of the engine here and of servers, good and bad ones."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from servers import Served, serving
+from stub_server import TEXT, Stub, stub_server
+from trueline import LLM, SamplingParams
+from trueline.cli import main
+from trueline.client.endpoint import endpoint
+from trueline.evaluate import server_runner
+from trueline.evaluate.engine_runner import EngineRunner
+from trueline.evaluate.items import Item
+from trueline.evaluate.match import MATCHES
+from trueline.evaluate.prompts import PromptFormat
+from trueline.evaluate.run import Runner, evaluate, make_requests, run_requests
+from trueline.evaluate.samples import Sample
+from trueline.evaluate.server_runner import ServerRunner
+
+Tiny = Callable[..., Path]
+Run = Callable[..., tuple[int, str, str]]
+MATCH = {"exact": MATCHES["exact"]}
+CHAT = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "And now?"}]
+ITEMS = [
+    *(Item(id=str(n), question="word " * (1 + 3 * n), answer="x") for n in range(6)),
+    Item(id="chat", question=CHAT, answer="x"),
+]
+TEXTS = ITEMS[:-1]
+GREEDY = SamplingParams(temperature=0, max_tokens=12)
+DRAWN = SamplingParams(temperature=1, max_tokens=12, seed=3, top_p=0.9, stop=["z"])
+
+
+@pytest.fixture(scope="module")
+def model(tiny: Tiny) -> Path:
+    return tiny("deepseek_v3")
+
+
+@pytest.fixture(scope="module")
+def llm(model: Path) -> LLM:
+    return LLM(model, batch_invariant=True)
+
+
+@pytest.fixture(scope="module")
+def server(model: Path) -> Iterator[Served]:
+    with serving(model, "--batch-invariant", "--max-num-seqs", "3") as served:
+        yield served
+
+
+@pytest.fixture(scope="module")
+def running() -> Iterator[Stub]:
+    with stub_server() as stub:
+        yield stub
+
+
+@pytest.fixture
+def stub(running: Stub, monkeypatch: pytest.MonkeyPatch) -> Stub:
+    for name in ("TRUELINE_API_KEY", "OPENAI_API_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(server_runner, "LONGEST_WAIT", 0.001)
+    running.models = ["whole"]
+    running.bodies.clear()
+    return running
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Run:
+    def call(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return int(caught.value.code or 0), out, err
+
+    return call
+
+
+def asked(runner: Runner, items: list[Item], form: PromptFormat, params: SamplingParams,
+          samples: int = 1) -> list[Sample]:  # fmt: skip
+    return run_requests(runner, make_requests(items, form, params, samples), MATCH).samples
+
+
+def outcomes(samples: list[Sample]) -> list[tuple[Any, ...]]:
+    return [
+        (one.key, one.prompt_tokens, one.text, one.generated_tokens, one.finish_reason, one.error)
+        for one in samples
+    ]
+
+
+CASES = [(True, GREEDY, 1), (True, DRAWN, 3), (False, GREEDY, 1), (False, DRAWN, 2)]
+
+
+@pytest.mark.parametrize(("chat", "params", "samples"), CASES)
+def test_engine_and_server_give_the_same(
+    chat: bool, params: SamplingParams, samples: int, model: Path, llm: LLM, server: Served
+) -> None:
+    items, form = ITEMS if chat else TEXTS, PromptFormat(chat=chat)
+    here = outcomes(asked(EngineRunner(llm), items, form, params, samples))
+    assert all(error is None and tokens and count for _, tokens, _, count, _, error in here)
+    assert len({text for _, _, text, *_ in here}) > len(items) // 2
+    for concurrency in (1, 5):
+        runner = ServerRunner(endpoint(server.url), model.name, concurrency)
+        runner.model = server.get("/v1/models").json()["data"][0]["id"]
+        assert outcomes(asked(runner, items, form, params, samples)) == here
+    alone = EngineRunner(LLM(model, batch_invariant=True, max_num_seqs=1))
+    assert outcomes(asked(alone, items, form, params, samples)) == here
+
+
+def test_a_chat_is_rendered_as_llm_chat_does(llm: LLM) -> None:
+    (found,) = asked(EngineRunner(llm), ITEMS[-1:], PromptFormat(chat=True), GREEDY)
+    (output,) = llm.chat(CHAT, GREEDY)
+    assert found.rendered_prompt == output.prompt
+    assert found.prompt_tokens == len(output.prompt_token_ids)
+    assert (found.text, found.prompt) == (output.outputs[0].text, CHAT)
+
+
+def test_template_kwargs_reach_the_template(llm: LLM) -> None:
+    plain, other = (
+        asked(EngineRunner(llm, kwargs), ITEMS[-1:], PromptFormat(chat=True), GREEDY)[0]
+        for kwargs in ({}, {"bos_token": "<<other>>"})
+    )
+    assert "<<other>>" in str(other.rendered_prompt)
+    assert "<<other>>" not in str(plain.rendered_prompt)
+
+
+def test_one_request_that_fails_does_not_stop_others(llm: LLM) -> None:
+    items = [*TEXTS[:2], Item(id="long", question="w" * 100_000, answer="x"), *TEXTS[2:4]]
+    found = asked(EngineRunner(llm), items, PromptFormat(chat=False), GREEDY)
+    assert [each.item for each in found] == ["0", "1", "long", "2", "3"]
+    assert [each.error is None for each in found] == [True, True, False, True, True]
+    assert "tokens" in str(found[2].error)
+    assert (found[2].finish_reason, found[2].right) == ("error", {"exact": False})
+
+
+def test_an_interrupted_run_leaves_the_engine_usable(llm: LLM) -> None:
+    class Stopped(BaseException):
+        pass
+
+    def stop(sample: Sample) -> None:
+        raise Stopped
+
+    requests = make_requests(TEXTS, PromptFormat(chat=False), GREEDY, 1)
+    with pytest.raises(Stopped):
+        run_requests(EngineRunner(llm), requests, MATCH, keep=stop)
+    assert not llm.llm_engine.has_unfinished_requests()
+    again = asked(EngineRunner(llm), TEXTS, PromptFormat(chat=False), GREEDY)
+    assert [each.error for each in again] == [None] * len(TEXTS)
+
+
+def test_in_process(llm: LLM) -> None:
+    expected = llm.chat([{"role": "user", "content": str(TEXTS[0].question)}], GREEDY)[0].outputs[0]
+    items = [Item(id="a", question=TEXTS[0].question, answer=expected.text), TEXTS[1]]
+    found = evaluate(llm, items, GREEDY, matches=MATCH)
+    assert [each.right["exact"] for each in found.samples] == [True, False]
+    assert found.figures()["matches"]["exact"]["accuracy"] == 0.5
+    assert found.generated_tokens == sum(each.generated_tokens for each in found.samples) > 0
+
+
+# -- servers that fail -------------------------------------------------------------------------
+
+
+def at(stub: Stub, model: str, **options: Any) -> ServerRunner:
+    return ServerRunner(endpoint(stub.url, "sk-secret", **options), model, 4)
+
+
+def test_what_is_sent(stub: Stub) -> None:
+    runner = ServerRunner(endpoint(stub.url), "whole", 1, {"enable_thinking": False})
+    found = asked(runner, ITEMS[:1], PromptFormat(chat=True), DRAWN, 2)
+    asked(runner, ITEMS[:1], PromptFormat(chat=False), GREEDY)
+    assert [each.text for each in found] == [TEXT] * 2
+    first, second, text = stub.bodies
+    question = {"role": "user", "content": ITEMS[0].question}
+    assert first == {
+        "model": "whole", "messages": [question], "temperature": 1.0, "max_tokens": 12,
+        "top_p": 0.9, "stop": ["z"], "seed": first["seed"],
+        "chat_template_kwargs": {"enable_thinking": False},
+    }  # fmt: skip
+    assert first["seed"] != second["seed"]
+    assert text == {"model": "whole", "prompt": ITEMS[0].question, "temperature": 0.0,
+                    "max_tokens": 12}  # fmt: skip
+
+
+def test_a_busy_server_is_asked_again(stub: Stub) -> None:
+    found = asked(at(stub, "flaky"), TEXTS, PromptFormat(chat=False), GREEDY)
+    assert [each.error for each in found] == [None] * len(TEXTS)
+    assert len(stub.bodies) > len(TEXTS)
+
+
+@pytest.mark.parametrize("status", ["429", "503"])
+def test_a_server_that_stays_busy(stub: Stub, status: str) -> None:
+    found = asked(at(stub, status), TEXTS[:2], PromptFormat(chat=False), GREEDY)
+    assert len(stub.bodies) == 2 * server_runner.ATTEMPTS
+    assert all(str(each.error).startswith(f"HTTP {status}: {status}") for each in found)
+    assert "sk-secret" not in str(found[0].error)
+
+
+def test_a_refusal_is_not_asked_again(stub: Stub) -> None:
+    found = asked(at(stub, "404"), TEXTS, PromptFormat(chat=True), GREEDY)
+    assert len(stub.bodies) == len(TEXTS)
+    assert "no such model" in str(found[0].error)
+
+
+def test_a_slow_or_odd_answer_stops_no_other(stub: Stub) -> None:
+    items = [*TEXTS[:1], Item(id="odd", question="odd", answer="x"), *TEXTS[1:]]
+    found = asked(at(stub, "odd"), items, PromptFormat(chat=False), GREEDY)
+    assert [each.item for each in found if each.error] == ["odd"]
+    assert "an answer that is none" in str(found[1].error)
+    late = asked(at(stub, "odd", timeout=0.2), items, PromptFormat(chat=False), GREEDY)
+    assert [each.error for each in late if each.error] == ["timeout: no complete answer in 0.2 s"]
+
+
+def test_waits_are_the_server_s_or_grow() -> None:
+    response = server_runner.WholeResponse()
+    waits = [response.wait_seconds(attempt) for attempt in range(8)]
+    assert all(0.5 * 2**n <= wait <= 0.625 * 2**n for n, wait in enumerate(waits[:6]))
+    assert 30 <= waits[7] <= 37.5
+    response.retry_after = "7"
+    assert 7 <= response.wait_seconds(0) <= 8.75
+    response.retry_after = "-1"
+    assert response.wait_seconds(0) == 0
+
+
+# -- the verb ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    file = tmp_path / "items.jsonl"
+    answers = ("x", TEXT) * 2
+    rows = [
+        {"prompt": "p" * (1 + 40 * n), "answer": answer, "c": "ab"[n // 2]}
+        for n, answer in enumerate(answers)
+    ]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return file
+
+
+def test_eval_of_a_server(stub: Stub, data: Path, run: Run, tmp_path: Path) -> None:
+    arguments = ("eval", stub.url, "--task", "jsonl", "--data", data, "--category-key", "c",
+                 "--match", "exact", "--match", "contains", "--out", tmp_path / "out")  # fmt: skip
+    code, out, err = run(*arguments, "--json")
+    assert code == 0
+    assert "jsonl: 4 items as chat, zero-shot" in err
+    results = json.loads(out)
+    assert results == json.loads((tmp_path / "out" / "results.json").read_text())
+    assert results["figures"]["matches"]["exact"]["accuracy"] == 0.5
+    assert results["settings"]["model"] == {"name": "whole", "url": f"{stub.url}/v1"}
+    code, out, err = run(*arguments)
+    assert (code, len(stub.bodies)) == (0, 4)
+    assert "4 samples are there" in err
+    for words in (
+        "all",
+        "50.0%",
+        "(15.0% – 85.0%)",
+        "ended by: 4 stop",
+        "12 prompt tokens, 36 gen",
+    ):
+        assert words in out, words
+    assert run(*arguments, "--seed", "4")[0] == 2
+    code, out, _ = run("eval", "diff", tmp_path / "out", tmp_path / "out", "--json")
+    assert (code, json.loads(out)["both"], json.loads(out)["texts_differ"]) == (0, 2, 0)
+    assert "0 of 4 texts differ" in run("eval", "diff", tmp_path / "out", tmp_path / "out")[1]
+
+
+def test_eval_fails_where_an_item_did(stub: Stub, data: Path, run: Run) -> None:
+    stub.models = ["404"]
+    code, out, _ = run("eval", stub.url, "--task", "jsonl", "--data", data)
+    assert code == 1
+    assert "4 ended in error, and count as wrong" in out
+
+
+def test_eval_of_a_model(model: Path, data: Path, run: Run, tmp_path: Path) -> None:
+    asked_for = (
+        "eval",
+        model,
+        "--task",
+        "jsonl",
+        "--data",
+        data,
+        "--max-tokens",
+        "4",
+        "--batch-invariant",
+    )
+    for name, concurrency in (("a", 1), ("b", 4)):
+        kept = ("--concurrency", concurrency, "--out", tmp_path / name)
+        code, _, err = run(*asked_for, *kept)
+        assert code == 0, err
+    one, other = ((tmp_path / name / "samples.jsonl").read_bytes() for name in "ab")
+    assert one == other
+    code, out, _ = run(*asked_for, "--no-chat", "--samples", "2", "--temperature", "1", "--json")
+    results = json.loads(out)
+    assert (code, results["figures"]["samples"], results["settings"]["form"]) == (
+        0,
+        8,
+        "completion",
+    )
+
+
+JSONL = ("--task", "jsonl", "--data", "DATA")
+WRONG = [
+    (("--task", "gsm8k"), "--task gsm8k needs --data FILE"),
+    (("--task", "gsm8k", "--data", "DATA", "--match", "exact"), "--match is for --task jsonl"),
+    (("--data", "DATA"), "--data is for --task gsm8k, aime or jsonl, not for stories"),
+    ((*JSONL, "--fewshot-data", "DATA"), "--fewshot-data is for"),
+    ((*JSONL, "--num-fewshot", "3"), "--num-fewshot needs"),
+    ((*JSONL, "--no-chat", "--system", "s"), "--system is for a chat"),
+    ((*JSONL, "--samples", "2"), "greedy choice gives the same"),
+    ((*JSONL, "--concurrency", "0"), "--concurrency 0: accepted"),
+    ((*JSONL, "--timeout", "5"), "--timeout is for a server"),
+    ((*JSONL, "--concurrency", "2", "--max-num-seqs", "2"), "give one"),
+    ((*JSONL, "--category", "a"), "none: no item has one"),
+    ((*JSONL, "--prompt-key", "q"), "line 1: no key 'q'; it has: prompt"),
+    ((*JSONL, "--temperature", "-1"), "temperature = -1.0: accepted"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("arguments", "said"), WRONG)
+def test_wrong_input_is_named(
+    arguments: tuple[str, ...], said: str, model: Path, data: Path, run: Run
+) -> None:
+    given = [str(data) if each == "DATA" else each for each in arguments]
+    code, _, err = run("eval", model, *given)
+    assert code == 2
+    assert said in err
+
+
+def test_engine_options_are_not_for_a_server(stub: Stub, data: Path, run: Run) -> None:
+    code, _, err = run("eval", stub.url, "--task", "jsonl", "--data", data, "--batch-invariant")
+    assert (code, stub.bodies) == (2, [])
+    assert "--batch-invariant is for an engine here, and this is a server" in err
