@@ -30,16 +30,14 @@ LONG, MANY = 60, 5
 IDENTIFIERS = frozenset(
     """no_long_pauses bits_are_steady wait_turn launches_early Choice Answer Copy news Story Drawn
     Made Pending ladder rehearse FixedInputs Sums Door Link obey aside _Life told readers copiers
-    paired deal top_positions head_product linear_inputs turn_heads""".split()  # noqa: SIM905
+    paired deal top_positions head_product linear_inputs turn_heads""".split()
 )
 FILES = frozenset(
     """pauses steady pieces kernel choices sizes answers aside link child meter frames halves seed
-    work locate crowd parts top_positions head_product linear_inputs""".split()  # noqa: SIM905
+    work locate crowd parts top_positions head_product linear_inputs""".split()
 )
 # Ordinary words of the same table: right where they mean what the glossary says.
-ORDINARY = frozenset(
-    "turn product floor slots parts pairs halves whole take Kind Run Step".split()  # noqa: SIM905
-)
+ORDINARY = frozenset("turn product floor slots parts pairs halves whole take Kind Run Step".split())
 
 
 @dataclass

@@ -7,7 +7,6 @@ SHE = tuple(
     "Julia Kate Lena Lily Lucy Maria Mei Mia Nina Nora Olga Priya Rosa Ruth Sara "
     "Sofia Tara Uma Vera Zoe".split()
 )
-)
 HE = tuple(
     "Adam Ahmed Alex Ben Carl Chen Dan David Eric Felix George Hugo Ivan Jack James Jonas "
     "Karim Leo Liam Luca Mark Max Noah Omar Oscar Paul Peter Raj Sam Theo Tim Tom Victor Will "
