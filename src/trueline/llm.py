@@ -85,6 +85,29 @@ class LLMEngine:
         self._requests[request_id] = request
         self._by_sequence.update(dict.fromkeys(request.sequence_ids, request))
 
+    def chat_prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+    ) -> Prompt:
+        """A conversation, rendered with the model's template."""
+        if self.tokenizer is None:
+            raise UsageError("chat needs a tokenizer")
+        text = render_chat(
+            chat_template or self.tokenizer,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            **dict(chat_template_kwargs or {}),
+        )
+        # the template writes its own special tokens
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        return {"prompt": text, "prompt_token_ids": ids}
+
     def abort_request(self, request_id: str) -> bool:
         request = self._requests.get(request_id)
         if request is None:
@@ -192,23 +215,18 @@ class LLM:
         chat_template_kwargs: Mapping[str, object] | None = None,
     ) -> list[RequestOutput]:
         """One conversation (a list of messages) or several; rendered with the model's template."""
-        tokenizer = self.llm_engine.tokenizer
-        if tokenizer is None:
-            raise UsageError("chat needs a tokenizer")
         several = bool(messages) and isinstance(messages[0], (list, tuple))
-        conversations = messages if several else [messages]
-        prompts: list[Prompt] = []
-        for one in cast("Sequence[Sequence[Message]]", conversations):
-            text = render_chat(
-                chat_template or tokenizer,
+        conversations = cast("Sequence[Sequence[Message]]", messages if several else [messages])
+        prompts = [
+            self.llm_engine.chat_prompt(
                 one,
                 add_generation_prompt=add_generation_prompt,
+                chat_template=chat_template,
                 tools=tools,
-                **dict(chat_template_kwargs or {}),
+                chat_template_kwargs=chat_template_kwargs,
             )
-            # the template writes its own special tokens
-            ids = tokenizer.encode(text, add_special_tokens=False)
-            prompts.append({"prompt": text, "prompt_token_ids": ids})
+            for one in conversations
+        ]
         return self.generate(prompts, sampling_params, use_tqdm)
 
     def get_tokenizer(self) -> Tokenizer | None:

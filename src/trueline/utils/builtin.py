@@ -35,10 +35,10 @@ BUILTIN_MODELS = {
 DEFAULT_MODEL = "witness-v3"
 """What a verb takes where no model is given."""
 SAMPLE_PROBLEM = (
-    "Mia has 35 shells. She finds 18 more on the beach and gives 9 of them to Leo. Then she puts "
-    "the rest into 4 equal boxes. How many shells are in each box?"
+    "Mia has 34 shells. She finds 16 shells on the beach. Then she gives 9 of them to Leo. A month "
+    "later Mia has twice as many shells. How many shells does Mia have now?"
 )
-"""Asked where no prompt is given."""
+"""Asked where no prompt is given; held out from training by its hash (`tasks.stories.split_of`)."""
 
 
 def builtin_model(model: str | Path) -> BuiltinModel | None:
