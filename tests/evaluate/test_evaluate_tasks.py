@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from trueline.evaluate import tasks
 from trueline.evaluate.items import Item
 from trueline.evaluate.prompts import PromptFormat
 from trueline.evaluate.tasks import JsonlKeys
+from trueline.tasks.stories import CATEGORIES, split_of
 
 Write = Callable[..., Path]
 SOLUTION = "She sells 16 - 3 = <<16-3=13>>13 eggs.\nThat is $<<13*2=26>>26.\n#### 26"
@@ -159,6 +162,26 @@ def test_categories_and_limits_are_checked(write: Write) -> None:
         tasks.select(items, [], 0)
 
 
+def test_stories() -> None:
+    task = tasks.stories(limit=10)
+    counts = Counter(item.category for item in task.items)
+    assert list(counts.items()) == [(f"{n} operations", 3 if n < 4 else 2) for n in range(2, 6)]
+    assert len({item.id for item in task.items}) == 10
+    for item in task.items:
+        assert task.matches["answer"](item.solution, item.answer) == (item.answer, True)
+        assert task.matches["answer"]("#### -1", item.answer) == ("-1", False)
+        assert split_of(str(item.question)) == "test"
+    fewer = tasks.stories(limit=4).items
+    assert {item.id for item in fewer} < {item.id for item in task.items}
+    assert [item.category for item in tasks.stories(["long", "recall", "long"], 3).items] == [
+        "long", "long", "recall"]  # fmt: skip
+    assert {item.category for item in tasks.stories(["all"], 9).items} == set(CATEGORIES)
+    with pytest.raises(UsageError, match="the nearest known name is '2 operations'"):
+        tasks.stories(["2 operation"])
+    with pytest.raises(UsageError, match="--limit 0"):
+        tasks.stories(limit=0)
+
+
 # -- prompts -------------------------------------------------------------------------------
 
 ITEM = Item(id="1", question="How many?", answer="3")
@@ -167,9 +190,11 @@ EXAMPLES = (Item(id="2", question="Q1", answer="1", solution="So.\n#### 1"),
 
 
 def test_a_completion() -> None:
-    form = PromptFormat(chat=False, is_question_and_answer=True, instruction="not said")
+    form = PromptFormat(chat=False, is_question_and_answer=True)
     assert form.prompt(ITEM) == "Question: How many?\nAnswer:"
-    shots = PromptFormat(chat=False, is_question_and_answer=True, examples=EXAMPLES)
+    told = replace(form, instruction="Briefly.")
+    assert told.prompt(ITEM) == "Question: How many?\n\nBriefly.\nAnswer:"
+    shots = replace(told, examples=EXAMPLES)
     assert shots.prompt(ITEM) == (
         "Question: Q1\nAnswer: So.\n#### 1\n\nQuestion: Q2\nAnswer: #### 2\n\n"
         "Question: How many?\nAnswer:"
@@ -188,7 +213,7 @@ def test_a_chat() -> None:
     assert shots[-1] == {"role": "user", "content": "How many?"}
     own = [{"role": "user", "content": "u"}]
     assert form.prompt(Item(id="4", question=own, answer="a"))[1:] == own
-    with pytest.raises(UsageError, match="has no completion form"):
+    with pytest.raises(UsageError, match="is a list of chat messages"):
         PromptFormat(chat=False).prompt(Item(id="4", question=own, answer="a"))
 
 

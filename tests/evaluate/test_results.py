@@ -54,7 +54,7 @@ class Script:
     asked: list[tuple[str, int]] = field(default_factory=list)
 
     def run(self, requests: Sequence[EvalRequest], report: Report) -> None:
-        for request in sorted(requests, key=lambda each: (-each.sample, each.item.id[::-1])):
+        for request in reversed(requests):
             if self.kill_after == len(self.asked):
                 raise Killed
             self.asked.append((request.item.id, request.sample))
@@ -88,7 +88,8 @@ def kept_in(directory: Path) -> tuple[bytes, Any]:
 @pytest.mark.parametrize("samples", [1, 2])
 def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, samples: int) -> None:
     whole = tmp_path / "whole"
-    evaluated(whole, Script(), samples)
+    found = evaluated(whole, Script(), samples)
+    assert [each.key for each in found.samples] == every_sample(samples)
     for count in range(len(ITEMS) * samples):
         directory = tmp_path / str(count)
         first, second = Script(kill_after=count), Script()
@@ -96,7 +97,7 @@ def test_a_resumed_run_equals_an_uninterrupted_one(tmp_path: Path, samples: int)
             evaluated(directory, first, samples)
         evaluated(directory, second, samples)
         assert kept_in(directory) == kept_in(whole)
-        assert sorted(first.asked + second.asked) == sorted(every_sample(samples))
+        assert sorted(first.asked + second.asked) == every_sample(samples)
     assert "figures" in kept_in(whole)[1]
 
 
@@ -109,7 +110,7 @@ def test_a_torn_last_line_is_dropped(tmp_path: Path) -> None:
     evaluated(whole, Script())
     content = (whole / "samples.jsonl").read_bytes()
     start = content[:-1].rindex(b"\n") + 1
-    for cut in range(start, len(content)):
+    for cut in range(start, len(content), 7):
         (whole / "samples.jsonl").write_bytes(content[:cut])
         again = Script()
         with ResultsDirectory.open(whole, SETTINGS) as kept:
@@ -217,7 +218,7 @@ def test_figures() -> None:
         sample("d", False, prompt_tokens=None, finish_reason="error", error="HTTP 500"),
     ]
     figures = summarise(samples, 1)
-    assert (figures["items"], figures["errors"]) == (4, 1)
+    assert (figures["items"], figures["errors"], figures["first_error"]) == (4, 1, "HTTP 500")
     assert figures["matches"]["m"]["accuracy"] == 0.5
     assert figures["matches"]["m"]["right"] == 2
     assert figures["finish_reasons"] == {"error": 1, "length": 1, "stop": 2}
@@ -291,6 +292,10 @@ def test_diff_wants_the_same_items() -> None:
     a, b = ([sample(item, True) for item in items] for items in ("12", "234"))
     with pytest.raises(UsageError, match="2 samples are missing in A, 1 in B"):
         diff(a, b)
+    for one, other, missing in ((a, a[1:], "0 samples are missing in A, 1 in B"),
+                                (a[1:], a, "1 samples are missing in A, 0 in B")):  # fmt: skip
+        with pytest.raises(UsageError, match=missing):
+            diff(one, other)
     with pytest.raises(UsageError, match="1 have another answer"):
         diff(a, [sample("1", True, answer="2"), sample("2", True)])
     with pytest.raises(UsageError, match="--match n: accepted: m"):

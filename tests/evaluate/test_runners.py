@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -143,7 +145,8 @@ def test_an_interrupted_run_leaves_the_engine_usable(llm: LLM) -> None:
     def stop(sample: Sample) -> None:
         raise Stopped
 
-    requests = make_requests(TEXTS, PromptFormat(chat=False), GREEDY, 1)
+    form, short = PromptFormat(chat=False), SamplingParams(temperature=0, max_tokens=1)
+    requests = make_requests(TEXTS[:1], form, short, 1) + make_requests(TEXTS[1:], form, GREEDY, 1)
     with pytest.raises(Stopped):
         run_requests(EngineRunner(llm), requests, MATCH, keep=stop)
     assert not llm.llm_engine.has_unfinished_requests()
@@ -181,7 +184,7 @@ def test_what_is_sent(stub: Stub) -> None:
     }  # fmt: skip
     assert first["seed"] != second["seed"]
     assert text == {"model": "whole", "prompt": ITEMS[0].question, "temperature": 0.0,
-                    "max_tokens": 12}  # fmt: skip
+                    "top_p": 1.0, "max_tokens": 12}  # fmt: skip
 
 
 def test_a_busy_server_is_asked_again(stub: Stub) -> None:
@@ -270,7 +273,7 @@ def test_eval_fails_where_an_item_did(stub: Stub, data: Path, run: Run) -> None:
     stub.models = ["404"]
     code, out, _ = run("eval", stub.url, "--task", "jsonl", "--data", data)
     assert code == 1
-    assert "4 ended in error, and count as wrong" in out
+    assert "4 ended in error, and count as wrong; the first: HTTP 404: 404" in out
 
 
 def test_eval_of_a_model(model: Path, data: Path, run: Run, tmp_path: Path) -> None:
@@ -326,6 +329,25 @@ def test_wrong_input_is_named(
     code, _, err = run("eval", model, *given)
     assert code == 2
     assert said in err
+
+
+def test_stories_are_the_default(model: Path, run: Run) -> None:
+    code, out, _ = run("eval", model, "--limit", "4", "--max-tokens", "8", "--json")
+    results = json.loads(out)
+    assert (code, results["settings"]["task"], results["figures"]["items"]) == (0, "stories", 4)
+    assert len(results["figures"]["categories"]) == 4
+    assert results["figures"]["finish_reasons"] == {"length": 4}
+
+
+def test_a_server_is_evaluated_without_torch(stub: Stub, tmp_path: Path) -> None:
+    out = str(tmp_path / "out")
+    asked_for = ["eval", stub.url, "--limit", "4", "--out", out]
+    code = (
+        "import sys\nsys.modules['torch'] = None\nfrom trueline.cli import main\n"
+        f"for each in ({asked_for!r}, ['eval', 'diff', {out!r}, {out!r}]):\n"
+        "    try: main(each)\n    except SystemExit as end: assert not end.code\n"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
 def test_engine_options_are_not_for_a_server(stub: Stub, data: Path, run: Run) -> None:

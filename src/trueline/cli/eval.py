@@ -107,6 +107,8 @@ def _settings(task: Task, form: PromptFormat, requests: list[EvalRequest]) -> JS
         "matches": list(task.matches),
         "form": "chat" if form.chat else "completion",
         "num_fewshot": len(form.examples),
+        "instruction": form.instruction,
+        "system": form.system,
     }
 
 

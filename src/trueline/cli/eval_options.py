@@ -95,7 +95,7 @@ class PromptOptions:
     num_fewshot: int | None = None
     """How many of them (5)."""
     instruction: str | None = None
-    """After the question of a chat without examples. Default: the task's, which says how the
+    """After the question where there are no examples. Default: the task's, which says how the
     answer is to be written; '' is none."""
     system: str = ""
     """The system prompt of a chat."""
@@ -110,7 +110,7 @@ class PromptOptions:
         if chat and not has_chat_template:
             raise UsageError("--chat: the model has no chat template; accepted: --no-chat")
         if not chat:
-            for name in ("instruction", "system", "template_kwargs"):
+            for name in ("system", "template_kwargs"):
                 if getattr(self, name):
                     raise UsageError(
                         f"--{name.replace('_', '-')} is for a chat, and this is a completion; "

@@ -34,6 +34,7 @@ class Figures(Part):
     """By tokens of the prompt, as "64–127"."""
     finish_reasons: dict[str, int]
     errors: int
+    first_error: str | None
     prompt_tokens: int
     generated_tokens: int
 
@@ -41,13 +42,15 @@ class Figures(Part):
 def summarise(samples: Sequence[Sample], num_samples: int) -> Figures:
     categories = _parts(samples, num_samples, lambda sample: sample.category)
     lengths = _parts(samples, num_samples, lambda sample: bucket(sample.prompt_tokens))
+    errors = [sample.error for sample in samples if sample.error is not None]
     reasons = Counter(sample.finish_reason for sample in samples)
     return {
         **part(samples, num_samples),
         "categories": {name: one for name, one in categories.items() if name},
         "prompt_lengths": dict(sorted(lengths.items(), key=lambda each: _bucket_start(each[0]))),
         "finish_reasons": dict(sorted(reasons.items())),
-        "errors": sum(sample.error is not None for sample in samples),
+        "errors": len(errors),
+        "first_error": errors[0] if errors else None,
         "prompt_tokens": sum(sample.prompt_tokens or 0 for sample in samples),
         "generated_tokens": sum(sample.generated_tokens for sample in samples),
     }

@@ -15,8 +15,9 @@ class PromptFormat:
     examples: tuple[Item, ...] = ()
     """Of a few-shot prompt. In a chat each is a turn of user and assistant."""
     instruction: str = ""
-    """After the question of a chat without examples: how the answer is to be written."""
+    """After the question where no example shows how an answer is to be written."""
     system: str = ""
+    """Of a chat."""
     is_question_and_answer: bool = False
 
     def prompt(self, item: Item) -> Prompt:
@@ -29,19 +30,22 @@ class PromptFormat:
             messages.append(_message("assistant", example.solution))
         if isinstance(item.question, list):
             return messages + item.question
-        question = item.question
-        if self.instruction and not self.examples:
-            question += f"\n\n{self.instruction}"
-        return [*messages, _message("user", question)]
+        return [*messages, _message("user", self._question(item))]
 
     def _text(self, item: Item) -> str:
         if not self.is_question_and_answer:
-            return _plain_text(item)
+            return self._question(item)
         shown = [
             f"Question: {_plain_text(example)}\nAnswer: {example.solution}\n\n"
             for example in self.examples
         ]
-        return "".join(shown) + f"Question: {_plain_text(item)}\nAnswer:"
+        return "".join(shown) + f"Question: {self._question(item)}\nAnswer:"
+
+    def _question(self, item: Item) -> str:
+        question = _plain_text(item)
+        if self.instruction and not self.examples:
+            question += f"\n\n{self.instruction}"
+        return question
 
     def describe(self) -> str:
         form = "chat" if self.chat else "completion"
@@ -55,4 +59,7 @@ def _message(role: str, content: str) -> JSON:
 def _plain_text(item: Item) -> str:
     if isinstance(item.question, str):
         return item.question
-    raise UsageError(f"item {item.id} is a chat: it has no completion form; leave out --no-chat")
+    raise UsageError(
+        f"item {item.id} is a list of chat messages; accepted where the model has a chat template, "
+        "without --no-chat"
+    )

@@ -41,7 +41,11 @@ def print_results(console: Console, results: JSON) -> None:
     reasons = ", ".join(f"{count} {name}" for name, count in figures["finish_reasons"].items())
     console.print(f"ended by: {reasons}", markup=False)
     if figures["errors"]:
-        console.print(f"{figures['errors']} ended in error, and count as wrong", markup=False)
+        console.print(
+            f"{figures['errors']} ended in error, and count as wrong; the first: "
+            f"{figures['first_error']}",
+            markup=False,
+        )
     rate = speed["tokens_per_s"]
     console.print(
         f"{figures['prompt_tokens']:,} prompt tokens, {figures['generated_tokens']:,} generated"

@@ -21,8 +21,8 @@ BUSY = (429, 503)
 ATTEMPTS = 8
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 """Seconds before a busy server is asked again; each time twice as many."""
-ALWAYS_SENT = ("temperature", "max_tokens")
-"""The rest only where it is not the protocol's default: not every server knows every field."""
+ALWAYS_SENT = ("temperature", "top_p", "max_tokens")
+"""The rest only where it is given: not every server knows every field."""
 
 
 class WholeResponse:

@@ -12,6 +12,7 @@ from trueline.errors import UsageError, did_you_mean, short
 from trueline.evaluate.items import Item, Prompt, with_ids
 from trueline.evaluate.jsonl import Line, read_lines
 from trueline.evaluate.match import MATCHES, Match, as_number, unusable
+from trueline.tasks import stories as generator
 
 CALCULATOR = re.compile(r"<<[^<>]*>>")
 """GSM8K's annotations of a calculation: they are no part of the solution's text."""
@@ -31,7 +32,7 @@ class Task:
     is_question_and_answer: bool = False
     """A completion prompt then says "Question: …" and "Answer:"; else it is the question alone."""
     instruction: str = ""
-    """Said after the question in a chat without examples."""
+    """Said after the question where there are no examples."""
     stop: tuple[str, ...] = ()
     """Of a completion: where the next question would begin."""
     max_tokens: int | None = None
@@ -50,26 +51,26 @@ class JsonlKeys:
 def stories(categories: Sequence[str] = (), limit: int | None = None) -> Task:
     """Held-out problems of the built-in generator, as many of each category; without categories,
     those of 2 to 5 operations."""
-    from trueline.tasks import stories as task
-
     for name in categories:
-        check_category(name, task.CATEGORIES)
-    chosen = task.CATEGORIES if "all" in categories else dict.fromkeys(categories)
+        check_category(name, generator.CATEGORIES)
+    chosen = generator.CATEGORIES if "all" in categories else dict.fromkeys(categories)
     wanted = DEFAULT_STORIES if limit is None else _checked_limit(limit)
-    names = list(chosen or task.ARITHMETIC)
+    names = list(chosen or generator.ARITHMETIC)
     items = [
         Item(id="", question=one.question, answer=one.answer, category=name, solution=one.solution)
         for place, name in enumerate(names)
-        for one in task.problems(name, "test", (wanted + len(names) - 1 - place) // len(names))
+        for one in generator.problems(name, "test", (wanted + len(names) - 1 - place) // len(names))
     ]
     return Task(
         name="stories",
         items=tuple(with_ids("stories", items)),
-        matches={
-            "answer": lambda text, answer: (task.answer_in(text), task.is_right(answer, text))
-        },
+        matches={"answer": _story_match},
         max_tokens=256,
     )
+
+
+def _story_match(text: str, answer: str) -> tuple[str | None, bool]:
+    return generator.answer_in(text), generator.is_right(answer, text)
 
 
 def gsm8k(file: Path) -> Task:
