@@ -24,6 +24,7 @@ def witness(
     *,
     items: int = 96,
     long_items: int = 32,
+    alone_items: int = 40,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     out: Path | None = None,
     figure: Path | None = None,
@@ -43,6 +44,8 @@ def witness(
         Held-out arithmetic problems of 2 to 5 operations, for each model.
     long_items
         Held-out problems of 600 to 850 tokens, for each model.
+    alone_items
+        How many of these are also asked one at a time.
     device
         auto is the GPU where there is one.
     out
@@ -60,9 +63,9 @@ def witness(
 
         return show_demo(device)
     models = _models(model)
-    if items < 1 or long_items < 0:
-        raise UsageError("--items takes numbers from 1 up, --long-items from 0 up")
-    found = _measure(models, items, long_items, device)
+    if items < 1 or long_items < 0 or alone_items < 1:
+        raise UsageError("--items and --alone-items take numbers from 1 up, --long-items from 0 up")
+    found = _measure(models, (items, long_items, alone_items), device)
     text = json.dumps(found, indent=1, ensure_ascii=False)
     if out is not None:
         out.write_text(text + "\n")
@@ -89,10 +92,12 @@ def _models(names: tuple[str, ...]) -> list[BuiltinModel]:
     return [BUILTIN_MODELS[name] for name in dict.fromkeys(names or BUILTIN_MODELS)]
 
 
-def _measure(models: list[BuiltinModel], items: int, long: int, device: str) -> WitnessFigures:
+def _measure(
+    models: list[BuiltinModel], items: tuple[int, int, int], device: str
+) -> WitnessFigures:
     from trueline.witness.run import ProblemSets, num_answers, run
 
-    sets = ProblemSets.draw(items, long)
+    sets = ProblemSets.draw(*items)
     total, done = num_answers(models, sets), 0
     with progress_bar("answers", in_bytes=False) as progress:
 

@@ -44,7 +44,10 @@ def _table(model: ModelFigures, batch: int) -> Table:
     chances = ", ".join(f"p = {each['p']:.2g}" for each in right.values())
     table.add_row("right", "alone", *alone, "")
     table.add_row(
-        "", f"in a mixed batch of {batch}", *together, f"{differing} answers differ; {chances}"
+        "",
+        f"in a mixed batch of {batch}",
+        *together,
+        f"{differing} answers differ from alone; {chances}",
     )
     for story in sorted({fault["story"] for fault in model["faults"]}):
         table.add_section()

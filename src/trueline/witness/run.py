@@ -39,9 +39,9 @@ class RightFigures(TypedDict):
     alone: Share
     batch: Share
     answers_differ: int
-    """Between the two, in their text."""
+    """In their text, of the problems that were asked alone too."""
     p: float
-    """McNemar's exact test of the two."""
+    """McNemar's exact test of the two, on the same problems."""
 
 
 class FaultFigures(TypedDict):
@@ -94,9 +94,11 @@ class ProblemSets:
 
     problems: tuple[Problem, ...]
     num_arithmetic: int
+    alone: range
+    """Places of those that are also asked one at a time, which takes longer."""
 
     @classmethod
-    def draw(cls, arithmetic: int, long: int) -> ProblemSets:
+    def draw(cls, arithmetic: int, long: int, alone: int) -> ProblemSets:
         """Held out from training; arithmetic of 2 to 5 operations in equal shares."""
         kinds = len(ARITHMETIC)
         found = [
@@ -104,15 +106,20 @@ class ProblemSets:
             for place, name in enumerate(ARITHMETIC)
             for problem in problems(name, "test", (arithmetic + kinds - 1 - place) // kinds)
         ]
-        return cls((*found, *problems("long", "test", long)), len(found))
+        every = (*found, *problems("long", "test", long))
+        return cls(every, len(found), range(0, len(every), max(len(every) // alone, 1)))
 
-    def places(self, name: ProblemSet) -> range:
-        if name == "arithmetic":
-            return range(self.num_arithmetic)
-        return range(self.num_arithmetic, len(self.problems))
+    def places(self, name: ProblemSet, among: Sequence[int] | None = None) -> list[int]:
+        """Of a set's problems, in all or among those of some places."""
+        arithmetic = name == "arithmetic"
+        places = range(len(self.problems)) if among is None else among
+        return [i for i, at in enumerate(places) if (at < self.num_arithmetic) == arithmetic]
 
-    def shares(self, answers: Answers) -> dict[ProblemSet, Share]:
-        return {name: _share(answers.of(places)) for name in SETS if (places := self.places(name))}
+    def shares(
+        self, answers: Answers, among: Sequence[int] | None = None
+    ) -> dict[ProblemSet, Share]:
+        found = {name: self.places(name, among) for name in SETS}
+        return {name: _share(answers.of(places)) for name, places in found.items() if places}
 
 
 def _share(answers: Answers) -> Share:
@@ -126,12 +133,12 @@ def _share(answers: Answers) -> Share:
 
 def num_answers(models: Sequence[BuiltinModel], sets: ProblemSets) -> int:
     """That will be asked for at most, for a progress bar."""
-    runs = 0
+    batches = alone = 0
     for model in models:
         faults = faults_of(model)
-        options = {_key(fault.options) for fault in faults} | {_key({})}
-        runs += 1 + len(options) + sum(1 + fault.only_mixed for fault in faults)
-    return runs * len(sets.problems)
+        batches += len({_key(fault.options) for fault in faults} | {_key({})}) + len(faults)
+        alone += 1 + sum(fault.only_mixed for fault in faults)
+    return batches * len(sets.problems) + alone * len(sets.alone)
 
 
 def faults_of(model: BuiltinModel) -> list[StoryFault]:
@@ -185,19 +192,24 @@ class _Model:
     def figures(self) -> ModelFigures:
         with engine_of(self.model, self.device, {}) as engine:
             self.spec = engine.spec
-            alone = ask_alone(engine, self.sets.problems, self.report)
+            alone = self._alone(engine)
             batch = self.right[_key({})] = self._together(engine)
+        same = batch.of(self.sets.alone)
         return {
             "model": self.model.name,
             "stands_for": self.model.stands_for,
             "family": self.spec.family,
             "right": {
-                name: _right(alone.of(places), batch.of(places))
-                for name in SETS
-                if (places := self.sets.places(name))
+                name: _right(alone.of(places), same.of(places), share)
+                for name, share in self.sets.shares(batch).items()
+                if (places := self.sets.places(name, self.sets.alone))
             },
             "faults": [self._fault(fault) for fault in faults_of(self.model)],
         }
+
+    def _alone(self, engine: LLMEngine) -> Answers:
+        asked = [self.sets.problems[place] for place in self.sets.alone]
+        return ask_alone(engine, asked, self.report)
 
     def _together(self, engine: LLMEngine) -> Answers:
         return ask_together(engine, self.sets.problems, self.report)
@@ -239,8 +251,7 @@ class _Model:
             answers = self._together(engine)
             calls = Counter(counts)
             if fault.only_mixed:
-                alone = ask_alone(engine, self.sets.problems, self.report)
-                figures["with_fault_alone"] = self.sets.shares(alone)
+                figures["with_fault_alone"] = self.sets.shares(self._alone(engine), self.sets.alone)
         figures["right"] = self.sets.shares(right)
         figures["with_fault"] = self.sets.shares(answers)
         figures["calls"] = {name: calls[name] for name in fault.faults}
@@ -248,12 +259,12 @@ class _Model:
         figures["acted"] = changed > 0 and min(figures["calls"].values()) > 0
 
 
-def _right(alone: Answers, batch: Answers) -> RightFigures:
-    pairs = list(zip(alone.right, batch.right, strict=True))
+def _right(alone: Answers, same: Answers, batch: Share) -> RightFigures:
+    pairs = list(zip(alone.right, same.right, strict=True))
     return {
         "alone": _share(alone),
-        "batch": _share(batch),
-        "answers_differ": alone.differing(batch),
+        "batch": batch,
+        "answers_differ": alone.differing(same),
         "p": mcnemar(pairs.count((True, False)), pairs.count((False, True))),
     }
 
