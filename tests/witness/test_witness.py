@@ -13,6 +13,7 @@ from xml.etree import ElementTree
 import pytest
 
 from trueline.cli import main
+from trueline.engine import failures
 from trueline.engine.params import SamplingParams
 from trueline.models import read_model
 from trueline.tasks.stories import split_of
@@ -130,6 +131,23 @@ def test_a_fault_that_does_nothing_is_told(capsys: pytest.CaptureFixture[str]) -
     assert ended.value.code == 1
     assert "DID NOT ACT" in out
     assert "changed nothing: the fault no longer acts" in err
+
+
+def test_a_fault_that_stops_the_engine_has_no_right_answers(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(failures, "MOST_IN_A_ROW", 0)
+
+    def stops(original: object) -> property:
+        def read(spec: object) -> float:
+            raise ValueError("no such grid")
+
+        return property(read)
+
+    with broken_as(stops):
+        row = figures(DEFAULT_MODEL)["models"][0]["faults"][0]
+    assert "no such grid" in str(row["stopped"])
+    assert row["with_fault"]["arithmetic"]["right"] == 0
 
 
 def test_what_cannot_be_counted_is_no_storys_fault() -> None:

@@ -28,6 +28,11 @@ class Answers:
     mixed_steps: int
     """Steps that had decode rows and began a prompt."""
 
+    @classmethod
+    def none(cls, count: int) -> Answers:
+        """Of an engine that has stopped."""
+        return cls(("",) * count, (False,) * count, 0)
+
     @property
     def accuracy(self) -> float:
         return sum(self.right) / len(self.right)

@@ -65,7 +65,9 @@ def _add_fault(table: Table, fault: FaultFigures) -> None:
         table.add_row("", name, *["not covered"] * len(SETS), fault["not_covered"])
         return
     cells = [_cost(fault, name) for name in SETS]
-    table.add_row("", name, *cells, "" if fault["acted"] else "DID NOT ACT")
+    stopped = fault["stopped"]
+    note = f"the engine stopped: {stopped}" if stopped else "" if fault["acted"] else "DID NOT ACT"
+    table.add_row("", name, *cells, note)
     if fault["with_fault_alone"]:
         shares = fault["with_fault_alone"]
         cells = [percent(shares[name]) if name in shares else "" for name in SETS]

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Literal, TypedDict, get_args
 
 from trueline.device import find_device
+from trueline.errors import EngineBroken, described
 from trueline.evaluate.statistics import mcnemar
 from trueline.llm import LLMEngine
 from trueline.tasks.stories import ARITHMETIC, Problem, problems
@@ -63,6 +64,8 @@ class FaultFigures(TypedDict):
     answers_changed: int
     """By the fault, in their text."""
     acted: bool
+    stopped: str | None
+    """The engine's last words, where the fault has stopped it: then all answers are wrong."""
 
 
 class ModelFigures(TypedDict):
@@ -237,6 +240,7 @@ class _Model:
             "calls": {},
             "answers_changed": 0,
             "acted": False,
+            "stopped": None,
         }
         if reason is None:
             self._measure(fault, figures)
@@ -244,14 +248,17 @@ class _Model:
 
     def _measure(self, fault: StoryFault, figures: FaultFigures) -> None:
         right = self._right(fault.options)
-        with (
-            switched_on(fault) as counts,
-            engine_of(self.model, self.device, fault.options) as engine,
-        ):
-            answers = self._together(engine)
-            calls = Counter(counts)
-            if fault.only_mixed:
-                figures["with_fault_alone"] = self.sets.shares(self._alone(engine), self.sets.alone)
+        answers = Answers.none(len(right.texts))
+        with switched_on(fault) as counts:
+            try:
+                with engine_of(self.model, self.device, fault.options) as engine:
+                    answers = self._together(engine)
+                    calls = Counter(counts)
+                    if fault.only_mixed:
+                        alone = self.sets.shares(self._alone(engine), self.sets.alone)
+                        figures["with_fault_alone"] = alone
+            except (EngineBroken, RuntimeError) as error:  # a kernel that was launched wrongly
+                figures["stopped"], calls = described(error), Counter(counts)
         figures["right"] = self.sets.shares(right)
         figures["with_fault"] = self.sets.shares(answers)
         figures["calls"] = {name: calls[name] for name in fault.faults}
