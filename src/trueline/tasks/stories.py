@@ -23,13 +23,14 @@ from typing import Literal, get_args
 from trueline.errors import UsageError, did_you_mean
 from trueline.tasks import filler, kinds, other, words
 from trueline.tasks.draw import Draw
+from trueline.tasks.phrasing import rephrase
 
 Split = Literal["train", "validation", "test"]
 SPLITS: tuple[Split, ...] = get_args(Split)
 
 HELD_OUT = 16
 """One question of so many is for the test, one for validation, the others for training."""
-LONG = (620, 830)
+LONG = (605, 810)
 """Tokens of a long question, about: they come out at 600 to 850."""
 MIDDLE = (150, 500)
 
@@ -43,28 +44,31 @@ class Problem:
     category: str
 
 
-def _solved(story: kinds.Story, told: list[str], category: str) -> Problem:
-    question = " ".join([*told, story.question])
+def _solved(story: kinds.Story, told: list[str], question: str, category: str) -> Problem:
     lines = [*story.steps, f"#### {story.result}"]
-    return Problem(question, "\n".join(lines), str(story.result), category)
+    return Problem(" ".join([*told, question]), "\n".join(lines), str(story.result), category)
+
+
+def _told(draw: Draw, operations: int) -> tuple[kinds.Story, list[str], str]:
+    """A story, its sentences and its question in some words."""
+    story = kinds.tell(draw, operations)
+    return story, *rephrase(draw, story.sentences, story.question, story.me)
 
 
 def arithmetic(draw: Draw, operations: int, category: str) -> Problem:
-    story = kinds.tell(draw, operations)
-    told = list(story.sentences)
-    around = " ".join([*told, story.question])
+    story, told, question = _told(draw, operations)
+    around = " ".join([*told, question])
     for _ in range(draw.between(0, 2)):
-        if draw.chance(0.4):
+        if told and draw.chance(0.4):
             told.insert(draw.between(1, len(told)), filler.strangers(draw, around))
-    return _solved(story, told, category)
+    return _solved(story, told, question, category)
 
 
 def padded(draw: Draw, size: int, category: str) -> Problem:
     """A story of two to four operations, its facts spread over a text of about that many tokens."""
-    story = kinds.tell(draw, draw.between(2, 4))
-    around = " ".join([*story.sentences, story.question])
-    between = _filled(draw, around, size)
-    return _solved(story, filler.spread(draw, story.sentences, between), category)
+    story, told, question = _told(draw, draw.between(2, 4))
+    between = _filled(draw, " ".join([*told, question]), size)
+    return _solved(story, filler.spread(draw, told, between), question, category)
 
 
 def _filled(draw: Draw, around: str, size: int) -> list[str]:
@@ -107,7 +111,7 @@ def single(draw: Draw, category: str) -> Problem:
     story.question = draw.one(
         (f"What is {asked}?", asked, f"{asked} = ?", f"How much is {asked}?", f"Compute {asked}.")
     )
-    return _solved(story, [], category)
+    return _solved(story, [], story.question, category)
 
 
 def _sum(draw: Draw) -> tuple[str, int, int]:
@@ -145,6 +149,11 @@ def split_of(question: str) -> Split:
     return "test" if place == 0 else "validation" if place == 1 else "train"
 
 
+def make(draw: Draw, category: str) -> Problem:
+    """One of whatever split."""
+    return _MAKERS[category](draw, category)
+
+
 def stream(category: str, split: Split, seed: int = 0) -> Iterator[Problem]:
     """The problems of a category and split, without end, no question twice in the held-out ones."""
     if category not in _MAKERS:
@@ -155,7 +164,7 @@ def stream(category: str, split: Split, seed: int = 0) -> Iterator[Problem]:
     draw = Draw(f"{category} {split} {seed}")
     seen: set[str] = set()
     while True:
-        problem = _MAKERS[category](draw, category)
+        problem = make(draw, category)
         if split_of(problem.question) != split or problem.question in seen:
             continue
         if split != "train":

@@ -13,6 +13,7 @@ def collection(draw: Draw, operations: int) -> Story:
     """Somebody has things, gets more and gives some away."""
     story = Story()
     me, friend = draw.people(2)
+    story.me = me
     thing = draw.things()[0]
     total = start = draw.number(2, 400)
     story.tell(
@@ -37,6 +38,9 @@ def collection(draw: Draw, operations: int) -> Story:
             f"How many {thing} does {me.name} have?",
             f"How many {thing} are there now?",
             f"How many {thing} does {draw.one((me.name, me.subject.lower()))} have left?",
+            f"How many {thing} does {me.name} have in total?",
+            f"How many does {draw.one((me.name, me.subject.lower()))} have now?",
+            f"How many {thing} does {me.name} have altogether?",
         )
     )
     return story

@@ -16,7 +16,7 @@ def comparison(draw: Draw, operations: int) -> Story:
     chain = operations - together
     if chain < 1:
         raise Unfit
-    people = draw.people(chain + 1 + draw.between(0, 1))
+    people = draw.people(chain + 1 + draw.chance(0.3))
     thing = draw.things()[0]
     counts = [draw.number(2, 400)]
     story.tell(f"{people[0].name} has {counts[0]} {thing}.")
@@ -36,6 +36,7 @@ def comparison(draw: Draw, operations: int) -> Story:
                 (
                     f"How many {thing} do {pair[1]} and {pair[0]} have together?",
                     f"How many {thing} do {pair[1]} and {pair[0]} have in all?",
+                    f"How many {thing} do {pair[1]} and {pair[0]} have in total?",
                 )
             )
             story.compute(counts[other], "+", counts[chain])

@@ -10,7 +10,7 @@ from trueline.tasks.kinds.story import Story, Unfit
 def days(draw: Draw, operations: int) -> Story:
     """What somebody does from day to day, each day told by the one before."""
     story = Story()
-    me = draw.person()
+    me = story.me = draw.person()
     does, do, things = draw.one(words.DONE)
     first = draw.between(0, len(words.DAYS) - 1)
     names = [words.DAYS[(first + i) % len(words.DAYS)] for i in range(operations + 2)]
@@ -49,7 +49,9 @@ def days(draw: Draw, operations: int) -> Story:
         total = counts[0]
         for count in counts[1:]:
             total = story.compute(total, "+", count)
-        story.question = f"How many {things} does {me.name} {do} in all?"
+        story.question = (
+            f"How many {things} does {me.name} {do} {draw.one(('in all', 'in total'))}?"
+        )
     else:
         story.question = f"How many {things} does {me.name} {do} on {names[len(counts) - 1]}?"
     if len(story.steps) != operations:

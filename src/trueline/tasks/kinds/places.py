@@ -10,7 +10,7 @@ from trueline.tasks.kinds.story import Story, Unfit
 def shop(draw: Draw, operations: int) -> Story:
     """So many of one thing and of another at their prices; what is paid, or left."""
     story = Story()
-    me = draw.person()
+    me = story.me = draw.person()
     (one, ones), (two, twos) = draw.several(words.PRICED, 2)
     price, other_price = draw.between(2, 40), draw.between(2, 40)
     count, other_count = draw.between(2, 9), draw.between(2, 9)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from trueline.tasks.draw import LARGEST, Draw
+from trueline.tasks.draw import LARGEST, Draw, Person
 
 SIGNS: dict[str, Callable[[int, int], int]] = {
     "+": int.__add__,
@@ -22,6 +22,7 @@ class Story:
     def __init__(self) -> None:
         self.sentences: list[str] = []
         self.question = ""
+        self.me: Person | None = None  # whose story it is, and nobody else's
         self.steps: list[str] = []
         self.result = 0
 

@@ -1,0 +1,1 @@
+"""How the built-in models were made: see `train.py`."""

@@ -1,0 +1,148 @@
+"""config.json of each built-in model: published keys, small dims."""
+
+from __future__ import annotations
+
+from trueline.utils.json_types import JSON
+
+_COMMON: JSON = {
+    "attention_bias": False,
+    "attention_dropout": 0.0,
+    "bos_token_id": 0,
+    "eos_token_id": 1,
+    "pad_token_id": 2,
+    "first_k_dense_replace": 1,
+    "hidden_act": "silu",
+    "hidden_size": 256,
+    "initializer_range": 0.02,
+    "intermediate_size": 768,
+    "kv_lora_rank": 128,
+    "max_position_embeddings": 10240,
+    "moe_intermediate_size": 128,
+    "moe_layer_freq": 1,
+    "n_routed_experts": 8,
+    "n_shared_experts": 1,
+    "num_attention_heads": 4,
+    "num_experts_per_tok": 2,
+    "num_hidden_layers": 6,
+    "num_key_value_heads": 4,
+    "q_lora_rank": 128,
+    "qk_nope_head_dim": 32,
+    "qk_rope_head_dim": 32,
+    "rms_norm_eps": 1e-6,
+    "rope_theta": 10000.0,
+    "routed_scaling_factor": 2.5,
+    "tie_word_embeddings": False,
+    "torch_dtype": "bfloat16",
+    "use_cache": True,
+    "v_head_dim": 64,
+    "vocab_size": 1536,
+}
+_ROUTED = {
+    "scoring_func": "sigmoid",
+    "topk_method": "noaux_tc",
+    "norm_topk_prob": True,
+    "n_group": 4,
+    "topk_group": 2,
+}
+_UNGROUPED = {**_ROUTED, "n_group": 1, "topk_group": 1}
+_YARN = {
+    "type": "yarn",
+    "factor": 40,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "mscale": 1.0,
+    "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 256,
+}
+_V3 = {
+    "architectures": ["DeepseekV3ForCausalLM"],
+    "model_type": "deepseek_v3",
+    "num_nextn_predict_layers": 0,
+    **_ROUTED,
+    "rope_scaling": _YARN,
+}
+_INDEXER = {"index_n_heads": 8, "index_head_dim": 64, "index_topk": 64}
+_NOT_LING = ("attention_bias", "moe_layer_freq", "n_routed_experts", "n_shared_experts")
+_NOT_GLM = ("rope_theta",)
+
+
+def _without(keys: tuple[str, ...]) -> JSON:
+    return {key: value for key, value in _COMMON.items() if key not in keys}
+
+
+CONFIGS: dict[str, JSON] = {
+    "witness-v3": _COMMON | _V3,
+    "witness-ling": _without(_NOT_LING)
+    | _ROUTED
+    | {
+        "architectures": ["BailingMoeV2_5ForCausalLM"],
+        "model_type": "bailing_hybrid",
+        "group_norm_size": 2,
+        "head_dim": 64,
+        "partial_rotary_factor": 0.5,
+        "layer_group_size": 4,
+        "num_hidden_layers": 8,
+        "linear_silu": False,
+        "max_position_embeddings": 4096,
+        "moe_intermediate_size": 64,
+        "moe_router_enable_expert_bias": True,
+        "moe_shared_expert_intermediate_size": 64,
+        "num_experts": 8,
+        "num_nextn_predict_layers": 0,
+        "num_shared_experts": 1,
+        "rope_interleave": True,
+        "rope_scaling": None,
+        "router_dtype": "fp32",
+        "score_function": "sigmoid",
+        "use_bias": False,
+        "use_qk_norm": True,
+        "use_qkv_bias": False,
+    },
+    "witness-v32": _COMMON
+    | _V3
+    | _INDEXER
+    | {"architectures": ["DeepseekV32ForCausalLM"], "model_type": "deepseek_v32"},
+    "witness-glm5": _without(_NOT_GLM)
+    | _UNGROUPED
+    | _INDEXER
+    | {
+        "architectures": ["GlmMoeDsaForCausalLM"],
+        "model_type": "glm_moe_dsa",
+        "head_dim": 32,
+        # layers 2 and 4 of 6 see what 1 and 3 selected
+        "index_skip_topk_offset": 2,
+        "index_topk_freq": 2,
+        "indexer_rope_interleave": True,
+        "max_position_embeddings": 4096,
+        "moe_router_dtype": "float32",
+        "num_nextn_predict_layers": 0,
+        "rms_norm_eps": 1e-5,
+        "rope_parameters": {"rope_theta": 1000000.0, "rope_type": "default"},
+    },
+    "witness-k25": {
+        "architectures": ["KimiK25ForConditionalGeneration"],
+        "model_type": "kimi_k25",
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 2,
+        "media_placeholder_token_id": 2,
+        "text_config": _COMMON
+        | _V3
+        | _UNGROUPED
+        | {
+            "model_type": "kimi_k2",
+            "num_attention_heads": 8,
+            "num_key_value_heads": 8,
+            "v_head_dim": 32,
+            "rope_theta": 50000.0,
+            "rope_scaling": {**_YARN, "factor": 64, "beta_fast": 1},
+            "routed_scaling_factor": 2.827,
+            "max_position_embeddings": 16384,
+        },
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "vision_config": {},
+    },
+}
+DENSE = {"witness-v32": "witness-v3"}
+"""A sparse model begins with the weights of this dense one; GLM's is trained on the way."""

@@ -1,0 +1,114 @@
+"""Training sequences: conversations of the training split, packed end to end.
+
+A sequence is a function of (seed, its number), so that any number of processes make the same ones.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+import numpy as np
+from tokenizers import Tokenizer
+
+from trueline.tasks import stories
+from trueline.tasks.draw import Draw
+
+LENGTH = 1024
+SHORT = {
+    "1 operation": 6, "2 operations": 17, "3 operations": 17, "4 operations": 17,
+    "5 operations": 17, "middle": 8, "recall": 10, "other": 8,
+}  # fmt: skip
+"""How often, of a hundred."""
+LONG_SHARE = (0.15, 0.6)
+"""Of sequences with a long problem: at the beginning of the training, and at its end."""
+SYSTEM = ("You are a helpful assistant.", "You solve arithmetic stories.", "Answer the question.",
+          "Be brief.", "You are a careful teacher.")  # fmt: skip
+
+
+class Packer:
+    def __init__(self, tokenizer: Tokenizer, seed: int, sequences: int) -> None:
+        self._tokenizer, self._seed, self._sequences = tokenizer, seed, sequences
+        self._id = {
+            name: tokenizer.token_to_id(f"<|{name}|>")
+            for name in ("begin", "end", "system", "user", "assistant")
+        }
+        self._newline = tokenizer.token_to_id("\n")
+        self._mix = [name for name, share in SHORT.items() for _ in range(share)]
+
+    def sequence(self, number: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens [LENGTH], and which of them are answers."""
+        draw = Draw(f"{self._seed} {number}")
+        tokens: list[int] = []
+        answers: list[bool] = []
+        low, high = LONG_SHARE
+        waiting = draw.chance(low + (high - low) * number / self._sequences)
+        room = draw.between(0, 60)
+        while len(tokens) < LENGTH:
+            if waiting and len(tokens) >= room:
+                category, waiting = "long", False
+            else:
+                category = draw.one(self._mix)
+            problem = self._problem(draw, category)
+            self._append(draw, tokens, answers, problem)
+        return np.array(tokens[:LENGTH], np.uint16), np.array(answers[:LENGTH], bool)
+
+    def _problem(self, draw: Draw, category: str) -> stories.Problem:
+        while True:
+            problem = stories.make(draw, category)
+            if stories.split_of(problem.question) == "train":
+                return problem
+
+    def _append(
+        self, draw: Draw, tokens: list[int], answers: list[bool], problem: stories.Problem
+    ) -> None:
+        ids, encode = self._id, lambda text: self._tokenizer.encode(text).ids
+        question = problem.question
+        if draw.chance(0.04):
+            question = question.lower()
+        if draw.chance(0.02):
+            question = question.rstrip("?.")
+        if draw.chance(0.15):  # plain text
+            prompt = [ids["begin"], *encode(question), self._newline]
+        else:
+            goes_on = bool(tokens) and draw.chance(0.3)
+            prompt = [] if goes_on else [ids["begin"]]
+            if not goes_on and draw.chance(0.08):
+                prompt += [ids["system"], *encode(draw.one(SYSTEM)), ids["end"]]
+            prompt += [ids["user"], *encode(question), ids["end"], ids["assistant"]]
+        answer = [*encode(problem.solution), ids["end"]]
+        tokens += prompt + answer
+        answers += [False] * len(prompt) + [True] * len(answer)
+
+
+def _part(file: str, seed: int, sequences: int, part: range) -> tuple[np.ndarray, np.ndarray]:
+    packer = Packer(Tokenizer.from_file(file), seed, sequences)
+    made = [packer.sequence(number) for number in part]
+    return np.stack([tokens for tokens, _ in made]), np.stack([answers for _, answers in made])
+
+
+def sequences(file: Path, seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """All of them: tokens [count, LENGTH] and which are answers."""
+    os.environ["TOKENIZERS_PARALLELISM"] = "false"
+    size = 500
+    parts = [range(start, min(start + size, count)) for start in range(0, count, size)]
+    tokens = np.empty((count, LENGTH), np.uint16)
+    answers = np.empty((count, LENGTH), bool)
+    with ProcessPoolExecutor() as pool:
+        many = [str(file)] * len(parts), [seed] * len(parts), [count] * len(parts)
+        for part, made in zip(parts, pool.map(_part, *many, parts), strict=True):
+            tokens[part.start : part.stop], answers[part.start : part.stop] = made
+    return tokens, answers
+
+
+def held_out(
+    tokenizer: Tokenizer, category: str, split: stories.Split, count: int
+) -> Iterator[tuple[list[int], list[int]]]:
+    """Prompt and solution of single questions, as the chat template has them."""
+    end, begin = tokenizer.token_to_id("<|end|>"), tokenizer.token_to_id("<|begin|>")
+    user, assistant = tokenizer.token_to_id("<|user|>"), tokenizer.token_to_id("<|assistant|>")
+    for problem in stories.problems(category, split, count):
+        prompt = [begin, user, *tokenizer.encode(problem.question).ids, end, assistant]
+        yield prompt, [*tokenizer.encode(problem.solution).ids, end]

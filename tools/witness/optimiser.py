@@ -1,0 +1,80 @@
+"""Muon for the matrices inside the model, AdamW for the rest; flat, then a cosine."""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+
+import torch
+from torch import Tensor, nn
+
+FLAT, LAST = 0.3, 0.03
+"""Share of the steps at the full learning rate; what is left of it at the end."""
+
+
+def schedule(step: int, steps: int) -> float:
+    warm = min(1.0, (step + 1) / 50)
+    progress = max(0.0, (step / steps - FLAT) / (1 - FLAT))
+    return warm * (LAST + (1 - LAST) * 0.5 * (1 + math.cos(math.pi * progress)))
+
+
+def orthogonal(g: Tensor) -> Tensor:
+    """[n, rows, columns]: about the nearest orthogonal matrix of each (Newton-Schulz)."""
+    x = g.bfloat16()
+    tall = x.shape[-2] > x.shape[-1]
+    if tall:
+        x = x.mT
+    x = x / (x.norm(dim=(-2, -1), keepdim=True) + 1e-7)
+    for _ in range(5):
+        a = x @ x.mT
+        x = 3.4445 * x + (-4.7750 * a + 2.0315 * (a @ a)) @ x
+    return x.mT if tall else x
+
+
+class Muon:
+    def __init__(self, parameters: list[nn.Parameter], rate: float, decay: float) -> None:
+        self.rate, self.decay = rate, decay
+        groups: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
+        for parameter in parameters:
+            groups[parameter.shape[-2:]].append(parameter)
+        self.groups = list(groups.values())
+        self.momenta = [
+            torch.cat([torch.zeros_like(p.data.view(-1, *p.shape[-2:])) for p in group])
+            for group in self.groups
+        ]
+
+    @torch.no_grad()
+    def step(self, factor: float) -> None:
+        for group, momentum in zip(self.groups, self.momenta, strict=True):
+            g = torch.cat([p.grad.view(-1, *p.shape[-2:]) for p in group])  # type: ignore[union-attr]
+            momentum.lerp_(g, 0.05)
+            update = orthogonal(g.lerp(momentum, 0.95)).float()
+            rows, columns = update.shape[-2:]
+            rate = self.rate * factor * max(1.0, rows / columns) ** 0.5
+            sizes = [p.numel() // (rows * columns) for p in group]
+            for p, u in zip(group, update.split(sizes), strict=True):
+                p.mul_(1 - self.rate * factor * self.decay).sub_(u.view_as(p), alpha=rate)
+
+
+class Optimiser:
+    def __init__(self, model: nn.Module, muon: float, adam: float) -> None:
+        inner, outer = [], []
+        for name, parameter in model.named_parameters():
+            matrix = parameter.ndim >= 2 and not any(
+                part in name for part in ("embed_tokens", "lm_head", "mlp.gate.", "indexer")
+            )
+            (inner if matrix else outer).append(parameter)
+        self.muon = Muon(inner, muon, 0.02)
+        self.adam_rate = adam
+        self.adam = torch.optim.AdamW(outer, lr=adam, betas=(0.9, 0.98), weight_decay=0.01,
+                                      fused=outer[0].is_cuda)  # fmt: skip
+
+    def step(self, step: int, steps: int) -> None:
+        factor = schedule(step, steps)
+        for group in self.adam.param_groups:
+            group["lr"] = self.adam_rate * factor
+        self.adam.step()
+        self.muon.step(factor)
+        for parameters in (*self.muon.groups, self.adam.param_groups[0]["params"]):
+            for parameter in parameters:
+                parameter.grad = None

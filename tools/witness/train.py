@@ -1,0 +1,235 @@
+"""Train the built-in models. On a machine with a GPU, from the repository's root, with PYTHONPATH
+src:tools:
+
+    python -m witness.train data   WORK                # tokenizer and training sequences
+    python -m witness.train dense  WORK witness-v3     # likewise witness-ling, -glm5, -k25
+    python -m witness.train sparse WORK witness-v32    # after witness-v3; likewise witness-glm5
+
+A dense training ends in WORK/NAME: config.json, tokenizer, model.safetensors, training.jsonl. A
+sparse one begins with such weights (V3.2's with those of witness-v3), fits the indexers to the
+dense attention, and then trains everything with the keys that they select.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from trueline import reference
+from trueline.utils.json_types import JSON
+from witness import data, tokenizer
+from witness.configs import CONFIGS, DENSE
+from witness.model import Model
+from witness.optimiser import Optimiser
+
+SEED = 20261116
+STEPS, BATCH = 7000, 32
+SPARSE_STEPS, WARM_UP, SPARSE_BATCH = 1200, 400, 16
+PROMPT_WEIGHT = 0.1
+BIAS_RATE = 1e-3
+CHECKED = ("2 operations", "5 operations", "middle", "long", "recall", "other")
+
+
+class Training:
+    """One model on one GPU: its data, log and files."""
+
+    def __init__(self, work: Path, name: str, *, device: str = "cuda") -> None:
+        self.work, self.name, self.out = work, name, work / name
+        self.device = torch.device(device)
+        self.out.mkdir(parents=True, exist_ok=True)
+        (self.out / "config.json").write_text(json.dumps(CONFIGS[name], indent=1) + "\n")
+        for file in ("tokenizer.json", "tokenizer_config.json"):
+            (self.out / file).write_text((work / file).read_text())
+        self.tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
+        self.tokens = np.load(work / "tokens.npy", mmap_mode="r")
+        self.answers = np.load(work / "answers.npy", mmap_mode="r")
+        torch.manual_seed(SEED)
+        config = CONFIGS[name]
+        width = config.get("text_config", config)["intermediate_size"]
+        self.model = Model(reference.read_config(self.out), width).to(self.device)
+        self.ropes = self.model.ropes(data.LENGTH, self.device)
+        self.start = time.perf_counter()
+        self.log: list[JSON] = []
+
+    def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
+        rows = [row % len(self.tokens) for row in range(step * size, (step + 1) * size)]
+        tokens = torch.from_numpy(self.tokens[rows].astype(np.int64))
+        answers = torch.from_numpy(self.answers[rows])
+        return tokens.to(self.device, non_blocking=True), answers.to(self.device)
+
+    def write_log(self, **entry: object) -> None:
+        row = {"seconds": round(time.perf_counter() - self.start, 1), **entry}
+        self.log.append(row)
+        print(self.name, json.dumps(row), file=sys.stderr, flush=True)
+
+    def loss(self, logits: Tensor, tokens: Tensor, answers: Tensor) -> tuple[Tensor, Tensor]:
+        """What is minimised, and that of the answers alone."""
+        each = F.cross_entropy(
+            logits[:, :-1].float().flatten(0, 1), tokens[:, 1:].flatten(), reduction="none"
+        )
+        mask = answers[:, 1:].flatten()
+        weights = torch.where(mask, 1.0, PROMPT_WEIGHT)
+        return (each * weights).sum() / weights.sum(), (each * mask).sum() / mask.sum()
+
+    def balance(self, loads: Tensor, rate: float) -> None:
+        """Experts chosen too often get a lower bias, as DeepSeek-V3's were."""
+        with torch.no_grad():
+            layers = [layer.mlp for layer in self.model.layers if hasattr(layer.mlp, "bias")]
+            for experts, load in zip(layers, loads, strict=True):
+                experts.bias -= rate * torch.sign(load - load.mean())
+
+    def score(self, count: int, topk: int | None = None) -> JSON:
+        """Share of held-out problems whose whole solution is written right, greedily: each token
+        the likeliest one after the right ones before it."""
+        found: JSON = {}
+        for category in CHECKED:
+            right = 0
+            items = list(data.held_out(self.tokenizer, category, "validation", count))
+            for start in range(0, count, 32):
+                right += self._score_batch(items[start : start + 32], topk)
+            found[category] = round(100 * right / count, 1)
+        return found
+
+    @torch.no_grad()
+    def _score_batch(self, items: list[tuple[list[int], list[int]]], topk: int | None) -> int:
+        tokens = torch.full((len(items), data.LENGTH), 2)
+        asked = torch.zeros(len(items), data.LENGTH, dtype=torch.bool)
+        for row, (prompt, solution) in enumerate(items):
+            whole = torch.tensor(prompt + solution)
+            tokens[row, : len(whole)] = whole
+            asked[row, len(prompt) : len(whole)] = True
+        tokens, asked = tokens.to(self.device), asked.to(self.device)
+        with torch.autocast(self.device.type, torch.bfloat16):
+            if topk is None:
+                logits, _ = self.model(tokens, self.ropes)
+            else:
+                logits, _, _ = self.model.forward_sparse(tokens, self.ropes, topk)
+        wrong = (logits[:, :-1].argmax(-1) != tokens[:, 1:]) & asked[:, 1:]
+        return int((~wrong.any(1)).sum())
+
+    def save(self) -> None:
+        """Rounds the model's own weights too, so that what is scored is what is stored."""
+        tensors = {}
+        with torch.no_grad():
+            for name, tensor in self.model.published():
+                if not name.endswith("bias") or name.endswith("k_norm.bias"):
+                    tensor.copy_(tensor.bfloat16())
+                precise = name.endswith(("e_score_correction_bias", "expert_bias"))
+                stored = tensor.detach().to(torch.float32 if precise else torch.bfloat16)
+                prefix = "language_model." if self.name == "witness-k25" else ""
+                tensors[prefix + name] = stored.cpu().contiguous().clone()
+        save_file(tensors, self.out / "model.safetensors", {"format": "pt"})
+
+    def finish(self) -> None:
+        lines = "".join(json.dumps(row) + "\n" for row in self.log)
+        (self.out / "training.jsonl").write_text(lines)
+
+
+def train_dense(work: Path, name: str, steps: int) -> None:
+    run = Training(work, name)
+    optimiser = Optimiser(run.model, muon=0.02, adam=2e-3)
+    forward = torch.compile(run.model)
+    run.write_log(seed=SEED, parameters=sum(p.numel() for p in run.model.parameters()))
+    for step in range(steps):
+        tokens, answers = run.batch(step, BATCH)
+        with torch.autocast("cuda", torch.bfloat16):
+            logits, loads = forward(tokens, run.ropes)
+        loss, of_answers = run.loss(logits, tokens, answers)
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(run.model.parameters(), 1.0)
+        optimiser.step(step, steps)
+        run.balance(loads, BIAS_RATE * (1 - step / steps))
+        if step % 100 == 0 or step == steps - 1:
+            run.write_log(
+                step=step, loss=round(float(loss), 4), answers=round(float(of_answers), 4)
+            )
+        if step % 1000 == 999 and step != steps - 1:
+            run.write_log(step=step, right=run.score(64))
+    run.save()
+    run.write_log(step=steps, right=run.score(256), peak=torch.cuda.max_memory_allocated())
+    run.finish()
+
+
+def train_sparse(work: Path, name: str, steps: int, begin: Path) -> None:
+    run = Training(work, name)
+    prior = load_file(begin / "model.safetensors")
+    run.model.take(prior)
+    old = begin / "training.jsonl"
+    if begin.resolve() == run.out.resolve():
+        run.log += [json.loads(line) for line in old.read_text().splitlines()]
+    indexer = [p for n, p in run.model.named_parameters() if ".indexer." in n]
+    main = [p for n, p in run.model.named_parameters() if ".indexer." not in n]
+    first = torch.optim.AdamW(indexer, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+    second = torch.optim.AdamW(main, lr=3e-4, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+    assert run.model.config.indexer is not None
+    topk = run.model.config.indexer.index_topk
+    forward = torch.compile(run.model.forward_sparse)
+    offset = len(run.tokens) // SPARSE_BATCH - steps  # the last ones: half have a long problem
+    for step in range(steps):
+        warm_up = step < WARM_UP
+        tokens, answers = run.batch(offset + step, SPARSE_BATCH)
+        with torch.autocast("cuda", torch.bfloat16):
+            logits, _, divergence = forward(tokens, run.ropes, 0 if warm_up else topk)
+        loss, of_answers = run.loss(logits, tokens, answers)
+        (divergence if warm_up else loss + divergence).backward()
+        torch.nn.utils.clip_grad_norm_(main, 1.0)
+        left = 1 - step / steps
+        first.param_groups[0]["lr"] = 3e-3 * left * min(1.0, (step + 1) / 50)
+        second.param_groups[0]["lr"] = 3e-4 * left * min(1.0, max(step - WARM_UP, 0) / 50)
+        first.step()
+        if not warm_up:
+            second.step()
+        for parameter in run.model.parameters():
+            parameter.grad = None
+        if step % 100 == 0 or step in (WARM_UP, steps - 1):
+            run.write_log(step=step, loss=round(float(loss), 4), answers=round(float(of_answers), 4),
+                          divergence=round(float(divergence), 4))  # fmt: skip
+        if step == WARM_UP - 1:
+            run.write_log(step=step, right=run.score(64, topk))
+    run.save()
+    run.write_log(step=steps, right=run.score(256, topk), peak=torch.cuda.max_memory_allocated())
+    run.finish()
+
+
+def make_data(work: Path, sequences: int) -> None:
+    work.mkdir(parents=True, exist_ok=True)
+    start = time.perf_counter()
+    tokenizer.write(tokenizer.train(), work)
+    tokens, answers = data.sequences(work / "tokenizer.json", SEED, sequences)
+    np.save(work / "tokens.npy", tokens)
+    np.save(work / "answers.npy", answers)
+    print(f"{tokens.size} tokens, {answers.mean():.3f} of them answers, "
+          f"{time.perf_counter() - start:.0f} s, {os.cpu_count()} cores", file=sys.stderr)  # fmt: skip
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("stage", choices=("data", "dense", "sparse"))
+    parser.add_argument("work", type=Path)
+    parser.add_argument("name", nargs="?", choices=CONFIGS)
+    parser.add_argument("--steps", type=int)
+    parser.add_argument("--begin", type=Path, help="of sparse: the dense weights' directory")
+    given = parser.parse_args()
+    torch.backends.cuda.matmul.allow_tf32 = True
+    if given.stage == "data":
+        make_data(given.work, (given.steps or STEPS) * BATCH)
+    elif given.stage == "dense":
+        train_dense(given.work, given.name, given.steps or STEPS)
+    else:
+        begin = given.begin or given.work / DENSE.get(given.name, given.name)
+        train_sparse(given.work, given.name, given.steps or SPARSE_STEPS, begin)
+
+
+if __name__ == "__main__":
+    main()
