@@ -60,6 +60,9 @@ class Script:
             self.asked.append((request.item.id, request.sample))
             report(request, self.output(request))
 
+    def plan_lines(self) -> list[str]:
+        return ["device       a test's"]
+
     def output(self, request: EvalRequest) -> EvalOutput:
         if request.item.id in self.failing:
             return EvalOutput(error="HTTP 500: broken")
@@ -81,7 +84,8 @@ def evaluated(directory: Path, script: Script, samples: int = 1, **settings: Any
 
 def kept_in(directory: Path) -> tuple[bytes, Any]:
     results = json.loads((directory / "results.json").read_text())
-    results.pop("speed", None)
+    assert results.pop("speed")["seconds"] > 0
+    assert results.pop("plan") == ["device       a test's"]
     return (directory / "samples.jsonl").read_bytes(), results
 
 

@@ -296,6 +296,7 @@ def test_eval_of_a_model(model: Path, data: Path, run: Run, tmp_path: Path) -> N
     assert one == other
     code, out, _ = run(*asked_for, "--no-chat", "--samples", "2", "--temperature", "1", "--json")
     results = json.loads(out)
+    assert any(line.startswith("device ") for line in results["plan"])
     assert (code, results["figures"]["samples"], results["settings"]["form"]) == (
         0,
         8,
@@ -329,6 +330,16 @@ def test_wrong_input_is_named(
     code, _, err = run("eval", model, *given)
     assert code == 2
     assert said in err
+
+
+def test_a_completion_on_a_server_needs_its_length(stub: Stub, run: Run, tmp_path: Path) -> None:
+    file = tmp_path / "aime.jsonl"
+    file.write_text('{"problem": "p", "answer": 7}')
+    code, _, err = run("eval", stub.url, "--task", "aime", "--data", file, "--no-chat")
+    assert (code, stub.bodies) == (2, [])
+    assert "give --max-tokens" in err
+    assert run("eval", stub.url, "--task", "aime", "--data", file)[0] == 0
+    assert "max_tokens" not in stub.bodies[0]
 
 
 def test_stories_are_the_default(model: Path, run: Run) -> None:

@@ -13,7 +13,7 @@ from cyclopts import App, Parameter
 
 from trueline.cli.arguments import model_or_default
 from trueline.cli.eval_options import EvalSampling, PromptOptions, TaskOptions
-from trueline.cli.eval_target import open_target
+from trueline.cli.eval_target import ServerTarget, open_target
 from trueline.cli.generate import OfflineEngine
 from trueline.cli.output import tables
 from trueline.cli.remote import ConnectionOptions
@@ -72,6 +72,8 @@ def evaluate(
     target = open_target(model_or_default(model), concurrency, engine, connection)
     form = prompts.format(chosen, target.has_chat_template)
     if not form.chat:
+        if params.max_tokens is None and isinstance(target, ServerTarget):
+            raise UsageError("give --max-tokens: the protocol's default for a completion is 16")
         stop = (*params.stop, *(each for each in chosen.stop if each not in params.stop))
         params = msgspec.structs.replace(params, stop=stop)
     requests = make_requests(chosen.items, form, params, sampling.samples)

@@ -149,7 +149,7 @@ class EvalSampling:
 
     max_tokens: int | None = None
     """Of an output. Default: the task's (stories 256, gsm8k and jsonl 512, aime what the model's
-    length leaves; on a server its own default)."""
+    length leaves; of a chat on a server its own default)."""
     temperature: float = 0.0
     """0 takes the likeliest token every time."""
     top_p: float = 1.0

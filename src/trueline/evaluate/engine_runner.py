@@ -46,6 +46,9 @@ class EngineRunner:
             engine.drop_requests(waiting)
             raise
 
+    def plan_lines(self) -> list[str]:
+        return list(self.llm.llm_engine.plan.lines())
+
     def _prompt(self, request: EvalRequest) -> Prompt:
         if isinstance(request.prompt, str):
             return request.prompt

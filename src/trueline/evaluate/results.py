@@ -76,8 +76,9 @@ class ResultsDirectory:
         self._write(SAMPLES, b"".join(map(encode, evaluation.samples)))
         results = results_of(evaluation, self.settings)
         if all(sample.key in self.known for sample in evaluation.samples):
-            # nothing ran: the speed is that of the run before
-            results["speed"] = read_results(self.directory).get("speed") or results["speed"]
+            # nothing ran: speed and plan are those of the run before
+            before = read_results(self.directory)
+            results |= {name: before[name] for name in ("speed", "plan") if name in before}
         self._write(RESULTS, _as_json(results))
         return results
 
@@ -99,6 +100,7 @@ def results_of(evaluation: Evaluation, settings: JSON) -> JSON:
             "generated_tokens": tokens,
             "tokens_per_s": tokens / seconds if tokens else None,
         },
+        "plan": evaluation.plan,
     }
 
 

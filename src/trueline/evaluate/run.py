@@ -53,6 +53,7 @@ class Runner(Protocol):
     that fails is reported with its error, and the others go on."""
 
     def run(self, requests: Sequence[EvalRequest], report: Report) -> None: ...
+    def plan_lines(self) -> list[str]: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -64,6 +65,8 @@ class Evaluation:
     seconds: float
     generated_tokens: int
     """In these seconds; samples of an earlier run that was resumed are not counted."""
+    plan: list[str]
+    """What the engine here ran with: device, dtype, implementations. Empty of a server."""
 
     def figures(self) -> Figures:
         return summarise(self.samples, self.num_samples)
@@ -134,15 +137,14 @@ def run_requests(
     no runner is needed. `keep` is called with each new one as soon as it is there."""
     samples = dict(known or {})
     due = [request for request in requests if (request.item.id, request.sample) not in samples]
-    tokens = 0
+    new: list[Sample] = []
 
     def report(request: EvalRequest, output: EvalOutput) -> None:
-        nonlocal tokens
         sample = score(request, output, matches)
         samples[sample.key] = sample
-        tokens += sample.generated_tokens
+        new.append(sample)
         keep(sample)
-        progress(len(samples), len(requests))
+        progress(len(new), len(due))
 
     start = time.perf_counter()
     if due:
@@ -152,7 +154,8 @@ def run_requests(
         samples=[samples[request.item.id, request.sample] for request in requests],
         num_samples=1 + max((request.sample for request in requests), default=0),
         seconds=time.perf_counter() - start,
-        generated_tokens=tokens,
+        generated_tokens=sum(sample.generated_tokens for sample in new),
+        plan=runner.plan_lines() if due and runner else [],
     )
 
 

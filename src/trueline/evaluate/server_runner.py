@@ -69,6 +69,9 @@ class ServerRunner:
     def run(self, requests: Sequence[EvalRequest], report: Report) -> None:
         run_loop(self._run(requests, report))
 
+    def plan_lines(self) -> list[str]:
+        return []
+
     async def _run(self, requests: Sequence[EvalRequest], report: Report) -> None:
         pool = ConnectionPool(self.server)
         due = iter(requests)

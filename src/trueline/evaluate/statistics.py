@@ -30,7 +30,7 @@ def accuracy_interval(item_means: Sequence[float], samples: int) -> Interval:
     mean = math.fsum(item_means) / count
     squares = math.fsum((value - mean) ** 2 for value in item_means)
     bernoulli = mean * (1 - mean)
-    if bernoulli <= 0:  # all right or all wrong: items alike say nothing of each other
+    if bernoulli <= 0:  # all right or all wrong: no variance to estimate it from
         effective = float(count)
     elif squares * samples <= bernoulli * count:  # at most: every answer independent
         effective = float(count * samples)
