@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -16,6 +17,7 @@ from trueline.cli import main
 from trueline.engine import failures
 from trueline.engine.params import SamplingParams
 from trueline.models import read_model
+from trueline.spec.mixer import MLASpec
 from trueline.tasks.stories import split_of
 from trueline.utils import builtin
 from trueline.utils.builtin import BUILTIN_MODELS, DEFAULT_MODEL, SAMPLE_PROBLEM
@@ -112,9 +114,9 @@ def test_what_cannot_be_shown_here_says_why() -> None:
 
 
 @contextmanager
-def broken_as(make: Callable[[object], object]) -> Iterator[StoryFault]:
-    """The default model's first fault, but it breaks something else."""
-    fault = next(fault for fault in STORY_FAULTS if fault.model == DEFAULT_MODEL)
+def broken_as(make: Callable[[Any], object], model: str = DEFAULT_MODEL) -> Iterator[StoryFault]:
+    """The first fault of a model, but it breaks something else."""
+    fault = next(fault for fault in STORY_FAULTS if fault.model == model)
     known = dict(stories._FAULTS)
     try:
         for name in fault.faults:
@@ -124,12 +126,26 @@ def broken_as(make: Callable[[object], object]) -> Iterator[StoryFault]:
         stories._FAULTS.update(known)
 
 
+def test_only_numbers_that_change_are_counted() -> None:
+    spec = read_model(BUILTIN_MODELS[DEFAULT_MODEL].path).layers[0].mixer
+    assert isinstance(spec, MLASpec)
+    with broken_as(lambda original: property(original.__get__)) as fault:
+        with switched_on(fault) as counts:
+            assert spec.softmax_scale > 0
+        assert not counts.total()
+    with switched_on(fault) as counts:
+        assert spec.softmax_scale > 0
+    assert counts.keys() == set(fault.faults)
+
+
 def test_a_fault_that_does_nothing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
-    with broken_as(lambda original: property(original.__get__)), pytest.raises(SystemExit) as ended:  # type: ignore[attr-defined]
-        main(["witness", DEFAULT_MODEL, "--items", "4", "--long-items", "0", "--alone-items", "1"])
+    """It is called, and returns what was right."""
+    harmless = broken_as(lambda original: lambda *given: original(*given), "witness-ling")
+    with harmless, pytest.raises(SystemExit) as ended:
+        main(["witness", "witness-ling", "--items", "8", "--long-items", "0", "--alone-items", "1"])
     out, err = capsys.readouterr()
     assert ended.value.code == 1
-    assert "DID NOT ACT" in out
+    assert out.count("DID NOT ACT") == 1
     assert "changed nothing: the fault no longer acts" in err
 
 
@@ -187,7 +203,11 @@ def test_the_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("arguments", "part"),
-    [(["nothing"], "accepted: witness-v3, "), (["--items", "0"], "numbers from 1 up")],
+    [
+        (["nothing"], "accepted: witness-v3, "),
+        (["--items", "0"], "numbers from 1 up"),
+        (["--out", "/nowhere/w.json"], "no such directory to write to"),
+    ],
 )
 def test_wrong_input(arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:

@@ -65,6 +65,9 @@ def witness(
     models = _models(model)
     if items < 1 or long_items < 0 or alone_items < 1:
         raise UsageError("--items and --alone-items take numbers from 1 up, --long-items from 0 up")
+    for file in (out, figure):
+        if file is not None and not file.parent.is_dir():
+            raise UsageError(f"{file}: no such directory to write to")
     found = _measure(models, (items, long_items, alone_items), device)
     text = json.dumps(found, indent=1, ensure_ascii=False)
     if out is not None:
