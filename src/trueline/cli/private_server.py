@@ -12,7 +12,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from trueline.client.endpoint import Endpoint, endpoint
 from trueline.client.wire import ServerError
@@ -48,8 +48,9 @@ def private_server(model: str, timeout: float, *, quiet: bool = False) -> Iterat
     try:
         log = _Log(process)
         assert process.stdin is not None
-        process.stdin.write(json.dumps([sys.path, ["serve", model, *FLAGS]]) + "\n")
-        process.stdin.flush()
+        with suppress(BrokenPipeError):  # then its log says why
+            process.stdin.write(json.dumps([sys.path, ["serve", model, *FLAGS]]) + "\n")
+            process.stdin.flush()
         url = log.wait_until_ready(quiet)
         try:
             yield endpoint(url, key, timeout)
@@ -63,10 +64,10 @@ def _end(process: subprocess.Popen[str]) -> None:
     """Closing its standard input tells the server that we are gone."""
     assert process.stdin is not None
     try:
-        process.stdin.close()
-        process.wait(END_SECONDS)
-    except (subprocess.TimeoutExpired, OSError):
-        pass
+        with suppress(subprocess.TimeoutExpired):
+            with suppress(BrokenPipeError):  # it has not read its first line
+                process.stdin.close()
+            process.wait(END_SECONDS)
     finally:
         process.kill()
         process.wait()
