@@ -26,7 +26,7 @@ from trueline.verify.faults import Fault
 from trueline.verify.faults.table import FAULTS
 from trueline.witness import measure, stories
 from trueline.witness.figure import draw
-from trueline.witness.measure import ask_alone, ask_together
+from trueline.witness.measure import Answers, ask_alone, ask_together
 from trueline.witness.run import ProblemSets, WitnessFigures, engine_of, num_answers, run
 from trueline.witness.stories import STORIES, STORY_FAULTS, UNSEEN, StoryFault, switched_on
 
@@ -78,9 +78,33 @@ def test_a_run_repeats_itself() -> None:
     assert figures(DEFAULT_MODEL) == figures(DEFAULT_MODEL)
 
 
+def test_batch_invariant_answers_are_those_given_alone(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    arguments = [
+        "witness",
+        "witness-k25",
+        "--items",
+        "4",
+        "--long-items",
+        "0",
+        "--alone-items",
+        "2",
+    ]
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "--batch-invariant", "--json"])
+    assert ended.value.code == 0
+    assert json.loads(capsys.readouterr().out)["batch_invariant"] is True
+    monkeypatch.setattr(Answers, "differing", lambda self, other: 1)
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments, "--batch-invariant"])
+    assert ended.value.code == 1
+    assert "1 answers in the batch are others than alone" in capsys.readouterr().err
+
+
 def test_decodes_and_prefills_share_steps_in_the_batch() -> None:
     problems = ProblemSets.draw(12, 0, alone=1).problems
-    with engine_of(BUILTIN_MODELS["witness-ling"], "cpu", {}) as engine:
+    with engine_of(BUILTIN_MODELS["witness-ling"], {"device": "cpu"}) as engine:
         together = ask_together(engine, problems, lambda: None)
         alone = ask_alone(engine, problems, lambda: None)
     assert together.texts == alone.texts
@@ -91,9 +115,9 @@ def test_a_fault_of_mixed_batches_leaves_single_requests_alone() -> None:
     (fault,) = [fault for fault in STORY_FAULTS if fault.only_mixed]
     problems = ProblemSets.draw(6, 0, alone=1).problems
     model = BUILTIN_MODELS[fault.model]
-    with engine_of(model, "cpu", {}) as engine:
+    with engine_of(model, {"device": "cpu"}) as engine:
         right = ask_alone(engine, problems, lambda: None)
-    with switched_on(fault), engine_of(model, "cpu", {}) as engine:
+    with switched_on(fault), engine_of(model, {"device": "cpu"}) as engine:
         assert ask_alone(engine, problems, lambda: None).texts == right.texts
         assert ask_together(engine, problems, lambda: None).texts != right.texts
 

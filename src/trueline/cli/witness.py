@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -26,6 +27,7 @@ def witness(
     long_items: int = 32,
     alone_items: int = 40,
     device: Literal["auto", "cpu", "cuda"] = "auto",
+    batch_invariant: Annotated[bool, Parameter(negative=())] = False,
     out: Path | None = None,
     figure: Path | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
@@ -34,7 +36,8 @@ def witness(
     """Measure the built-in models: alone, in a mixed batch of 64, and with the faults of the five
     stories switched on in the running engine.
 
-    Ends with exit code 1 if a fault that was switched on did not act.
+    Ends with exit code 1 if a fault that was switched on did not act, or if with
+    --batch-invariant an answer in the batch is another than alone.
 
     Parameters
     ----------
@@ -48,6 +51,9 @@ def witness(
         How many of these are also asked one at a time.
     device
         auto is the GPU where there is one.
+    batch_invariant
+        The same bits for a request, whoever shares its steps: then answers in the batch must be
+        those given alone.
     out
         Write the figures to this file, as JSON.
     figure
@@ -68,7 +74,7 @@ def witness(
     for file in (out, figure):
         if file is not None and not file.parent.is_dir():
             raise UsageError(f"{file}: no such directory to write to")
-    found = _measure(models, (items, long_items, alone_items), device)
+    found = _measure(models, (items, long_items, alone_items), device, batch_invariant)
     text = json.dumps(found, indent=1, ensure_ascii=False)
     if out is not None:
         out.write_text(text + "\n")
@@ -82,7 +88,10 @@ def witness(
         from trueline.witness.report import print_report
 
         print_report(tables(), found)
-    return _not_acting(found)
+    complaints = list(_complaints(found))
+    for text in complaints:
+        print(f"trueline: {text}", file=sys.stderr)
+    return int(bool(complaints))
 
 
 def _models(names: tuple[str, ...]) -> list[BuiltinModel]:
@@ -96,7 +105,7 @@ def _models(names: tuple[str, ...]) -> list[BuiltinModel]:
 
 
 def _measure(
-    models: list[BuiltinModel], items: tuple[int, int, int], device: str
+    models: list[BuiltinModel], items: tuple[int, int, int], device: str, batch_invariant: bool
 ) -> WitnessFigures:
     from trueline.witness.run import ProblemSets, num_answers, run
 
@@ -109,18 +118,17 @@ def _measure(
             done += 1
             progress(done, total)
 
-        return run(models, sets, device, report)
+        return run(models, sets, device, report, batch_invariant=batch_invariant)
 
 
-def _not_acting(found: WitnessFigures) -> int:
-    code = 0
+def _complaints(found: WitnessFigures) -> Iterator[str]:
     for model in found["models"]:
+        differing = sum(each["answers_differ"] for each in model["right"].values())
+        if found["batch_invariant"] and differing:
+            yield f"{model['model']}: {differing} answers in the batch are others than alone"
         for fault in model["faults"]:
             if fault["not_covered"] is None and not fault["acted"]:
-                print(
-                    f"trueline: {model['model']}: '{fault['what']}' changed nothing: the fault no "
-                    "longer acts on this engine",
-                    file=sys.stderr,
+                yield (
+                    f"{model['model']}: '{fault['what']}' changed nothing: the fault no longer "
+                    "acts on this engine"
                 )
-                code = 1
-    return code

@@ -19,13 +19,13 @@ def show_demo(device: str) -> int:
     model = BUILTIN_MODELS[DEFAULT_MODEL]
     fault = next(one for one in STORY_FAULTS if one.model == model.name and one.historical)
     sets = ProblemSets.draw(ITEMS, 0, alone=1)
-    with engine_of(model, device, {}) as engine:
+    with engine_of(model, {"device": device}) as engine:
         size = human_bytes(engine.plan.weight_bytes)
         print(f"{model.name}: {model.stands_for}, {size}, trained on arithmetic stories\n")
         print(f"> {SAMPLE_PROBLEM}\n")
         _stream(engine, SAMPLE_PROBLEM)
         right = _ask(engine, sets, f"\n{ITEMS} held-out problems")
-    with switched_on(fault), engine_of(model, device, {}) as engine:
+    with switched_on(fault), engine_of(model, {"device": device}) as engine:
         broken = _ask(engine, sets, f"the same with a {fault.what}")
     print(
         f"\nThat was a bug of public engines, switched on in this one (story {fault.story}).\n"

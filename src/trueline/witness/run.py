@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from typing import Literal, TypedDict, get_args
 
@@ -87,6 +87,7 @@ class UnseenFault(TypedDict):
 class WitnessFigures(TypedDict):
     device: str
     batch: int
+    batch_invariant: bool
     models: list[ModelFigures]
     unseen: list[UnseenFault]
 
@@ -149,14 +150,21 @@ def faults_of(model: BuiltinModel) -> list[StoryFault]:
 
 
 def run(
-    models: Sequence[BuiltinModel], sets: ProblemSets, device: str, report: Callable[[], None]
+    models: Sequence[BuiltinModel],
+    sets: ProblemSets,
+    device: str,
+    report: Callable[[], None],
+    *,
+    batch_invariant: bool = False,
 ) -> WitnessFigures:
     found = find_device(device)
+    options = {"device": found.kind, "batch_invariant": batch_invariant}
     names = {model.name for model in models}
     return {
         "device": f"{found.kind} ({found.name})",
         "batch": BATCH,
-        "models": [_Model(model, sets, found.kind, report).figures() for model in models],
+        "batch_invariant": batch_invariant,
+        "models": [_Model(model, sets, options, report).figures() for model in models],
         "unseen": [
             {"story": each.story, "model": each.model, "what": each.what, "fault": each.fault,
              "check": each.check}
@@ -167,12 +175,11 @@ def run(
 
 
 @contextmanager
-def engine_of(model: BuiltinModel, device: str, options: JSON) -> Iterator[LLMEngine]:
+def engine_of(model: BuiltinModel, options: JSON) -> Iterator[LLMEngine]:
     """Eager: a capture of graphs would take longer than what is asked. Without a prefix cache, so
     that every answer is computed."""
     engine = LLMEngine(
         model.name,
-        device=device,
         max_num_seqs=BATCH,
         enable_prefix_caching=False,
         enforce_eager=True,
@@ -186,14 +193,14 @@ def engine_of(model: BuiltinModel, device: str, options: JSON) -> Iterator[LLMEn
 
 class _Model:
     def __init__(
-        self, model: BuiltinModel, sets: ProblemSets, device: str, report: Callable[[], None]
+        self, model: BuiltinModel, sets: ProblemSets, options: JSON, report: Callable[[], None]
     ) -> None:
-        self.model, self.sets, self.device, self.report = model, sets, device, report
+        self.model, self.sets, self.options, self.report = model, sets, options, report
         self.right: dict[str, Answers] = {}
         """In the batch, by the engine's options."""
 
     def figures(self) -> ModelFigures:
-        with engine_of(self.model, self.device, {}) as engine:
+        with self._engine({}) as engine:
             self.spec = engine.spec
             alone = self._alone(engine)
             batch = self.right[_key({})] = self._together(engine)
@@ -210,6 +217,9 @@ class _Model:
             "faults": [self._fault(fault) for fault in faults_of(self.model)],
         }
 
+    def _engine(self, options: JSON) -> AbstractContextManager[LLMEngine]:
+        return engine_of(self.model, self.options | options)
+
     def _alone(self, engine: LLMEngine) -> Answers:
         asked = [self.sets.problems[place] for place in self.sets.alone]
         return ask_alone(engine, asked, self.report)
@@ -220,12 +230,12 @@ class _Model:
     def _right(self, options: JSON) -> Answers:
         key = _key(options)
         if key not in self.right:
-            with engine_of(self.model, self.device, options) as engine:
+            with self._engine(options) as engine:
                 self.right[key] = self._together(engine)
         return self.right[key]
 
     def _fault(self, fault: StoryFault) -> FaultFigures:
-        reason = fault.not_covered(self.spec, self.device)
+        reason = fault.not_covered(self.spec, self.options["device"])
         figures: FaultFigures = {
             "story": fault.story,
             "what": fault.what,
@@ -251,7 +261,7 @@ class _Model:
         answers = Answers.none(len(right.texts))
         with switched_on(fault) as counts:
             try:
-                with engine_of(self.model, self.device, fault.options) as engine:
+                with self._engine(fault.options) as engine:
                     answers = self._together(engine)
                     calls = Counter(counts)
                     if fault.only_mixed:
