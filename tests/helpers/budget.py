@@ -12,9 +12,9 @@ import pytest
 
 BUDGETS = {
     "bench": 5,
-    "cache": 15,
+    "cache": 13,
     "cli": 10,
-    "client": 16,
+    "client": 18,
     "engine": 155,
     "evaluate": 10,
     "gpu": 2,

@@ -75,7 +75,7 @@ def test_every_fault_acts_or_says_why_not(name: str) -> None:
 
 
 def test_a_run_repeats_itself() -> None:
-    assert figures(DEFAULT_MODEL) == figures(DEFAULT_MODEL)
+    assert figures("witness-k25") == figures("witness-k25")
 
 
 def test_batch_invariant_answers_are_those_given_alone(
@@ -139,8 +139,9 @@ def test_what_cannot_be_shown_here_says_why() -> None:
 
 @contextmanager
 def broken_as(make: Callable[[Any], object], model: str = DEFAULT_MODEL) -> Iterator[StoryFault]:
-    """The first fault of a model, but it breaks something else."""
-    fault = next(fault for fault in STORY_FAULTS if fault.model == model)
+    """The first fault of a model on a CPU, but it breaks something else."""
+    here = [fault for fault in STORY_FAULTS if fault.device != "cuda"]
+    fault = next(fault for fault in here if fault.model == model)
     known = dict(stories._FAULTS)
     try:
         for name in fault.faults:
@@ -164,9 +165,9 @@ def test_only_numbers_that_change_are_counted() -> None:
 
 def test_a_fault_that_does_nothing_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     """It is called, and returns what was right."""
-    harmless = broken_as(lambda original: lambda *given: original(*given), "witness-ling")
+    harmless = broken_as(lambda original: lambda *given: original(*given), "witness-k25")
     with harmless, pytest.raises(SystemExit) as ended:
-        main(["witness", "witness-ling", "--items", "8", "--long-items", "0", "--alone-items", "1"])
+        main(["witness", "witness-k25", "--items", "4", "--long-items", "0", "--alone-items", "1"])
     out, err = capsys.readouterr()
     assert ended.value.code == 1
     assert out.count("DID NOT ACT") == 1
