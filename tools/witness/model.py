@@ -284,10 +284,11 @@ class Model(nn.Module):
         return self.lm_head(self.norm(h)), torch.stack(loads)
 
     def forward_sparse(
-        self, tokens: Tensor, ropes: tuple[Rope, Rope], topk: int
+        self, tokens: Tensor, ropes: tuple[Rope, Rope], topk: int, everything: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
-        """Each layer sees what its indexer selects (everything with `topk` 0). Also the divergence of
-        the indexers from the attention of the layers that use them, over what those see."""
+        """Each layer sees what its indexer selects; or `everything`, a number of 0 or 1 that does not
+        make the compiler begin again. Also the divergence of the indexers from the attention of
+        the layers that use them, over what those see."""
         h, loads = self.embed_tokens(tokens), []
         count = tokens.shape[1]
         causal = torch.ones(count, count, dtype=torch.bool, device=tokens.device).tril()
@@ -299,7 +300,7 @@ class Model(nn.Module):
             if attention.indexer is not None:
                 q_latent = attention.q_a_layernorm(attention.q_a_proj(x))
                 scores = attention.indexer(x.detach(), q_latent.detach(), ropes[0])
-                seen = select(scores.detach(), causal, topk) if topk else causal[None]
+                seen = causal & (select(scores.detach(), causal, topk) | (everything > 0))
             with torch.no_grad():
                 wanted = attention.probabilities(x, ropes[0], seen[:, None])
             assert scores is not None

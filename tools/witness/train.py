@@ -35,7 +35,7 @@ from witness.optimiser import Optimiser
 
 SEED = 20261116
 STEPS, BATCH = 7000, 32
-SPARSE_STEPS, WARM_UP, SPARSE_BATCH = 1200, 400, 16
+SPARSE_STEPS, WARM_UP, SPARSE_BATCH = 2400, 600, 16
 PROMPT_WEIGHT = 0.1
 BIAS_RATE = 1e-3
 CHECKED = ("2 operations", "5 operations", "middle", "long", "recall", "other")
@@ -59,6 +59,7 @@ class Training:
         width = config.get("text_config", config)["intermediate_size"]
         self.model = Model(reference.read_config(self.out), width).to(self.device)
         self.ropes = self.model.ropes(data.LENGTH, self.device)
+        self.some, self.all = torch.zeros(1, device=device), torch.ones(1, device=device)
         self.start = time.perf_counter()
         self.log: list[JSON] = []
 
@@ -114,7 +115,7 @@ class Training:
             if topk is None:
                 logits, _ = self.model(tokens, self.ropes)
             else:
-                logits, _, _ = self.model.forward_sparse(tokens, self.ropes, topk)
+                logits, _, _ = self.model.forward_sparse(tokens, self.ropes, topk, self.some)
         wrong = (logits[:, :-1].argmax(-1) != tokens[:, 1:]) & asked[:, 1:]
         return int((~wrong.any(1)).sum())
 
@@ -152,7 +153,7 @@ def train_dense(work: Path, name: str, steps: int) -> None:
         run.balance(loads, BIAS_RATE * (1 - step / steps))
         if step % 100 == 0 or step == steps - 1:
             run.write_log(
-                step=step, loss=round(float(loss), 4), answers=round(float(of_answers), 4)
+                step=step, loss=round(loss.item(), 4), answers=round(of_answers.item(), 4)
             )
         if step % 1000 == 999 and step != steps - 1:
             run.write_log(step=step, right=run.score(64))
@@ -180,7 +181,9 @@ def train_sparse(work: Path, name: str, steps: int, begin: Path) -> None:
         warm_up = step < WARM_UP
         tokens, answers = run.batch(offset + step, SPARSE_BATCH)
         with torch.autocast("cuda", torch.bfloat16):
-            logits, _, divergence = forward(tokens, run.ropes, 0 if warm_up else topk)
+            logits, _, divergence = forward(
+                tokens, run.ropes, topk, run.all if warm_up else run.some
+            )
         loss, of_answers = run.loss(logits, tokens, answers)
         (divergence if warm_up else loss + divergence).backward()
         torch.nn.utils.clip_grad_norm_(main, 1.0)
@@ -193,8 +196,8 @@ def train_sparse(work: Path, name: str, steps: int, begin: Path) -> None:
         for parameter in run.model.parameters():
             parameter.grad = None
         if step % 100 == 0 or step in (WARM_UP, steps - 1):
-            run.write_log(step=step, loss=round(float(loss), 4), answers=round(float(of_answers), 4),
-                          divergence=round(float(divergence), 4))  # fmt: skip
+            run.write_log(step=step, loss=round(loss.item(), 4), answers=round(of_answers.item(), 4),
+                          divergence=round(divergence.item(), 4))  # fmt: skip
         if step == WARM_UP - 1:
             run.write_log(step=step, right=run.score(64, topk))
     run.save()

@@ -13,8 +13,8 @@ from trueline.tasks.kinds.story import Kind, Story, Unfit
 __all__ = ["KINDS", "Story", "Unfit", "tell"]
 
 KINDS: tuple[Kind, ...] = (
-    *(collection, collection, collection, comparison, comparison),
-    *(shop, boxes, ride, days, ages),
+    *(collection, collection, collection, collection, comparison, comparison),
+    *(shop, shop, boxes, boxes, ride, days, ages),
 )
 """As often as they are told."""
 

@@ -16,7 +16,7 @@ def comparison(draw: Draw, operations: int) -> Story:
     chain = operations - together
     if chain < 1:
         raise Unfit
-    people = draw.people(chain + 1 + draw.chance(0.3))
+    people = draw.people(chain + 1 + draw.chance(0.2))
     thing = draw.things()[0]
     counts = [draw.number(2, 400)]
     story.tell(f"{people[0].name} has {counts[0]} {thing}.")
@@ -59,21 +59,21 @@ def _compared(
     if how == 0:
         more = draw.number(2, 300)
         story.tell(f"{person.name} has {draw.spell(more)} more {thing} than {other.name}.")
-        return story.compute(count, "+", more)
+        return story.compute(count, "+", more, person.name)
     if how == 1:
         if count < 4:
             raise Unfit
         fewer = draw.number(2, count - 1)
         word = draw.one(("fewer", "fewer", "less"))
         story.tell(f"{person.name} has {draw.spell(fewer)} {word} {thing} than {other.name}.")
-        return story.compute(count, "-", fewer)
+        return story.compute(count, "-", fewer, person.name)
     if how == 2:
         factor = draw.between(2, 5)
         story.tell(f"{person.name} has {words.TIMES[factor]} as many {thing} as {other.name}.")
-        return story.compute(count, "*", factor)
+        return story.compute(count, "*", factor, person.name)
     part = draw.between(2, 4)
     story.tell(f"{person.name} has {words.SHARES[part]} as many {thing} as {other.name}.")
-    return story.compute(count, "/", part)
+    return story.compute(count, "/", part, person.name)
 
 
 def ages(draw: Draw, operations: int) -> Story:
@@ -87,15 +87,15 @@ def ages(draw: Draw, operations: int) -> Story:
         if how == 0:
             years = draw.between(2, 30)
             story.tell(f"{person.name} is {draw.spell(years)} years older than {before.name}.")
-            age = story.compute(age, "+", years)
+            age = story.compute(age, "+", years, person.name)
         elif how == 1:
             years = draw.between(2, max(age - 1, 2))
             story.tell(f"{person.name} is {draw.spell(years)} years younger than {before.name}.")
-            age = story.compute(age, "-", years)
+            age = story.compute(age, "-", years, person.name)
         else:
             factor = draw.between(2, 4)
             story.tell(f"{person.name} is {words.TIMES[factor]} as old as {before.name}.")
-            age = story.compute(age, "*", factor)
+            age = story.compute(age, "*", factor, person.name)
         if age > 120:
             raise Unfit
     if later:

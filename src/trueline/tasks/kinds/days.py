@@ -31,20 +31,20 @@ def days(draw: Draw, operations: int) -> Story:
             story.tell(
                 f"On {day} {me.subject.lower()} {does} {more} more {things} than on {before}."
             )
-            counts.append(story.compute(counts[-1], "+", more))
+            counts.append(story.compute(counts[-1], "+", more, day))
         elif how == 1:
             fewer = draw.number(2, max(counts[-1] - 1, 2))
             story.tell(
                 f"On {day} {me.subject.lower()} {does} {fewer} fewer {things} than on {before}."
             )
-            counts.append(story.compute(counts[-1], "-", fewer))
+            counts.append(story.compute(counts[-1], "-", fewer, day))
         else:
             factor = draw.between(2, 3)
             story.tell(
                 f"On {day} {me.subject.lower()} {does} {words.TIMES[factor]} as many {things} "
                 f"as on {before}."
             )
-            counts.append(story.compute(counts[-1], "*", factor))
+            counts.append(story.compute(counts[-1], "*", factor, day))
     if in_all:
         total = counts[0]
         for count in counts[1:]:

@@ -29,8 +29,9 @@ class Story:
     def tell(self, sentence: str) -> None:
         self.sentences.append(sentence)
 
-    def compute(self, a: int, sign: str, b: int) -> int:
-        """Write down a step; its result is the story's until the next."""
+    def compute(self, a: int, sign: str, b: int, whose: str = "") -> int:
+        """Write down a step; its result is the story's until the next. `whose`: where several
+        people or days have a number, this one's."""
         if sign == "/" and a % b:
             raise Unfit
         self.result = SIGNS[sign](a, b)
@@ -39,7 +40,7 @@ class Story:
         fits = {"*": small, "/": b <= 9 and self.result <= 99}.get(sign, True)
         if not (fits and 0 < self.result <= LARGEST):
             raise Unfit
-        self.steps.append(f"{a} {sign} {b} = {self.result}")
+        self.steps.append(f"{whose}{whose and ': '}{a} {sign} {b} = {self.result}")
         return self.result
 
 
