@@ -16,8 +16,8 @@ from trueline.tasks.stories import Problem, is_right
 BATCH = 64
 MOST_NEW = 8
 """Requests that come in between two steps, at most: more would make steps of prefill alone."""
-MOST_TOKENS = 96
-"""Of an answer: right solutions have up to 75, wrong ones may never end."""
+MOST_TOKENS = 128
+"""Of an answer: right solutions have up to about 90, wrong ones may never end."""
 PARAMS = SamplingParams(temperature=0.0, max_tokens=MOST_TOKENS)
 
 

@@ -74,7 +74,8 @@ def _turned(rope: Rope, times: int) -> Rope:
 
 
 def _read_shuffled(choose: Make) -> Make:
-    """Scores read index keys as shuffled, whatever the block size and the writer's layout."""
+    """Scores read index keys as shuffled, whatever the block size and the writer's layout. At block
+    size 1 that is from the blocks after a key's own: the last ones of the cache must be unused."""
 
     def broken(self: Indexer, *given: object) -> Tensor:
         *before, view = given
