@@ -44,7 +44,7 @@ def installed(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 def figures(*names: str) -> WitnessFigures:
     models = [BUILTIN_MODELS[name] for name in names]
-    sets = ProblemSets.draw(8, 0, alone=2)
+    sets = ProblemSets.draw(8, 0)
     asked = 0
 
     def report() -> None:
@@ -81,16 +81,7 @@ def test_a_run_repeats_itself() -> None:
 def test_batch_invariant_answers_are_those_given_alone(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    arguments = [
-        "witness",
-        "witness-k25",
-        "--items",
-        "4",
-        "--long-items",
-        "0",
-        "--alone-items",
-        "2",
-    ]
+    arguments = ["witness", "witness-k25", "--items", "4", "--long-items", "0"]
     with pytest.raises(SystemExit) as ended:
         main([*arguments, "--batch-invariant", "--json"])
     assert ended.value.code == 0
@@ -103,7 +94,7 @@ def test_batch_invariant_answers_are_those_given_alone(
 
 
 def test_decodes_and_prefills_share_steps_in_the_batch() -> None:
-    problems = ProblemSets.draw(12, 0, alone=1).problems
+    problems = ProblemSets.draw(12, 0).problems
     with engine_of(BUILTIN_MODELS["witness-ling"], {"device": "cpu"}) as engine:
         together = ask_together(engine, problems, lambda: None)
         alone = ask_alone(engine, problems, lambda: None)
@@ -113,7 +104,7 @@ def test_decodes_and_prefills_share_steps_in_the_batch() -> None:
 
 def test_a_fault_of_mixed_batches_leaves_single_requests_alone() -> None:
     (fault,) = [fault for fault in STORY_FAULTS if fault.only_mixed]
-    problems = ProblemSets.draw(6, 0, alone=1).problems
+    problems = ProblemSets.draw(6, 0).problems
     model = BUILTIN_MODELS[fault.model]
     with engine_of(model, {"device": "cpu"}) as engine:
         right = ask_alone(engine, problems, lambda: None)
@@ -167,7 +158,7 @@ def test_a_fault_that_does_nothing_is_told(capsys: pytest.CaptureFixture[str]) -
     """It is called, and returns what was right."""
     harmless = broken_as(lambda original: lambda *given: original(*given), "witness-k25")
     with harmless, pytest.raises(SystemExit) as ended:
-        main(["witness", "witness-k25", "--items", "4", "--long-items", "0", "--alone-items", "1"])
+        main(["witness", "witness-k25", "--items", "4", "--long-items", "0"])
     out, err = capsys.readouterr()
     assert ended.value.code == 1
     assert out.count("DID NOT ACT") == 1
@@ -212,7 +203,7 @@ def test_the_stories_are_complete() -> None:
 
 def test_the_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     files = ["--out", str(tmp_path / "w.json"), "--figure", str(tmp_path / "w.svg")]
-    counts = ["--items", "4", "--long-items", "0", "--alone-items", "1"]
+    counts = ["--items", "4", "--long-items", "0"]
     with pytest.raises(SystemExit) as ended:
         main(["witness", "witness-k25", *counts, *files])
     assert ended.value.code == 0

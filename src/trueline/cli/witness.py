@@ -25,7 +25,6 @@ def witness(
     *,
     items: int = 96,
     long_items: int = 32,
-    alone_items: int = 40,
     device: Literal["auto", "cpu", "cuda"] = "auto",
     batch_invariant: Annotated[bool, Parameter(negative=())] = False,
     out: Path | None = None,
@@ -47,8 +46,6 @@ def witness(
         Held-out arithmetic problems of 2 to 5 operations, for each model.
     long_items
         Held-out problems of 600 to 850 tokens, for each model.
-    alone_items
-        How many of these are also asked one at a time.
     device
         auto is the GPU where there is one.
     batch_invariant
@@ -69,12 +66,12 @@ def witness(
 
         return show_demo(device)
     models = _models(model)
-    if items < 1 or long_items < 0 or alone_items < 1:
-        raise UsageError("--items and --alone-items take numbers from 1 up, --long-items from 0 up")
+    if items < 1 or long_items < 0:
+        raise UsageError("--items takes numbers from 1 up, --long-items from 0 up")
     for file in (out, figure):
         if file is not None and not file.parent.is_dir():
             raise UsageError(f"{file}: no such directory to write to")
-    found = _measure(models, (items, long_items, alone_items), device, batch_invariant)
+    found = _measure(models, (items, long_items), device, batch_invariant)
     text = json.dumps(found, indent=1, ensure_ascii=False)
     if out is not None:
         out.write_text(text + "\n")
@@ -105,7 +102,7 @@ def _models(names: tuple[str, ...]) -> list[BuiltinModel]:
 
 
 def _measure(
-    models: list[BuiltinModel], items: tuple[int, int, int], device: str, batch_invariant: bool
+    models: list[BuiltinModel], items: tuple[int, int], device: str, batch_invariant: bool
 ) -> WitnessFigures:
     from trueline.witness.run import ProblemSets, num_answers, run
 

@@ -18,7 +18,7 @@ ITEMS = 50
 def show_demo(device: str) -> int:
     model = BUILTIN_MODELS[DEFAULT_MODEL]
     fault = next(one for one in STORY_FAULTS if one.model == model.name and one.historical)
-    sets = ProblemSets.draw(ITEMS, 0, alone=1)
+    sets = ProblemSets.draw(ITEMS, 0)
     with engine_of(model, {"device": device}) as engine:
         size = human_bytes(engine.plan.weight_bytes)
         print(f"{model.name}: {model.stands_for}, {size}, trained on arithmetic stories\n")

@@ -40,9 +40,9 @@ class RightFigures(TypedDict):
     alone: Share
     batch: Share
     answers_differ: int
-    """In their text, of the problems that were asked alone too."""
+    """Between the two, in their text."""
     p: float
-    """McNemar's exact test of the two, on the same problems."""
+    """McNemar's exact test of the two."""
 
 
 class FaultFigures(TypedDict):
@@ -98,11 +98,9 @@ class ProblemSets:
 
     problems: tuple[Problem, ...]
     num_arithmetic: int
-    alone: range
-    """Places of those that are also asked one at a time, which takes longer."""
 
     @classmethod
-    def draw(cls, arithmetic: int, long: int, alone: int) -> ProblemSets:
+    def draw(cls, arithmetic: int, long: int) -> ProblemSets:
         """Held out from training; arithmetic of 2 to 5 operations in equal shares."""
         kinds = len(ARITHMETIC)
         found = [
@@ -110,20 +108,19 @@ class ProblemSets:
             for place, name in enumerate(ARITHMETIC)
             for problem in problems(name, "test", (arithmetic + kinds - 1 - place) // kinds)
         ]
-        every = (*found, *problems("long", "test", long))
-        return cls(every, len(found), range(0, len(every), max(len(every) // alone, 1)))
+        return cls((*found, *problems("long", "test", long)), len(found))
 
-    def places(self, name: ProblemSet, among: Sequence[int] | None = None) -> list[int]:
-        """Of a set's problems, in all or among those of some places."""
-        arithmetic = name == "arithmetic"
-        places = range(len(self.problems)) if among is None else among
-        return [i for i, at in enumerate(places) if (at < self.num_arithmetic) == arithmetic]
+    def split(self, answers: Answers) -> dict[ProblemSet, Answers]:
+        """By set; a set without problems is left out."""
+        arithmetic, count = self.num_arithmetic, len(self.problems)
+        places: dict[ProblemSet, range] = {
+            "arithmetic": range(arithmetic),
+            "long": range(arithmetic, count),
+        }
+        return {name: answers.of(each) for name, each in places.items() if each}
 
-    def shares(
-        self, answers: Answers, among: Sequence[int] | None = None
-    ) -> dict[ProblemSet, Share]:
-        found = {name: self.places(name, among) for name in SETS}
-        return {name: _share(answers.of(places)) for name, places in found.items() if places}
+    def shares(self, answers: Answers) -> dict[ProblemSet, Share]:
+        return {name: _share(each) for name, each in self.split(answers).items()}
 
 
 def _share(answers: Answers) -> Share:
@@ -137,12 +134,12 @@ def _share(answers: Answers) -> Share:
 
 def num_answers(models: Sequence[BuiltinModel], sets: ProblemSets) -> int:
     """That will be asked for at most, for a progress bar."""
-    batches = alone = 0
+    runs = 0
     for model in models:
         faults = faults_of(model)
-        batches += len({_key(fault.options) for fault in faults} | {_key({})}) + len(faults)
-        alone += 1 + sum(fault.only_mixed for fault in faults)
-    return batches * len(sets.problems) + alone * len(sets.alone)
+        options = {_key(fault.options) for fault in faults} | {_key({})}
+        runs += 1 + len(options) + sum(1 + fault.only_mixed for fault in faults)
+    return runs * len(sets.problems)
 
 
 def faults_of(model: BuiltinModel) -> list[StoryFault]:
@@ -204,15 +201,13 @@ class _Model:
             self.spec = engine.spec
             alone = self._alone(engine)
             batch = self.right[_key({})] = self._together(engine)
-        same = batch.of(self.sets.alone)
+        alone_by_set, batch_by_set = self.sets.split(alone), self.sets.split(batch)
         return {
             "model": self.model.name,
             "stands_for": self.model.stands_for,
             "family": self.spec.family,
             "right": {
-                name: _right(alone.of(places), same.of(places), share)
-                for name, share in self.sets.shares(batch).items()
-                if (places := self.sets.places(name, self.sets.alone))
+                name: _right(each, batch_by_set[name]) for name, each in alone_by_set.items()
             },
             "faults": [self._fault(fault) for fault in faults_of(self.model)],
         }
@@ -221,8 +216,7 @@ class _Model:
         return engine_of(self.model, self.options | options)
 
     def _alone(self, engine: LLMEngine) -> Answers:
-        asked = [self.sets.problems[place] for place in self.sets.alone]
-        return ask_alone(engine, asked, self.report)
+        return ask_alone(engine, self.sets.problems, self.report)
 
     def _together(self, engine: LLMEngine) -> Answers:
         return ask_together(engine, self.sets.problems, self.report)
@@ -265,8 +259,7 @@ class _Model:
                     answers = self._together(engine)
                     calls = Counter(counts)
                     if fault.only_mixed:
-                        alone = self.sets.shares(self._alone(engine), self.sets.alone)
-                        figures["with_fault_alone"] = alone
+                        figures["with_fault_alone"] = self.sets.shares(self._alone(engine))
             except (EngineBroken, RuntimeError) as error:  # a kernel that was launched wrongly
                 figures["stopped"], calls = described(error), Counter(counts)
         figures["right"] = self.sets.shares(right)
@@ -276,12 +269,12 @@ class _Model:
         figures["acted"] = changed > 0 and min(figures["calls"].values()) > 0
 
 
-def _right(alone: Answers, same: Answers, batch: Share) -> RightFigures:
-    pairs = list(zip(alone.right, same.right, strict=True))
+def _right(alone: Answers, batch: Answers) -> RightFigures:
+    pairs = list(zip(alone.right, batch.right, strict=True))
     return {
         "alone": _share(alone),
-        "batch": batch,
-        "answers_differ": alone.differing(same),
+        "batch": _share(batch),
+        "answers_differ": alone.differing(batch),
         "p": mcnemar(pairs.count((True, False)), pairs.count((False, True))),
     }
 
