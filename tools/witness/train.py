@@ -34,7 +34,7 @@ from witness.model import Model
 from witness.optimiser import Optimiser
 
 SEED = 20261116
-STEPS, BATCH = 7000, 32
+STEPS, BATCH = 6400, 32
 SPARSE_STEPS, WARM_UP, SPARSE_BATCH = 2400, 600, 16
 PROMPT_WEIGHT = 0.1
 BIAS_RATE = 1e-3

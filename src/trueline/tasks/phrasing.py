@@ -7,16 +7,18 @@ import re
 from trueline.tasks.draw import Draw, Person
 from trueline.tasks.words import NUMBERS
 
-PAST = {
-    "are": "were", "arrive": "arrived", "bakes": "baked", "break": "broke", "brings": "brought",
-    "builds": "built", "buys": "bought", "catches": "caught", "costs": "cost", "earns": "earned",
-    "fills": "filled", "finds": "found", "get": "got", "gets": "got", "give": "gave",
-    "gives": "gave", "has": "had", "is": "was", "keeps": "kept", "loses": "lost", "makes": "made",
-    "owns": "owned", "paints": "painted", "picks": "picked", "reads": "read", "runs": "ran",
-    "sells": "sold", "sees": "saw", "share": "shared", "starts": "started", "takes": "took",
-    "throws": "threw", "walks": "walked", "wants": "wanted", "washes": "washed", "wins": "won",
-    "works": "worked", "writes": "wrote",
-}  # fmt: skip
+PAST = dict(
+    verb.split("/")
+    for verb in (
+        "are/were arrive/arrived bakes/baked break/broke breaks/broke brings/brought "
+        "builds/built buys/bought catches/caught collects/collected costs/cost drops/dropped "
+        "earns/earned eats/ate fills/filled finds/found get/got gets/got give/gave gives/gave "
+        "has/had is/was keeps/kept loses/lost makes/made owns/owned paints/painted pays/paid "
+        "picks/picked reads/read runs/ran sells/sold sees/saw share/shared spends/spent "
+        "starts/started takes/took throws/threw uses/used walks/walked wants/wanted "
+        "washes/washed wins/won works/worked writes/wrote"
+    ).split()
+)
 """Verbs that are no nouns of a story."""
 _VERB = re.compile(rf"\b({'|'.join(PAST)})\b")
 _SMALL = (

@@ -7,14 +7,15 @@ from trueline.tasks.draw import Draw
 from trueline.tasks.kinds.collection import collection
 from trueline.tasks.kinds.comparison import ages, comparison
 from trueline.tasks.kinds.days import days
-from trueline.tasks.kinds.places import boxes, ride, shop
+from trueline.tasks.kinds.money import shop, spending, work
+from trueline.tasks.kinds.places import boxes, ride
 from trueline.tasks.kinds.story import Kind, Story, Unfit
 
 __all__ = ["KINDS", "Story", "Unfit", "tell"]
 
 KINDS: tuple[Kind, ...] = (
     *(collection, collection, collection, collection, comparison, comparison),
-    *(shop, shop, boxes, boxes, ride, days, ages),
+    *(shop, shop, spending, work, boxes, boxes, ride, days, ages),
 )
 """As often as they are told."""
 

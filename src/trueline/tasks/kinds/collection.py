@@ -15,18 +15,15 @@ def collection(draw: Draw, operations: int) -> Story:
     me, friend = draw.people(2)
     story.me = me
     thing = draw.things()[0]
-    total = start = draw.number(2, 400)
-    story.tell(
-        draw.one(
-            (
-                f"{me.name} has {start} {thing}.",
-                f"{me.name} starts with {start} {thing}.",
-                f"There are {start} {thing} in {me.name}'s bag.",
-                f"{me.name} had {start} {thing} this morning.",
-                f"{me.name} owns {start} {thing}.",
-            )
-        )
-    )
+    boxed = operations > 1 and draw.chance(0.15)
+    if boxed:
+        count, each = draw.between(2, 9), draw.between(2, 60)
+        total = start = story.compute(count, "*", each)
+        box = draw.one(words.CONTAINERS)
+        story.tell(f"{me.name} has {draw.spell(count)} {box} of {each} {thing}.")
+    else:
+        total = start = draw.number(2, 400)
+        story.tell(_opening(draw, me, thing, start))
     while len(story.steps) < operations:
         left = operations - len(story.steps)
         change = draw.one(_CHANGES_IN_TWO if left > 1 and draw.chance(0.35) else _CHANGES)
@@ -44,6 +41,18 @@ def collection(draw: Draw, operations: int) -> Story:
         )
     )
     return story
+
+
+def _opening(draw: Draw, me: Person, thing: str, start: int) -> str:
+    return draw.one(
+        (
+            f"{me.name} has {start} {thing}.",
+            f"{me.name} starts with {start} {thing}.",
+            f"There are {start} {thing} in {me.name}'s bag.",
+            f"{me.name} had {start} {thing} this morning.",
+            f"{me.name} owns {start} {thing}.",
+        )
+    )
 
 
 Change = Callable[[Draw, Story, Person, Person, str, int, int], int]
@@ -71,6 +80,8 @@ def _gains(
                 f"{who} gets {number} more from {friend.name}.",
                 f"{who} gets {number} {thing} as a gift.",
                 f"{who} wins {number} {thing}.",
+                f"{who} makes {number} more {thing}.",
+                f"{who} collects {number} {thing} {draw.one(words.PLACES)}.",
                 f"{friend.name} gives {me.him} {number} {thing}.",
                 f"{friend.name} brings {me.him} {number} more {thing}.",
             )
@@ -96,6 +107,12 @@ def _loses(
                 f"{who} loses {number} of the {thing}.",
                 f"{who} sells {number} {thing}.",
                 f"{who} throws away {number} {thing}.",
+                f"{who} eats {number} of them.",
+                f"{who} breaks {number} {thing}.",
+                f"{who} uses {number} of the {thing}.",
+                f"{who} drops {number} {thing} {draw.one(words.PLACES)}.",
+                f"{number.capitalize()} of them break.",
+                f"{number.capitalize()} of the {thing} get lost.",
                 f"{friend.name} takes {number} of the {thing}.",
             )
         )

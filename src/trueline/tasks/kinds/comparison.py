@@ -27,6 +27,8 @@ def comparison(draw: Draw, operations: int) -> Story:
         other = draw.between(0, chain)
         _compared(draw, unasked, person, people[other], thing, counts[other])
         story.sentences.insert(draw.between(other + 1, len(story.sentences)), *unasked.sentences)
+    if draw.chance(0.1):  # what is counted from comes after
+        story.sentences[:2] = reversed(story.sentences[:2])
     last = people[chain]
     if together:
         other = draw.between(0, chain - 1)

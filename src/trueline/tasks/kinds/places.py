@@ -1,70 +1,10 @@
-"""A shop, boxes of things, a ride with people getting on and off."""
+"""Boxes of things; a ride with people getting on and off."""
 
 from __future__ import annotations
 
 from trueline.tasks import words
-from trueline.tasks.draw import LARGEST, Draw
-from trueline.tasks.kinds.story import Story, Unfit
-
-
-def shop(draw: Draw, operations: int) -> Story:
-    """So many of one thing and of another at their prices; what is paid, or left."""
-    story = Story()
-    me = story.me = draw.person()
-    (one, ones), (two, twos) = draw.several(words.PRICED, 2)
-    price, other_price = draw.between(2, 40), draw.between(2, 40)
-    count, other_count = draw.between(2, 9), draw.between(2, 9)
-    kinds = 1 if operations <= 2 else 2
-    money = "coins" if draw.chance(0.6) else "dollars"
-    if kinds == 2:
-        story.tell(
-            f"{_a(one).capitalize()} costs {price} {money} and {_a(two)} costs {other_price} "
-            f"{money}."
-        )
-    else:
-        story.tell(f"{_a(one).capitalize()} costs {price} {money}.")
-        if draw.chance(0.4):
-            story.tell(f"{_a(two).capitalize()} costs {other_price} {money}.")
-    bought = f"{me.name} buys {draw.spell(count)} {ones}"
-    paid = story.compute(count, "*", price)
-    if kinds == 2:
-        bought += f" and {draw.spell(other_count)} {twos}"
-        other_paid = story.compute(other_count, "*", other_price)
-        paid = story.compute(paid, "+", other_paid)
-    story.tell(f"{bought}.")
-    if len(story.steps) == operations:
-        story.question = draw.one(
-            (
-                f"How many {money} does {me.name} pay?",
-                f"How many {money} does {me.subject.lower()} spend?",
-            )
-        )
-        return story
-    purse = draw.number(paid + 1, LARGEST)
-    story.sentences.insert(draw.between(0, 1), f"{me.name} has {purse} {money}.")
-    rest = story.compute(purse, "-", paid)
-    if len(story.steps) < operations:
-        earned = draw.number(2, 300)
-        story.tell(
-            draw.one(
-                (
-                    f"Then {me.subject.lower()} earns {earned} {money}.",
-                    f"{me.subject} finds {earned} {money} {draw.one(words.PLACES)}.",
-                )
-            )
-        )
-        story.compute(rest, "+", earned)
-    if len(story.steps) != operations:
-        raise Unfit
-    story.question = draw.one(
-        (f"How many {money} does {me.name} have left?", f"How many {money} are left?",
-         f"How many {money} does {me.name} have now?")
-    )  # fmt: skip
-    return story
-
-
-def _a(word: str) -> str:
-    return f"an {word}" if word[0] in "aeiou" else f"a {word}"
+from trueline.tasks.draw import Draw
+from trueline.tasks.kinds.story import Story, Unfit, a
 
 
 def boxes(draw: Draw, operations: int) -> Story:
@@ -101,6 +41,14 @@ def boxes(draw: Draw, operations: int) -> Story:
                 )
             )  # fmt: skip
             total = story.compute(total, "+", more)
+        elif left == 1 and how == 3:
+            size = draw.between(2, 9)
+            story.tell(f"The {thing} are packed into {box} of {draw.spell(size)}.")
+            story.compute(total, "/", size)
+            story.question = draw.one(
+                (f"How many {box} are there then?", f"How many {box} are needed?")
+            )
+            return story
         elif left == 1:
             people = draw.between(2, 9)
             who = draw.one(("children", "friends", "people", "classes", "families"))
@@ -127,8 +75,8 @@ def ride(draw: Draw, operations: int) -> Story:
     total = draw.number(5, 300)
     story.tell(
         draw.one(
-            (f"{_a(what).capitalize()} leaves with {total} people.",
-             f"There are {total} people on {_a(what)}.")
+            (f"{a(what).capitalize()} leaves with {total} people.",
+             f"There are {total} people on {a(what)}.")
         )
     )  # fmt: skip
     stop = draw.one(("At the next stop", "At the next place", "Later"))

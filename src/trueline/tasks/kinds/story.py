@@ -45,3 +45,8 @@ class Story:
 
 
 Kind = Callable[[Draw, int], Story]
+
+
+def a(word: str) -> str:
+    """With its article."""
+    return f"an {word}" if word[0] in "aeiou" else f"a {word}"
