@@ -97,7 +97,7 @@ def test_the_sampling_that_a_model_recommends(tiny: Tiny, run: Run, tmp_path: Pa
     model.mkdir()
     for file in tiny("deepseek_v3").iterdir():
         (model / file.name).symlink_to(file)
-    recommended = {"do_sample": False, "temperature": 0.6, "max_new_tokens": 3, "eos_token_id": 1}
+    recommended = {"do_sample": False, "temperature": 0.6, "eos_token_id": 1}
     (model / "generation_config.json").write_text(json.dumps(recommended))
 
     def ids(*flags: str) -> list[int]:
@@ -105,12 +105,11 @@ def test_the_sampling_that_a_model_recommends(tiny: Tiny, run: Run, tmp_path: Pa
         return list(json.loads(out)["outputs"][0]["token_ids"])
 
     greedy = ids("--temperature", "0", "--max-tokens", "5")
-    assert ids() == greedy[:3]
     assert ids("--max-tokens", "5") == greedy
     assert ids("--temperature", "2", "--seed", "1", "--max-tokens", "5") != greedy
     llm = LLM(model, max_model_len=32)
     (output,) = llm.generate("x")
-    assert output.outputs[0].token_ids == greedy[:3]
+    assert output.outputs[0].token_ids[:5] == greedy
 
 
 def test_what_a_model_recommends_is_checked() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import pytest
 
-from trueline import LLM
+from trueline import LLM, SamplingParams
 from trueline.models import read_model
 from trueline.tasks.stories import is_right
 from trueline.utils.builtin import BUILTIN_MODELS, FOLDER, SAMPLE_PROBLEM, BuiltinModel
@@ -23,8 +23,9 @@ def test_a_model_solves_the_sample_problem(name: str) -> None:
     model = BUILTIN_MODELS[name]
     assert read_model(model.path).family == model.family
     llm = LLM(name, max_num_seqs=1, max_model_len=256, device="cpu")
-    assert llm.llm_engine.default_params["temperature"] == 0.0
-    (output,) = llm.chat([{"role": "user", "content": SAMPLE_PROBLEM}], use_tqdm=False)
+    params = SamplingParams(**llm.llm_engine.default_params, max_tokens=128)
+    assert params.is_greedy
+    (output,) = llm.chat([{"role": "user", "content": SAMPLE_PROBLEM}], params, use_tqdm=False)
     assert is_right("82", output.outputs[0].text), output.outputs[0].text
 
 

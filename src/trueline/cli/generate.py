@@ -33,7 +33,7 @@ class OfflineSampling:
     generation_config.json says."""
 
     max_tokens: int | None = None
-    """Default: the model's own, or 64."""
+    """Default: 64; of a built-in model, which ends its answers, as many as there is room for."""
     temperature: float | None = None
     """0 takes the likeliest token every time. Default: the model's own, or 1."""
     top_p: float | None = None
@@ -144,7 +144,8 @@ def generate(
         raise UsageError("give --prompt or --prompts-file")
     sampling.params({})  # what is wrong with it is told before a model is loaded
     llm = engine.load(name)
-    params = sampling.params(llm.llm_engine.default_params)
+    length = {"max_tokens": None} if builtin else {}
+    params = sampling.params(llm.llm_engine.default_params | length)
     start = time.perf_counter()
     if builtin is not None if chat is None else chat:
         outputs = llm.chat([[{"role": "user", "content": text}] for text in texts], params)

@@ -213,20 +213,17 @@ _MAY_BE_NONE = {name for name, *_, may_be_none, _ in WHOLES if may_be_none}
 _MAY_BE_NONE |= {"logit_bias", "allowed_token_ids"}
 
 
-_OF_THE_MODEL = {
-    **{name: name for name in ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")},
-    "max_new_tokens": "max_tokens",
-}
-"""Keys of generation_config.json, and our names for them."""
+_OF_THE_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Keys of generation_config.json. How long an answer may be is the caller's to say."""
 
 
 def default_params(generation_config: Mapping[str, Any]) -> dict[str, Any]:
     """Fields of SamplingParams that the model's authors recommend where a caller says nothing, as
     in vLLM; `do_sample` false is greedy."""
     found = {
-        ours: generation_config[theirs]
-        for theirs, ours in _OF_THE_MODEL.items()
-        if generation_config.get(theirs) is not None
+        name: generation_config[name]
+        for name in _OF_THE_MODEL
+        if generation_config.get(name) is not None
     }
     if generation_config.get("do_sample") is False:
         found["temperature"] = 0.0

@@ -53,9 +53,7 @@ class Service:
         self._offload_thread = OffloadThread()
         self.templates = TemplateProcess()
         self._template_thread = OffloadThread()
-        recommended = default_params(self.tokenizer.generation_config)
-        # how long an answer may be is the protocol's to say
-        self._default_params = {k: v for k, v in recommended.items() if k != "max_tokens"}
+        self._default_params = default_params(self.tokenizer.generation_config)
 
     async def offload(self, size: int, work: Callable[[*Given], T], *given: *Given) -> T:
         """Small work at once; big work in one thread for all requests, so that the event loop goes
