@@ -33,7 +33,7 @@ def faults_page() -> str:
 
 
 def inspect_picture(file: Path) -> None:
-    """What `make run` shows, as it looks in a terminal."""
+    """What `inspect` shows, as it looks in a terminal."""
     from rich.console import Console
 
     from trueline.cli import inspect as inspect_verb

@@ -11,7 +11,7 @@ from typing import Any, cast
 
 from trueline.config import EngineConfig
 from trueline.engine.loading import Progress, load_engine
-from trueline.engine.params import SamplingParams
+from trueline.engine.params import SamplingParams, default_params
 from trueline.errors import EngineBroken, UsageError, described, did_you_mean
 from trueline.output_processor import (
     PreparedParams,
@@ -51,6 +51,9 @@ class LLMEngine:
         self.eos_token_ids = list(self.spec.eos_token_ids)
         if self.tokenizer is not None:
             self.eos_token_ids = sorted({*self.eos_token_ids, *self.tokenizer.eos_ids})
+        config = {} if self.tokenizer is None else self.tokenizer.generation_config
+        self.default_params = default_params(config)
+        """What the model recommends to callers who say nothing."""
         self._requests: dict[str, RequestOutputState] = {}
         self._by_sequence: dict[str, RequestOutputState] = {}
 
@@ -81,6 +84,29 @@ class LLMEngine:
             raise
         self._requests[request_id] = request
         self._by_sequence.update(dict.fromkeys(request.sequence_ids, request))
+
+    def chat_prompt(
+        self,
+        messages: Sequence[Message],
+        *,
+        add_generation_prompt: bool = True,
+        chat_template: str | None = None,
+        tools: Sequence[Mapping[str, object]] | None = None,
+        chat_template_kwargs: Mapping[str, object] | None = None,
+    ) -> Prompt:
+        """A conversation, rendered with the model's template."""
+        if self.tokenizer is None:
+            raise UsageError("chat needs a tokenizer")
+        text = render_chat(
+            chat_template or self.tokenizer,
+            messages,
+            add_generation_prompt=add_generation_prompt,
+            tools=tools,
+            **dict(chat_template_kwargs or {}),
+        )
+        # the template writes its own special tokens
+        ids = self.tokenizer.encode(text, add_special_tokens=False)
+        return {"prompt": text, "prompt_token_ids": ids}
 
     def abort_request(self, request_id: str) -> bool:
         request = self._requests.get(request_id)
@@ -161,10 +187,11 @@ class LLM:
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
-        """One output per prompt, in order. `sampling_params`: one for all, or one for each. Where a
-        step failed, its requests have the finish_reason "error", and `error` says why."""
+        """One output per prompt, in order. `sampling_params`: one for all, or one for each; None is
+        SamplingParams() with what the model's generation_config.json says. Where a step failed, its
+        requests have the finish_reason "error", and `error` says why."""
         asked = [prompts] if isinstance(prompts, (str, Mapping)) else list(prompts)
-        params = _one_each(sampling_params, len(asked))
+        params = self._params(sampling_params, len(asked))
         names = [str(self._count + i) for i in range(len(asked))]
         self._count += len(asked)
         try:
@@ -188,27 +215,35 @@ class LLM:
         chat_template_kwargs: Mapping[str, object] | None = None,
     ) -> list[RequestOutput]:
         """One conversation (a list of messages) or several; rendered with the model's template."""
-        tokenizer = self.llm_engine.tokenizer
-        if tokenizer is None:
-            raise UsageError("chat needs a tokenizer")
         several = bool(messages) and isinstance(messages[0], (list, tuple))
-        conversations = messages if several else [messages]
-        prompts: list[Prompt] = []
-        for one in cast("Sequence[Sequence[Message]]", conversations):
-            text = render_chat(
-                chat_template or tokenizer,
+        conversations = cast("Sequence[Sequence[Message]]", messages if several else [messages])
+        prompts = [
+            self.llm_engine.chat_prompt(
                 one,
                 add_generation_prompt=add_generation_prompt,
+                chat_template=chat_template,
                 tools=tools,
-                **dict(chat_template_kwargs or {}),
+                chat_template_kwargs=chat_template_kwargs,
             )
-            # the template writes its own special tokens
-            ids = tokenizer.encode(text, add_special_tokens=False)
-            prompts.append({"prompt": text, "prompt_token_ids": ids})
+            for one in conversations
+        ]
         return self.generate(prompts, sampling_params, use_tqdm)
 
     def get_tokenizer(self) -> Tokenizer | None:
         return self.llm_engine.tokenizer
+
+    def _params(
+        self, given: SamplingParams | Sequence[SamplingParams] | None, count: int
+    ) -> list[SamplingParams]:
+        if given is None:
+            given = SamplingParams(**self.llm_engine.default_params)
+        if isinstance(given, SamplingParams):
+            return [given] * count
+        if len(given) != count:
+            raise UsageError(
+                f"{len(given)} sampling_params for {count} prompts: one, or one for each"
+            )
+        return list(given)
 
     def _run(self, count: int, show: bool) -> dict[str, RequestOutput]:
         done: dict[str, RequestOutput] = {}
@@ -231,13 +266,3 @@ def engine_config(options: Mapping[str, Any]) -> EngineConfig:
                 f"{did_you_mean(name, known)}"
             )
     return EngineConfig(**options)
-
-
-def _one_each(
-    params: SamplingParams | Sequence[SamplingParams] | None, count: int
-) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise UsageError(f"{len(params)} sampling_params for {count} prompts: one, or one for each")
-    return list(params)

@@ -65,7 +65,12 @@ def test_module_is_the_command() -> None:
 
 @pytest.mark.parametrize(
     "arguments",
-    [["nonsense"], ["inspect"], ["inspect", "x", "--colour"], ["make-tiny", "deepseek_v3"]],
+    [
+        ["nonsense"],
+        ["inspect", "x", "y"],
+        ["inspect", "x", "--colour"],
+        ["make-tiny", "deepseek_v3"],
+    ],
 )
 def test_wrong_usage_is_exit_code_2(arguments: list[str], run: Run) -> None:
     assert run(*arguments)[0] == 2
@@ -229,7 +234,7 @@ def test_score_without_tokenizer_or_model(tiny: Tiny, run: Run, tmp_path: Path) 
     assert "token ids instead" in run("score", copy, "--prompt", "x")[2]
     (copy / "tokenizer.json").write_text("{}")
     assert "not a tokenizer" in run("score", copy, "--prompt", "x")[2]
-    assert "no such model directory" in run("score", tmp_path / "nothing", "--tokens", "1")[2]
+    assert "no such directory" in run("score", tmp_path / "nothing", "--tokens", "1")[2]
 
 
 def test_score_takes_the_same_overrides(tiny: Tiny, run: Run) -> None:

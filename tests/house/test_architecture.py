@@ -28,7 +28,7 @@ ROOMS = (
     *("errors", "utils", "tasks", "plugins", "device", "config", "outputs", "spec", "models"),
     *("weights", "cache", "native", "ops", "kinds", "tiny", "parallel", "plan", "layers", "text"),
     *("engine", "output_processor", "llm", "verify", "conformance", "describe", "server", "client"),
-    *("evaluate", "bench", "cli"),
+    *("evaluate", "witness", "bench", "cli"),
 )
 NO_TORCH = (
     "errors",

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from trueline.server.process.messages import STEP_BUCKETS
 from trueline.server.process.stats import StatsRecorder
 from trueline.server.protocol.limits import RequestLimits
-from trueline.server.protocol.requests import read_completion, read_tokenize
+from trueline.server.protocol.requests import (
+    GenerateRequest,
+    read_chat,
+    read_completion,
+    read_tokenize,
+)
 
 LIMITS = RequestLimits(models=("m",), max_model_len=100, vocab_size=300)
 PROMPT = {"prompt": "hi"}
@@ -33,6 +40,17 @@ def test_special_tokens_around_texts_but_not_around_chats(
     body: dict[str, object], special: bool
 ) -> None:
     assert read_tokenize(json.dumps(body).encode(), LIMITS).add_special_tokens is special
+
+
+@pytest.mark.parametrize(("read", "body"), [(read_completion, PROMPT), (read_chat, CHAT)])
+def test_the_sampling_that_the_model_recommends(
+    read: Callable[[bytes, RequestLimits], GenerateRequest], body: dict[str, object]
+) -> None:
+    limits = msgspec.structs.replace(LIMITS, default_params={"temperature": 0.0, "top_p": 0.9})
+    params = read(json.dumps(body | {"top_p": 0.5}).encode(), limits).params
+    assert (params.temperature, params.top_p) == (0.0, 0.5)
+    params = read(json.dumps(body | {"temperature": 0.7, "top_p": None}).encode(), limits).params
+    assert (params.temperature, params.top_p) == (0.7, 0.9)
 
 
 @pytest.mark.parametrize("usage", [True, False, None])

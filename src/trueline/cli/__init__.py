@@ -16,6 +16,7 @@ from trueline.cli.inspect import inspect_model
 from trueline.cli.make_tiny import make_tiny
 from trueline.cli.score import score
 from trueline.cli.serve import command as serve
+from trueline.cli.witness import witness
 from trueline.errors import TruelineError
 
 app = App(
@@ -37,6 +38,7 @@ app.command(make_tiny, name="make-tiny")
 app.command(complete, name="complete")
 app.command(chat, name="chat")
 app.command(bench)
+app.command(witness, name="witness")
 
 
 def main(arguments: list[str] | None = None) -> None:

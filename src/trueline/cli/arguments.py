@@ -3,9 +3,20 @@
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Iterable
 
 from trueline.errors import UsageError
+from trueline.utils.builtin import BUILTIN_MODELS, DEFAULT_MODEL
+
+
+def model_or_default(model: str | None) -> str:
+    """The model given, or the built-in default, which is told on stderr."""
+    if model is not None:
+        return model
+    stands_for = BUILTIN_MODELS[DEFAULT_MODEL].stands_for
+    print(f"no model given: the built-in {DEFAULT_MODEL}, {stands_for}", file=sys.stderr)
+    return DEFAULT_MODEL
 
 
 def parse_facts(texts: Iterable[str]) -> dict[str, float | str]:

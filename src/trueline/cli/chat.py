@@ -5,20 +5,22 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
+from trueline.cli.arguments import model_or_default
 from trueline.cli.remote import ConnectionOptions, SamplingOptions, parse_fields
 
 if TYPE_CHECKING:
+    from trueline.client.endpoint import Endpoint
     from trueline.client.session import ChatSession
 
 
 def chat(
-    url: str,
+    url: str | None = None,
     /,
     *,
     message: tuple[str, ...] = (),
@@ -30,7 +32,8 @@ def chat(
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
     quiet: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Talk with a model on any server that speaks OpenAI's protocol.
+    """Talk with a model on any server that speaks OpenAI's protocol; without URL, on a server of
+    its own.
 
     On a terminal it asks for messages; /help lists what else it understands, and Ctrl-C stops an
     answer, not the session. Elsewhere every line of stdin is a message.
@@ -38,7 +41,9 @@ def chat(
     Parameters
     ----------
     url
-        As http://127.0.0.1:8000, with or without /v1.
+        As http://127.0.0.1:8000, with or without /v1. Default: a private server of --model (a
+        model directory, a hub id in the local cache, or a built-in model; default: a built-in
+        one), which ends on leaving.
     message
         Say this and leave. May be given several times: one turn each.
     system
@@ -54,21 +59,36 @@ def chat(
     """
     from trueline.client.session import ChatSession
 
-    server = connection.open(url)
-    body = {"model": server.pick_model(connection.model), **sampling.body(),
-            "stream": True, "stream_options": {"include_usage": True}}  # fmt: skip
+    body = {**sampling.body(), "stream": True, "stream_options": {"include_usage": True}}
     if max_tokens is not None:
         body["max_tokens"] = max_tokens
     if template_kwargs:
         body["chat_template_kwargs"] = parse_fields("--template-kwargs", template_kwargs)
-    talk = ChatSession(server, body, system)
     interactive = not message and sys.stdin.isatty()
-    if interactive:
-        print(f"{body['model']}; /help lists commands", file=sys.stderr)
-        lines = _typed()
-    else:
-        lines = iter(message or (line.rstrip("\n") for line in sys.stdin))
-    return _converse(talk, lines, interactive, as_json, quiet)
+    with _server(url, connection, quiet) as (server, model):
+        talk = ChatSession(server, {"model": model, **body}, system)
+        if interactive:
+            print(f"{model}; /help lists commands", file=sys.stderr)
+            lines = _typed()
+        else:
+            lines = iter(message or (line.rstrip("\n") for line in sys.stdin))
+        return _converse(talk, lines, interactive, as_json, quiet)
+
+
+@contextmanager
+def _server(
+    url: str | None, connection: ConnectionOptions, quiet: bool
+) -> Iterator[tuple[Endpoint, str]]:
+    """The server that was given, or a private one; and the name of its model."""
+    if url is not None:
+        server = connection.open(url)
+        yield server, server.pick_model(connection.model)
+        return
+    from trueline.cli.private_server import private_server
+
+    model = model_or_default(connection.model)
+    with private_server(model, connection.timeout, quiet=quiet) as server:
+        yield server, server.pick_model(None)
 
 
 def _converse(

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import msgspec
 from cyclopts import App, Parameter
 
+from trueline.cli.arguments import model_or_default
 from trueline.cli.eval_options import EvalSampling, PromptOptions, TaskOptions
 from trueline.cli.eval_target import ServerTarget, open_target
 from trueline.cli.generate import OfflineEngine
@@ -68,7 +69,7 @@ def evaluate(
     chosen = task.read()
     params = sampling.params(chosen)
     kwargs = prompts.kwargs()
-    target = open_target(_model(model), concurrency, engine, connection)
+    target = open_target(model_or_default(model), concurrency, engine, connection)
     form = prompts.format(chosen, target.has_chat_template)
     if not form.chat:
         if params.max_tokens is None and isinstance(target, ServerTarget):
@@ -95,12 +96,6 @@ def evaluate(
 
         print_results(tables(), results)
     return int(results["figures"]["errors"] > 0)
-
-
-def _model(model: str | None) -> str:
-    if model is None:
-        raise UsageError("give a model")
-    return model
 
 
 def _settings(task: Task, form: PromptFormat, requests: list[EvalRequest]) -> JSON:

@@ -7,12 +7,13 @@ import sys
 import time
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from cyclopts import Parameter
 
-from trueline.cli.arguments import parse_choices, parse_facts
+from trueline.cli.arguments import model_or_default, parse_choices, parse_facts
 from trueline.errors import UsageError
+from trueline.utils.builtin import SAMPLE_PROBLEM, builtin_model
 from trueline.utils.json_types import JSON
 from trueline.utils.progress import human_bytes
 
@@ -22,17 +23,22 @@ if TYPE_CHECKING:
     from trueline.outputs import RequestOutput
 
 
+DEFAULT_MAX_TOKENS = 64
+
+
 @Parameter(name="*")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OfflineSampling:
-    """How tokens are drawn, as SamplingParams has it."""
+    """How tokens are drawn, as SamplingParams has it. What is not given is as the model's
+    generation_config.json says."""
 
-    max_tokens: int = 64
-    temperature: float = 1.0
-    """0 takes the likeliest token every time."""
-    top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
+    max_tokens: int | None = None
+    """Default: 64; of a built-in model, which ends its answers, as many as there is room for."""
+    temperature: float | None = None
+    """0 takes the likeliest token every time. Default: the model's own, or 1."""
+    top_p: float | None = None
+    top_k: int | None = None
+    min_p: float | None = None
     seed: int | None = None
     """Makes the draws repeatable, whatever else runs."""
     n: int = 1
@@ -43,11 +49,13 @@ class OfflineSampling:
     logprobs: int | None = None
     """With --json: list this many likeliest tokens at each position."""
 
-    def params(self) -> SamplingParams:
+    def params(self, of_the_model: dict[str, Any]) -> SamplingParams:
         from trueline.engine.params import SamplingParams
 
         given = {item.name: getattr(self, item.name) for item in fields(self)}
-        return SamplingParams(**given | {"stop": list(self.stop)})
+        given = {name: value for name, value in given.items() if value is not None}
+        merged = {"max_tokens": DEFAULT_MAX_TOKENS} | of_the_model | given
+        return SamplingParams(**merged | {"stop": list(self.stop)})
 
 
 @Parameter(name="*")
@@ -98,12 +106,12 @@ class OfflineEngine:
 
 
 def generate(
-    model: str,
+    model: str | None = None,
     /,
     *,
     prompt: tuple[str, ...] = (),
     prompts_file: Path | None = None,
-    chat: Annotated[bool, Parameter(negative=())] = False,
+    chat: bool | None = None,
     sampling: OfflineSampling = OfflineSampling(),  # noqa: B008
     engine: OfflineEngine = OfflineEngine(),  # noqa: B008
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
@@ -114,31 +122,43 @@ def generate(
     Parameters
     ----------
     model
-        A model directory, or a hub id in the local cache.
+        A model directory, a built-in model, or a hub id in the local cache. Default: a built-in
+        one.
     prompt
-        Text to continue. May be given several times: all run together.
+        Text to continue. May be given several times: all run together. A built-in model has a
+        problem of its own to solve where there is none.
     prompts_file
         A file with one prompt per line.
     chat
-        Each prompt is a user's message, put into the model's chat template.
+        Each prompt is a user's message, put into the model's chat template. Default: only for
+        built-in models.
     as_json
         Print one JSON object per prompt.
     quiet
         Do not print the account of what ran.
     """
-    texts = _texts(prompt, prompts_file)
-    params = sampling.params()
-    llm = engine.load(model)
+    name = model_or_default(model)
+    builtin = builtin_model(name)
+    texts = _texts(prompt, prompts_file) or ([SAMPLE_PROBLEM] if builtin else [])
+    if not texts:
+        raise UsageError("give --prompt or --prompts-file")
+    sampling.params({})  # what is wrong with it is told before a model is loaded
+    llm = engine.load(name)
+    length = {"max_tokens": None} if builtin else {}
+    params = sampling.params(llm.llm_engine.default_params | length)
     start = time.perf_counter()
-    if chat:
+    if builtin is not None if chat is None else chat:
         outputs = llm.chat([[{"role": "user", "content": text}] for text in texts], params)
     else:
         outputs = llm.generate(texts, params)
     seconds = time.perf_counter() - start
-    for output in outputs:
-        print(json.dumps(_as_json(output), ensure_ascii=False) if as_json else _as_text(output))
+    for text, output in zip(texts, outputs, strict=True):
+        shown = json.dumps(_as_json(output), ensure_ascii=False) if as_json else None
+        print(shown or _as_text(text, output))
     if not quiet:
         _print_account(llm, outputs, seconds)
+        if builtin is None:
+            _doubt_small_weights(llm.llm_engine.plan.weight_bytes)
     completions = [each for output in outputs for each in output.outputs]
     return int(any(completion.finish_reason == "error" for completion in completions))
 
@@ -150,13 +170,11 @@ def _texts(prompt: tuple[str, ...], file: Path | None) -> list[str]:
             texts += [line for line in file.read_text().splitlines() if line]
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"--prompts-file {file}: not readable ({error})") from error
-    if not texts:
-        raise UsageError("give --prompt or --prompts-file")
     return texts
 
 
-def _as_text(output: RequestOutput) -> str:
-    lines = [f"> {output.prompt}"]
+def _as_text(asked: str, output: RequestOutput) -> str:
+    lines = [f"> {asked}"]
     for completion in output.outputs:
         mark = f"[{completion.index}] " if len(output.outputs) > 1 else ""
         lines.append(f"{mark}{completion.error or completion.text}")
@@ -203,6 +221,9 @@ def _print_account(llm: LLM, outputs: list[RequestOutput], seconds: float) -> No
         f"{tokens / seconds:.1f} tokens/s",
     ]
     print("\n" + "\n".join(lines), file=sys.stderr)
-    if engine.plan.weight_bytes < 100_000_000:
-        size = human_bytes(engine.plan.weight_bytes)
+
+
+def _doubt_small_weights(weight_bytes: int) -> None:
+    if weight_bytes < 100_000_000:
+        size = human_bytes(weight_bytes)
         print(f"({size} of weights: if they are random, so is the text)", file=sys.stderr)

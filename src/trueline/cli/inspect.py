@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from trueline.cli.arguments import parse_facts
+from trueline.cli.arguments import model_or_default, parse_facts
 from trueline.cli.output import tables
 from trueline.describe import describe, layer_ranges
 from trueline.errors import UsageError
+from trueline.utils.hub import find_model
 from trueline.utils.json_types import JSON
 from trueline.utils.progress import human_bytes, human_count, progress_bar
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def inspect_model(
-    model: Path,
+    model: str | None = None,
     /,
     *,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
@@ -35,7 +36,8 @@ def inspect_model(
     Parameters
     ----------
     model
-        A model directory, or a config.json.
+        A model directory, a built-in model, a hub id in the local cache, or a config.json.
+        Default: a built-in one.
     as_json
         Print one JSON object instead of tables.
     read_weights
@@ -45,9 +47,10 @@ def inspect_model(
         (known: latent_norm_eps, linear_layer_factor). May be given several times.
     """
     overrides = parse_facts(fact)
-    report = describe(model, overrides)
+    path = _path(model_or_default(model))
+    report = describe(path, overrides)
     if read_weights:
-        report["weights_read"] = _read_weights(model, overrides)
+        report["weights_read"] = _read_weights(path, overrides)
     if as_json:
         print(json.dumps(report, indent=1, ensure_ascii=False))
     else:
@@ -55,6 +58,11 @@ def inspect_model(
     checkpoint = report["checkpoint"] or {}
     bad = checkpoint.get("balanced") is False or report.get("weights_read", {}).get("not_finite")
     return 1 if bad else 0
+
+
+def _path(model: str) -> Path:
+    file = Path(model)
+    return file if file.is_file() else find_model(model)
 
 
 def _read_weights(model: Path, overrides: JSON) -> JSON:

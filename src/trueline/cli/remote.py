@@ -23,7 +23,7 @@ KEY_VARIABLES = ["TRUELINE_API_KEY", "OPENAI_API_KEY"]
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
     model: str | None = None
-    """Default: the only one the server has."""
+    """Default: the only one the server has. Of chat without URL: the one to serve."""
     api_key: Annotated[str | None, Parameter(env_var=KEY_VARIABLES)] = None
     """Better in the environment or in a file: others can read a command line."""
     api_key_file: Path | None = None

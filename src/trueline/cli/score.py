@@ -8,10 +8,11 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
 
 from cyclopts import Parameter
 
-from trueline.cli.arguments import parse_facts
+from trueline.cli.arguments import model_or_default, parse_facts
 from trueline.cli.output import tables
 from trueline.errors import UsageError
 from trueline.models import read_model
+from trueline.utils.hub import find_model
 from trueline.utils.json_types import JSON
 from trueline.weights.checkpoint import open_checkpoint
 from trueline.weights.ledger import balance
@@ -37,7 +38,7 @@ class TokenRow(TypedDict):
 
 
 def score(
-    model: Path,
+    model: str | None = None,
     /,
     *,
     prompt: str | None = None,
@@ -57,7 +58,8 @@ def score(
     Parameters
     ----------
     model
-        A model directory.
+        A model directory, a built-in model, or a hub id in the local cache. Default: a built-in
+        one.
     prompt
         Text to score; needs a tokenizer.json.
     tokens
@@ -77,21 +79,21 @@ def score(
     as_json
         Print one JSON object.
     """
-    if not model.is_dir():
-        raise UsageError(f"{model}: no such model directory")
     if (prompt is None) == (tokens is None):
         raise UsageError("give one of --prompt and --tokens")
     if start_position < 0 or top < 0:
         raise UsageError("--start-position and --top take numbers from 0 up")
     overrides = parse_facts(fact)
-    _require_sound(model, overrides)
-    oracle = _reference(model, dtype, overrides)
-    ids, texts = _token_ids(model, prompt, tokens, oracle.config.vocab_size)
+    name = model_or_default(model)
+    directory = find_model(name)
+    _require_sound(directory, overrides)
+    oracle = _reference(directory, dtype, overrides)
+    ids, texts = _token_ids(directory, prompt, tokens, oracle.config.vocab_size)
     logprobs = _logprobs(oracle, ids, start_position, form)
     rows = [_row(i, ids, texts, logprobs, start_position, top) for i in range(len(ids))]
     total = sum(row["logprob"] or 0.0 for row in rows[1:])
     if as_json:
-        head = {"model": str(model), "dtype": dtype, "form": form, "logprob": total}
+        head = {"model": name, "dtype": dtype, "form": form, "logprob": total}
         print(json.dumps(head | {"tokens": rows}, indent=1, ensure_ascii=False))
     else:
         _print_rows(rows, total)

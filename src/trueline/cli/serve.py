@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Literal  # noqa: F401 - EngineConfi
 
 from cyclopts import App, Parameter, Token
 
-from trueline.cli.arguments import parse_choices, parse_facts
+from trueline.cli.arguments import model_or_default, parse_choices, parse_facts
 from trueline.config import EngineConfig
 from trueline.errors import UsageError, did_you_mean, nearest
 from trueline.server.config import ServerConfig
@@ -34,7 +34,7 @@ class EngineFlags(EngineConfig):
 
 
 def serve(
-    model: str,
+    model: str | None = None,
     /,
     *,
     config: Path | None = None,
@@ -54,7 +54,8 @@ def serve(
     Parameters
     ----------
     model
-        A model directory, or a hub id in the local cache.
+        A model directory, a built-in model, or a hub id in the local cache. Default: a built-in
+        one.
     config
         A TOML or JSON file with options.
     print_config
@@ -81,8 +82,9 @@ def serve(
         given = {"op": list(op), "layer": list(layer), "fact": list(fact)}
         print(_as_toml(asdict(server) | values | given), end="")
         return 0
+    name = model_or_default(model)
     if dry_run:
-        return _dry_run(model, options)
+        return _dry_run(name, options)
     try:
         from trueline.server.run import run
     except ModuleNotFoundError as error:
@@ -91,7 +93,7 @@ def serve(
         raise UsageError(
             f"serve needs {error.name}, which is not installed: pip install 'trueline[server]'"
         ) from None
-    return run(model, options, server)
+    return run(name, options, server)
 
 
 def _dry_run(model: str, options: EngineConfig) -> int:

@@ -213,6 +213,27 @@ _MAY_BE_NONE = {name for name, *_, may_be_none, _ in WHOLES if may_be_none}
 _MAY_BE_NONE |= {"logit_bias", "allowed_token_ids"}
 
 
+_OF_THE_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
+"""Keys of generation_config.json. How long an answer may be is the caller's to say."""
+
+
+def default_params(generation_config: Mapping[str, Any]) -> dict[str, Any]:
+    """Fields of SamplingParams that the model's authors recommend where a caller says nothing, as
+    in vLLM; `do_sample` false is greedy."""
+    found = {
+        name: generation_config[name]
+        for name in _OF_THE_MODEL
+        if generation_config.get(name) is not None
+    }
+    if generation_config.get("do_sample") is False:
+        found["temperature"] = 0.0
+    try:
+        SamplingParams(**found)
+    except UsageError as error:
+        raise UsageError(f"generation_config.json: {error}") from None
+    return found
+
+
 def count_logprobs(name: str, asked: int | None, vocab_size: int, max_logprobs: int) -> int | None:
     """How many that is: -1 is all of the vocabulary, which a limit of -1 lets through."""
     limit = vocab_size if max_logprobs == -1 else min(max_logprobs, vocab_size)

@@ -9,7 +9,6 @@ from trueline.evaluate.run import EvalOutput, EvalRequest, Report
 from trueline.llm import LLM
 from trueline.output_processor import Prompt
 from trueline.outputs import RequestOutput
-from trueline.text.chat import render_chat
 from trueline.utils.gc_frozen import gc_frozen
 
 
@@ -53,20 +52,9 @@ class EngineRunner:
     def _prompt(self, request: EvalRequest) -> Prompt:
         if isinstance(request.prompt, str):
             return request.prompt
-        tokenizer = self.llm.get_tokenizer()
-        assert tokenizer is not None  # `has_chat_template`
-        text = render_chat(
-            tokenizer,
-            request.prompt,
-            add_generation_prompt=True,
-            tools=None,
-            **self.template_kwargs,
+        return self.llm.llm_engine.chat_prompt(
+            request.prompt, chat_template_kwargs=self.template_kwargs
         )
-        # the template writes its own special tokens
-        return {
-            "prompt": text,
-            "prompt_token_ids": tokenizer.encode(text, add_special_tokens=False),
-        }
 
 
 def _read(request: EvalRequest, output: RequestOutput) -> EvalOutput:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from typing import TypeVar, TypeVarTuple
 
 from trueline.engine.messages import CoreOutput, CoreRequest
+from trueline.engine.params import default_params
 from trueline.errors import RequestRejected
 from trueline.output_processor import RequestOutputState
 from trueline.outputs import RequestOutput
@@ -52,6 +53,7 @@ class Service:
         self._offload_thread = OffloadThread()
         self.templates = TemplateProcess()
         self._template_thread = OffloadThread()
+        self._default_params = default_params(self.tokenizer.generation_config)
 
     async def offload(self, size: int, work: Callable[[*Given], T], *given: *Given) -> T:
         """Small work at once; big work in one thread for all requests, so that the event loop goes
@@ -106,6 +108,7 @@ class Service:
             max_logprobs=ready.max_logprobs,
             max_sequences=self.config.max_sequences,
             request_templates=self.config.trust_request_chat_template,
+            default_params=self._default_params,
         )
 
     @property

@@ -11,6 +11,7 @@ from trueline.errors import UsageError
 from trueline.utils.json_types import JSON
 
 CONFIG = "tokenizer_config.json"
+GENERATION = "generation_config.json"
 TEMPLATE = "chat_template.jinja"
 MORE_TEMPLATES = "additional_chat_templates"
 
@@ -38,6 +39,8 @@ class TokenizerFiles:
     """None: the file does not say, so the vocabulary's own post-processor decides."""
     add_eos: bool | None
     generation_eos: tuple[int, ...]
+    generation_config: JSON
+    """generation_config.json; empty where there is none."""
     templates: Mapping[str, str]
 
 
@@ -57,13 +60,15 @@ def read_files(directory: Path) -> TokenizerFiles:
         for value in _items(tokens.get(key))
         if (content := _content(value)) is not None
     ]
+    generation = _read_object(directory / GENERATION)
     return TokenizerFiles(
         named=named,
         more_special=tuple(dict.fromkeys(more)),
         added=_added_tokens(directory / CONFIG, config),
         add_bos=_flag(directory, config, "add_bos_token"),
         add_eos=_flag(directory, config, "add_eos_token"),
-        generation_eos=_generation_eos(directory / "generation_config.json"),
+        generation_eos=_generation_eos(directory / GENERATION, generation),
+        generation_config=generation,
         templates=_templates(directory, config),
     )
 
@@ -127,8 +132,8 @@ def _added_tokens(file: Path, config: Mapping[str, object]) -> tuple[AddedToken,
     return tuple(sorted(found, key=lambda token: token.id))
 
 
-def _generation_eos(file: Path) -> tuple[int, ...]:
-    value = _read_object(file).get("eos_token_id")
+def _generation_eos(file: Path, config: JSON) -> tuple[int, ...]:
+    value = config.get("eos_token_id")
     ids = [] if value is None else value if isinstance(value, list) else [value]
     if any(type(token) is not int or token < 0 for token in ids):
         raise UsageError(f"{file}: eos_token_id = {value!r}; accepted: a token id or a list")

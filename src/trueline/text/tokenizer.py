@@ -23,6 +23,7 @@ class Tokenizer:
         self.vocabulary = vocabulary
         self.special_tokens = files.named
         self.chat_templates = files.templates
+        self.generation_config = files.generation_config
         self.bos_id = self._named("bos_token")
         self.eos_id = self._named("eos_token")
         self.pad_id = self._named("pad_token", required=False)

@@ -32,6 +32,11 @@ def environment_key() -> str | None:
     return os.environ.get("TRUELINE_API_KEY") or None
 
 
+def environment_with_key(key: str) -> dict[str, str]:
+    """For a server of our own: everything as it is, but for the API key."""
+    return {**os.environ, "TRUELINE_API_KEY": key}
+
+
 def environment_setting(name: str) -> str | None:
     """Of an option: --max-num-seqs is TRUELINE_MAX_NUM_SEQS."""
     return os.environ.get(PREFIX + name.upper())

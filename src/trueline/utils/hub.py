@@ -1,15 +1,25 @@
-"""Where a model is: a directory, or a hub id that an earlier download left in the local cache.
-Nothing is ever fetched."""
+"""Where a model is: a directory, a built-in model, or a hub id that an earlier download left in the
+local cache. Nothing is ever fetched."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from trueline.errors import UsageError
+from trueline.errors import UsageError, did_you_mean
+from trueline.utils.builtin import BUILTIN_MODELS, builtin_model
 from trueline.utils.environment import hub_cache
 
 
 def find_model(model: str | Path) -> Path:
+    """The name of a built-in model means that one, also where a directory here has the same name:
+    ./NAME is the directory."""
+    builtin = builtin_model(model)
+    if builtin is not None:
+        if not builtin.path.is_dir():
+            raise UsageError(
+                f"built-in model '{model}': its files are not installed ({builtin.path})"
+            )
+        return builtin.path
     path = Path(model)
     if path.is_dir():
         return path
@@ -23,7 +33,10 @@ def find_model(model: str | Path) -> Path:
             f"model '{name}': no such directory, and not in the local cache ({folder}); "
             "accepted: a model directory, or a hub id downloaded before (nothing is fetched)"
         )
-    raise UsageError(f"model '{name}': no such directory; accepted: a model directory or a hub id")
+    raise UsageError(
+        f"model '{name}': no such directory; accepted: a model directory, a hub id, or a built-in "
+        f"model ({', '.join(BUILTIN_MODELS)}){did_you_mean(name, BUILTIN_MODELS)}"
+    )
 
 
 def find_config(model: str | Path) -> tuple[Path, bool]:

@@ -38,6 +38,8 @@ class Case:
     """Store indexers of layers that share another's selection too."""
     facts: JSON = field(default_factory=dict)
     """Facts to override."""
+    options: JSON = field(default_factory=dict)
+    """Options of the engine."""
     seed: int = 0
     start: int = 0
     """Position of the first token."""
@@ -211,6 +213,7 @@ CASES: Mapping[str, Case] = {
     "ling-fp8": Case(_LING, fp8=FP8_32),
     "v32": Case(_V32, start=4321, stride=173),
     "v32-near": Case(_V32),
+    "v32-block-1": Case(_V32, options={"block_size": 1, "index_cache_dtype": "e4m3fn"}),
     "v32-shallow": Case(_V32, keys=_SHALLOW),
     "v32-plain": Case(_V32, yarn=False),
     "v32-interleaved": Case(_V32, keys={"indexer_rope_interleave": True}),
@@ -276,7 +279,7 @@ def make_subject(name: str, directory: Path) -> Subject:
     generator = torch.Generator().manual_seed(case.seed)
     tokens = torch.randint(spec.vocab.total, (case.length,), generator=generator)
     positions = case.start + case.stride * torch.arange(case.length)
-    return Subject(name, directory, tokens, positions, case.facts)
+    return Subject(name, directory, tokens, positions, case.facts, case.options)
 
 
 def _add_mtp_layer(directory: Path, spec: ModelSpec) -> None:

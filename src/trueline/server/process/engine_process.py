@@ -2,15 +2,13 @@
 its parent is gone.
 
 It ignores SIGINT and SIGTERM: a terminal sends them to parent and child alike, and what they mean
-is the parent's to decide. Its standard input is a pipe that the parent holds open for as long as
-it lives; nothing is ever written to it but the first line.
+is the parent's to decide. Nothing is ever written to its standard input but the first line.
 """
 
 from __future__ import annotations
 
 import os
 import signal
-import threading
 import time
 import traceback
 from collections.abc import Callable
@@ -38,6 +36,7 @@ from trueline.server.process.messages import (
     decode_to_engine,
     encode,
 )
+from trueline.server.process.parent import when_the_parent_ends
 from trueline.server.process.stats import StatsRecorder
 from trueline.utils.gc_frozen import gc_frozen
 
@@ -95,19 +94,13 @@ def main(address: str) -> int:
 
 
 def _end_with_the_parent(socket: Path) -> None:
-    pipe = os.dup(0)  # not inherited, unlike 0: what we start must not read from it
-    with open(os.devnull) as nothing:
-        os.dup2(nothing.fileno(), 0)
-
-    def watch() -> None:
-        while os.read(pipe, 1):
-            pass
+    def end() -> None:
         with suppress(OSError):  # the parent has done this, unless it went very early
             socket.unlink()
             socket.parent.rmdir()
         os._exit(1)
 
-    threading.Thread(target=watch, name="trueline-parent", daemon=True).start()
+    when_the_parent_ends(end)
 
 
 def serve(channel: Channel) -> int:

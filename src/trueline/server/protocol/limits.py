@@ -8,6 +8,7 @@ without others noticing it.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 import msgspec
 
@@ -60,6 +61,8 @@ class RequestLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Prompts × n of one request."""
     request_templates: bool = False
     """Whether a request may bring its own chat_template: code of a stranger."""
+    default_params: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    """Of the sampling, where a request says nothing: the model's generation_config.json."""
 
     def model(self, name: str | None) -> str:
         if name is None:

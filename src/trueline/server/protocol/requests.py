@@ -233,7 +233,7 @@ def _params(
 ) -> SamplingParams:
     given = {name: value for name in SAMPLING if (value := getattr(fields, name)) is not None}
     try:
-        params = SamplingParams.from_mapping({**given, **changes})
+        params = SamplingParams.from_mapping({**limits.default_params, **given, **changes})
         params.check_model(limits.vocab_size, limits.max_logprobs)
     except UsageError as error:
         raise from_usage(error, fields.__struct_fields__) from None

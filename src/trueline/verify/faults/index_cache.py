@@ -25,7 +25,7 @@ class HasTable(Protocol):
     def table(self) -> Table: ...
 
 
-def _as(layout: IndexLayout, kind: str) -> IndexLayout:
+def as_layout(layout: IndexLayout, kind: str) -> IndexLayout:
     """The same numbers in another layout, also where that refuses to exist."""
     other: IndexLayout = object.__new__(IndexLayout)
     for name in ("dim", "block_size", "storage", "power_of_two"):
@@ -36,7 +36,7 @@ def _as(layout: IndexLayout, kind: str) -> IndexLayout:
 
 def _rows_are_planar(original: Make) -> Make:
     def broken(self: IndexLayout, cell: object) -> object:
-        return original(_as(self, "planar") if self.kind == "rows" else self, cell)
+        return original(as_layout(self, "planar") if self.kind == "rows" else self, cell)
 
     return broken
 
@@ -44,7 +44,7 @@ def _rows_are_planar(original: Make) -> Make:
 def _offsets_always_shuffled(original: Make) -> Make:
     def broken(self: IndexLayout, byte: object) -> object:
         # folded back: at block size 1 the runs of a key reach into the blocks after it
-        return original(_as(self, "shuffled"), byte) % self.block_bytes
+        return original(as_layout(self, "shuffled"), byte) % self.block_bytes
 
     return broken
 
@@ -56,7 +56,7 @@ def _read_as(kind: str, where: str) -> Make:
         def broken(self: IndexView, cells: Tensor) -> Tensor:
             if self.layout.kind != where:
                 return read(self, cells)  # type: ignore[no-any-return]
-            other = _as(self.layout, kind)
+            other = as_layout(self.layout, kind)
             offsets = other.key_offset(torch.arange(other.dim) * other.itemsize)
             return read(replace(self, layout=other, offsets=offsets), cells)  # type: ignore[no-any-return]
 

@@ -17,6 +17,7 @@ from trueline.verify.faults.reference import REFERENCE_FAULTS
 from trueline.verify.faults.selection import SELECTION_FAULTS
 from trueline.verify.faults.spec import SPEC_FAULTS
 from trueline.verify.faults.states import STATE_FAULTS
+from trueline.verify.faults.stories import STORY_FAULTS
 from trueline.verify.faults.weights import WEIGHT_FAULTS
 
 __all__ = ["FAULTS", "Fault"]
@@ -34,4 +35,5 @@ FAULTS: list[Fault] = [
     *SELECTION_FAULTS,
     *GPU_FAULTS,
     *DRAFT_FAULTS,
+    *STORY_FAULTS,
 ]
