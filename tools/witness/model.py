@@ -1,5 +1,5 @@
-"""The models as they are trained: batched, whole sequences, compiled. Facts come from the reference's
-reading of config.json; the arithmetic is written here again, for speed.
+"""The models as they are trained: batched, whole sequences, compiled. Facts come from the
+reference's reading of config.json; the arithmetic is written here again, for speed.
 
 Experts are computed densely: all of them for every token, those not chosen with weight zero.
 """

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
 import time
 from pathlib import Path
@@ -214,8 +213,8 @@ def make_data(work: Path, sequences: int) -> None:
     tokens, answers = data.sequences(work / "tokenizer.json", SEED, sequences)
     np.save(work / "tokens.npy", tokens)
     np.save(work / "answers.npy", answers)
-    print(f"{tokens.size} tokens, {answers.mean():.3f} of them answers, "
-          f"{time.perf_counter() - start:.0f} s, {os.cpu_count()} cores", file=sys.stderr)  # fmt: skip
+    seconds, share = time.perf_counter() - start, answers.mean()
+    print(f"{tokens.size} tokens, {share:.3f} of them answers, {seconds:.0f} s", file=sys.stderr)
 
 
 def main() -> None:
@@ -224,7 +223,7 @@ def main() -> None:
     parser.add_argument("work", type=Path)
     parser.add_argument("name", nargs="?", choices=CONFIGS)
     parser.add_argument("--steps", type=int)
-    parser.add_argument("--begin", type=Path, help="of sparse: the dense weights' directory")
+    parser.add_argument("--begin", type=Path, help="of sparse: directory of the dense weights")
     given = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = True
     if given.stage == "data":
