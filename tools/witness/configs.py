@@ -61,6 +61,15 @@ _V3 = {
     **_ROUTED,
     "rope_scaling": _YARN,
 }
+# The text model alone; small, so that transformers, which makes one up, loads fast.
+_NO_VISION = {
+    "hidden_size": 8,
+    "intermediate_size": 8,
+    "num_attention_heads": 2,
+    "num_hidden_layers": 1,
+    "pos_emb_height": 2,
+    "pos_emb_width": 2,
+}
 _INDEXER = {"index_n_heads": 8, "index_head_dim": 64, "index_topk": 64}
 _NOT_LING = ("attention_bias", "moe_layer_freq", "n_routed_experts", "n_shared_experts")
 _NOT_GLM = ("rope_theta",)
@@ -141,7 +150,7 @@ CONFIGS: dict[str, JSON] = {
         },
         "tie_word_embeddings": False,
         "torch_dtype": "bfloat16",
-        "vision_config": {},
+        "vision_config": _NO_VISION,
     },
 }
 DENSE = {"witness-v32": "witness-v3"}

@@ -1,0 +1,180 @@
+"""The weights of the built-in models: what the README says of them, facts that make them witnesses,
+and transformers as a second opinion."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from safetensors import safe_open
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from trueline import LLM, SamplingParams, reference
+from trueline.reference import config as facts
+from trueline.reference.indexer import kept
+from trueline.tasks import stories
+from trueline.utils.builtin import BUILTIN_MODELS, FOLDER
+
+pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="a checkout without the weights")
+transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+
+SPARSE = ("witness-v32", "witness-glm5")
+IN_TRANSFORMERS = ("witness-v3", "witness-v32", "witness-glm5", "witness-k25")
+LONG = 600
+
+
+def path_of(name: str) -> Path:
+    return BUILTIN_MODELS[name].path
+
+
+def tokens_of(name: str, problem: stories.Problem) -> list[int]:
+    """As the chat template has question and solution."""
+    known = Tokenizer.from_file(str(path_of(name) / "tokenizer.json"))
+    question, solution = problem.question, problem.solution
+    text = f"<|begin|><|user|>{question}<|end|><|assistant|>{solution}<|end|>"
+    ids: list[int] = known.encode(text).ids
+    return ids
+
+
+@pytest.mark.parametrize("name", BUILTIN_MODELS)
+def test_stored_in_bfloat16(name: str) -> None:
+    with safe_open(path_of(name) / "model.safetensors", framework="pt") as file:
+        for key in file.keys():  # noqa: SIM118 - no mapping
+            precise = key.endswith(("e_score_correction_bias", "expert_bias"))
+            assert file.get_slice(key).get_dtype() == ("F32" if precise else "BF16"), key
+
+
+@pytest.mark.parametrize("name", BUILTIN_MODELS)
+def test_correction_bias_is_trained(name: str) -> None:
+    params = reference.load(path_of(name)).params
+    biases = [bias for key, bias in params.items() if key.endswith("e_score_correction_bias")]
+    assert len(biases) >= 5
+    assert all(bias.unique().numel() > 2 for bias in biases)
+
+
+def test_facts_that_make_a_witness() -> None:
+    v3, ling, v32, glm5, k25 = (reference.read_config(path_of(name)) for name in BUILTIN_MODELS)
+    for config in (v3, v32, k25):
+        assert config.yarn is not None
+        assert config.yarn.original_max_position_embeddings < LONG
+        plain = (config.qk_nope_head_dim + config.qk_rope_head_dim) ** -0.5
+        assert facts.softmax_scale(config) / plain > 1.8
+    assert v3.n_group > v3.topk_group > 1
+    assert k25.num_attention_heads == 8
+    raw = json.loads((path_of("witness-k25") / "config.json").read_text())
+    assert raw["text_config"]["num_attention_heads"] == 8
+    assert 2 * ling.linear_facts.rotary_dim == ling.linear_facts.head_dim
+    linear = [facts.layer_is_linear(ling, layer) for layer in range(ling.num_hidden_layers)]
+    assert linear == [True, True, True, False] * 2
+    for config in (v32, glm5):
+        assert config.indexer_facts.index_topk <= LONG / 8
+    assert not any(v32.indexer_facts.shared)
+    assert any(glm5.indexer_facts.shared)
+    assert glm5.indexer_facts.interleaved
+    assert not v32.indexer_facts.interleaved
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_indexer_finds_what_attention_looks_at(name: str) -> None:
+    """Of what all heads look at when they may see everything, the selected keys of a long problem
+    have most; as many keys at random would have an eighth."""
+    model = reference.load(path_of(name), torch.float32)
+    tokens = tokens_of(name, stories.problems("long", "test", 1)[0])
+    selected: dict[int, Tensor] = {}
+    model.logits(tokens, selected=selected)
+    shares = []
+    with pytest.MonkeyPatch.context() as patch:
+        original = reference.model.softmax_over
+
+        def watched(scores: Tensor, seen: Tensor) -> Tensor:
+            everything = original(scores, torch.ones_like(seen).tril())
+            layer = len(shares)
+            chosen = kept(selected[layer], len(tokens))
+            late = slice(len(tokens) // 2, None)
+            shares.append(float((everything * chosen)[:, late].sum(-1).mean()))
+            return original(scores, seen)
+
+        patch.setattr(reference.model, "softmax_over", watched)
+        model.logits(tokens)
+    assert len(shares) == model.config.num_hidden_layers
+    assert min(shares) > 0.3
+    assert sum(shares) / len(shares) > 0.7
+
+
+@pytest.mark.parametrize("name", BUILTIN_MODELS)
+def test_most_answers_are_right(name: str) -> None:
+    """A quick look; docs/witness.md has the figures of a thousand."""
+    problems = [one for kind in stories.ARITHMETIC for one in stories.problems(kind, "test", 8)]
+    problems += stories.problems("other", "test", 4)
+    llm = LLM(name, max_model_len=512, device="cpu")
+    asked = [[{"role": "user", "content": one.question}] for one in problems]
+    outputs = llm.chat(asked, SamplingParams(temperature=0.0, max_tokens=128), use_tqdm=False)
+    right = [
+        stories.is_right(one.answer, out.outputs[0].text)
+        for one, out in zip(problems, outputs, strict=True)
+    ]
+    assert sum(right) >= 32
+    assert all(right[-4:])
+
+
+def in_transformers(name: str) -> Any:
+    path = path_of(name)
+    config = transformers.AutoConfig.from_pretrained(path)
+    family = "AutoModelForImageTextToText" if name == "witness-k25" else "AutoModelForCausalLM"
+    load: Callable[..., Any] = getattr(transformers, family).from_pretrained
+    model, told = load(
+        path,
+        config=config,
+        dtype=torch.float64,
+        attn_implementation="eager",
+        experts_implementation="eager",
+        output_loading_info=True,
+    )
+    missing = [key for key in told["missing_keys"] if "vision" not in key and "mm_" not in key]
+    assert not missing
+    assert not told["unexpected_keys"]
+    assert not told["mismatched_keys"]
+    return model
+
+
+@pytest.mark.parametrize("name", IN_TRANSFORMERS)
+def test_transformers_agrees(name: str) -> None:
+    """Every position of a short and a long problem. Its index scores are float32, so that a sparse
+    model may see another key of about the same score."""
+    oracle, model = in_transformers(name), reference.load(path_of(name))
+    for category in ("5 operations", "long"):
+        tokens = tokens_of(name, stories.problems(category, "test", 1)[0])
+        with torch.no_grad():
+            theirs = oracle(input_ids=torch.tensor([tokens])).logits[0].double().log_softmax(-1)
+        ours = model.logprobs(tokens)
+        assert (theirs - ours).abs().max() < (3e-4 if name in SPARSE else 3e-5)
+        assert (theirs.argmax(-1) == ours.argmax(-1)).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", IN_TRANSFORMERS)
+def test_transformers_scores_the_same(name: str) -> None:
+    """Whole solutions, each token the likeliest after the right ones before: by transformers, by
+    the reference."""
+    oracle, model = in_transformers(name), reference.load(path_of(name))
+    right = [0, 0]
+    for problem in stories.problems("4 operations", "test", 60):
+        tokens = tokens_of(name, problem)
+        end = Tokenizer.from_file(str(path_of(name) / "tokenizer.json")).token_to_id(
+            "<|assistant|>"
+        )
+        start = tokens.index(end) + 1
+        with torch.no_grad():
+            theirs = oracle(input_ids=torch.tensor([tokens])).logits[0]
+        for place, logits in enumerate((theirs, model.logits(tokens))):
+            written = logits[start - 1 : -1].argmax(-1).tolist()
+            right[place] += written == tokens[start:]
+    assert right[0] == right[1]
+    assert right[0] > 48
