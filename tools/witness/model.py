@@ -20,6 +20,11 @@ from trueline.reference.config import Config
 Rope = tuple[Tensor, Tensor]
 
 
+def wide(x: Tensor) -> Tensor:
+    """In float32 at least."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
 class Norm(nn.Module):
     def __init__(self, size: int, eps: float) -> None:
         super().__init__()
@@ -27,7 +32,7 @@ class Norm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        y = x.float()
+        y = wide(x)
         y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + self.eps)
         return (y * self.weight).to(x.dtype)
 
@@ -40,7 +45,7 @@ def projection(wide: int, narrow: int) -> nn.Linear:
 
 def precise_linear(x: Tensor, layer: nn.Linear) -> Tensor:
     with torch.autocast(x.device.type, enabled=False):
-        return functional.linear(x.float(), layer.weight.float())
+        return functional.linear(wide(x), wide(layer.weight))
 
 
 def rotate_interleaved(x: Tensor, rope: Rope) -> Tensor:
@@ -76,7 +81,7 @@ class Indexer(nn.Module):
         q = self._rotate(q, (rope[0][:, None], rope[1][:, None]))
         k = self._rotate(k, rope)
         weights = precise_linear(x, self.weights_proj) * self.heads**-0.5
-        scores = torch.einsum("bthd,bsd->bths", q, k).float() * self.dim**-0.5
+        scores = wide(torch.einsum("bthd,bsd->bths", q, k)) * self.dim**-0.5
         return (scores.relu() * weights[..., None]).sum(2)
 
     def _rotate(self, x: Tensor, rope: Rope) -> Tensor:
@@ -129,7 +134,7 @@ class Latent(nn.Module):
     def probabilities(self, x: Tensor, rope: Rope, seen: Tensor) -> Tensor:
         """[B, T, T], the mean of all heads: what an indexer is to find."""
         q, k, _, _ = self.heads(x, rope)
-        scores = (q @ k.mT).float() * self.scale
+        scores = wide(q @ k.mT) * self.scale
         return scores.masked_fill(~seen, float("-inf")).softmax(-1).mean(1)
 
 
@@ -162,7 +167,7 @@ class Linear(nn.Module):
         out = ((q @ k.mT) * decay.to(q.dtype)) @ v
         out = out.transpose(1, 2).flatten(2)
         normed = functional.rms_norm(
-            out.float().view(batch, count, self.groups, -1), [out.shape[-1] // self.groups],
+            wide(out).view(batch, count, self.groups, -1), [out.shape[-1] // self.groups],
             eps=self.g_norm.eps,
         ).flatten(2)  # fmt: skip
         gated = (normed * self.g_norm.weight).to(out.dtype) * self.g_proj(x).sigmoid()
@@ -294,7 +299,7 @@ class Model(nn.Module):
         h, loads = self.embed_tokens(tokens), []
         count = tokens.shape[1]
         causal = torch.ones(count, count, dtype=torch.bool, device=tokens.device).tril()
-        divergence = h.new_zeros((), dtype=torch.float32)
+        divergence = h.new_zeros(())
         scores, seen = None, causal[None]
         for layer in self.layers:
             x = layer.input_layernorm(h)
