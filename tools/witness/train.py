@@ -140,14 +140,14 @@ class Training:
         (self.out / "training.jsonl").write_text(lines)
 
 
-def train_dense(work: Path, name: str, steps: int) -> None:
-    run = Training(work, name)
+def train_dense(work: Path, name: str, steps: int, device: str = "cuda") -> None:
+    run = Training(work, name, device=device)
     optimiser = Optimiser(run.model, muon=0.02, adam=2e-3)
     forward = torch.compile(run.model)
     run.write_log(seed=SEED, parameters=sum(p.numel() for p in run.model.parameters()))
     for step in range(steps):
         tokens, answers = run.batch(step, BATCH)
-        with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast(run.device.type, torch.bfloat16):
             logits, loads = forward(tokens, run.ropes)
         loss, of_answers = run.loss(logits, tokens, answers)
         loss.backward()
@@ -165,24 +165,25 @@ def train_dense(work: Path, name: str, steps: int) -> None:
     run.finish()
 
 
-def train_sparse(work: Path, name: str, steps: int, begin: Path) -> None:
-    run = Training(work, name)
+def train_sparse(work: Path, name: str, steps: int, begin: Path, device: str = "cuda") -> None:
+    run = Training(work, name, device=device)
     prior = load_file(begin / "model.safetensors")
     run.model.take(prior)
     old = begin / "training.jsonl"
     if begin.resolve() == run.out.resolve():
         run.log += [json.loads(line) for line in old.read_text().splitlines()]
+    run.write_log(seed=SEED, begins_with=begin.name)
     indexer = [p for n, p in run.model.named_parameters() if ".indexer." in n]
     main = [p for n, p in run.model.named_parameters() if ".indexer." not in n]
-    first = torch.optim.AdamW(indexer, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
-    second = torch.optim.AdamW(main, lr=3e-4, betas=(0.9, 0.98), weight_decay=0.0, fused=True)
+    first = torch.optim.AdamW(indexer, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0)
+    second = torch.optim.AdamW(main, lr=3e-4, betas=(0.9, 0.98), weight_decay=0.0)
     topk = run.model.config.indexer_facts.index_topk
     forward = torch.compile(run.model.forward_sparse)
     offset = len(run.tokens) // SPARSE_BATCH - steps  # the last ones: half have a long problem
     for step in range(steps):
         warm_up = step < WARM_UP
         tokens, answers = run.batch(offset + step, SPARSE_BATCH)
-        with torch.autocast("cuda", torch.bfloat16):
+        with torch.autocast(run.device.type, torch.bfloat16):
             logits, _, divergence = forward(
                 tokens, run.ropes, topk, run.all if warm_up else run.some
             )

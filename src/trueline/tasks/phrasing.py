@@ -5,18 +5,20 @@ from __future__ import annotations
 import re
 
 from trueline.tasks.draw import Draw, Person
-from trueline.tasks.words import NUMBERS
+from trueline.tasks.words import NUMBERS, RELATIVES
 
 PAST = dict(
     verb.split("/")
     for verb in (
         "are/were arrive/arrived bakes/baked break/broke breaks/broke brings/brought "
-        "builds/built buys/bought catches/caught collects/collected costs/cost drops/dropped "
-        "earns/earned eats/ate fills/filled finds/found get/got gets/got give/gave gives/gave "
-        "has/had is/was keeps/kept loses/lost makes/made owns/owned paints/painted pays/paid "
-        "picks/picked reads/read runs/ran sells/sold sees/saw share/shared spends/spent "
-        "starts/started takes/took throws/threw uses/used walks/walked wants/wanted "
-        "washes/washed wins/won works/worked writes/wrote"
+        "builds/built buys/bought catches/caught collects/collected come/came costs/cost "
+        "drops/dropped earns/earned eats/ate fills/filled finds/found fly/flew get/got gets/got "
+        "give/gave gives/gave go/went has/had holds/held is/was join/joined keeps/kept "
+        "land/landed learns/learned leave/left loses/lost makes/made owns/owned paints/painted "
+        "pays/paid picks/picked puts/put reads/read runs/ran saves/saved scores/scored sees/saw "
+        "sells/sold share/shared shares/shared spends/spent starts/started swim/swam takes/took "
+        "throws/threw uses/used walks/walked wants/wanted washes/washed wins/won works/worked "
+        "writes/wrote"
     ).split()
 )
 """Verbs that are no nouns of a story."""
@@ -26,6 +28,8 @@ _SMALL = (
     *(number.capitalize() for number in NUMBERS),
 )
 """Small inside a sentence."""
+_JOINED = re.compile(rf"\band (then )?({'|'.join(verb for verb in PAST if verb[-1] == 's')})\b")
+_OWNED = rf" (?=(?:birthday|{'|'.join(RELATIVES)})\b)"
 OWN = {"has": "have", "had": "had", "catches": "catch", "washes": "wash", "does": "do", "is": "am"}
 """What `I` says where that is not the verb without its s."""
 
@@ -42,6 +46,9 @@ def of_oneself(text: str, me: Person) -> str:
     text = re.sub(
         rf"\b(?:{name}|{subject}|{subject.lower()}) ([a-z]+)\b", lambda m: f"I {_own(m[1])}", text
     )
+    text = re.sub(rf"\b{me.his}{_OWNED}", "my ", text)
+    text = re.sub(rf"\b{me.his.capitalize()}{_OWNED}", "My ", text)
+    text = _JOINED.sub(lambda m: f"and {m[1] or ''}{_own(m[2])}", text)
     return re.sub(rf"\b{me.him}\b", "me", text)
 
 

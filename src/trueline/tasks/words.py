@@ -31,9 +31,12 @@ PRICED = (
     ("ruler", "rulers"), ("scarf", "scarves"), ("shirt", "shirts"), ("spoon", "spoons"),
     ("ticket", "tickets"), ("toy", "toys"),
 )  # fmt: skip
-CONTAINERS = tuple(
-    "bags baskets boxes cartons crates drawers jars packs shelves tins trays".split()
-)
+ONE_CONTAINER = {
+    "bag": "bags", "basket": "baskets", "box": "boxes", "carton": "cartons", "crate": "crates",
+    "drawer": "drawers", "jar": "jars", "pack": "packs", "shelf": "shelves", "tin": "tins",
+    "tray": "trays",
+}  # fmt: skip
+CONTAINERS = tuple(ONE_CONTAINER.values())
 PLACES = (
     "at the market", "at home", "at school", "in the garden", "in the park", "on the beach",
     "on the way home", "under the bed", "in the attic", "at the fair", "by the river",
@@ -46,14 +49,42 @@ NUMBERS = (
 )  # fmt: skip
 TIMES = {2: "twice", 3: "three times", 4: "four times", 5: "five times"}
 SHARES = {2: "half", 3: "a third", 4: "a quarter"}
-RIDES = ("bus", "train", "boat", "tram", "ferry")
+CROWDS = (
+    *((f"on a {ride}", "people", "get on", "get off")
+      for ride in ("bus", "train", "boat", "tram", "ferry")),
+    ("in a class", "students", "join", "leave"), ("in a room", "people", "come in", "go out"),
+    ("at a party", "guests", "arrive", "go home"), ("in a tree", "birds", "land", "fly away"),
+    ("on a pond", "ducks", "arrive", "swim away"), ("in a park", "children", "come", "go home"),
+)  # fmt: skip
+"""Where, who, how they come and how they go."""
 DONE = (
     ("reads", "read", "pages"), ("walks", "walk", "miles"), ("runs", "run", "laps"),
     ("writes", "write", "letters"), ("bakes", "bake", "cookies"), ("paints", "paint", "pictures"),
     ("picks", "pick", "berries"), ("plants", "plant", "seeds"), ("washes", "wash", "cars"),
     ("sells", "sell", "tickets"), ("builds", "build", "kites"), ("catches", "catch", "fish"),
+    ("scores", "score", "points"), ("sells", "sell", "apples"), ("eats", "eat", "nuts"),
+    ("makes", "make", "toys"), ("learns", "learn", "words"),
 )  # fmt: skip
 """Does, do, what."""
+
+OCCASIONS = (
+    ("in the morning", "in the afternoon", "in the evening"),
+    ("yesterday", "today"), ("last week", "this week"),
+    ("in the first game", "in the second game", "in the third game"),
+    ("in the first hour", "in the second hour", "in the third hour", "in the fourth hour"),
+    tuple(f"on {day}" for day in DAYS),
+)  # fmt: skip
+SORTS = (
+    ("animals", ("cows", "sheep", "goats", "pigs", "hens", "horses", "ducks")),
+    ("fruits", ("apples", "pears", "plums", "peaches", "lemons", "oranges", "bananas")),
+    ("toys", ("dolls", "balls", "kites", "robots", "cars", "trains")),
+    ("flowers", ("roses", "tulips", "lilies", "daisies")),
+)
+WHOLES = (
+    ("A book", "pages", "reads"), ("A road", "miles", "walks"), ("A song", "words", "learns"),
+    ("A garden", "berries", "picks"), ("A roll", "meters", "uses"), ("A wall", "bricks", "paints"),
+)  # fmt: skip
+RELATIVES = ("brother", "sister", "mother", "father", "cousin", "uncle", "aunt")
 
 COLOURS = tuple("red blue green yellow white black brown grey orange purple pink silver".split())
 LOCKED = tuple("door box safe gate chest locker drawer vault trunk cabinet".split())

@@ -7,6 +7,7 @@ from trueline.tasks.draw import Draw
 from trueline.tasks.kinds.collection import collection
 from trueline.tasks.kinds.comparison import ages, comparison
 from trueline.tasks.kinds.days import days
+from trueline.tasks.kinds.groups import herd, left_over, parts, saving
 from trueline.tasks.kinds.money import shop, spending, work
 from trueline.tasks.kinds.places import boxes, ride
 from trueline.tasks.kinds.story import Kind, Story, Unfit
@@ -14,8 +15,9 @@ from trueline.tasks.kinds.story import Kind, Story, Unfit
 __all__ = ["KINDS", "Story", "Unfit", "tell"]
 
 KINDS: tuple[Kind, ...] = (
-    *(collection, collection, collection, collection, comparison, comparison),
-    *(shop, shop, spending, work, boxes, boxes, ride, days, ages),
+    *(collection, collection, collection, collection, collection),
+    *(comparison, comparison, comparison, ages, days),
+    *(shop, shop, spending, work, saving, boxes, boxes, ride, ride, parts, herd, left_over),
 )
 """As often as they are told."""
 

@@ -42,6 +42,8 @@ def comparison(draw: Draw, operations: int) -> Story:
                     f"How many {thing} do {pair[1]} and {pair[0]} have in total?",
                 )
             )
+            if len(people) == 2 and draw.chance(0.3):
+                story.question = f"How many {thing} do they have together?"
             story.compute(counts[other], "+", counts[chain], of=(pair[1], pair[0]))
         else:
             more, fewer = (chain, other) if counts[chain] > counts[other] else (other, chain)
@@ -83,6 +85,9 @@ def ages(draw: Draw, operations: int) -> Story:
     story = Story()
     later = operations > 1 and draw.chance(0.5)
     people = draw.people(operations - later + 1)
+    if len(people) == 2 and draw.chance(0.3):
+        relative = f"{people[0].his} {draw.one(words.RELATIVES)}"
+        people[1] = Person(relative, she=people[1].she)
     age = draw.between(2, 60)
     story.tell(f"{people[0].name} is {age} years old.")
     story.note(people[0].name, age)
@@ -90,15 +95,15 @@ def ages(draw: Draw, operations: int) -> Story:
         how = draw.between(0, 2)
         if how == 0:
             years = draw.between(2, 30)
-            story.tell(f"{person.name} is {draw.spell(years)} years older than {before.name}.")
+            _tell(story, f"{person.name} is {draw.spell(years)} years older than {before.name}.")
             age = story.compute(age, "+", years, person.name)
         elif how == 1:
             years = draw.between(2, max(age - 1, 2))
-            story.tell(f"{person.name} is {draw.spell(years)} years younger than {before.name}.")
+            _tell(story, f"{person.name} is {draw.spell(years)} years younger than {before.name}.")
             age = story.compute(age, "-", years, person.name)
         else:
             factor = draw.between(2, 4)
-            story.tell(f"{person.name} is {words.TIMES[factor]} as old as {before.name}.")
+            _tell(story, f"{person.name} is {words.TIMES[factor]} as old as {before.name}.")
             age = story.compute(age, "*", factor, person.name)
         if age > 120:
             raise Unfit
@@ -109,3 +114,8 @@ def ages(draw: Draw, operations: int) -> Story:
     else:
         story.question = f"How old is {people[-1].name}?"
     return story
+
+
+def _tell(story: Story, sentence: str) -> None:
+    """Of a relative: her brother."""
+    story.tell(sentence[0].upper() + sentence[1:])

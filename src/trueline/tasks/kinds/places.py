@@ -1,19 +1,29 @@
-"""Boxes of things; a ride with people getting on and off."""
+"""Boxes of things; crowds that come and go."""
 
 from __future__ import annotations
 
 from trueline.tasks import words
 from trueline.tasks.draw import Draw
-from trueline.tasks.kinds.story import Story, Unfit, a
+from trueline.tasks.kinds.story import Story, Unfit
 
 
 def boxes(draw: Draw, operations: int) -> Story:
     """Containers with so many things in each; some come, some go, the rest is shared."""
     story = Story()
-    thing, box = draw.things()[0], draw.one(words.CONTAINERS)
+    thing, (single, box) = draw.things()[0], draw.one(tuple(words.ONE_CONTAINER.items()))
     count, each = draw.between(2, 9), draw.between(2, 99)
     where = draw.one(("There are", "A shop has", "A farmer has", "The school has", "A baker has"))
-    story.tell(f"{where} {draw.spell(count)} {box} with {each} {thing} in each.")
+    number = draw.spell(count)
+    story.tell(
+        draw.one(
+            (
+                f"{where} {number} {box} with {each} {thing} in each.",
+                f"{where} {number} {box} of {each} {thing} each.",
+                f"{where} {number} {box}. Each {single} has {each} {thing}.",
+                f"Each {single} holds {each} {thing}. {where} {number} {box}.",
+            )
+        )
+    )
     total = story.compute(count, "*", each)
     while story.operations < operations:
         left = operations - story.operations
@@ -69,36 +79,33 @@ def boxes(draw: Draw, operations: int) -> Story:
 
 
 def ride(draw: Draw, operations: int) -> Story:
-    """People get on and off."""
+    """People get on and off; guests come and go; birds land and fly away."""
     story = Story()
-    what = draw.one(words.RIDES)
+    where, who, come, go = draw.one(words.CROWDS)
     total = draw.number(5, 300)
-    story.tell(
-        draw.one(
-            (f"{a(what).capitalize()} leaves with {total} people.",
-             f"There are {total} people on {a(what)}.")
-        )
-    )  # fmt: skip
-    stop = draw.one(("At the next stop", "At the next place", "Later"))
+    story.tell(f"There are {total} {who} {where}.")
+    when = draw.one(("At the next stop ", "Later ", "Then ", ""))
+    when = "Later " if when.startswith("At") and come != "get on" else when
     while story.operations < operations:
         if total < 4:
             raise Unfit
-        on, off = draw.number(2, 200), draw.number(2, total - 1)
+        more, fewer = draw.number(2, 200), draw.number(2, total - 1)
         both = operations - story.operations > 1 and draw.chance(0.5)
         if both and draw.chance(0.5):
-            story.tell(f"{stop} {on} people get on and {off} get off.")
-            total = story.compute(story.compute(total, "+", on), "-", off)
+            story.tell(f"{when}{more} {draw.one((who, 'more'))} {come} and {fewer} {go}.")
+            total = story.compute(story.compute(total, "+", more), "-", fewer)
         elif both:
-            story.tell(f"{stop} {off} people get off and {on} get on.")
-            total = story.compute(story.compute(total, "-", off), "+", on)
+            story.tell(f"{when}{fewer} {who} {go} and {more} {come}.")
+            total = story.compute(story.compute(total, "-", fewer), "+", more)
         elif draw.chance(0.5):
-            story.tell(f"{stop} {draw.spell(on)} people get on.")
-            total = story.compute(total, "+", on)
+            story.tell(f"{when}{more} {draw.one((who, f'more {who}'))} {come}.")
+            total = story.compute(total, "+", more)
         else:
-            story.tell(f"{stop} {draw.spell(off)} people get off.")
-            total = story.compute(total, "-", off)
+            story.tell(f"{when}{fewer} {draw.one((who, 'of them'))} {go}.")
+            total = story.compute(total, "-", fewer)
+    there = where.replace(" a ", " the ")
     story.question = draw.one(
-        (f"How many people are on the {what} now?", f"How many people are on the {what}?",
-         f"How many people are left on the {what}?")
+        (f"How many {who} are {there} now?", f"How many {who} are there?",
+         f"How many {who} are left {there}?", f"How many {who} are {there}?")
     )  # fmt: skip
     return story
