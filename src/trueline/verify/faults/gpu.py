@@ -26,6 +26,17 @@ def _unpadded(head_tiles: Make) -> object:
     return property(lambda plan: plan.heads // plan.head_tile)
 
 
+def _of_unpadded_heads(entries: Make) -> Make:
+    """A work list as long as for the heads there are, while the kernel works on padded ones
+    (story 5): the last parts of the last rows are never computed."""
+
+    def broken(plan: LaunchPlan, rows: int) -> int:
+        whole: int = entries(plan, rows)
+        return -(-whole * plan.heads // plan.padded_heads)
+
+    return broken
+
+
 def _one_short(entries: Make) -> Make:
     return lambda plan, rows: entries(plan, rows) - 1
 
@@ -122,6 +133,8 @@ _H, _V = "masked prefill", "v32-shallow"
 GPU_FAULTS = [
     Fault("split-unpadded-heads", "split metadata sized from the unpadded heads (story 5)",
           "any heads", _M, LaunchPlan, "head_tiles", _unpadded),
+    Fault("work-list-unpadded-heads", "the list of parts sized from the unpadded heads (story 5)",
+          "any heads", _M, LaunchPlan, "entries", _of_unpadded_heads),
     Fault("work-list-short", "the list of parts has one entry too few", "any heads", _M,
           LaunchPlan, "entries", _one_short),
     Fault("padded-rows-read", "padded rows see positions of the null block", _G, _M,
