@@ -167,6 +167,25 @@ def bpe(**parts: Any) -> tokenizers.Tokenizer:
     return made
 
 
+def fallback(missing: int | None = None, **parts: Any) -> tokenizers.Tokenizer:
+    """Characters and pairs of them, and tokens for the bytes of others."""
+    bytes_apart = [f"<0x{byte:02X}>" for byte in range(256) if byte != missing]
+    vocab = {name: i for i, name in enumerate([*bytes_apart, "é", "\n", "éé"])}
+    model = models.BPE(vocab=vocab, merges=[("é", "é")], byte_fallback=True)
+    made = tokenizers.Tokenizer(model)
+    made.pre_tokenizer = pre_tokenizers.Split("\n", "isolated")
+    for name, part in parts.items():
+        setattr(made, name, part)
+    return made
+
+
+@given(st.text("é\na日", max_size=50))
+def test_bytes_that_stand_in_for_characters(text: str) -> None:
+    made = fallback()
+    assert longest_bytes(made) == 4
+    assert 4 * len(made.encode(text).ids) >= len(text.encode())
+
+
 def test_where_there_is_no_bound() -> None:
     assert longest_bytes(bpe()) == 1
     assert longest_bytes(bpe(normalizer=normalizers.NFC())) == NFC_SHRINKS
@@ -182,6 +201,10 @@ def test_where_there_is_no_bound() -> None:
         bpe(pre_tokenizer=pre_tokenizers.Whitespace()),
         bpe(model=models.BPE(vocab={"a": 0}, merges=[])),
         swallows,
+        fallback(missing=65),
+        fallback(pre_tokenizer=removed),
+        fallback(pre_tokenizer=pre_tokenizers.Metaspace()),
+        fallback(model=models.BPE(vocab=fallback().get_vocab(), merges=[])),
     ):
         assert longest_bytes(lossy) is None
 

@@ -27,18 +27,27 @@ def longest_bytes(tokenizer: tokenizers.Tokenizer) -> int | None:
     steps = _steps(_state(tokenizer.pre_tokenizer), "pretokenizers")
     if shrinks is None or not isinstance(tokenizer.model, models.BPE):
         return None
-    names = [step["type"] for step in steps]
+    names = {step["type"] for step in steps}
     lost = any(step.get("behavior") == "Removed" for step in steps)
-    if lost or "ByteLevel" not in names or not set(names) <= set(_KEEPS):
-        return None
-    vocabulary = tokenizer.get_vocab(with_added_tokens=False)
     added = tokenizer.get_added_tokens_decoder().values()
-    complete = all(char in vocabulary for char in pre_tokenizers.ByteLevel.alphabet())
-    if not complete or any(token.lstrip or token.rstrip for token in added):
+    longest = _longest_token(tokenizer, "ByteLevel" in names)
+    swallows = any(token.lstrip or token.rstrip for token in added)
+    if lost or swallows or longest is None or not names <= set(_KEEPS):
         return None
-    # a byte is a character of the alphabet; added tokens are plain text
-    longest = max(map(len, vocabulary))
+    # added tokens are plain text
     return shrinks * max([longest, *(len(token.content.encode()) for token in added)])
+
+
+def _longest_token(tokenizer: tokenizers.Tokenizer, byte_level: bool) -> int | None:
+    """In bytes; None where some byte has no token."""
+    vocabulary = tokenizer.get_vocab(with_added_tokens=False)
+    if byte_level:  # a byte is a character of the alphabet
+        complete = all(char in vocabulary for char in pre_tokenizers.ByteLevel.alphabet())
+        return max(map(len, vocabulary)) if complete else None
+    bytes_apart = {f"<0x{byte:02X}>" for byte in range(256)}
+    if not tokenizer.model.byte_fallback or not bytes_apart <= vocabulary.keys():
+        return None
+    return max(len(name.encode()) for name in (vocabulary.keys() - bytes_apart) | {" "})
 
 
 class _Part(Protocol):

@@ -122,7 +122,7 @@ class JsonVocabulary:
 
     @cached_property
     def longest_bytes(self) -> int | None:
-        return longest_bytes(self._tokenizer) if self.spells_bytes else None
+        return longest_bytes(self._tokenizer)
 
     def encode(self, text: str, with_ends: bool) -> list[int]:
         # of the library's ways in, only those for batches let other threads go on
