@@ -24,6 +24,8 @@ SHORT = {
 """How often, of a hundred."""
 LONG_SHARE = (0.25, 0.7)
 """Of sequences with a long problem: at the beginning of the training, and at its end."""
+BEFORE_LONG = ("other", "1 operation", "2 operations")
+"""Short ones, so that the long problem and its answer fit behind them."""
 SYSTEM = ("You are a helpful assistant.", "You solve arithmetic stories.", "Answer the question.",
           "Be brief.", "You are a careful teacher.")  # fmt: skip
 
@@ -50,7 +52,7 @@ class Packer:
             if waiting and len(tokens) >= room:
                 category, waiting = "long", False
             else:
-                category = draw.one(self._mix)
+                category = draw.one(BEFORE_LONG if waiting else self._mix)
             problem = self._problem(draw, category)
             self._append(draw, tokens, answers, problem)
         return np.array(tokens[:LENGTH], np.uint16), np.array(answers[:LENGTH], bool)
