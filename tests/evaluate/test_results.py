@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,12 +14,13 @@ from msgspec.structs import replace
 
 from trueline import SamplingParams
 from trueline.errors import UsageError
+from trueline.evaluate import results
 from trueline.evaluate.diff import diff, load
 from trueline.evaluate.figures import bucket, summarise
 from trueline.evaluate.items import Item
 from trueline.evaluate.match import MATCHES
 from trueline.evaluate.prompts import PromptFormat
-from trueline.evaluate.results import ResultsDirectory
+from trueline.evaluate.results import NotWritten, ResultsDirectory
 from trueline.evaluate.run import (
     EvalOutput,
     EvalRequest,
@@ -183,6 +185,37 @@ def test_not_writable(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="not writable"):
         evaluated(tmp_path / "file", Script())
+    (tmp_path / "samples.jsonl").mkdir()
+    (tmp_path / "results.json").write_text(json.dumps({"settings": SETTINGS}))
+    with pytest.raises(UsageError, match="not writable"):
+        evaluated(tmp_path, Script())
+
+
+def test_a_kill_before_the_first_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed() -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(results, "versions", killed)
+        with pytest.raises(Killed):
+            evaluated(tmp_path, Script())
+    assert len(evaluated(tmp_path, Script()).samples) == len(ITEMS)
+
+
+@pytest.mark.parametrize("most", [100, 700])
+def test_a_full_disk(tmp_path: Path, most: int) -> None:
+    """While the settings are written, and at a sample."""
+    evaluated(tmp_path / "whole", Script())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    try:
+        with pytest.raises(NotWritten, match="File too large.*the same command goes on"):
+            evaluated(tmp_path / "full", Script())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list((tmp_path / "full").glob("*.new"))
+    evaluated(tmp_path / "full", Script())
+    assert kept_in(tmp_path / "full") == kept_in(tmp_path / "whole")
 
 
 # -- requests and figures ------------------------------------------------------------------
