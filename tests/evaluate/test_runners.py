@@ -216,6 +216,13 @@ def test_a_slow_or_odd_answer_stops_no_other(stub: Stub) -> None:
     assert [each.error for each in late if each.error] == ["timeout: no complete answer in 0.2 s"]
 
 
+@pytest.mark.parametrize("reason", ["error", "abort"])
+def test_an_answer_that_the_server_gave_up_is_an_error(stub: Stub, reason: str) -> None:
+    found = asked(at(stub, f"ends:{reason}"), TEXTS[:2], PromptFormat(chat=True), GREEDY)
+    said = f"not finished: the server ended it with '{reason}'"
+    assert [each.error for each in found] == [said] * 2
+
+
 def test_waits_are_the_server_s_or_grow() -> None:
     response = server_runner.WholeResponse()
     waits = [response.wait_seconds(attempt) for attempt in range(8)]
@@ -225,6 +232,9 @@ def test_waits_are_the_server_s_or_grow() -> None:
     assert 7 <= response.wait_seconds(0) <= 8.75
     response.retry_after = "-1"
     assert response.wait_seconds(0) == 0
+    for odd in ("nan", "Mon, 16 Nov 2026 12:00:00 GMT"):
+        response.retry_after = odd
+        assert 0.5 <= response.wait_seconds(0) <= 0.625
 
 
 # -- the verb ----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Iterator, Sequence
 
@@ -21,6 +22,8 @@ BUSY = (429, 503)
 ATTEMPTS = 8
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 """Seconds before a busy server is asked again; each time twice as many."""
+FAILED = ("error", "abort")
+"""Finish reasons of an answer that the server gave up: ours, vLLM's and SGLang's."""
 ALWAYS_SENT = ("temperature", "top_p", "max_tokens")
 """The rest only where it is given: not every server knows every field."""
 
@@ -47,6 +50,8 @@ class WholeResponse:
         try:
             asked = float(self.retry_after or "")
         except ValueError:  # a date, or none
+            asked = math.nan
+        if math.isnan(asked):
             asked = FIRST_WAIT * 2**attempt
         return min(max(asked, 0.0), LONGEST_WAIT) * random.uniform(1.0, 1.25)
 
@@ -133,6 +138,8 @@ def _read(response: WholeResponse) -> EvalOutput:
     if not chunk.choices:
         raise ServerError("not understood", "an answer without choices")
     (choice, *_), usage = chunk.choices, chunk.usage
+    if choice.finish_reason in FAILED:
+        raise ServerError("not finished", f"the server ended it with {choice.finish_reason!r}")
     return EvalOutput(
         text=choice.answer,
         reasoning=choice.thought or None,
