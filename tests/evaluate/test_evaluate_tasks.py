@@ -223,7 +223,10 @@ def test_a_chat() -> None:
     assert [message["role"] for message in shots] == ["user", "assistant"] * 2 + ["user"]
     assert shots[-1] == {"role": "user", "content": "How many?"}
     own = [{"role": "user", "content": "u"}]
-    assert form.prompt(Item(id="4", question=own, answer="a"))[1:] == own
+    messages = Item(id="4", question=own, answer="a")
+    assert PromptFormat(chat=True, system="Be kind.").prompt(messages)[1:] == own
+    with pytest.raises(UsageError, match=r"--instruction: item 4 .* sent as they are"):
+        form.prompt(messages)
     with pytest.raises(UsageError, match="is a list of chat messages"):
         PromptFormat(chat=False).prompt(Item(id="4", question=own, answer="a"))
 

@@ -209,7 +209,7 @@ def test_a_full_disk(tmp_path: Path, most: int) -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
     try:
-        with pytest.raises(NotWritten, match="File too large.*the same command goes on"):
+        with pytest.raises(NotWritten, match=r"File too large.*the same command goes on"):
             evaluated(tmp_path / "full", Script())
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
@@ -63,13 +63,16 @@ class ServerRunner:
         model: str,
         concurrency: int = 64,
         template_kwargs: JSON | None = None,
+        sent: Collection[str] = (),
     ) -> None:
+        """`sent`: sampling parameters that are sent even where they have our default."""
         if concurrency < 1:
             raise UsageError(f"--concurrency {concurrency}: accepted: numbers from 1 up")
         self.server = server
         self.model = model
         self.concurrency = concurrency
         self.template_kwargs = template_kwargs or {}
+        self.sent = {*ALWAYS_SENT, *sent}
 
     def run(self, requests: Sequence[EvalRequest], report: Report) -> None:
         run_loop(self._run(requests, report))
@@ -113,7 +116,7 @@ class ServerRunner:
         return _read(response)
 
     def _body(self, request: EvalRequest) -> JSON:
-        body: JSON = {"model": self.model, **_sampling_fields(request.params)}
+        body: JSON = {"model": self.model, **_sampling_fields(request.params, self.sent)}
         if isinstance(request.prompt, str):
             return body | {"prompt": request.prompt}
         if self.template_kwargs:
@@ -121,13 +124,13 @@ class ServerRunner:
         return body | {"messages": request.prompt}
 
 
-def _sampling_fields(params: SamplingParams) -> JSON:
+def _sampling_fields(params: SamplingParams, sent: Collection[str]) -> JSON:
     default = SamplingParams()
     given = {name: getattr(params, name) for name in params.__struct_fields__}
     return {
         name: value
         for name, value in given.items()
-        if value is not None and (name in ALWAYS_SENT or value != getattr(default, name))
+        if value is not None and (name in sent or value != getattr(default, name))
     }
 
 
