@@ -109,6 +109,9 @@ def test_reasoning_does_not_count() -> None:
     assert without_reasoning("a</think>b</think>c") == "c"
     assert without_reasoning("<think>it may be 18") == ""
     assert without_reasoning("plain") == "plain"
+    assert without_reasoning("it may be 18", "<|assistant|><think>\n") == ""
+    assert without_reasoning("17</think>18", "<|assistant|><think>\n") == "18"
+    assert without_reasoning("18", "<|assistant|><think>\n\n</think>\n\n") == "18"
 
 
 def test_answers_that_a_match_cannot_use() -> None:

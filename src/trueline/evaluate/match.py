@@ -22,11 +22,14 @@ WRAPPED = re.compile(r"\\(?:text|textbf|mathbf|mathrm|mathsf|mathit|boxed|bf|rm)
 SPACING = re.compile(r"\\[,;:! ]|\\(?:quad|qquad)\b|[$~]")
 
 
-def without_reasoning(text: str) -> str:
-    """What follows a model's reasoning. Of an output that ends inside it, nothing."""
+def without_reasoning(text: str, prompt: str = "") -> str:
+    """What follows a model's reasoning. Of an output that ends inside it, nothing. `prompt`: as
+    the chat template rendered it; some open the reasoning at its end."""
     _, ended, answer = text.rpartition("</think>")
     if ended:
         return answer
+    if prompt.rstrip().endswith("<think>"):
+        return ""
     return text.partition("<think>")[0]
 
 
