@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from rich.console import Console
 
 from trueline import SamplingParams
 from trueline.errors import UsageError
@@ -20,6 +21,7 @@ from trueline.evaluate.figures import bucket, summarise
 from trueline.evaluate.items import Item
 from trueline.evaluate.match import MATCHES
 from trueline.evaluate.prompts import PromptFormat
+from trueline.evaluate.report import print_diff
 from trueline.evaluate.results import NotWritten, ResultsDirectory
 from trueline.evaluate.run import (
     EvalOutput,
@@ -29,6 +31,7 @@ from trueline.evaluate.run import (
     make_requests,
     run_requests,
     sample_seed,
+    score,
 )
 from trueline.evaluate.samples import Sample, encode, read_samples
 
@@ -218,6 +221,14 @@ def test_a_full_disk(tmp_path: Path, most: int) -> None:
     assert kept_in(tmp_path / "full") == kept_in(tmp_path / "whole")
 
 
+def test_reasoning_that_the_template_opened() -> None:
+    (request,) = make_requests(ITEMS[5:6], PromptFormat(chat=True), GREEDY, 1)
+    for text, right in (("5", False), ("3</think>5", True)):
+        output = EvalOutput(text=text, rendered_prompt="<|user|>?<|assistant|><think>\n")
+        assert score(request, output, MATCH).right == {"number": right}
+    assert score(request, EvalOutput(text="5", rendered_prompt="?"), MATCH).right["number"]
+
+
 # -- requests and figures ------------------------------------------------------------------
 
 
@@ -308,6 +319,13 @@ def test_diff() -> None:
     assert found["categories"].keys() == {"x", "y"}
     assert found["categories"]["x"]["only_a"] == 1
     assert diff(a, b, show=9)["differing"][3]["text_b"] == "other words"
+
+
+def test_an_output_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    print_diff(Console(), diff([sample("a", True, text="5\0\x1b[2J\n6")], [sample("a", False)]))
+    shown = capsys.readouterr().out
+    assert "A (right): 5��[2J 6" in shown
+    assert "\x1b" not in shown
 
 
 def test_diff_of_several_samples() -> None:
