@@ -6,6 +6,7 @@ import json
 import resource
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
@@ -219,6 +220,21 @@ def test_a_full_disk(tmp_path: Path, most: int) -> None:
     assert not list((tmp_path / "full").glob("*.new"))
     evaluated(tmp_path / "full", Script())
     assert kept_in(tmp_path / "full") == kept_in(tmp_path / "whole")
+
+
+class InParts(FileIO):
+    """As a disk that is nearly full: a write takes some of it, and says how much."""
+
+    def write(self, data: Any) -> int:
+        return super().write(data[:7])
+
+
+def test_a_line_that_is_written_in_parts(tmp_path: Path) -> None:
+    written = [sample("a", True, text="é"), sample("b", False)]
+    with InParts(tmp_path / "samples.jsonl", "ab") as file:
+        for each in written:
+            ResultsDirectory(tmp_path, SETTINGS, file).append(each)
+    assert read_samples(tmp_path / "samples.jsonl")[0] == written
 
 
 def test_reasoning_that_the_template_opened() -> None:
