@@ -33,13 +33,13 @@ class TaskOptions:
     limit: int | None = None
     """Only the first so many items; of stories, so many spread over the categories (1000)."""
     category: tuple[str, ...] = ()
-    """Only items of this category, or all. May be given several times."""
+    """Only items of this category; all: of every one. May be given several times."""
     prompt_key: str | None = None
     """Of jsonl: the key of a text or of a list of chat messages ("prompt")."""
     answer_key: str | None = None
-    """Of jsonl ("answer")."""
+    """Of jsonl: the key of a text or a number ("answer")."""
     category_key: str | None = None
-    """Of jsonl; none unless given."""
+    """Of jsonl: the key of a category; without it items have none."""
     match: tuple[Literal["exact", "number", "strict", "boxed", "contains", "regex"], ...] = ()
     """Of jsonl: the output is the answer (exact, the default); its last number is (number), its
     number after #### (strict), its last \\boxed{} (boxed); has it somewhere (contains); is found by
@@ -81,7 +81,7 @@ class TaskOptions:
                 )
 
 
-@Parameter(name="*")
+@Parameter(name="*", group="Prompts")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptOptions:
     """How it is asked."""
@@ -144,7 +144,7 @@ class PromptOptions:
         return parse_fields("--template-kwargs", self.template_kwargs)
 
 
-@Parameter(name="*")
+@Parameter(name="*", group="Sampling")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalSampling:
     """How tokens are drawn: greedily unless told otherwise, whatever the model's own default."""
@@ -155,6 +155,7 @@ class EvalSampling:
     temperature: float = 0.0
     """0 takes the likeliest token every time."""
     top_p: float = 1.0
+    """1 takes all tokens."""
     top_k: int | None = None
     """Default: as the model's generation_config.json says, or all."""
     min_p: float | None = None
