@@ -117,5 +117,17 @@ def test_what_a_model_recommends_is_checked() -> None:
         "temperature": 0.6,
         "top_p": 0.95,
     }
-    with pytest.raises(UsageError, match=r"generation_config\.json: top_p = 2"):
-        default_params({"top_p": 2})
+    assert default_params({"do_sample": True, "temperature": 0, "top_k": -1}) == {
+        "temperature": 0,
+        "top_k": -1,
+    }
+    for key, value in (
+        ("top_p", 2),
+        ("temperature", float("nan")),
+        ("temperature", "0.6"),
+        ("top_k", 50.0),
+        ("do_sample", "false"),
+        ("do_sample", 0),
+    ):
+        with pytest.raises(UsageError, match=rf"generation_config\.json: {key} = .*: accepted: "):
+            default_params({key: value})

@@ -420,8 +420,10 @@ def test_human_numbers() -> None:
         "31.1 KB",
         "671 GB",
     ]
-    assert [human_count(n) for n in (12, 363270, 15.7e9, 1.026e12)] == [
+    assert [human_count(n) for n in (12, 16.49771, 999.96, 363270, 15.7e9, 1.026e12)] == [
         "12",
+        "16.5",
+        "1000",
         "363 K",
         "15.7 B",
         "1.03 T",

@@ -363,7 +363,8 @@ def test_no_server_and_wrong_use(stub: Stub, run: Run) -> None:
     assert "no connection" in err
     text = ("--prompt", "x")
     for wrong in ((), (*text, "--prompt-file", "y"), ("--prompt-file", "/no/such"),
-                  (*text, "--field", "y"), (*text, "--timeout", "0")):  # fmt: skip
+                  (*text, "--field", "y"), (*text, "--timeout", "0"),
+                  (*text, "--timeout", "nan"), (*text, "--timeout", "inf")):  # fmt: skip
         assert run("complete", stub.url, *wrong)[0] == 2
     slow = run("complete", stub.url, "--prompt", "x", "--model", "slow", "--timeout", 0.2)
     assert slow[0] == 1

@@ -347,7 +347,9 @@ def test_generate_gives_each_prompt_its_answer_or_the_error(
 @pytest.mark.parametrize(
     "where", ["executor.runner.decoder.hidden", "executor.runner.sampling.sample", "_message"]
 )
-def test_ctrl_c_leaves_an_engine_that_serves(where: str, tiny: Tiny, fail: Fail) -> None:
+def test_ctrl_c_leaves_an_engine_that_serves(
+    where: str, tiny: Tiny, fail: Fail, caplog: pytest.LogCaptureFixture
+) -> None:
     llm = LLM(tiny("deepseek_v3"), **OPTIONS)
     right = tokens(llm.generate(SMALL, GREEDY))
     *path, name = where.split(".")
@@ -355,6 +357,7 @@ def test_ctrl_c_leaves_an_engine_that_serves(where: str, tiny: Tiny, fail: Fail)
     fail(owner, name, KeyboardInterrupt(), 3)
     with pytest.raises(KeyboardInterrupt):
         llm.generate(SMALL, GREEDY)
+    assert not caplog.records, "it is no failed step, and a user who pressed it knows"
     check_free(llm.llm_engine.core)
     assert tokens(llm.generate(SMALL, GREEDY)) == right
 

@@ -101,11 +101,12 @@ BAD: list[tuple[Any, Any, str]] = [
     (GSM8K, GOOD | {"id": []}, "key 'id': found []"),
     (AIME, {"answer": 3}, "no key 'problem' or 'question'"),
     (AIME, {"problem": "p"}, "no key 'answer'"),
-    (AIME, {"problem": "p", "answer": "7.5"}, 'accepted: an integer, as 73 or "073"'),
+    (AIME, {"problem": "p", "answer": "7.5"}, "accepted: an integer of up to 18 digits, as 73"),
     (AIME, {"problem": "p", "answer": 7.0}, "accepted: an integer"),
     (AIME, {"problem": "p", "answer": True}, "accepted: an integer"),
     (AIME, {"problem": "p", "answer": "x"}, "accepted: an integer"),
     (AIME, {"problem": "p", "answer": None}, "accepted: an integer"),
+    (AIME, {"problem": "p", "answer": "9" * 5000}, "accepted: an integer of up to 18 digits"),
     (jsonl, {"answer": "a"}, "no key 'prompt'"),
     (jsonl, {"prompt": "p"}, "no key 'answer'"),
     (jsonl, {"prompt": "", "answer": "a"}, "key 'prompt': found ''"),
@@ -117,6 +118,10 @@ BAD: list[tuple[Any, Any, str]] = [
     (jsonl, {"prompt": "p", "answer": ["a"]}, "key 'answer': found ['a']"),
     (jsonl, {"prompt": "p", "answer": True}, "key 'answer': found True"),
     (jsonl, {"prompt": "p", "answer": ""}, "key 'answer': found ''"),
+    (jsonl, {"prompt": "p", "answer": " \n"}, "accepted: a text that is not empty"),
+    (jsonl, '{"prompt": "p", "answer": NaN}', "not JSON"),
+    (jsonl, "[" * 100_000, "not JSON"),
+    (jsonl, '{"x": ' + "[" * 100_000 + "]" * 100_000 + "}", "not JSON (maximum recursion depth"),
     (numbers, {"prompt": "p", "answer": "a"}, "accepted: a number, for --match number"),
     (patterns, {"prompt": "p", "answer": "("}, "a regular expression"),
 ]
@@ -130,6 +135,12 @@ def test_a_bad_line_is_named(read: Any, line: Any, said: str, write: Write) -> N
         read(file)
     assert said in str(caught.value)
     assert str(caught.value).startswith(f"{file}, line 2: ")
+
+
+def test_numbers_as_answers(write: Write) -> None:
+    lines = [f'{{"prompt": "p", "answer": {number}}}' for number in ("1e3", "1e-7", "1e20", "8")]
+    found = [item.answer for item in numbers(write(*lines)).items]
+    assert found == ["1000.0", "0.0000001", "100000000000000000000", "8"]
 
 
 def test_files_that_are_none(tmp_path: Path, write: Write) -> None:
@@ -212,7 +223,10 @@ def test_a_chat() -> None:
     assert [message["role"] for message in shots] == ["user", "assistant"] * 2 + ["user"]
     assert shots[-1] == {"role": "user", "content": "How many?"}
     own = [{"role": "user", "content": "u"}]
-    assert form.prompt(Item(id="4", question=own, answer="a"))[1:] == own
+    messages = Item(id="4", question=own, answer="a")
+    assert PromptFormat(chat=True, system="Be kind.").prompt(messages)[1:] == own
+    with pytest.raises(UsageError, match=r"--instruction: item 4 .* sent as they are"):
+        form.prompt(messages)
     with pytest.raises(UsageError, match="is a list of chat messages"):
         PromptFormat(chat=False).prompt(Item(id="4", question=own, answer="a"))
 

@@ -76,6 +76,12 @@ def test_the_last_box(text: str, found: str | None) -> None:
     assert (got and got.replace("\\ ", "").strip()) == found
 
 
+def test_a_model_that_repeats_itself_opens_many_boxes() -> None:
+    """In one pass: with one for each box this takes minutes."""
+    assert last_boxed(r"\boxed{" * 50_000) is None
+    assert last_boxed(r"\boxed{7}" + r"\boxed{" * 50_000) == "7"
+
+
 RIGHT = [
     ("strict", "so 9 * 2\n#### 18", "18", True), ("strict", "it is 18", "18", False),
     ("strict", "#### 18.00", "18", True), ("strict", "#### 1,800", "1800", True),
@@ -103,6 +109,9 @@ def test_reasoning_does_not_count() -> None:
     assert without_reasoning("a</think>b</think>c") == "c"
     assert without_reasoning("<think>it may be 18") == ""
     assert without_reasoning("plain") == "plain"
+    assert without_reasoning("it may be 18", "<|assistant|><think>\n") == ""
+    assert without_reasoning("17</think>18", "<|assistant|><think>\n") == "18"
+    assert without_reasoning("18", "<|assistant|><think>\n\n</think>\n\n") == "18"
 
 
 def test_answers_that_a_match_cannot_use() -> None:

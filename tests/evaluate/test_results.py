@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import json
+import resource
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
+from rich.console import Console
 
 from trueline import SamplingParams
 from trueline.errors import UsageError
+from trueline.evaluate import results
 from trueline.evaluate.diff import diff, load
 from trueline.evaluate.figures import bucket, summarise
 from trueline.evaluate.items import Item
 from trueline.evaluate.match import MATCHES
 from trueline.evaluate.prompts import PromptFormat
-from trueline.evaluate.results import ResultsDirectory
+from trueline.evaluate.report import print_diff
+from trueline.evaluate.results import NotWritten, ResultsDirectory
 from trueline.evaluate.run import (
     EvalOutput,
     EvalRequest,
@@ -27,6 +32,7 @@ from trueline.evaluate.run import (
     make_requests,
     run_requests,
     sample_seed,
+    score,
 )
 from trueline.evaluate.samples import Sample, encode, read_samples
 
@@ -183,6 +189,60 @@ def test_not_writable(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match="not writable"):
         evaluated(tmp_path / "file", Script())
+    (tmp_path / "samples.jsonl").mkdir()
+    (tmp_path / "results.json").write_text(json.dumps({"settings": SETTINGS}))
+    with pytest.raises(UsageError, match="not writable"):
+        evaluated(tmp_path, Script())
+
+
+def test_a_kill_before_the_first_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def killed() -> None:
+        raise Killed
+
+    with monkeypatch.context() as patch:
+        patch.setattr(results, "versions", killed)
+        with pytest.raises(Killed):
+            evaluated(tmp_path, Script())
+    assert len(evaluated(tmp_path, Script()).samples) == len(ITEMS)
+
+
+@pytest.mark.parametrize("most", [100, 700])
+def test_a_full_disk(tmp_path: Path, most: int) -> None:
+    """While the settings are written, and at a sample."""
+    evaluated(tmp_path / "whole", Script())
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (most, hard))
+    try:
+        with pytest.raises(NotWritten, match=r"File too large.*the same command goes on"):
+            evaluated(tmp_path / "full", Script())
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert not list((tmp_path / "full").glob("*.new"))
+    evaluated(tmp_path / "full", Script())
+    assert kept_in(tmp_path / "full") == kept_in(tmp_path / "whole")
+
+
+class InParts(FileIO):
+    """As a disk that is nearly full: a write takes some of it, and says how much."""
+
+    def write(self, data: Any) -> int:
+        return super().write(data[:7])
+
+
+def test_a_line_that_is_written_in_parts(tmp_path: Path) -> None:
+    written = [sample("a", True, text="é"), sample("b", False)]
+    with InParts(tmp_path / "samples.jsonl", "ab") as file:
+        for each in written:
+            ResultsDirectory(tmp_path, SETTINGS, file).append(each)
+    assert read_samples(tmp_path / "samples.jsonl")[0] == written
+
+
+def test_reasoning_that_the_template_opened() -> None:
+    (request,) = make_requests(ITEMS[5:6], PromptFormat(chat=True), GREEDY, 1)
+    for text, right in (("5", False), ("3</think>5", True)):
+        output = EvalOutput(text=text, rendered_prompt="<|user|>?<|assistant|><think>\n")
+        assert score(request, output, MATCH).right == {"number": right}
+    assert score(request, EvalOutput(text="5", rendered_prompt="?"), MATCH).right["number"]
 
 
 # -- requests and figures ------------------------------------------------------------------
@@ -275,6 +335,13 @@ def test_diff() -> None:
     assert found["categories"].keys() == {"x", "y"}
     assert found["categories"]["x"]["only_a"] == 1
     assert diff(a, b, show=9)["differing"][3]["text_b"] == "other words"
+
+
+def test_an_output_cannot_command_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    print_diff(Console(), diff([sample("a", True, text="5\0\x1b[2J\n6")], [sample("a", False)]))
+    shown = capsys.readouterr().out
+    assert "A (right): 5��[2J 6" in shown
+    assert "\x1b" not in shown
 
 
 def test_diff_of_several_samples() -> None:

@@ -216,6 +216,13 @@ def test_a_slow_or_odd_answer_stops_no_other(stub: Stub) -> None:
     assert [each.error for each in late if each.error] == ["timeout: no complete answer in 0.2 s"]
 
 
+@pytest.mark.parametrize("reason", ["error", "abort"])
+def test_an_answer_that_the_server_gave_up_is_an_error(stub: Stub, reason: str) -> None:
+    found = asked(at(stub, f"ends:{reason}"), TEXTS[:2], PromptFormat(chat=True), GREEDY)
+    said = f"not finished: the server ended it with '{reason}'"
+    assert [each.error for each in found] == [said] * 2
+
+
 def test_waits_are_the_server_s_or_grow() -> None:
     response = server_runner.WholeResponse()
     waits = [response.wait_seconds(attempt) for attempt in range(8)]
@@ -225,6 +232,9 @@ def test_waits_are_the_server_s_or_grow() -> None:
     assert 7 <= response.wait_seconds(0) <= 8.75
     response.retry_after = "-1"
     assert response.wait_seconds(0) == 0
+    for odd in ("nan", "Mon, 16 Nov 2026 12:00:00 GMT"):
+        response.retry_after = odd
+        assert 0.5 <= response.wait_seconds(0) <= 0.625
 
 
 # -- the verb ----------------------------------------------------------------------------------
@@ -267,6 +277,37 @@ def test_eval_of_a_server(stub: Stub, data: Path, run: Run, tmp_path: Path) -> N
     code, out, _ = run("eval", "diff", tmp_path / "out", tmp_path / "out", "--json")
     assert (code, json.loads(out)["both"], json.loads(out)["texts_differ"]) == (0, 2, 0)
     assert "0 of 4 texts differ" in run("eval", "diff", tmp_path / "out", tmp_path / "out")[1]
+
+
+def test_only_what_is_given_is_sent_to_a_server(stub: Stub, data: Path, run: Run) -> None:
+    arguments = ("eval", stub.url, "--task", "jsonl", "--data", data, "--limit", "1", "--json")
+    sampling = json.loads(run(*arguments)[1])["settings"]["sampling"]
+    assert not {"top_k", "min_p", "repetition_penalty"} & stub.bodies[0].keys()
+    assert [sampling[name] for name in ("temperature", "top_p")] == [0, 1]
+    assert [sampling[name] for name in ("top_k", "min_p", "repetition_penalty")] == [None] * 3
+    sampling = json.loads(run(*arguments, "--top-k", "0", "--min-p", "0")[1])["settings"][
+        "sampling"
+    ]
+    assert (stub.bodies[1]["top_k"], stub.bodies[1]["min_p"]) == (0, 0.0)
+    assert (sampling["top_k"], sampling["min_p"]) == (0, 0.0)
+
+
+def test_a_model_s_own_penalties_count_as_on_a_server(
+    model: Path, data: Path, run: Run, tmp_path: Path
+) -> None:
+    own = tmp_path / "model"
+    own.mkdir()
+    for file in model.iterdir():
+        (own / file.name).symlink_to(file)
+    (own / "generation_config.json").unlink(missing_ok=True)
+    recommended = {"temperature": 0.6, "top_p": 0.8, "top_k": 20, "repetition_penalty": 1.5}
+    (own / "generation_config.json").write_text(json.dumps(recommended))
+    arguments = ("eval", own, "--task", "jsonl", "--data", data, "--max-tokens", "2", "--json")
+    sampling = json.loads(run(*arguments)[1])["settings"]["sampling"]
+    assert (sampling["temperature"], sampling["top_p"]) == (0, 1)
+    assert (sampling["top_k"], sampling["repetition_penalty"]) == (20, 1.5)
+    sampling = json.loads(run(*arguments, "--top-k", "0")[1])["settings"]["sampling"]
+    assert (sampling["top_k"], sampling["repetition_penalty"]) == (0, 1.5)
 
 
 def test_eval_fails_where_an_item_did(stub: Stub, data: Path, run: Run) -> None:
@@ -313,6 +354,9 @@ WRONG = [
     ((*JSONL, "--num-fewshot", "3"), "--num-fewshot needs"),
     ((*JSONL, "--no-chat", "--system", "s"), "--system is for a chat"),
     ((*JSONL, "--samples", "2"), "greedy choice gives the same"),
+    (("--task", "jsonl", "--data", "CHATS", "--instruction", "i"), "sent as they are"),
+    (("--task", "gsm8k", "--data", "GSM8K", "--fewshot-data", "GSM8K", "--num-fewshot", "1",
+      "--instruction", "i"), "--instruction is for prompts without the examples"),
     ((*JSONL, "--concurrency", "0"), "--concurrency 0: accepted"),
     ((*JSONL, "--timeout", "5"), "--timeout is for a server"),
     ((*JSONL, "--concurrency", "2", "--max-num-seqs", "2"), "give one"),
@@ -326,7 +370,16 @@ WRONG = [
 def test_wrong_input_is_named(
     arguments: tuple[str, ...], said: str, model: Path, data: Path, run: Run
 ) -> None:
-    given = [str(data) if each == "DATA" else each for each in arguments]
+    lines = {
+        "CHATS": {"prompt": CHAT, "answer": "x"},
+        "GSM8K": {"question": "q", "answer": "#### 1"},
+    }
+    files = {"DATA": str(data)}
+    for name, line in lines.items():
+        file = data.with_name(name)
+        file.write_text(json.dumps(line))
+        files[name] = str(file)
+    given = [files.get(each, each) for each in arguments]
     code, _, err = run("eval", model, *given)
     assert code == 2
     assert said in err

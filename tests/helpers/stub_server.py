@@ -65,7 +65,8 @@ class Stub:
 
     def whole(self, body: dict[str, Any]) -> dict[str, Any]:
         said = {"message": {"role": "assistant", "content": TEXT}} if "messages" in body else {}
-        choice = {"index": 0, "text": TEXT, "finish_reason": "stop", **said}
+        reason = body["model"].partition("ends:")[2] or "stop"
+        choice = {"index": 0, "text": TEXT, "finish_reason": reason, **said}
         return {"id": "x-1", "model": body["model"], "choices": [choice], "usage": usage(3, 9)}
 
     async def counted(self, script: str, body: dict[str, Any]) -> AsyncIterator[bytes]:

@@ -67,9 +67,11 @@ def evaluate(
     from trueline.evaluate.run import make_requests
 
     chosen = task.read()
-    params = sampling.params(chosen)
+    sampling.params(chosen, {})  # what is wrong with it is told before a model is looked for
     kwargs = prompts.kwargs()
-    target = open_target(model_or_default(model), concurrency, engine, connection)
+    name = model_or_default(model)
+    target = open_target(name, concurrency, engine, connection, sampling.given())
+    params = sampling.params(chosen, target.default_params)
     form = prompts.format(chosen, target.has_chat_template)
     if not form.chat:
         if params.max_tokens is None and isinstance(target, ServerTarget):
@@ -80,10 +82,7 @@ def evaluate(
     settings = {
         **_settings(chosen, form, requests),
         "samples": sampling.samples,
-        "sampling": {
-            name: getattr(params, name)
-            for name in ("temperature", "top_p", "top_k", "min_p", "seed", "max_tokens", "stop")
-        },
+        "sampling": target.sampling(params),
         "template_kwargs": kwargs,
         "model": target.identity,
     }

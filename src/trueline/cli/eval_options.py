@@ -33,13 +33,13 @@ class TaskOptions:
     limit: int | None = None
     """Only the first so many items; of stories, so many spread over the categories (1000)."""
     category: tuple[str, ...] = ()
-    """Only items of this category, or all. May be given several times."""
+    """Only items of this category; all: of every one. May be given several times."""
     prompt_key: str | None = None
     """Of jsonl: the key of a text or of a list of chat messages ("prompt")."""
     answer_key: str | None = None
-    """Of jsonl ("answer")."""
+    """Of jsonl: the key of a text or a number ("answer")."""
     category_key: str | None = None
-    """Of jsonl; none unless given."""
+    """Of jsonl: the key of a category; without it items have none."""
     match: tuple[Literal["exact", "number", "strict", "boxed", "contains", "regex"], ...] = ()
     """Of jsonl: the output is the answer (exact, the default); its last number is (number), its
     number after #### (strict), its last \\boxed{} (boxed); has it somewhere (contains); is found by
@@ -81,7 +81,7 @@ class TaskOptions:
                 )
 
 
-@Parameter(name="*")
+@Parameter(name="*", group="Prompts")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PromptOptions:
     """How it is asked."""
@@ -95,7 +95,7 @@ class PromptOptions:
     num_fewshot: int | None = None
     """How many of them (5)."""
     instruction: str | None = None
-    """After the question where there are no examples. Default: the task's, which says how the
+    """After the question, where there are no examples. Default: the task's, which says how the
     answer is to be written; '' is none."""
     system: str = ""
     """The system prompt of a chat."""
@@ -106,6 +106,8 @@ class PromptOptions:
         from trueline.evaluate.prompts import PromptFormat
 
         examples = self._examples(task)
+        if examples and self.instruction:
+            raise UsageError("--instruction is for prompts without the examples of --fewshot-data")
         chat = has_chat_template and not examples if self.chat is None else self.chat
         if chat and not has_chat_template:
             raise UsageError("--chat: the model has no chat template; accepted: --no-chat")
@@ -142,7 +144,7 @@ class PromptOptions:
         return parse_fields("--template-kwargs", self.template_kwargs)
 
 
-@Parameter(name="*")
+@Parameter(name="*", group="Sampling")
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvalSampling:
     """How tokens are drawn: greedily unless told otherwise, whatever the model's own default."""
@@ -153,8 +155,11 @@ class EvalSampling:
     temperature: float = 0.0
     """0 takes the likeliest token every time."""
     top_p: float = 1.0
-    top_k: int = 0
-    min_p: float = 0.0
+    """1 takes all tokens."""
+    top_k: int | None = None
+    """Default: as the model's generation_config.json says, or all."""
+    min_p: float | None = None
+    """Default: likewise, or 0."""
     seed: int = 0
     """Each sample's own seed follows from it, the item and the sample's number."""
     stop: tuple[str, ...] = ()
@@ -162,15 +167,19 @@ class EvalSampling:
     samples: int = 1
     """Outputs of each item; accuracy is then their mean."""
 
-    def params(self, task: Task) -> SamplingParams:
+    def given(self) -> JSON:
+        """What a user said of the parameters that are otherwise the model's."""
+        said = {"top_k": self.top_k, "min_p": self.min_p}
+        return {name: value for name, value in said.items() if value is not None}
+
+    def params(self, task: Task, of_the_model: JSON) -> SamplingParams:
         from trueline.engine.params import SamplingParams
 
-        return SamplingParams(
-            max_tokens=task.max_tokens if self.max_tokens is None else self.max_tokens,
-            temperature=self.temperature,
-            top_p=self.top_p,
-            top_k=self.top_k,
-            min_p=self.min_p,
-            seed=self.seed,
-            stop=self.stop,
-        )
+        always = {
+            "max_tokens": task.max_tokens if self.max_tokens is None else self.max_tokens,
+            "temperature": self.temperature,
+            "top_p": self.top_p,
+            "seed": self.seed,
+            "stop": self.stop,
+        }
+        return SamplingParams(**of_the_model | self.given() | always)

@@ -16,9 +16,13 @@ from trueline.utils.json_types import JSON
 
 if TYPE_CHECKING:
     from trueline.client.endpoint import Endpoint
+    from trueline.engine.params import SamplingParams
     from trueline.evaluate.run import Runner
+    from trueline.text.tokenizer import Tokenizer
 
 IN_FLIGHT = 64
+OF_THE_MODEL = ("top_k", "min_p", "repetition_penalty")
+SAMPLING = ("temperature", "top_p", *OF_THE_MODEL, "seed", "max_tokens", "stop")
 SPEED_ONLY = ("max_num_seqs", "gpu_memory_utilization")
 """Options of the engine that an evaluation may change when it is resumed."""
 
@@ -31,18 +35,33 @@ class Target(Protocol):
         """Of the model, for the settings."""
         ...
 
+    @property
+    def default_params(self) -> JSON:
+        """Sampling parameters that the model's authors recommend, and a server uses by itself."""
+        ...
+
+    def sampling(self, params: SamplingParams) -> JSON:
+        """What decides the outputs, for the settings."""
+        ...
+
     def runner(self, template_kwargs: JSON) -> Runner: ...
 
 
 def open_target(
-    model: str, concurrency: int | None, engine: OfflineEngine, connection: ConnectionOptions
+    model: str,
+    concurrency: int | None,
+    engine: OfflineEngine,
+    connection: ConnectionOptions,
+    given: JSON,
 ) -> Target:
+    """`given`: sampling parameters that a server is sent whatever their value."""
     if concurrency is not None and concurrency < 1:
         raise UsageError(f"--concurrency {concurrency}: accepted: numbers from 1 up")
     if model.startswith(("http://", "https://")):
         _refuse_given("an engine here, and this is a server", engine, OfflineEngine())
         server = connection.open(model)
-        return ServerTarget(server, server.pick_model(connection.model), concurrency or IN_FLIGHT)
+        name = server.pick_model(connection.model)
+        return ServerTarget(server, name, concurrency or IN_FLIGHT, tuple(given))
     of_key = replace(ConnectionOptions(), api_key=connection.api_key)  # the environment has one
     _refuse_given("a server, and this is a model", connection, of_key)
     if concurrency is not None:
@@ -65,10 +84,23 @@ class EngineTarget:
     options: OfflineEngine
 
     @cached_property
-    def has_chat_template(self) -> bool:
+    def tokenizer(self) -> Tokenizer:
         from trueline.text.tokenizer import Tokenizer
 
-        return "default" in Tokenizer.load(self.directory).chat_templates
+        return Tokenizer.load(self.directory)
+
+    @property
+    def has_chat_template(self) -> bool:
+        return "default" in self.tokenizer.chat_templates
+
+    @property
+    def default_params(self) -> JSON:
+        from trueline.engine.params import default_params
+
+        return default_params(self.tokenizer.generation_config)
+
+    def sampling(self, params: SamplingParams) -> JSON:
+        return {name: getattr(params, name) for name in SAMPLING}
 
     @property
     def identity(self) -> JSON:
@@ -95,8 +127,18 @@ class ServerTarget:
     server: Endpoint
     model: str
     concurrency: int
+    given: tuple[str, ...]
     has_chat_template: bool = True
     """Nobody can ask: a server without one says so in its answers."""
+
+    @property
+    def default_params(self) -> JSON:
+        return {}
+
+    def sampling(self, params: SamplingParams) -> JSON:
+        """None: the server's choice."""
+        unsaid = [name for name in OF_THE_MODEL if name not in self.given]
+        return {name: getattr(params, name) for name in SAMPLING} | dict.fromkeys(unsaid)
 
     @property
     def identity(self) -> JSON:
@@ -105,4 +147,6 @@ class ServerTarget:
     def runner(self, template_kwargs: JSON) -> Runner:
         from trueline.evaluate.server_runner import ServerRunner
 
-        return ServerRunner(self.server, self.model, self.concurrency, template_kwargs)
+        return ServerRunner(
+            self.server, self.model, self.concurrency, template_kwargs, sent=self.given
+        )

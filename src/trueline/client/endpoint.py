@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     import httpx2
 
 VERSION = re.compile(r"v\d\w*")
+LONGEST_TIMEOUT = 10_000_000
+"""Seconds; sockets take no infinity, and nothing near it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +123,8 @@ def endpoint(url: str, key: str | None = None, timeout: float = 600.0) -> Endpoi
         raise UsageError(f"{url}: not an address; accepted: as http://127.0.0.1:8000")
     if parts.username or parts.password:
         raise UsageError("no user or password in the address: keys go into the environment")
-    if timeout <= 0:
-        raise UsageError(f"--timeout {timeout}: accepted: seconds above 0")
+    if not 0 < timeout <= LONGEST_TIMEOUT:
+        raise UsageError(f"--timeout {timeout}: accepted: seconds above 0, up to {LONGEST_TIMEOUT}")
     path = parts.path.rstrip("/")
     if not VERSION.fullmatch(path.rpartition("/")[2]):
         path += "/v1"

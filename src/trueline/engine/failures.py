@@ -25,8 +25,9 @@ class Failures:
 
     def add(self, error: BaseException, num_requests: int) -> None:
         """EngineBroken where the engine cannot go on after it."""
-        message = f"a step failed, and with it {num_requests} requests"
-        logger.error(message, exc_info=(type(error), error, error.__traceback__))
+        if not isinstance(error, KeyboardInterrupt):  # it is no fault, and the caller has it
+            message = f"a step failed, and with it {num_requests} requests"
+            logger.error(message, exc_info=(type(error), error, error.__traceback__))
         # a traceback keeps what its functions had in hand: memory, where that was what lacked
         traceback.clear_frames(error.__traceback__)
         self.in_a_row += num_requests > 0  # else it failed after, and with, the one before

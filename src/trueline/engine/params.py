@@ -225,7 +225,11 @@ def default_params(generation_config: Mapping[str, Any]) -> dict[str, Any]:
         for name in _OF_THE_MODEL
         if generation_config.get(name) is not None
     }
-    if generation_config.get("do_sample") is False:
+    sampled = generation_config.get("do_sample")
+    if not isinstance(sampled, bool | None):
+        said = f"do_sample = {short_repr(sampled)}"
+        raise UsageError(f"generation_config.json: {said}: accepted: true or false")
+    if sampled is False:
         found["temperature"] = 0.0
     try:
         SamplingParams(**found)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from decimal import Decimal
 from pathlib import Path
 
 import msgspec
@@ -39,9 +40,13 @@ class Line:
         """A text, or a number as one."""
         key = self.key(*names)
         value = self.fields[key]
-        if isinstance(value, bool) or not isinstance(value, str | int | float) or value == "":
+        if isinstance(value, bool) or not isinstance(value, str | int | float):
             raise self.refusal(key, "a text that is not empty, or a number")
-        return str(value)
+        # 1e-07 in full: people and models write 0.0000001
+        text = format(Decimal(repr(value)), "f") if isinstance(value, float) else str(value)
+        if not text.strip():
+            raise self.refusal(key, "a text that is not empty, or a number")
+        return text
 
     def refusal(self, key: str, accepted: str) -> UsageError:
         found: JsonValue = self.fields[key]
@@ -72,7 +77,7 @@ def _lines(file: Path, content: bytes) -> Iterator[Line]:
             continue
         try:
             fields = msgspec.json.decode(raw)
-        except (msgspec.MsgspecError, UnicodeDecodeError) as error:
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise UsageError(f"{file}, line {number}: not JSON ({error})") from error
         if not isinstance(fields, dict):
             found = short_repr(fields)

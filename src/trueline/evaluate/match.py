@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from decimal import Decimal
 
 Match = Callable[[str, str], tuple[str | None, bool]]
@@ -15,16 +15,21 @@ NUMBER = re.compile(
     r"(?:(?:[0-9]{1,3}(?:,[0-9]{3})+(?![0-9])|[0-9]+)(?:\.[0-9]+)?|(?<![0-9])\.[0-9]+)"
 )
 MARKED = re.compile(r"####\s*\$?(" + NUMBER.pattern + ")")
+BRACE = re.compile(r"\\.|[{}]", re.DOTALL)
+"""Or a character behind a backslash: \\{ is no brace."""
 BOXED = re.compile(r"\\boxed\s*\{")
 WRAPPED = re.compile(r"\\(?:text|textbf|mathbf|mathrm|mathsf|mathit|boxed|bf|rm)\s*\{")
 SPACING = re.compile(r"\\[,;:! ]|\\(?:quad|qquad)\b|[$~]")
 
 
-def without_reasoning(text: str) -> str:
-    """What follows a model's reasoning. Of an output that ends inside it, nothing."""
+def without_reasoning(text: str, prompt: str = "") -> str:
+    """What follows a model's reasoning. Of an output that ends inside it, nothing. `prompt`: as
+    the chat template rendered it; some open the reasoning at its end."""
     _, ended, answer = text.rpartition("</think>")
     if ended:
         return answer
+    if prompt.rstrip().endswith("<think>"):
+        return ""
     return text.partition("<think>")[0]
 
 
@@ -58,33 +63,29 @@ def last_number(text: str) -> str | None:
 
 def last_boxed(text: str) -> str | None:
     r"""The content of the last \boxed{…} that is closed, without what only changes its looks."""
-    for start in reversed(list(BOXED.finditer(text))):
-        content = _braced(text, start.end())
-        if content is not None:
-            return _plain(content)
-    return None
+    starts = {found.end() for found in BOXED.finditer(text)}
+    closed = {start: end for start, end in _braces(text) if start in starts}
+    if not closed:
+        return None
+    last = max(closed)
+    return _plain(text[last : closed[last]])
 
 
-def _braced(text: str, start: int) -> str | None:
-    """From behind a brace to the one that closes it."""
-    depth, i = 1, start
-    while i < len(text):
-        if text[i] == "\\":
-            i += 1  # \{ and \} are characters, not braces
-        elif text[i] == "{":
-            depth += 1
-        elif text[i] == "}":
-            depth -= 1
-            if depth == 0:
-                return text[start:i]
-        i += 1
-    return None
+def _braces(text: str) -> Iterator[tuple[int, int]]:
+    """Where the content of each closed pair begins and ends. One pass: a model that repeats itself
+    opens thousands of boxes."""
+    opened = []
+    for found in BRACE.finditer(text):
+        if found[0] == "{":
+            opened.append(found.end())
+        elif found[0] == "}" and opened:
+            yield opened.pop(), found.start()
 
 
 def _plain(content: str) -> str:
     bare = SPACING.sub(" ", content.replace("{,}", ",")).strip()
     wrapped = WRAPPED.match(bare)
-    while wrapped and _braced(bare, wrapped.end()) == bare[wrapped.end() : -1]:
+    while wrapped and (wrapped.end(), len(bare) - 1) in _braces(bare):
         bare = bare[wrapped.end() : -1].strip()
         wrapped = WRAPPED.match(bare)
     return bare

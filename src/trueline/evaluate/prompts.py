@@ -29,6 +29,11 @@ class PromptFormat:
             messages.append(_message("user", _plain_text(example)))
             messages.append(_message("assistant", example.solution))
         if isinstance(item.question, list):
+            if self.instruction:
+                raise UsageError(
+                    f"--instruction: item {item.id} is a list of chat messages, which are sent as "
+                    "they are; write it into them, or use --system"
+                )
             return messages + item.question
         return [*messages, _message("user", self._question(item))]
 

@@ -106,6 +106,6 @@ def _add_pairs(table: Table, name: str, pairs: PairFigures) -> None:
 
 
 def _end(text: str) -> str:
-    """The end of an output on one line."""
-    line = " ".join(text.split())
+    """The end of an output on one line, without what would command a terminal."""
+    line = "".join(char if char.isprintable() else "�" for char in " ".join(text.split()))
     return short(line[::-1], LONGEST_TEXT)[::-1]

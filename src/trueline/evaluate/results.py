@@ -8,11 +8,11 @@ import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
+from io import FileIO
 from pathlib import Path
-from typing import BinaryIO
 
 from trueline import __version__
-from trueline.errors import UsageError, short_repr
+from trueline.errors import TruelineError, UsageError, short_repr
 from trueline.evaluate.run import Evaluation
 from trueline.evaluate.samples import FILE as SAMPLES
 from trueline.evaluate.samples import Sample, encode, latest, read_samples
@@ -21,10 +21,16 @@ from trueline.utils.json_types import JSON
 RESULTS = "results.json"
 
 
+class NotWritten(TruelineError):
+    """A full disk, say. Samples that were written stay, and a later run goes on from there."""
+
+    exit_code = 1
+
+
 class ResultsDirectory:
     """One run at a time. `settings` are what decides the outputs: a directory has one of them."""
 
-    def __init__(self, directory: Path, settings: JSON, samples: BinaryIO) -> None:
+    def __init__(self, directory: Path, settings: JSON, samples: FileIO) -> None:
         self.directory = directory
         self.settings = settings
         self._samples = samples
@@ -46,7 +52,11 @@ class ResultsDirectory:
             except OSError:
                 raise UsageError(f"--out {directory}: another evaluation writes there") from None
             _check_settings(directory, settings)
-            with (directory / SAMPLES).open("ab") as samples:
+            # first: samples without settings could not be resumed
+            if not (directory / RESULTS).exists():
+                content = _as_json({"settings": settings, "versions": versions()})
+                _write(directory / RESULTS, content)
+            with _open_samples(directory) as samples:
                 opened = cls(directory, settings, samples)
                 opened._resume()
                 yield opened
@@ -64,29 +74,50 @@ class ResultsDirectory:
             again = len(latest(found)) - len(self.known)
             more = f", {again} ended in error and are tried again" if again else ""
             self.notes.append(f"{self.directory}: {len(self.known)} samples are there{more}")
-        if not (self.directory / RESULTS).exists():
-            self._write(RESULTS, _as_json({"settings": self.settings, "versions": versions()}))
 
     def append(self, sample: Sample) -> None:
-        self._samples.write(encode(sample))
-        self._samples.flush()
+        rest = encode(sample)
+        try:
+            while rest:
+                rest = rest[self._samples.write(rest) :]
+        except OSError as error:
+            raise _not_written(self.directory / SAMPLES, error) from error
 
     def finish(self, evaluation: Evaluation) -> JSON:
         """Samples in the order of the items, and the figures."""
-        self._write(SAMPLES, b"".join(map(encode, evaluation.samples)))
+        _write(self.directory / SAMPLES, b"".join(map(encode, evaluation.samples)))
         results = results_of(evaluation, self.settings)
         if all(sample.key in self.known for sample in evaluation.samples):
             # nothing ran: speed and plan are those of the run before
             before = read_results(self.directory)
             results |= {name: before[name] for name in ("speed", "plan") if name in before}
-        self._write(RESULTS, _as_json(results))
+        _write(self.directory / RESULTS, _as_json(results))
         return results
 
-    def _write(self, name: str, content: bytes) -> None:
-        """Whole or not at all."""
-        scratch = self.directory / f"{name}.new"
+
+def _open_samples(directory: Path) -> FileIO:
+    """Unbuffered: what a full disk refused must not be written again by close()."""
+    try:
+        return (directory / SAMPLES).open("ab", buffering=0)
+    except OSError as error:
+        raise UsageError(f"--out {directory}: not writable ({error})") from error
+
+
+def _write(file: Path, content: bytes) -> None:
+    """Whole or not at all."""
+    scratch = file.with_name(f"{file.name}.new")
+    try:
         scratch.write_bytes(content)
-        scratch.replace(self.directory / name)
+        scratch.replace(file)
+    except OSError as error:
+        scratch.unlink(missing_ok=True)
+        raise _not_written(file, error) from error
+
+
+def _not_written(file: Path, error: OSError) -> NotWritten:
+    return NotWritten(
+        f"{file}: not written ({error}); what is there stays: the same command goes on from it"
+    )
 
 
 def results_of(evaluation: Evaluation, settings: JSON) -> JSON:

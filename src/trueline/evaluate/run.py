@@ -100,7 +100,7 @@ def make_requests(
 
 def score(request: EvalRequest, output: EvalOutput, matches: Mapping[str, Match]) -> Sample:
     item = request.item
-    answer = without_reasoning(output.text)
+    answer = without_reasoning(output.text, output.rendered_prompt or "")
     failed = output.error is not None
     found = {
         name: (None, False) if failed else match(answer, item.answer)

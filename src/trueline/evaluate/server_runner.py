@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
 import msgspec
 
@@ -21,6 +22,8 @@ BUSY = (429, 503)
 ATTEMPTS = 8
 FIRST_WAIT, LONGEST_WAIT = 0.5, 30.0
 """Seconds before a busy server is asked again; each time twice as many."""
+FAILED = ("error", "abort")
+"""Finish reasons of an answer that the server gave up: ours, vLLM's and SGLang's."""
 ALWAYS_SENT = ("temperature", "top_p", "max_tokens")
 """The rest only where it is given: not every server knows every field."""
 
@@ -47,6 +50,8 @@ class WholeResponse:
         try:
             asked = float(self.retry_after or "")
         except ValueError:  # a date, or none
+            asked = math.nan
+        if math.isnan(asked):
             asked = FIRST_WAIT * 2**attempt
         return min(max(asked, 0.0), LONGEST_WAIT) * random.uniform(1.0, 1.25)
 
@@ -58,13 +63,16 @@ class ServerRunner:
         model: str,
         concurrency: int = 64,
         template_kwargs: JSON | None = None,
+        sent: Collection[str] = (),
     ) -> None:
+        """`sent`: sampling parameters that are sent even where they have our default."""
         if concurrency < 1:
             raise UsageError(f"--concurrency {concurrency}: accepted: numbers from 1 up")
         self.server = server
         self.model = model
         self.concurrency = concurrency
         self.template_kwargs = template_kwargs or {}
+        self.sent = {*ALWAYS_SENT, *sent}
 
     def run(self, requests: Sequence[EvalRequest], report: Report) -> None:
         run_loop(self._run(requests, report))
@@ -108,7 +116,7 @@ class ServerRunner:
         return _read(response)
 
     def _body(self, request: EvalRequest) -> JSON:
-        body: JSON = {"model": self.model, **_sampling_fields(request.params)}
+        body: JSON = {"model": self.model, **_sampling_fields(request.params, self.sent)}
         if isinstance(request.prompt, str):
             return body | {"prompt": request.prompt}
         if self.template_kwargs:
@@ -116,13 +124,13 @@ class ServerRunner:
         return body | {"messages": request.prompt}
 
 
-def _sampling_fields(params: SamplingParams) -> JSON:
+def _sampling_fields(params: SamplingParams, sent: Collection[str]) -> JSON:
     default = SamplingParams()
     given = {name: getattr(params, name) for name in params.__struct_fields__}
     return {
         name: value
         for name, value in given.items()
-        if value is not None and (name in ALWAYS_SENT or value != getattr(default, name))
+        if value is not None and (name in sent or value != getattr(default, name))
     }
 
 
@@ -133,6 +141,8 @@ def _read(response: WholeResponse) -> EvalOutput:
     if not chunk.choices:
         raise ServerError("not understood", "an answer without choices")
     (choice, *_), usage = chunk.choices, chunk.usage
+    if choice.finish_reason in FAILED:
+        raise ServerError("not finished", f"the server ended it with {choice.finish_reason!r}")
     return EvalOutput(
         text=choice.answer,
         reasoning=choice.thought or None,

@@ -148,8 +148,8 @@ def _read_aime_line(line: Line) -> Item:
     key = line.key("answer")
     value = line.fields[key]
     text = str(value).strip()
-    if isinstance(value, bool | float) or not re.fullmatch(r"[-+]?[0-9]+", text):
-        raise line.refusal(key, 'an integer, as 73 or "073"')
+    if isinstance(value, bool | float) or not re.fullmatch(r"[-+]?[0-9]{1,18}", text):
+        raise line.refusal(key, 'an integer of up to 18 digits, as 73 or "073"')
     return Item(id=_given_id(line), question=question, answer=str(int(text)))
 
 

@@ -24,7 +24,7 @@ def human_count(count: float) -> str:
     for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M"), (1e3, "K")):
         if count >= limit:
             return f"{count / limit:.3g} {unit}"
-    return f"{count:g}"
+    return f"{count:.4g}"
 
 
 @contextmanager
@@ -37,6 +37,7 @@ def progress_bar(title: str, in_bytes: bool = True) -> Iterator[Callable[[int, i
     from rich.progress import (
         BarColumn,
         DownloadColumn,
+        MofNCompleteColumn,
         Progress,
         TextColumn,
         TimeRemainingColumn,
@@ -44,8 +45,7 @@ def progress_bar(title: str, in_bytes: bool = True) -> Iterator[Callable[[int, i
     )
 
     columns = [TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn()]
-    if in_bytes:
-        columns[2:2] = [DownloadColumn(), TransferSpeedColumn()]
+    columns[2:2] = [DownloadColumn(), TransferSpeedColumn()] if in_bytes else [MofNCompleteColumn()]
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(title, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
