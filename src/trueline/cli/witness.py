@@ -32,25 +32,28 @@ def witness(
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
     demo: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Measure the built-in models: alone, in a mixed batch of 64, and with the faults of the five
-    stories switched on in the running engine.
+    """Show what accuracy bugs of public engines cost: the built-in models' accuracy without them,
+    and with each switched on.
 
-    Ends with exit code 1 if a fault that was switched on did not act, or if with
-    --batch-invariant an answer in the batch is another than alone.
+    Each model is asked alone (one request at a time), in a mixed batch (up to 64 requests at once,
+    prefill and decode in the same steps), and in that batch with each fault of the five stories
+    (docs/witness.md). Ends with exit code 1 if a fault had no effect, or if with --batch-invariant
+    an answer in the batch differs from the one given alone.
 
     Parameters
     ----------
     model
         Names of built-in models. Default: all.
     items
-        Held-out arithmetic problems of 2 to 5 operations, for each model.
+        Held-out arithmetic problems of 2 to 5 operations, for each model. Alone, every second
+        one is asked.
     long_items
-        Held-out problems of 600 to 850 tokens, for each model.
+        Held-out problems of 600 to 850 tokens, likewise.
     device
         auto is the GPU where there is one.
     batch_invariant
-        The same bits for a request, whoever shares its steps: then answers in the batch must be
-        those given alone.
+        The same bits for a request, whatever shares its steps: then answers in the batch must
+        be those given alone.
     out
         Write the figures to this file, as JSON.
     figure
@@ -82,9 +85,9 @@ def witness(
     if as_json:
         print(text)
     else:
-        from trueline.witness.report import print_report
+        from trueline.witness.report import report
 
-        print_report(tables(), found)
+        print(report(found, tables().width))
     complaints = list(_complaints(found))
     for text in complaints:
         print(f"trueline: {text}", file=sys.stderr)
@@ -122,10 +125,11 @@ def _complaints(found: WitnessFigures) -> Iterator[str]:
     for model in found["models"]:
         differing = sum(each["answers_differ"] for each in model["right"].values())
         if found["batch_invariant"] and differing:
-            yield f"{model['model']}: {differing} answers in the batch are others than alone"
+            yield f"{model['model']}: {differing} answers in the batch differ from those alone"
         for fault in model["faults"]:
             if fault["not_covered"] is None and not fault["acted"]:
+                what = "answer" if fault["historical"] else "logprob"
                 yield (
-                    f"{model['model']}: '{fault['what']}' changed nothing: the fault no longer "
-                    "acts on this engine"
+                    f"{model['model']}: '{fault['what']}' was switched on and changed no {what}: "
+                    "the fault does not act on this engine"
                 )
