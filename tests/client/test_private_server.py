@@ -20,8 +20,9 @@ SECONDS = 60.0
 
 
 @contextmanager
-def chatting(model: Path | str, *flags: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "trueline", "chat", "--model", str(model), *flags]
+def chatting(model: Path | str | None, *flags: str) -> Iterator[subprocess.Popen[str]]:
+    given = [] if model is None else ["--model", str(model)]
+    command = [sys.executable, "-m", "trueline", "chat", *flags, *given]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
     try:
@@ -105,6 +106,18 @@ def test_a_server_that_dies_is_told(tiny: Tiny) -> None:
         assert process.returncode == 1
         assert "the private server has ended with exit code -9" in err
     assert_gone([server, *rest])
+
+
+def test_a_model_in_place_of_the_url(tiny: Tiny) -> None:
+    model = str(tiny("deepseek_v3"))
+    with chatting(None, model, "--message", "hello", "--max-tokens", "2") as process:
+        out, err = process.communicate("", SECONDS)
+    assert process.returncode == 0, err
+    assert out
+    with chatting("witness-ling", model) as process:
+        _, err = process.communicate("", SECONDS)
+    assert process.returncode == 2
+    assert "so is --model witness-ling: give one" in err
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:

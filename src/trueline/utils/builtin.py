@@ -34,6 +34,8 @@ BUILTIN_MODELS = {
 }
 DEFAULT_MODEL = "witness-v3"
 """What a verb takes where no model is given."""
+TRAINED_LEN = 1024
+"""Tokens of the longest sequence in training: in longer ones, built-in models are often wrong."""
 SAMPLE_PROBLEM = (
     "Mia has 34 shells. She finds 16 shells on the beach. Then she gives 9 of them to Leo. A month "
     "later Mia has twice as many shells. How many shells does Mia have now?"
