@@ -174,8 +174,9 @@ def test_a_relative_that_changes_no_answer_has_acted_where_logprobs_change(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     """Few problems may not show a weak fault; one that nothing came of is told."""
-    arguments = ["witness", "witness-ling", "--items", "8", "--long-items", "0"]
+    arguments = ["witness", "witness-ling", "--items", "4", "--long-items", "0"]
     known = stories._FAULTS["spec-scale-of-cache-row"]
+    (weak,) = [one for one in STORY_FAULTS if one.story == 3 and one.model == "witness-ling"]
     for factor, code, note in ((1 + 1e-6, 0, "logprobs changed, and no"), (1, 1, "NO EFFECT")):
 
         def scaled(original: property, factor: float = factor) -> property:
@@ -183,6 +184,7 @@ def test_a_relative_that_changes_no_answer_has_acted_where_logprobs_change(
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setitem(stories._FAULTS, known.id, replace(known, broken=scaled))
+            patch.setattr("trueline.witness.run.STORY_FAULTS", (weak,))
             with pytest.raises(SystemExit) as ended:
                 main(arguments)
         out, err = capsys.readouterr()
