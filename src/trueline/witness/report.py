@@ -42,7 +42,7 @@ def _legend(figures: WitnessFigures) -> Iterator[str]:
             counts.append(f"{of['long']} long ones of 600 to 850 tokens")
         yield f"Held out from training: {', '.join(counts)}."
     yield (
-        "alone: every second problem, one request at a time. in the batch: up to "
+        "alone: one request at a time. in the batch: all problems, up to "
         f"{figures['batch']} requests at once, of which some are in prefill while others decode."
     )
     yield (
@@ -56,14 +56,18 @@ def _table(model: ModelFigures, batch: int, width: int) -> Iterator[str]:
     yield f"{model['model']}, {model['stands_for']}"
     yield from _row("", SETS, width)
     yield "─" * width
-    for label, run in (("alone", "alone"), (f"in the batch of {batch}", "batch")):
+    for label, run in (
+        ("alone, every second problem", "alone"),
+        (f"in the batch of {batch}", "batch"),
+    ):
         shares = {name: each[run] for name, each in right.items()}  # type: ignore[literal-required]
         yield from _row(label, _cells(shares), width)
     differing = sum(each["answers_differ"] for each in right.values())
     asked = sum(each["alone"]["items"] for each in right.values())
     chances = ", ".join(f"{each['p']:.2g}" for each in right.values())
     yield from _note(
-        f"{differing} of {asked} answers differ between the two (McNemar's test: p = {chances})",
+        f"{differing} of the {asked} answers given alone differ in the batch (McNemar's test: "
+        f"p = {chances})",
         width,
     )
     for story in sorted({fault["story"] for fault in model["faults"]}):

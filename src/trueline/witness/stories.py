@@ -138,7 +138,7 @@ STORY_FAULTS: tuple[StoryFault, ...] = (
     StoryFault(
         story=3,
         model="witness-v3",
-        what="softmax scale (cache row's width)^-½, no mscale²",
+        what="softmax scale 1/√(cache row's width), no mscale²",
         faults=_CACHE_ROW,
         historical=True,
         of_mscale=True,
@@ -146,7 +146,7 @@ STORY_FAULTS: tuple[StoryFault, ...] = (
     StoryFault(
         story=3,
         model="witness-v3",
-        what="softmax scale (cache row's width)^-½",
+        what="softmax scale 1/√(cache row's width)",
         faults=("spec-scale-of-cache-row",),
     ),
     StoryFault(
@@ -159,7 +159,7 @@ STORY_FAULTS: tuple[StoryFault, ...] = (
     StoryFault(
         story=3,
         model="witness-ling",
-        what="softmax scale (cache row's width)^-½",
+        what="softmax scale 1/√(cache row's width)",
         faults=("spec-scale-of-cache-row",),
     ),
     *_indexer("witness-v32", "engine-index-pairing"),
