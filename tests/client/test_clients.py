@@ -20,7 +20,7 @@ import pytest
 
 from stub_server import FIRST, GAP, STATUSES, TEXT, Stub, stub_server
 from trueline.cli import main
-from trueline.cli.chat import _converse, _doubt_long_conversation
+from trueline.cli.chat import _converse, _doubt_long_conversation, _is_model
 from trueline.client import measure
 from trueline.client.endpoint import endpoint
 from trueline.client.figures import PERCENTILES, doubts, spread, summary
@@ -234,7 +234,9 @@ def test_addresses(typed: str, base: str) -> None:
     assert endpoint(typed).base == base
 
 
-@pytest.mark.parametrize("typed", ["", "ftp://a", "http://", "http://a:x", "http://a?b=1"])
+@pytest.mark.parametrize(
+    "typed", ["", "ftp://a", "http://", "http://a:x", "http://a?b=1", "./a", "http://a..b"]
+)
 def test_what_is_no_address(typed: str) -> None:
     with pytest.raises(UsageError, match="not an address"):
         endpoint(typed)
@@ -465,6 +467,16 @@ def test_a_turn_that_fails_never_was(stub: Stub, capsys: pytest.CaptureFixture[s
     assert "draining" in capsys.readouterr().err
     with pytest.raises(ServerError):
         _converse(talk, iter(["one"]), False, False, True)
+
+
+def test_what_was_meant_as_a_model_is_no_host(tmp_path: Path, run: Run) -> None:
+    for model in ("witness-ling", "witness-lin", "./witness-ling", str(tmp_path)):
+        assert _is_model(model)
+    for address in ("127.0.0.1:8000", "http://127.0.0.1:8000/v1", "localhost", "gpu-box/v1"):
+        assert not _is_model(address)
+    code, _, err = run("chat", tmp_path, "--model", "witness-ling", "--message", "x")
+    assert code == 2
+    assert "so is --model witness-ling: give one" in err
 
 
 def test_a_conversation_that_is_too_long_can_begin_anew(

@@ -1,4 +1,4 @@
-"""`trueline chat` without a URL: its server is ready before the first message, and is gone with it,
+"""`trueline chat` of a model: its server is ready before the first message, and is gone with it,
 however it ends."""
 
 from __future__ import annotations
@@ -20,9 +20,8 @@ SECONDS = 60.0
 
 
 @contextmanager
-def chatting(model: Path | str | None, *flags: str) -> Iterator[subprocess.Popen[str]]:
-    given = [] if model is None else ["--model", str(model)]
-    command = [sys.executable, "-m", "trueline", "chat", *flags, *given]
+def chatting(*arguments: Path | str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "trueline", "chat", *map(str, arguments)]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
     try:
@@ -108,20 +107,8 @@ def test_a_server_that_dies_is_told(tiny: Tiny) -> None:
     assert_gone([server, *rest])
 
 
-def test_a_model_in_place_of_the_url(tiny: Tiny) -> None:
-    model = str(tiny("deepseek_v3"))
-    with chatting(None, model, "--message", "hello", "--max-tokens", "2") as process:
-        out, err = process.communicate("", SECONDS)
-    assert process.returncode == 0, err
-    assert out
-    with chatting("witness-ling", model) as process:
-        _, err = process.communicate("", SECONDS)
-    assert process.returncode == 2
-    assert "so is --model witness-ling: give one" in err
-
-
 def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
-    with chatting(tmp_path) as process:
+    with chatting("--model", tmp_path) as process:
         _, err = process.communicate("", SECONDS)
     assert process.returncode == 2
     assert err.startswith(f"trueline: {tmp_path}")

@@ -264,6 +264,8 @@ def test_the_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     [
         (["nothing"], "accepted: witness-v3, "),
         (["--items", "0"], "numbers from 1 up"),
+        (["--demo", "--items", "9"], "--demo takes --device and nothing else"),
+        (["--demo", "witness-ling"], "--demo takes --device and nothing else"),
         (["--out", "/nowhere/w.json"], "no such directory to write to"),
     ],
 )

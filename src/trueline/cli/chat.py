@@ -14,8 +14,8 @@ from cyclopts import Parameter
 
 from trueline.cli.arguments import model_or_default
 from trueline.cli.remote import ConnectionOptions, SamplingOptions, parse_fields
-from trueline.errors import UsageError
-from trueline.utils.builtin import SAMPLE_PROBLEM, TRAINED_LEN, builtin_model
+from trueline.errors import UsageError, nearest
+from trueline.utils.builtin import BUILTIN_MODELS, SAMPLE_PROBLEM, TRAINED_LEN, builtin_model
 
 if TYPE_CHECKING:
     from trueline.client.endpoint import Endpoint
@@ -101,7 +101,10 @@ def _server(
 
 
 def _is_model(text: str) -> bool:
-    return builtin_model(text) is not None or Path(text).is_dir()
+    """Also what was meant as one: its error then names the models there are."""
+    if text.startswith((".", "/", "~")) or Path(text).is_dir():
+        return True
+    return nearest(text, BUILTIN_MODELS) is not None
 
 
 def _converse(

@@ -19,12 +19,16 @@ if TYPE_CHECKING:
     from trueline.witness.run import WitnessFigures
 
 
+COUNTS = (96, 32)
+"""Of arithmetic and of long problems."""
+
+
 def witness(
     model: tuple[str, ...] = (),
     /,
     *,
-    items: int = 96,
-    long_items: int = 32,
+    items: int = COUNTS[0],
+    long_items: int = COUNTS[1],
     device: Literal["auto", "cpu", "cuda"] = "auto",
     batch_invariant: Annotated[bool, Parameter(negative=())] = False,
     out: Path | None = None,
@@ -65,6 +69,10 @@ def witness(
         minute.
     """
     if demo:
+        if model or out or figure or as_json or batch_invariant or (items, long_items) != COUNTS:
+            raise UsageError(
+                "--demo takes --device and nothing else: its model and problems are fixed"
+            )
         from trueline.witness.demo import show_demo
 
         return show_demo(device)
