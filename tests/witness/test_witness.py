@@ -266,7 +266,8 @@ def test_the_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         (["--items", "0"], "numbers from 1 up"),
         (["--demo", "--items", "9"], "--demo takes --device and nothing else"),
         (["--demo", "witness-ling"], "--demo takes --device and nothing else"),
-        (["--out", "/nowhere/w.json"], "no such directory to write to"),
+        (["--out", "/nowhere/w.json"], "/nowhere/w.json: not writable (No such file"),
+        (["--figure", "/"], "/: not writable (Is a directory)"),
     ],
 )
 def test_wrong_input(arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,8 +80,8 @@ def witness(
     if items < 1 or long_items < 0:
         raise UsageError("--items takes numbers from 1 up, --long-items from 0 up")
     for file in (out, figure):
-        if file is not None and not file.parent.is_dir():
-            raise UsageError(f"{file}: no such directory to write to")
+        if file is not None:
+            _require_writable(file)
     found = _measure(models, (items, long_items), device, batch_invariant)
     text = json.dumps(found, indent=1, ensure_ascii=False)
     if out is not None:
@@ -100,6 +100,14 @@ def witness(
     for text in complaints:
         print(f"trueline: {text}", file=sys.stderr)
     return int(bool(complaints))
+
+
+def _require_writable(file: Path) -> None:
+    """Before minutes of work, not after them."""
+    try:
+        file.open("a").close()
+    except OSError as error:
+        raise UsageError(f"{file}: not writable ({error.strerror})") from error
 
 
 def _models(names: tuple[str, ...]) -> list[BuiltinModel]:

@@ -26,9 +26,13 @@ BUILTIN_MODELS = {
     model.name: model
     for model in (
         BuiltinModel("witness-v3", "deepseek_v3", "a small DeepSeek-V3 (latent attention)"),
-        BuiltinModel("witness-ling", "bailing_moe_v2_5", "a small Ling-2.6 (linear attention)"),
+        BuiltinModel(
+            "witness-ling", "bailing_moe_v2_5", "a small Ling-2.6 (linear and latent attention)"
+        ),
         BuiltinModel("witness-v32", "deepseek_v32", "a small DeepSeek-V3.2 (sparse attention)"),
-        BuiltinModel("witness-glm5", "glm_moe_dsa", "a small GLM-5 (shared sparse attention)"),
+        BuiltinModel(
+            "witness-glm5", "glm_moe_dsa", "a small GLM-5 (sparse attention, shared selection)"
+        ),
         BuiltinModel("witness-k25", "kimi_k25", "a small Kimi-K2.5 (latent attention, 8 heads)"),
     )
 }
