@@ -22,6 +22,7 @@ from trueline.output_processor import (
 from trueline.outputs import RequestOutput
 from trueline.text.chat import Message, render_chat
 from trueline.text.tokenizer import Tokenizer
+from trueline.utils.builtin import DEFAULT_MODEL
 from trueline.utils.gc_frozen import gc_frozen
 from trueline.utils.hub import find_model
 from trueline.utils.progress import generation_progress, progress_bar
@@ -157,7 +158,8 @@ class LLMEngine:
 
 
 class LLM:
-    """Generate for many prompts at once.
+    """Generate for many prompts at once. `model` is a directory, a hub id in the local cache or a
+    built-in model, which answers `chat`; by default the built-in witness-v3.
 
     >>> llm = LLM("path/to/model")
     >>> llm.generate(["Hello"], SamplingParams(max_tokens=8))[0].outputs[0].text
@@ -165,7 +167,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str | Path,
+        model: str | Path = DEFAULT_MODEL,
         *,
         tokenizer: str | Path | None = None,
         skip_tokenizer_init: bool = False,

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from trueline import LLM
+from trueline import LLM, SamplingParams
 from trueline.cli import main
 from trueline.engine.params import default_params
 from trueline.errors import UsageError
@@ -44,6 +44,7 @@ def folder(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     "arguments",
     [
         ("inspect",),
+        ("score",),
         ("score", "--tokens", "1,2"),
         ("serve", "--dry-run"),
         ("generate", "--max-tokens", "2"),
@@ -110,6 +111,21 @@ def test_the_sampling_that_a_model_recommends(tiny: Tiny, run: Run, tmp_path: Pa
     llm = LLM(model, max_model_len=32)
     (output,) = llm.generate("x")
     assert output.outputs[0].token_ids[:5] == greedy
+
+
+def test_python_without_a_model_takes_the_default(folder: Path) -> None:
+    (output,) = LLM(max_model_len=64).chat(
+        [{"role": "user", "content": "hi"}], SamplingParams(max_tokens=2)
+    )
+    assert len(output.outputs[0].token_ids) == 2
+
+
+def test_help_names_no_empty_defaults(run: Run) -> None:
+    _, out, _ = run("generate", "--help")
+    assert "[default: auto]" in out
+    assert "[default: 1]" in " ".join(out.replace("│", " ").split())
+    assert "False" not in out
+    assert "()" not in out
 
 
 def test_what_a_model_recommends_is_checked() -> None:

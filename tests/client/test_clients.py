@@ -20,7 +20,7 @@ import pytest
 
 from stub_server import FIRST, GAP, STATUSES, TEXT, Stub, stub_server
 from trueline.cli import main
-from trueline.cli.chat import _converse
+from trueline.cli.chat import _converse, _doubt_long_conversation, _is_model
 from trueline.client import measure
 from trueline.client.endpoint import endpoint
 from trueline.client.figures import PERCENTILES, doubts, spread, summary
@@ -32,7 +32,14 @@ from trueline.client.response import StreamedResponse, gather
 from trueline.client.session import ChatSession
 from trueline.client.sse import Events
 from trueline.client.stream import Connection, ConnectionPool
-from trueline.client.wire import Chunk, ResponseChoice, ServerError, read_chunk, said_in
+from trueline.client.wire import (
+    Chunk,
+    ResponseChoice,
+    ServerError,
+    TokenUsage,
+    read_chunk,
+    said_in,
+)
 from trueline.errors import UsageError
 
 Run = Callable[..., tuple[int, str, str]]
@@ -227,7 +234,9 @@ def test_addresses(typed: str, base: str) -> None:
     assert endpoint(typed).base == base
 
 
-@pytest.mark.parametrize("typed", ["", "ftp://a", "http://", "http://a:x", "http://a?b=1"])
+@pytest.mark.parametrize(
+    "typed", ["", "ftp://a", "http://", "http://a:x", "http://a?b=1", "./a", "http://a..b"]
+)
 def test_what_is_no_address(typed: str) -> None:
     with pytest.raises(UsageError, match="not an address"):
         endpoint(typed)
@@ -458,6 +467,40 @@ def test_a_turn_that_fails_never_was(stub: Stub, capsys: pytest.CaptureFixture[s
     assert "draining" in capsys.readouterr().err
     with pytest.raises(ServerError):
         _converse(talk, iter(["one"]), False, False, True)
+
+
+def test_what_was_meant_as_a_model_is_no_host(tmp_path: Path, run: Run) -> None:
+    for model in ("witness-ling", "witness-lin", "./witness-ling", str(tmp_path)):
+        assert _is_model(model)
+    for address in ("127.0.0.1:8000", "http://127.0.0.1:8000/v1", "localhost", "gpu-box/v1"):
+        assert not _is_model(address)
+    code, _, err = run("chat", tmp_path, "--model", "witness-ling", "--message", "x")
+    assert code == 2
+    assert "so is --model witness-ling: give one" in err
+
+
+def test_a_conversation_that_is_too_long_can_begin_anew(
+    stub: Stub, capsys: pytest.CaptureFixture[str]
+) -> None:
+    body = {"model": "strict", "stream": True, "return_token_ids": True}  # a 400
+    talk = ChatSession(endpoint(stub.url), body, None)
+    assert _converse(talk, iter(["one"]), True, False, True) == 0
+    assert "/reset" not in capsys.readouterr().err
+    talk.turns = [{"role": "user", "content": "x"}]
+    assert _converse(talk, iter(["one"]), True, False, True) == 0
+    assert "(/reset begins a new conversation)" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens", "doubtful"),
+    [("witness-ling", 1024, False), ("witness-ling", 1025, True), ("other", 9999, False)],
+)
+def test_what_a_built_in_model_was_not_trained_on_is_told(
+    model: str, tokens: int, doubtful: bool, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _doubt_long_conversation(StreamedResponse(model=model, usage=TokenUsage(tokens - 5, 5)))
+    err = capsys.readouterr().err
+    assert ("trained on up to 1,024; /reset begins a new one" in err) == doubtful
 
 
 # -- the terminal ----------------------------------------------------------------------

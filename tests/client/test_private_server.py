@@ -1,4 +1,4 @@
-"""`trueline chat` without a URL: its server is ready before the first message, and is gone with it,
+"""`trueline chat` of a model: its server is ready before the first message, and is gone with it,
 however it ends."""
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ SECONDS = 60.0
 
 
 @contextmanager
-def chatting(model: Path | str, *flags: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "trueline", "chat", "--model", str(model), *flags]
+def chatting(*arguments: Path | str) -> Iterator[subprocess.Popen[str]]:
+    command = [sys.executable, "-m", "trueline", "chat", *map(str, arguments)]
     pipe = subprocess.PIPE
     process = subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True)
     try:
@@ -108,7 +108,7 @@ def test_a_server_that_dies_is_told(tiny: Tiny) -> None:
 
 
 def test_a_server_that_cannot_start_says_why(tmp_path: Path) -> None:
-    with chatting(tmp_path) as process:
+    with chatting("--model", tmp_path) as process:
         _, err = process.communicate("", SECONDS)
     assert process.returncode == 2
     assert err.startswith(f"trueline: {tmp_path}")

@@ -312,7 +312,8 @@ def test_a_model_s_own_penalties_count_as_on_a_server(
 
 def test_eval_fails_where_an_item_did(stub: Stub, data: Path, run: Run) -> None:
     stub.models = ["404"]
-    code, out, _ = run("eval", stub.url, "--task", "jsonl", "--data", data)
+    address = stub.url.removeprefix("http://").removesuffix("/v1")  # as complete and chat take it
+    code, out, _ = run("eval", address, "--task", "jsonl", "--data", data)
     assert code == 1
     assert "4 ended in error, and count as wrong; the first: HTTP 404: 404" in out
 

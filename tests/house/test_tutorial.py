@@ -15,6 +15,7 @@ import pytest
 import trueline
 from paths import DOCS
 from trueline.cli import app
+from trueline.utils.builtin import FOLDER
 
 PAGE = DOCS / "tutorial.md"
 BLOCK = re.compile(r"^```(\w+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
@@ -46,6 +47,7 @@ def commands(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(not FOLDER.is_dir(), reason="a checkout without the built-in models' weights")
 def test_every_command_runs(commands: Path, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -62,6 +64,7 @@ def test_every_command_runs(commands: Path, tmp_path: Path) -> None:
         ["bash", "-c", script(page, port)], cwd=at, env=environment, capture_output=True, text=True
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    assert "3 + 4 = 7\n#### 7" in done.stdout
     assert "10 logprobs agree" in done.stdout
     assert "vocab_sise" in done.stdout + done.stderr
     assert "softmax_scale" in done.stdout
@@ -82,9 +85,10 @@ def test_commands_are_known_and_programs_run(
                 verbs.add(words[0])
                 if words[0] == "make-tiny":
                     app(words, exit_on_error=False, result_action="return_value")
-        if language == "python" and "openai" not in text:
+        runs = "openai" not in text and (FOLDER.is_dir() or "LLM()" not in text)
+        if language == "python" and runs:
             exec(text, {})
-    assert verbs >= {"make-tiny", "inspect", "generate", "score", "serve", "complete", "chat"}
+    assert verbs >= set("make-tiny inspect generate score serve complete chat witness".split())
     assert "10 logprobs agree" in capsys.readouterr().out
 
 

@@ -4,6 +4,7 @@ faults act, whether runs repeat themselves, and what is said of them."""
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -27,6 +28,7 @@ from trueline.verify.faults.table import FAULTS
 from trueline.witness import measure, stories
 from trueline.witness.figure import draw
 from trueline.witness.measure import Answers, ask_alone, ask_together
+from trueline.witness.report import report
 from trueline.witness.run import ProblemSets, WitnessFigures, engine_of, num_answers, run
 from trueline.witness.stories import STORIES, STORY_FAULTS, UNSEEN, StoryFault, switched_on
 
@@ -39,7 +41,9 @@ def installed(tiny: Tiny, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     for model in BUILTIN_MODELS.values():
         (tmp_path / model.name).symlink_to(tiny(model.family, dtype="bfloat16"))
     monkeypatch.setattr(builtin, "FOLDER", tmp_path)
-    monkeypatch.setattr(measure, "PARAMS", SamplingParams(temperature=0.0, max_tokens=6))
+    monkeypatch.setattr(
+        measure, "PARAMS", SamplingParams(temperature=0.0, max_tokens=6, logprobs=0)
+    )
 
 
 def figures(*names: str) -> WitnessFigures:
@@ -72,6 +76,7 @@ def test_every_fault_acts_or_says_why_not(name: str) -> None:
     assert any(row["acted"] for row in rows)
     assert json.loads(json.dumps(found))
     assert ElementTree.fromstring(draw(found)).tag.endswith("svg")
+    assert max(map(len, report(found, 80).splitlines())) <= 80
 
 
 def test_a_run_repeats_itself() -> None:
@@ -90,7 +95,7 @@ def test_batch_invariant_answers_are_those_given_alone(
     with pytest.raises(SystemExit) as ended:
         main([*arguments, "--batch-invariant"])
     assert ended.value.code == 1
-    assert "1 answers in the batch are others than alone" in capsys.readouterr().err
+    assert "1 answers in the batch differ from those alone" in capsys.readouterr().err
 
 
 def test_decodes_and_prefills_share_steps_in_the_batch() -> None:
@@ -122,7 +127,7 @@ def test_what_cannot_be_shown_here_says_why() -> None:
         if fault.not_covered(spec, device)
     }
     assert "needs a GPU" in str(reasons["split metadata sized from the unpadded heads"])
-    assert "a GPU has the real one" in str(reasons["half of the heads lost in decode"])
+    assert "a GPU has the real one" in str(reasons["half of the heads zero in decode"])
     assert reasons["softmax scale without mscale²"] == "this model has no mscale²"
     with_mscale = read_model(BUILTIN_MODELS["witness-v3"].path)
     assert all(f.not_covered(with_mscale, "cpu") is None for f in STORY_FAULTS if f.story == 3)
@@ -161,8 +166,39 @@ def test_a_fault_that_does_nothing_is_told(capsys: pytest.CaptureFixture[str]) -
         main(["witness", "witness-k25", "--items", "4", "--long-items", "0"])
     out, err = capsys.readouterr()
     assert ended.value.code == 1
-    assert out.count("DID NOT ACT") == 1
-    assert "changed nothing: the fault no longer acts" in err
+    assert out.count("NO EFFECT") == 1
+    assert "changed no answer: the fault does not act" in err
+
+
+def test_a_relative_that_changes_no_answer_has_acted_where_logprobs_change(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Few problems may not show a weak fault; one that nothing came of is told."""
+    arguments = ["witness", "witness-ling", "--items", "4", "--long-items", "0"]
+    known = stories._FAULTS["spec-scale-of-cache-row"]
+    (weak,) = [one for one in STORY_FAULTS if one.story == 3 and one.model == "witness-ling"]
+    for factor, code, note in ((1 + 1e-6, 0, "logprobs changed, and no"), (1, 1, "NO EFFECT")):
+
+        def scaled(original: property, factor: float = factor) -> property:
+            return property(lambda spec: original.__get__(spec) * factor)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(stories._FAULTS, known.id, replace(known, broken=scaled))
+            patch.setattr("trueline.witness.run.STORY_FAULTS", (weak,))
+            with pytest.raises(SystemExit) as ended:
+                main(arguments)
+        out, err = capsys.readouterr()
+        assert ended.value.code == code, err
+        assert note in out
+
+
+def test_every_second_problem_is_asked_alone() -> None:
+    sets = ProblemSets.draw(8, 3)
+    assert sets.places_alone() == [0, 2, 4, 6, 8, 10]
+    alone = sets.only(sets.places_alone())
+    assert (len(alone.problems), alone.num_arithmetic) == (6, 4)
+    right = figures("witness-k25")["models"][0]["right"]["arithmetic"]
+    assert (right["alone"]["items"], right["batch"]["items"]) == (4, 8)
 
 
 def test_a_fault_that_stops_the_engine_has_no_right_answers(
@@ -177,9 +213,15 @@ def test_a_fault_that_stops_the_engine_has_no_right_answers(
         return property(read)
 
     with broken_as(stops):
-        row = figures(DEFAULT_MODEL)["models"][0]["faults"][0]
+        found = figures(DEFAULT_MODEL)
+    row = found["models"][0]["faults"][0]
     assert "no such grid" in str(row["stopped"])
     assert row["with_fault"]["arithmetic"]["right"] == 0
+    text = report(found, 80)
+    said = (
+        "no answer is right: the engine cannot go on: 1 steps in a row have failed, the last with"
+    )
+    assert f"{said} ValueError: no such grid" in " ".join(text.split())
 
 
 def test_what_cannot_be_counted_is_no_storys_fault() -> None:
@@ -208,12 +250,12 @@ def test_the_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
         main(["witness", "witness-k25", *counts, *files])
     assert ended.value.code == 0
     out, _ = capsys.readouterr()
-    for part in ("in a mixed batch of 64", "not covered", "needs a GPU", "(emulated)", "0 (0–49)"):
+    for part in ("in the batch of 64", "not covered", "needs a GPU", "(emulated)", "0 (0–49)"):
         assert part in out
     kept = json.loads((tmp_path / "w.json").read_text())
     assert [row["emulated"] for row in kept["models"][0]["faults"]] == [False, True]
     picture = (tmp_path / "w.svg").read_text()
-    assert "half of the heads lost in decode (emulated)" in picture
+    assert "half of the heads zero in decode (emulated)" in picture
     assert "not covered here" in picture
 
 
@@ -222,7 +264,10 @@ def test_the_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     [
         (["nothing"], "accepted: witness-v3, "),
         (["--items", "0"], "numbers from 1 up"),
-        (["--out", "/nowhere/w.json"], "no such directory to write to"),
+        (["--demo", "--items", "9"], "--demo takes --device and nothing else"),
+        (["--demo", "witness-ling"], "--demo takes --device and nothing else"),
+        (["--out", "/nowhere/w.json"], "/nowhere/w.json: not writable (No such file"),
+        (["--figure", "/"], "/: not writable (Is a directory)"),
     ],
 )
 def test_wrong_input(arguments: list[str], part: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -239,5 +284,8 @@ def test_the_demo(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.Monkey
     assert ended.value.code == 0
     out, _ = capsys.readouterr()
     assert f"> {SAMPLE_PROBLEM}\n" in out
-    assert "4 held-out problems: 0 right (0 %)" in out
-    assert "the same with a softmax scale of the cache row, without mscale²: 0 right" in out
+    assert "4 more problems: 0 right (0 %)" in out
+    assert "the same with a bug switched on: 0 right (0 %)" in out
+    scales = re.search(r"multiplied by (\S+)\ninstead of (\S+)\.", out)
+    assert scales is not None
+    assert float(scales[1]) < float(scales[2])

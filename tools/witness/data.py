@@ -15,8 +15,9 @@ from tokenizers import Tokenizer
 
 from trueline.tasks import stories
 from trueline.tasks.draw import Draw
+from trueline.utils.builtin import TRAINED_LEN
 
-LENGTH = 1024
+LENGTH = TRAINED_LEN
 SHORT = {
     "1 operation": 6, "2 operations": 17, "3 operations": 17, "4 operations": 17,
     "5 operations": 17, "middle": 8, "recall": 10, "other": 8,

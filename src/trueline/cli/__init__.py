@@ -19,12 +19,18 @@ from trueline.cli.serve import command as serve
 from trueline.cli.witness import witness
 from trueline.errors import TruelineError
 
+
+def _shown(default: object) -> str | None:
+    """In a help text: that a flag is off or a list empty by default goes without saying."""
+    return None if default is None or default is False or default == () else f"{default}" or '""'
+
+
 app = App(
     name="trueline",
     # --empty-stop and the like: an empty list is what nobody gives
-    default_parameter=Parameter(negative_iterable=()),
+    default_parameter=Parameter(negative_iterable=(), show_default=_shown),
     help="Inference for latent, linear and sparse attention models, with proof that the numbers "
-    "are right.",
+    "are right.\n\nFirst steps: trueline witness --demo, then trueline chat.",
     version=__version__,
     help_epilogue="Exit codes: 0 fine, 1 a check or a server failed, 2 wrong input, "
     "130 interrupted.",

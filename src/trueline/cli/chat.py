@@ -7,15 +7,19 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib import import_module
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
 from trueline.cli.arguments import model_or_default
 from trueline.cli.remote import ConnectionOptions, SamplingOptions, parse_fields
+from trueline.errors import UsageError, nearest
+from trueline.utils.builtin import BUILTIN_MODELS, SAMPLE_PROBLEM, TRAINED_LEN, builtin_model
 
 if TYPE_CHECKING:
     from trueline.client.endpoint import Endpoint
+    from trueline.client.response import StreamedResponse
     from trueline.client.session import ChatSession
 
 
@@ -32,8 +36,8 @@ def chat(
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
     quiet: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Talk with a model on any server that speaks OpenAI's protocol; without URL, on a server of
-    its own.
+    """Talk with a model: on any server that speaks OpenAI's protocol, or on a private one that is
+    started for it.
 
     On a terminal it asks for messages; /help lists what else it understands, and Ctrl-C stops an
     answer, not the session. Elsewhere every line of stdin is a message.
@@ -41,9 +45,10 @@ def chat(
     Parameters
     ----------
     url
-        As http://127.0.0.1:8000, with or without /v1. Default: a private server of --model (a
-        model directory, a hub id in the local cache, or a built-in model; default: a built-in
-        one), which ends on leaving.
+        As http://127.0.0.1:8000, with or without /v1. A model directory or the name of a
+        built-in model instead starts a private server of it, which ends on leaving; so does
+        --model without URL, which also takes a hub id in the local cache. Default: a private
+        server of the built-in witness-v3.
     message
         Say this and leave. May be given several times: one turn each.
     system
@@ -69,6 +74,8 @@ def chat(
         talk = ChatSession(server, {"model": model, **body}, system)
         if interactive:
             print(f"{model}; /help lists commands", file=sys.stderr)
+            if builtin_model(model):
+                print(f"It solves arithmetic stories, as: {SAMPLE_PROBLEM}", file=sys.stderr)
             lines = _typed()
         else:
             lines = iter(message or (line.rstrip("\n") for line in sys.stdin))
@@ -80,15 +87,24 @@ def _server(
     url: str | None, connection: ConnectionOptions, quiet: bool
 ) -> Iterator[tuple[Endpoint, str]]:
     """The server that was given, or a private one; and the name of its model."""
-    if url is not None:
+    if url is not None and not _is_model(url):
         server = connection.open(url)
         yield server, server.pick_model(connection.model)
         return
     from trueline.cli.private_server import private_server
 
-    model = model_or_default(connection.model)
+    if url is not None and connection.model is not None:
+        raise UsageError(f"{url} is a model, and so is --model {connection.model}: give one")
+    model = model_or_default(url or connection.model)
     with private_server(model, connection.timeout, quiet=quiet) as server:
         yield server, server.pick_model(None)
+
+
+def _is_model(text: str) -> bool:
+    """Also what was meant as one: its error then names the models there are."""
+    if text.startswith((".", "/", "~")) or Path(text).is_dir():
+        return True
+    return nearest(text, BUILTIN_MODELS) is not None
 
 
 def _converse(
@@ -112,6 +128,8 @@ def _converse(
             if not interactive:
                 raise
             print(f"trueline: {error}", file=sys.stderr)
+            if talk.turns and error.kind == "HTTP 400":  # as one that is longer than the model's
+                print("(/reset begins a new conversation)", file=sys.stderr)
         except KeyboardInterrupt:
             if not interactive:
                 raise
@@ -137,6 +155,20 @@ def _turn(talk: ChatSession, text: str, as_json: bool, quiet: bool) -> None:
                 print(flush=True)
     if not quiet:
         print(f"({answer.account()})", file=sys.stderr)
+        _doubt_long_conversation(answer)
+
+
+def _doubt_long_conversation(answer: StreamedResponse) -> None:
+    builtin = builtin_model(answer.model or "")
+    if builtin is None or answer.usage is None:
+        return
+    length = answer.usage.prompt_tokens + answer.usage.completion_tokens
+    if length > TRAINED_LEN:
+        print(
+            f"(doubtful: this conversation has {length:,} tokens, and {builtin.name} was trained "
+            f"on up to {TRAINED_LEN:,}; /reset begins a new one)",
+            file=sys.stderr,
+        )
 
 
 def _typed() -> Iterator[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from trueline.cli.generate import OfflineEngine
-from trueline.cli.remote import ConnectionOptions
+from trueline.cli.remote import ADDRESS, ConnectionOptions
 from trueline.errors import UsageError
 from trueline.utils.hub import find_model
 from trueline.utils.json_types import JSON
@@ -57,7 +57,7 @@ def open_target(
     """`given`: sampling parameters that a server is sent whatever their value."""
     if concurrency is not None and concurrency < 1:
         raise UsageError(f"--concurrency {concurrency}: accepted: numbers from 1 up")
-    if model.startswith(("http://", "https://")):
+    if ADDRESS.fullmatch(model):
         _refuse_given("an engine here, and this is a server", engine, OfflineEngine())
         server = connection.open(model)
         name = server.pick_model(connection.model)

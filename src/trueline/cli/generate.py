@@ -122,8 +122,8 @@ def generate(
     Parameters
     ----------
     model
-        A model directory, a built-in model, or a hub id in the local cache. Default: a built-in
-        one.
+        A model directory, a built-in model, or a hub id in the local cache. Default: the
+        built-in witness-v3.
     prompt
         Text to continue. May be given several times: all run together. A built-in model has a
         problem of its own to solve where there is none.

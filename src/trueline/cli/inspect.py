@@ -37,7 +37,7 @@ def inspect_model(
     ----------
     model
         A model directory, a built-in model, a hub id in the local cache, or a config.json.
-        Default: a built-in one.
+        Default: the built-in witness-v3.
     as_json
         Print one JSON object instead of tables.
     read_weights

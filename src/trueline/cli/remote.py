@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -16,6 +17,8 @@ from trueline.utils.json_types import JSON
 if TYPE_CHECKING:
     from trueline.client.endpoint import Endpoint
 
+ADDRESS = re.compile(r"https?://.*|[\w.-]+:\d+(/.*)?")
+"""Of a server, where a model may be given as well."""
 KEY_VARIABLES = ["TRUELINE_API_KEY", "OPENAI_API_KEY"]
 
 
@@ -23,7 +26,7 @@ KEY_VARIABLES = ["TRUELINE_API_KEY", "OPENAI_API_KEY"]
 @dataclass(frozen=True, slots=True)
 class ConnectionOptions:
     model: str | None = None
-    """Default: the only one the server has. Of chat without URL: the one to serve."""
+    """Default: the only one the server has; of chat without URL, the model to serve."""
     api_key: Annotated[str | None, Parameter(env_var=KEY_VARIABLES)] = None
     """Better in the environment or in a file: others can read a command line."""
     api_key_file: Path | None = None

@@ -12,6 +12,7 @@ from trueline.cli.arguments import model_or_default, parse_facts
 from trueline.cli.output import tables
 from trueline.errors import UsageError
 from trueline.models import read_model
+from trueline.utils.builtin import SAMPLE_PROBLEM, builtin_model
 from trueline.utils.hub import find_model
 from trueline.utils.json_types import JSON
 from trueline.weights.checkpoint import open_checkpoint
@@ -58,10 +59,11 @@ def score(
     Parameters
     ----------
     model
-        A model directory, a built-in model, or a hub id in the local cache. Default: a built-in
-        one.
+        A model directory, a built-in model, or a hub id in the local cache. Default: the
+        built-in witness-v3.
     prompt
-        Text to score; needs a tokenizer.json.
+        Text to score; needs a tokenizer.json. A built-in model has a problem of its own to
+        score where there is none.
     tokens
         Token ids to score instead of text, as 1,2,3.
     dtype
@@ -79,12 +81,14 @@ def score(
     as_json
         Print one JSON object.
     """
+    name = model_or_default(model)
+    if prompt is None and tokens is None and builtin_model(name):
+        prompt = SAMPLE_PROBLEM
     if (prompt is None) == (tokens is None):
         raise UsageError("give one of --prompt and --tokens")
     if start_position < 0 or top < 0:
         raise UsageError("--start-position and --top take numbers from 0 up")
     overrides = parse_facts(fact)
-    name = model_or_default(model)
     directory = find_model(name)
     _require_sound(directory, overrides)
     oracle = _reference(directory, dtype, overrides)

@@ -54,8 +54,8 @@ def serve(
     Parameters
     ----------
     model
-        A model directory, a built-in model, or a hub id in the local cache. Default: a built-in
-        one.
+        A model directory, a built-in model, or a hub id in the local cache. Default: the
+        built-in witness-v3.
     config
         A TOML or JSON file with options.
     print_config

@@ -19,12 +19,16 @@ if TYPE_CHECKING:
     from trueline.witness.run import WitnessFigures
 
 
+COUNTS = (96, 32)
+"""Of arithmetic and of long problems."""
+
+
 def witness(
     model: tuple[str, ...] = (),
     /,
     *,
-    items: int = 96,
-    long_items: int = 32,
+    items: int = COUNTS[0],
+    long_items: int = COUNTS[1],
     device: Literal["auto", "cpu", "cuda"] = "auto",
     batch_invariant: Annotated[bool, Parameter(negative=())] = False,
     out: Path | None = None,
@@ -32,25 +36,28 @@ def witness(
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
     demo: Annotated[bool, Parameter(negative=())] = False,
 ) -> int:
-    """Measure the built-in models: alone, in a mixed batch of 64, and with the faults of the five
-    stories switched on in the running engine.
+    """Show what accuracy bugs of public engines cost: the built-in models' accuracy without them,
+    and with each switched on.
 
-    Ends with exit code 1 if a fault that was switched on did not act, or if with
-    --batch-invariant an answer in the batch is another than alone.
+    Each model is asked alone (one request at a time), in a mixed batch (up to 64 requests at once,
+    prefill and decode in the same steps), and in that batch with each fault of the five stories
+    (docs/witness.md). Ends with exit code 1 if a fault had no effect, or if with --batch-invariant
+    an answer in the batch differs from the one given alone.
 
     Parameters
     ----------
     model
         Names of built-in models. Default: all.
     items
-        Held-out arithmetic problems of 2 to 5 operations, for each model.
+        Held-out arithmetic problems of 2 to 5 operations, for each model. Alone, every second
+        one is asked.
     long_items
-        Held-out problems of 600 to 850 tokens, for each model.
+        Held-out problems of 600 to 850 tokens, likewise.
     device
         auto is the GPU where there is one.
     batch_invariant
-        The same bits for a request, whoever shares its steps: then answers in the batch must be
-        those given alone.
+        The same bits for a request, whatever shares its steps: then answers in the batch must
+        be those given alone.
     out
         Write the figures to this file, as JSON.
     figure
@@ -62,6 +69,10 @@ def witness(
         minute.
     """
     if demo:
+        if model or out or figure or as_json or batch_invariant or (items, long_items) != COUNTS:
+            raise UsageError(
+                "--demo takes --device and nothing else: its model and problems are fixed"
+            )
         from trueline.witness.demo import show_demo
 
         return show_demo(device)
@@ -69,8 +80,8 @@ def witness(
     if items < 1 or long_items < 0:
         raise UsageError("--items takes numbers from 1 up, --long-items from 0 up")
     for file in (out, figure):
-        if file is not None and not file.parent.is_dir():
-            raise UsageError(f"{file}: no such directory to write to")
+        if file is not None:
+            _require_writable(file)
     found = _measure(models, (items, long_items), device, batch_invariant)
     text = json.dumps(found, indent=1, ensure_ascii=False)
     if out is not None:
@@ -82,13 +93,21 @@ def witness(
     if as_json:
         print(text)
     else:
-        from trueline.witness.report import print_report
+        from trueline.witness.report import report
 
-        print_report(tables(), found)
+        print(report(found, tables().width))
     complaints = list(_complaints(found))
     for text in complaints:
         print(f"trueline: {text}", file=sys.stderr)
     return int(bool(complaints))
+
+
+def _require_writable(file: Path) -> None:
+    """Before minutes of work, not after them."""
+    try:
+        file.open("a").close()
+    except OSError as error:
+        raise UsageError(f"{file}: not writable ({error.strerror})") from error
 
 
 def _models(names: tuple[str, ...]) -> list[BuiltinModel]:
@@ -122,10 +141,11 @@ def _complaints(found: WitnessFigures) -> Iterator[str]:
     for model in found["models"]:
         differing = sum(each["answers_differ"] for each in model["right"].values())
         if found["batch_invariant"] and differing:
-            yield f"{model['model']}: {differing} answers in the batch are others than alone"
+            yield f"{model['model']}: {differing} answers in the batch differ from those alone"
         for fault in model["faults"]:
             if fault["not_covered"] is None and not fault["acted"]:
+                what = "answer" if fault["historical"] else "logprob"
                 yield (
-                    f"{model['model']}: '{fault['what']}' changed nothing: the fault no longer "
-                    "acts on this engine"
+                    f"{model['model']}: '{fault['what']}' was switched on and changed no {what}: "
+                    "the fault does not act on this engine"
                 )

@@ -116,7 +116,8 @@ def endpoint(url: str, key: str | None = None, timeout: float = 600.0) -> Endpoi
     full = url if "://" in url else f"http://{url}"
     try:
         parts = urlsplit(full)
-        known = parts.scheme in ("http", "https") and parts.hostname and parts.port != 0
+        host = (parts.hostname or "").encode("idna")  # an error of a name that none can be
+        known = parts.scheme in ("http", "https") and host and parts.port != 0
     except ValueError:
         known = None
     if not known or parts.query or parts.fragment:

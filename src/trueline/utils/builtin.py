@@ -26,14 +26,20 @@ BUILTIN_MODELS = {
     model.name: model
     for model in (
         BuiltinModel("witness-v3", "deepseek_v3", "a small DeepSeek-V3 (latent attention)"),
-        BuiltinModel("witness-ling", "bailing_moe_v2_5", "a small Ling-2.6 (linear attention)"),
+        BuiltinModel(
+            "witness-ling", "bailing_moe_v2_5", "a small Ling-2.6 (linear and latent attention)"
+        ),
         BuiltinModel("witness-v32", "deepseek_v32", "a small DeepSeek-V3.2 (sparse attention)"),
-        BuiltinModel("witness-glm5", "glm_moe_dsa", "a small GLM-5 (shared sparse attention)"),
+        BuiltinModel(
+            "witness-glm5", "glm_moe_dsa", "a small GLM-5 (sparse attention, shared selection)"
+        ),
         BuiltinModel("witness-k25", "kimi_k25", "a small Kimi-K2.5 (latent attention, 8 heads)"),
     )
 }
 DEFAULT_MODEL = "witness-v3"
 """What a verb takes where no model is given."""
+TRAINED_LEN = 1024
+"""Tokens of the longest sequence in training: in longer ones, built-in models are often wrong."""
 SAMPLE_PROBLEM = (
     "Mia has 34 shells. She finds 16 shells on the beach. Then she gives 9 of them to Leo. A month "
     "later Mia has twice as many shells. How many shells does Mia have now?"

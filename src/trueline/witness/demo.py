@@ -6,6 +6,7 @@ from __future__ import annotations
 import time
 
 from trueline.llm import LLMEngine
+from trueline.spec.mixer import MLASpec
 from trueline.utils.builtin import BUILTIN_MODELS, DEFAULT_MODEL, SAMPLE_PROBLEM
 from trueline.utils.progress import human_bytes
 from trueline.witness.measure import PARAMS, Answers, ask_together
@@ -21,17 +22,29 @@ def show_demo(device: str) -> int:
     sets = ProblemSets.draw(ITEMS, 0)
     with engine_of(model, {"device": device}) as engine:
         size = human_bytes(engine.plan.weight_bytes)
-        print(f"{model.name}: {model.stands_for}, {size}, trained on arithmetic stories\n")
+        print(f"{model.name}: {model.stands_for}, {size}, trained on arithmetic stories")
+        print("A problem that it has not seen, and its answer:\n")
         print(f"> {SAMPLE_PROBLEM}\n")
         _stream(engine, SAMPLE_PROBLEM)
-        right = _ask(engine, sets, f"\n{ITEMS} held-out problems")
+        right = _ask(engine, sets, f"\n{ITEMS} more problems")
+        right_scale = _softmax_scale(engine)
     with switched_on(fault), engine_of(model, {"device": device}) as engine:
-        broken = _ask(engine, sets, f"the same with a {fault.what}")
+        broken = _ask(engine, sets, "the same with a bug switched on")
+        wrong_scale = _softmax_scale(engine)
     print(
-        f"\nThat was a bug of public engines, switched on in this one (story {fault.story}).\n"
-        "All five stories: trueline witness. Talk to the model: trueline chat"
+        f"\nThe bug is one that public engines had: attention scores were multiplied by "
+        f"{wrong_scale:.3f}\ninstead of {right_scale:.3f}. MLA's softmax scale was computed from "
+        "the width of a row of the KV\ncache instead of the width of a head, and YaRN's factor "
+        "(mscale²) was left out.\n\n"
+        "Five such bugs, measured: trueline witness. Talk to the model: trueline chat"
     )
     return int(right.differing(broken) == 0)
+
+
+def _softmax_scale(engine: LLMEngine) -> float:
+    mixer = engine.spec.layers[0].mixer
+    assert isinstance(mixer, MLASpec)
+    return mixer.softmax_scale
 
 
 def _stream(engine: LLMEngine, question: str) -> None:

@@ -105,8 +105,8 @@ def _axis(bottom: int) -> list[str]:
 def _legend(figures: WitnessFigures) -> list[str]:
     words = f"Right answers in a mixed batch of {figures['batch']}, with 95 % intervals"
     parts = [_text(20, 26, words, size=15, weight="bold")]
-    for x, colour, name in ((LEFT + 190, RIGHT_COLOUR, "right"), (LEFT + 270, FAULT_COLOUR,
-                                                                 "with the fault")):  # fmt: skip
+    for x, colour, name in ((LEFT + 190, RIGHT_COLOUR, "without the fault"),
+                            (LEFT + 340, FAULT_COLOUR, "with the fault")):  # fmt: skip
         parts.append(f'<rect x="{x}" y="16" width="12" height="12" fill="{colour}"/>')
         parts.append(_text(x + 18, 26, name, size=12))
     return parts

@@ -18,7 +18,7 @@ MOST_NEW = 8
 """Requests that come in between two steps, at most: more would make steps of prefill alone."""
 MOST_TOKENS = 128
 """Of an answer: right solutions have up to about 90, wrong ones may never end."""
-PARAMS = SamplingParams(temperature=0.0, max_tokens=MOST_TOKENS)
+PARAMS = SamplingParams(temperature=0.0, max_tokens=MOST_TOKENS, logprobs=0)
 
 
 @dataclass(frozen=True)
@@ -27,13 +27,15 @@ class Answers:
 
     texts: tuple[str, ...]
     right: tuple[bool, ...]
+    logprobs: tuple[float | None, ...]
+    """Of all tokens of an answer together: they tell a fault that acts and changes no answer."""
     mixed_steps: int
     """Steps that had decode rows and began a prompt."""
 
     @classmethod
     def none(cls, count: int) -> Answers:
         """Of an engine that has stopped."""
-        return cls(("",) * count, (False,) * count, 0)
+        return cls(("",) * count, (False,) * count, (None,) * count, 0)
 
     @property
     def accuracy(self) -> float:
@@ -48,6 +50,7 @@ class Answers:
         return Answers(
             tuple(self.texts[i] for i in places),
             tuple(self.right[i] for i in places),
+            tuple(self.logprobs[i] for i in places),
             self.mixed_steps,
         )
 
@@ -58,15 +61,15 @@ class Answers:
 def ask_alone(
     engine: LLMEngine, problems: Sequence[Problem], report: Callable[[], None]
 ) -> Answers:
-    texts = []
+    outputs = []
     for problem in problems:
         _ask(engine, "alone", problem)
         done: list[RequestOutput] = []
         while not done:
             done = [output for output in engine.step() if output.finished]
-        texts.append(_text(done[0]))
+        outputs.append(done[0])
         report()
-    return _answers(problems, texts, 0)
+    return _answers(problems, outputs, 0)
 
 
 def ask_together(
@@ -75,9 +78,9 @@ def ask_together(
     """Up to 64 at once, in another order than given; the same for the same seed."""
     random = Random(seed)
     waiting = random.sample(range(len(problems)), len(problems))
-    texts: dict[int, str] = {}
+    outputs: dict[int, RequestOutput] = {}
     running = mixed_steps = 0
-    while len(texts) < len(problems):
+    while len(outputs) < len(problems):
         room = min(BATCH - running, len(waiting))
         new = min(room, random.randrange(1, MOST_NEW + 1))
         mixed_steps += running > 0 and new > 0
@@ -87,10 +90,10 @@ def ask_together(
         running += new
         for output in engine.step():
             if output.finished:
-                texts[int(output.request_id)] = _text(output)
+                outputs[int(output.request_id)] = output
                 running -= 1
                 report()
-    return _answers(problems, [texts[place] for place in range(len(problems))], mixed_steps)
+    return _answers(problems, [outputs[place] for place in range(len(problems))], mixed_steps)
 
 
 def _ask(engine: LLMEngine, name: str, problem: Problem) -> None:
@@ -98,12 +101,12 @@ def _ask(engine: LLMEngine, name: str, problem: Problem) -> None:
     engine.add_request(name, prompt, PARAMS)
 
 
-def _text(output: RequestOutput) -> str:
+def _answers(
+    problems: Sequence[Problem], outputs: Sequence[RequestOutput], mixed_steps: int
+) -> Answers:
     """A request that a fault has made fail is a wrong answer, and says why."""
-    (completion,) = output.outputs
-    return completion.error or completion.text
-
-
-def _answers(problems: Sequence[Problem], texts: Sequence[str], mixed_steps: int) -> Answers:
+    completions = [output.outputs[0] for output in outputs]
+    texts = [each.error or each.text for each in completions]
     right = (is_right(one.answer, text) for one, text in zip(problems, texts, strict=True))
-    return Answers(tuple(texts), tuple(right), mixed_steps)
+    logprobs = (each.cumulative_logprob for each in completions)
+    return Answers(tuple(texts), tuple(right), tuple(logprobs), mixed_steps)

@@ -35,7 +35,8 @@ class Share(TypedDict):
 
 
 class RightFigures(TypedDict):
-    """Of one set, without a fault."""
+    """Of one set, without a fault. Alone, every second problem is asked: the last two figures are
+    of those."""
 
     alone: Share
     batch: Share
@@ -58,12 +59,13 @@ class FaultFigures(TypedDict):
     """In the batch, with the same options and without the fault."""
     with_fault: dict[ProblemSet, Share]
     with_fault_alone: dict[ProblemSet, Share]
-    """Only of faults that act in mixed batches alone."""
+    """Only of faults that act in mixed batches alone, and of every second problem."""
     calls: dict[str, int]
     """Of what the fault has replaced."""
     answers_changed: int
     """By the fault, in their text."""
     acted: bool
+    """What was replaced ran, and logprobs changed; those of a historical form changed answers."""
     stopped: str | None
     """The engine's last words, where the fault has stopped it: then all answers are wrong."""
 
@@ -119,6 +121,15 @@ class ProblemSets:
         }
         return {name: answers.of(each) for name, each in places.items() if each}
 
+    def places_alone(self) -> list[int]:
+        """Every second problem of each set: to ask one at a time takes longest."""
+        arithmetic, count = self.num_arithmetic, len(self.problems)
+        return [*range(0, arithmetic, 2), *range(arithmetic, count, 2)]
+
+    def only(self, places: Sequence[int]) -> ProblemSets:
+        arithmetic = sum(place < self.num_arithmetic for place in places)
+        return ProblemSets(tuple(self.problems[place] for place in places), arithmetic)
+
     def shares(self, answers: Answers) -> dict[ProblemSet, Share]:
         return {name: _share(each) for name, each in self.split(answers).items()}
 
@@ -134,12 +145,13 @@ def _share(answers: Answers) -> Share:
 
 def num_answers(models: Sequence[BuiltinModel], sets: ProblemSets) -> int:
     """That will be asked for at most, for a progress bar."""
-    runs = 0
+    alone = together = 0
     for model in models:
         faults = faults_of(model)
         options = {_key(fault.options) for fault in faults} | {_key({})}
-        runs += 1 + len(options) + sum(1 + fault.only_mixed for fault in faults)
-    return runs * len(sets.problems)
+        alone += 1 + sum(fault.only_mixed for fault in faults)
+        together += len(options) + len(faults)
+    return alone * len(sets.places_alone()) + together * len(sets.problems)
 
 
 def faults_of(model: BuiltinModel) -> list[StoryFault]:
@@ -193,6 +205,8 @@ class _Model:
         self, model: BuiltinModel, sets: ProblemSets, options: JSON, report: Callable[[], None]
     ) -> None:
         self.model, self.sets, self.options, self.report = model, sets, options, report
+        self.places_alone = sets.places_alone()
+        self.sets_alone = sets.only(self.places_alone)
         self.right: dict[str, Answers] = {}
         """In the batch, by the engine's options."""
 
@@ -201,13 +215,15 @@ class _Model:
             self.spec = engine.spec
             alone = self._alone(engine)
             batch = self.right[_key({})] = self._together(engine)
-        alone_by_set, batch_by_set = self.sets.split(alone), self.sets.split(batch)
+        shares = self.sets.shares(batch)
+        same = self.sets_alone.split(batch.of(self.places_alone))
         return {
             "model": self.model.name,
             "stands_for": self.model.stands_for,
             "family": self.spec.family,
             "right": {
-                name: _right(each, batch_by_set[name]) for name, each in alone_by_set.items()
+                name: _right(each, same[name], shares[name])
+                for name, each in self.sets_alone.split(alone).items()
             },
             "faults": [self._fault(fault) for fault in faults_of(self.model)],
         }
@@ -216,7 +232,7 @@ class _Model:
         return engine_of(self.model, self.options | options)
 
     def _alone(self, engine: LLMEngine) -> Answers:
-        return ask_alone(engine, self.sets.problems, self.report)
+        return ask_alone(engine, self.sets_alone.problems, self.report)
 
     def _together(self, engine: LLMEngine) -> Answers:
         return ask_together(engine, self.sets.problems, self.report)
@@ -259,22 +275,26 @@ class _Model:
                     answers = self._together(engine)
                     calls = Counter(counts)
                     if fault.only_mixed:
-                        figures["with_fault_alone"] = self.sets.shares(self._alone(engine))
-            except (EngineBroken, RuntimeError) as error:  # a kernel that was launched wrongly
+                        figures["with_fault_alone"] = self.sets_alone.shares(self._alone(engine))
+            except EngineBroken as error:
+                figures["stopped"], calls = str(error), Counter(counts)
+            except RuntimeError as error:  # a kernel that was launched wrongly
                 figures["stopped"], calls = described(error), Counter(counts)
         figures["right"] = self.sets.shares(right)
         figures["with_fault"] = self.sets.shares(answers)
         figures["calls"] = {name: calls[name] for name in fault.faults}
         figures["answers_changed"] = changed = answers.differing(right)
-        figures["acted"] = changed > 0 and min(figures["calls"].values()) > 0
+        acted = changed > 0 if fault.historical else answers.logprobs != right.logprobs
+        figures["acted"] = acted and min(figures["calls"].values()) > 0
 
 
-def _right(alone: Answers, batch: Answers) -> RightFigures:
-    pairs = list(zip(alone.right, batch.right, strict=True))
+def _right(alone: Answers, same: Answers, batch: Share) -> RightFigures:
+    """`same`: answers to the same problems, in the batch."""
+    pairs = list(zip(alone.right, same.right, strict=True))
     return {
         "alone": _share(alone),
-        "batch": _share(batch),
-        "answers_differ": alone.differing(batch),
+        "batch": batch,
+        "answers_differ": alone.differing(same),
         "p": mcnemar(pairs.count((True, False)), pairs.count((False, True))),
     }
 

@@ -18,10 +18,10 @@ from trueline.verify.faults import Fault, Make
 from trueline.verify.faults.table import FAULTS
 
 STORIES = {
-    1: "Ling-2.6: partial_rotary_factor halves the rotation of latent attention",
+    1: "Ling-2.6: partial_rotary_factor halves rope in the MLA layers",
     2: "Ling-2.6: decode rows indexed as if prefill came first",
-    3: "DeepSeek-V3: softmax scale of the cache row, without mscale²",
-    4: "DeepSeek-V3.2, GLM-5: the indexer's key cache and rotation",
+    3: "DeepSeek-V3: softmax scale from the cache row, without mscale²",
+    4: "DeepSeek-V3.2, GLM-5: the indexer's key cache and rope",
     5: "Kimi-K2.5: split metadata for fewer heads than the kernel pads to",
 }
 _FAULTS = {fault.id: fault for fault in FAULTS}
@@ -86,7 +86,7 @@ def _indexer(model: str, pairing: str) -> tuple[StoryFault, ...]:
         StoryFault(
             story=4,
             model=model,
-            what="index keys read as shuffled at block size 1",
+            what="index keys read in shuffled layout at block size 1",
             faults=("engine-index-read-shuffled",),
             historical=True,
             options=_BLOCK_1,
@@ -94,7 +94,7 @@ def _indexer(model: str, pairing: str) -> tuple[StoryFault, ...]:
         StoryFault(
             story=4,
             model=model,
-            what="rotation relied on in place: its result is dropped",
+            what="rope taken to work in place: its result is dropped",
             faults=("engine-index-unrotated",),
             historical=True,
         ),
@@ -107,7 +107,7 @@ def _indexer(model: str, pairing: str) -> tuple[StoryFault, ...]:
         StoryFault(
             story=4,
             model=model,
-            what="the indexer rotates the other pairing",
+            what="the indexer's rope with the other pairing",
             faults=(pairing,),
         ),
     )
@@ -117,7 +117,7 @@ STORY_FAULTS: tuple[StoryFault, ...] = (
     StoryFault(
         story=1,
         model="witness-ling",
-        what="half of the rotation, by a table made for half",
+        what="rope on half of the channels, table made for half",
         faults=("engine-half-rotation",),
         historical=True,
     ),
@@ -132,13 +132,13 @@ STORY_FAULTS: tuple[StoryFault, ...] = (
     StoryFault(
         story=2,
         model="witness-ling",
-        what="outputs of decode rows one row further",
+        what="outputs of decode rows shifted by one row",
         faults=("state-rows-shifted",),
     ),
     StoryFault(
         story=3,
         model="witness-v3",
-        what="softmax scale of the cache row, without mscale²",
+        what="softmax scale 1/√(cache row's width), no mscale²",
         faults=_CACHE_ROW,
         historical=True,
         of_mscale=True,
@@ -146,7 +146,7 @@ STORY_FAULTS: tuple[StoryFault, ...] = (
     StoryFault(
         story=3,
         model="witness-v3",
-        what="softmax scale of the cache row",
+        what="softmax scale 1/√(cache row's width)",
         faults=("spec-scale-of-cache-row",),
     ),
     StoryFault(
@@ -159,7 +159,7 @@ STORY_FAULTS: tuple[StoryFault, ...] = (
     StoryFault(
         story=3,
         model="witness-ling",
-        what="softmax scale of the cache row",
+        what="softmax scale 1/√(cache row's width)",
         faults=("spec-scale-of-cache-row",),
     ),
     *_indexer("witness-v32", "engine-index-pairing"),
@@ -175,7 +175,7 @@ STORY_FAULTS: tuple[StoryFault, ...] = (
     StoryFault(
         story=5,
         model="witness-k25",
-        what="half of the heads lost in decode",
+        what="half of the heads zero in decode",
         faults=("decode-half-heads",),
         historical=True,
         device="cpu",
@@ -186,7 +186,7 @@ UNSEEN = (
     Unseen(
         story=1,
         model="witness-ling",
-        what="half of the rotation, by the right frequencies",
+        what="rope on half of the channels, right frequencies",
         fault="engine-half-rotation-kept-frequencies",
     ),
     Unseen(
