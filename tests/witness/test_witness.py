@@ -126,7 +126,7 @@ def test_what_cannot_be_shown_here_says_why() -> None:
         for device in ("cpu", "cuda")
         if fault.not_covered(spec, device)
     }
-    assert "needs a GPU" in str(reasons["split metadata sized from the unpadded heads"])
+    assert "needs a GPU" in str(reasons["work list sized from the unpadded heads"])
     assert "a GPU has the real one" in str(reasons["half of the heads zero in decode"])
     assert reasons["softmax scale without mscale²"] == "this model has no mscale²"
     with_mscale = read_model(BUILTIN_MODELS["witness-v3"].path)

@@ -50,7 +50,7 @@ class StoryFault:
     def not_covered(self, spec: ModelSpec, device: str) -> str | None:
         """Why it cannot be shown here."""
         if self.device == "cuda" != device:
-            return "needs a GPU: the split metadata is that of a GPU kernel's launch plan"
+            return "needs a GPU: it is in the launch plan of a GPU kernel"
         if self.device == "cpu" != device:
             return "emulated on a CPU only: a GPU has the real one"
         if self.of_mscale and all(
@@ -167,9 +167,16 @@ STORY_FAULTS: tuple[StoryFault, ...] = (
     StoryFault(
         story=5,
         model="witness-k25",
-        what="split metadata sized from the unpadded heads",
-        faults=("split-unpadded-heads",),
+        what="work list sized from the unpadded heads",
+        faults=("work-list-unpadded-heads",),
         historical=True,
+        device="cuda",
+    ),
+    StoryFault(
+        story=5,
+        model="witness-k25",
+        what="head tiles counted from the unpadded heads",
+        faults=("split-unpadded-heads",),
         device="cuda",
     ),
     StoryFault(
