@@ -253,7 +253,7 @@ def test_the_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     for part in ("in the batch of 64", "not covered", "needs a GPU", "(emulated)", "0 (0–49)"):
         assert part in out
     kept = json.loads((tmp_path / "w.json").read_text())
-    assert [row["emulated"] for row in kept["models"][0]["faults"]] == [False, True]
+    assert [row["emulated"] for row in kept["models"][0]["faults"]] == [False, False, True]
     picture = (tmp_path / "w.svg").read_text()
     assert "half of the heads zero in decode (emulated)" in picture
     assert "not covered here" in picture
