@@ -12,10 +12,13 @@ cd "$(dirname "$0")/../.."
 export PYTHONPATH="src:tools:.gpu_site" PYTHONUNBUFFERED=1
 mkdir -p "$WORK"
 
-both() { # STAGE NAME NAME: at once, sharing the GPU
-    python3 -m witness.train "$1" "$WORK" "$2" 2>"$WORK/$2.$1.log" &
-    python3 -m witness.train "$1" "$WORK" "$3" 2>"$WORK/$3.$1.log" &
-    wait
+train() { # STAGE NAME
+    start=$(date +%s)
+    python3 -m witness.train "$1" "$WORK" "$2" 2>"$WORK/$2.$1.log"
+    echo "$2: $1 training took $(($(date +%s) - start)) s" | tee -a "$WORK/seconds.log"
+}
+
+keep() { # STAGE NAME NAME
     for name in "$2" "$3"; do
         cp "$WORK/$name/model.safetensors" "$OUT/$name.safetensors"
         tail -n 3 "$WORK/$name.$1.log"
@@ -26,8 +29,16 @@ both() { # STAGE NAME NAME: at once, sharing the GPU
 case $PART in
 first)
     python3 -m witness.train data "$WORK"
-    both dense witness-v3 witness-glm5
+    train dense witness-v3 & train dense witness-glm5 & wait # sharing the GPU
+    keep dense witness-v3 witness-glm5
     ;;
-second) both dense witness-ling witness-k25 ;;
-sparse) both sparse witness-v32 witness-glm5 ;;
+second)
+    train dense witness-ling
+    train dense witness-k25
+    keep dense witness-ling witness-k25
+    ;;
+sparse)
+    train sparse witness-v32 & train sparse witness-glm5 & wait
+    keep sparse witness-v32 witness-glm5
+    ;;
 esac
