@@ -67,12 +67,13 @@ DONE = (
 )  # fmt: skip
 """Does, do, what."""
 
+GAMES = ("in the first game", "in the second game", "in the third game")
+ON_DAYS = tuple(f"on {day}" for day in DAYS)
 OCCASIONS = (
     ("in the morning", "in the afternoon", "in the evening"),
     ("yesterday", "today"), ("last week", "this week"),
-    ("in the first game", "in the second game", "in the third game"),
     ("in the first hour", "in the second hour", "in the third hour", "in the fourth hour"),
-    tuple(f"on {day}" for day in DAYS),
+    ON_DAYS,
 )  # fmt: skip
 SORTS = (
     ("animals", ("cows", "sheep", "goats", "pigs", "hens", "horses", "ducks")),

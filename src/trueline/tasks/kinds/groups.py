@@ -7,10 +7,10 @@ from trueline.tasks.draw import Draw
 from trueline.tasks.kinds.story import Story, Unfit
 
 
-def _times(draw: Draw, count: int) -> list[str]:
-    """So many different times, in their order."""
-    fitting = [times for times in words.OCCASIONS if len(times) >= count]
-    return list(draw.one(fitting)[:count])
+def _times(draw: Draw, count: int, things: str) -> list[str]:
+    """So many different times, in their order; points are made in games."""
+    occasions = words.OCCASIONS if things != "points" else (words.GAMES, words.ON_DAYS)
+    return list(draw.one([times for times in occasions if len(times) >= count])[:count])
 
 
 def parts(draw: Draw, operations: int) -> Story:
@@ -18,7 +18,7 @@ def parts(draw: Draw, operations: int) -> Story:
     story = Story()
     me = story.me = draw.person()
     does, do, things = draw.one(words.DONE)
-    times = _times(draw, operations + 1)
+    times = _times(draw, operations + 1, things)
     counts = [draw.number(2, 300) for _ in times]
     done = [f"{count} {things} {time}" for count, time in zip(counts, times, strict=True)]
     told = f"{me.name} {does} {done[0]}"
@@ -46,7 +46,8 @@ def herd(draw: Draw, operations: int) -> Story:
     counts = [draw.number(2, 200) for _ in chosen]
     had = [f"{number} {kind}" for number, kind in zip(counts, chosen, strict=True)]
     listed = f"{', '.join(had[:-1])} and {had[-1]}"
-    story.tell(f"{draw.one((me.name, f'{me.name} the farmer'))} has {listed}.")
+    farmer = name == "animals" and draw.chance(0.5)
+    story.tell(f"{me.name}{' the farmer' if farmer else ''} has {listed}.")
     total = counts[0]
     for number in counts[1:]:
         total = story.compute(total, "+", number)
@@ -75,7 +76,7 @@ def left_over(draw: Draw, operations: int) -> Story:
     rest = draw.number(30, 999)
     story.tell(f"{whole} has {rest} {things}.")
     done = []
-    for time in _times(draw, operations):
+    for time in _times(draw, operations, things):
         if rest < 4:
             raise Unfit
         part = draw.number(2, rest - 1)
