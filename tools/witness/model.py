@@ -100,6 +100,10 @@ class Latent(nn.Module):
         self.q_a_proj = projection(c.hidden_size, c.q_lora_rank)
         self.q_a_layernorm = Norm(c.q_lora_rank, c.latent_norm_eps)
         self.q_b_proj = projection(c.q_lora_rank, heads * width)
+        # mscale² makes scores larger: queries begin, and move, by as much less
+        self.query_rate = width**-0.5 / self.scale
+        with torch.no_grad():
+            self.q_b_proj.weight.mul_(self.query_rate)
         self.kv_a_proj_with_mqa = projection(c.hidden_size, c.kv_lora_rank + c.qk_rope_head_dim)
         self.kv_a_layernorm = Norm(c.kv_lora_rank, c.latent_norm_eps)
         self.kv_b_proj = projection(c.kv_lora_rank, heads * (c.qk_nope_head_dim + c.v_head_dim))

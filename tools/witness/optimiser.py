@@ -8,6 +8,8 @@ from collections import defaultdict
 import torch
 from torch import Tensor, nn
 
+from witness.model import Latent
+
 FLAT, LAST = 0.3, 0.03
 """Share of the steps at the full learning rate; what is left of it at the end."""
 
@@ -32,8 +34,11 @@ def orthogonal(g: Tensor) -> Tensor:
 
 
 class Muon:
-    def __init__(self, parameters: list[nn.Parameter], rate: float, decay: float) -> None:
-        self.rate, self.decay = rate, decay
+    def __init__(
+        self, parameters: list[nn.Parameter], rate: float, decay: float, slower: dict[int, float]
+    ) -> None:
+        """`slower`: by the id of a parameter, its share of the learning rate."""
+        self.rate, self.decay, self.slower = rate, decay, slower
         groups: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
         for parameter in parameters:
             groups[parameter.shape[-2:]].append(parameter)
@@ -53,7 +58,8 @@ class Muon:
             rate = self.rate * factor * max(1.0, rows / columns) ** 0.5
             sizes = [p.numel() // (rows * columns) for p in group]
             for p, u in zip(group, update.split(sizes), strict=True):
-                p.mul_(1 - self.rate * factor * self.decay).sub_(u.view_as(p), alpha=rate)
+                p.mul_(1 - self.rate * factor * self.decay)
+                p.sub_(u.view_as(p), alpha=rate * self.slower.get(id(p), 1.0))
 
 
 class Optimiser:
@@ -64,7 +70,12 @@ class Optimiser:
                 part in name for part in ("embed_tokens", "lm_head", "mlp.gate.", "indexer")
             )
             (inner if matrix else outer).append(parameter)
-        self.muon = Muon(inner, muon, 0.02)
+        slower = {
+            id(module.q_b_proj.weight): module.query_rate
+            for module in model.modules()
+            if isinstance(module, Latent)
+        }
+        self.muon = Muon(inner, muon, 0.02, slower)
         self.adam_rate = adam
         self.adam = torch.optim.AdamW(outer, lr=adam, betas=(0.9, 0.98), weight_decay=0.01,
                                       fused=outer[0].is_cuda)  # fmt: skip
