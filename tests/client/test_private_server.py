@@ -70,7 +70,12 @@ def say(process: subprocess.Popen[str]) -> None:
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(None, 0), (signal.SIGINT, 130), (signal.SIGTERM, -15), (signal.SIGKILL, -9)],
+    [
+        (None, 0),
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
+        pytest.param(signal.SIGTERM, -15, marks=pytest.mark.slow),
+        (signal.SIGKILL, -9),
+    ],
 )
 def test_nothing_is_left_after_a_chat(number: signal.Signals | None, code: int, tiny: Tiny) -> None:
     with chatting(tiny("deepseek_v3"), "--max-tokens", "2") as process:
