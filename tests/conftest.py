@@ -15,6 +15,7 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import budget
+from trueline.cli import main
 from trueline.tiny.configs import change_config, family_config
 from trueline.tiny.make import TinyOptions, make_checkpoint
 from trueline.weights.formats.block_fp8 import BlockFp8
@@ -88,3 +89,16 @@ def checkpoints(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Any], Any
         return hf.make(case, tmp_path_factory.mktemp("model") / str(case))
 
     return make
+
+
+@pytest.fixture
+def run(capsys: pytest.CaptureFixture[str]) -> Callable[..., tuple[int, str, str]]:
+    """run(arguments…) -> exit code, stdout, stderr of the command line."""
+
+    def call(*arguments: object) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as caught:
+            main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        return int(caught.value.code or 0), out, err
+
+    return call

@@ -9,7 +9,6 @@ from pathlib import Path
 import pytest
 
 from trueline import LLM, SamplingParams
-from trueline.cli import main
 from trueline.engine.params import default_params
 from trueline.errors import UsageError
 from trueline.utils import builtin
@@ -18,17 +17,6 @@ from trueline.utils.hub import find_model
 
 Tiny = Callable[..., Path]
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(*arguments: str | Path) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as caught:
-            main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        return int(caught.value.code or 0), out, err
-
-    return call
 
 
 @pytest.fixture

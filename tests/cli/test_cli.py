@@ -21,7 +21,6 @@ import published
 from trueline import __version__, reference
 from trueline.bench.context import context_engine, pretend_computed
 from trueline.bench.neighbours import start_neighbours
-from trueline.cli import main
 from trueline.cli.bench import comparison
 from trueline.engine.params import SamplingParams
 from trueline.utils.progress import human_bytes, human_count, progress_bar
@@ -29,19 +28,6 @@ from trueline.utils.progress import human_bytes, human_count, progress_bar
 Tiny = Callable[..., Path]
 WriteConfig = Callable[[dict[str, Any]], Path]
 Run = Callable[..., tuple[int, str, str]]
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    """run(arguments…) -> exit code, stdout, stderr."""
-
-    def call(*arguments: str | Path) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as caught:
-            main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        return int(caught.value.code or 0), out, err
-
-    return call
 
 
 # -- all verbs -------------------------------------------------------------------------

@@ -19,7 +19,6 @@ import numpy as np
 import pytest
 
 from stub_server import FIRST, GAP, STATUSES, TEXT, Stub, stub_server
-from trueline.cli import main
 from trueline.cli.chat import _converse, _doubt_long_conversation, _is_model
 from trueline.client import measure
 from trueline.client.endpoint import endpoint
@@ -61,17 +60,6 @@ def stub(running: Stub, monkeypatch: pytest.MonkeyPatch) -> Stub:
     for seen in (running.bodies, running.keys, running.arrivals):
         seen.clear()
     return running
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as caught:
-            main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        return int(caught.value.code or 0), out, err
-
-    return call
 
 
 # -- events and HTTP off the wire ------------------------------------------------------

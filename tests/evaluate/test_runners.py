@@ -14,7 +14,6 @@ import pytest
 from servers import Served, serving
 from stub_server import TEXT, Stub, stub_server
 from trueline import LLM, SamplingParams
-from trueline.cli import main
 from trueline.client.endpoint import endpoint
 from trueline.evaluate import server_runner
 from trueline.evaluate.engine_runner import EngineRunner
@@ -68,17 +67,6 @@ def stub(running: Stub, monkeypatch: pytest.MonkeyPatch) -> Stub:
     running.models = ["whole"]
     running.bodies.clear()
     return running
-
-
-@pytest.fixture
-def run(capsys: pytest.CaptureFixture[str]) -> Run:
-    def call(*arguments: object) -> tuple[int, str, str]:
-        with pytest.raises(SystemExit) as caught:
-            main([str(argument) for argument in arguments])
-        out, err = capsys.readouterr()
-        return int(caught.value.code or 0), out, err
-
-    return call
 
 
 def asked(runner: Runner, items: list[Item], form: PromptFormat, params: SamplingParams,

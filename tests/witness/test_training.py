@@ -115,3 +115,12 @@ def test_tokenizer_has_digits_one_by_one(made: Path) -> None:
     known = Tokenizer.from_file(str(made))
     assert known.encode("407").tokens == ["4", "0", "7"]
     assert not [piece for piece in known.get_vocab() if piece.strip().isdigit() and len(piece) > 1]
+
+
+@pytest.mark.parametrize("name", CONFIGS)
+def test_configs_have_the_tokenizers_ids(made: Path, name: str) -> None:
+    known, config = Tokenizer.from_file(str(made)), CONFIGS[name]
+    for key, token in (("bos", "<|begin|>"), ("eos", "<|end|>"), ("pad", "<|pad|>")):
+        for section in (config, config.get("text_config", config)):
+            assert section[f"{key}_token_id"] == known.token_to_id(token)
+    assert config.get("text_config", config)["vocab_size"] == known.get_vocab_size()

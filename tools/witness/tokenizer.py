@@ -15,19 +15,12 @@ from pathlib import Path
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
 from trueline.tasks import stories
+from trueline.tiny.tokenizer import CHAT_TEMPLATE, SPECIALS
 
-SPECIAL = ("<|begin|>", "<|end|>", "<|pad|>", "<|system|>", "<|user|>", "<|assistant|>")
+SPECIAL = tuple(SPECIALS)
 BYTES = tuple(f"<0x{byte:02X}>" for byte in range(256))
 VOCAB_SIZE = 1536
 PIECES = r" ?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+|\s"
-CHAT_TEMPLATE = (
-    "{{ bos_token }}{% for message in messages %}"
-    "{% if message.role not in ['system', 'user', 'assistant'] %}"
-    "{{ raise_exception('role ' + message.role + ' is not known; accepted: system, user, "
-    "assistant') }}{% endif %}"
-    "{{ '<|' + message.role + '|>' + message.content + eos_token }}{% endfor %}"
-    "{% if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
-)
 SHARES = {"2 operations": 40_000, "5 operations": 40_000, "recall": 3_000, "long": 3_000,
           "other": 60_000, "1 operation": 10_000}  # fmt: skip
 
