@@ -107,6 +107,29 @@ def test_decodes_and_prefills_share_steps_in_the_batch() -> None:
     assert together.mixed_steps > 0
 
 
+def test_the_batch_is_never_larger(monkeypatch: pytest.MonkeyPatch) -> None:
+    problems = ProblemSets.draw(12, 0).problems
+    monkeypatch.setattr(measure, "BATCH", 3)
+    in_flight, seen = set(), []
+    with engine_of(BUILTIN_MODELS["witness-v3"], {"device": "cpu"}) as engine:
+        add, step = engine.add_request, engine.step
+
+        def watched_add(name: str, *given: Any) -> None:
+            in_flight.add(name)
+            seen.append(len(in_flight))
+            add(name, *given)
+
+        def watched_step() -> list[Any]:
+            outputs = step()
+            in_flight.difference_update(one.request_id for one in outputs if one.finished)
+            return outputs
+
+        monkeypatch.setattr(engine, "add_request", watched_add)
+        monkeypatch.setattr(engine, "step", watched_step)
+        ask_together(engine, problems, lambda: None)
+    assert max(seen) == 3
+
+
 def test_a_fault_of_mixed_batches_leaves_single_requests_alone() -> None:
     (fault,) = [fault for fault in STORY_FAULTS if fault.only_mixed]
     problems = ProblemSets.draw(6, 0).problems
