@@ -49,20 +49,22 @@ class Muon:
         ]
 
     @torch.no_grad()
-    def step(self, factor: float) -> None:
+    def step(self, factor: Tensor) -> None:
         for group, momentum in zip(self.groups, self.momenta, strict=True):
             g = torch.cat([p.grad.view(-1, *p.shape[-2:]) for p in group])  # type: ignore[union-attr]
             momentum.lerp_(g, 0.05)
             update = orthogonal(g.lerp(momentum, 0.95)).float()
             rows, columns = update.shape[-2:]
-            rate = self.rate * factor * max(1.0, rows / columns) ** 0.5
+            rate = self.rate * max(1.0, rows / columns) ** 0.5
             sizes = [p.numel() // (rows * columns) for p in group]
             for p, u in zip(group, update.split(sizes), strict=True):
                 p.mul_(1 - self.rate * factor * self.decay)
-                p.sub_(u.view_as(p), alpha=rate * self.slower.get(id(p), 1.0))
+                p.sub_(u.view_as(p) * (rate * self.slower.get(id(p), 1.0) * factor))
 
 
 class Optimiser:
+    """The schedule's factor is a number on the device, so that a captured step follows it."""
+
     def __init__(self, model: nn.Module, muon: float, adam: float) -> None:
         inner, outer = [], []
         for name, parameter in model.named_parameters():
@@ -76,16 +78,19 @@ class Optimiser:
             if isinstance(module, Latent)
         }
         self.muon = Muon(inner, muon, 0.02, slower)
-        self.adam_rate = adam
-        self.adam = torch.optim.AdamW(outer, lr=adam, betas=(0.9, 0.98), weight_decay=0.01,
-                                      fused=outer[0].is_cuda)  # fmt: skip
+        device, on_gpu = outer[0].device, outer[0].is_cuda
+        self.factor, self.adam_rate = torch.ones((), device=device), adam
+        self.rate = torch.full((), adam, device=device)
+        self.adam = torch.optim.AdamW(outer, lr=self.rate, betas=(0.9, 0.98), weight_decay=0.01,
+                                      fused=on_gpu, capturable=on_gpu)  # fmt: skip
 
-    def step(self, step: int, steps: int) -> None:
-        factor = schedule(step, steps)
-        for group in self.adam.param_groups:
-            group["lr"] = self.adam_rate * factor
+    def set(self, step: int, steps: int) -> None:
+        self.factor.fill_(schedule(step, steps))
+        self.rate.fill_(self.adam_rate * schedule(step, steps))
+
+    def step(self) -> None:
         self.adam.step()
-        self.muon.step(factor)
+        self.muon.step(self.factor)
         for parameters in (*self.muon.groups, self.adam.param_groups[0]["params"]):
             for parameter in parameters:
                 parameter.grad = None

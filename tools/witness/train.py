@@ -68,7 +68,9 @@ class Training:
         rows = [row % len(self.tokens) for row in range(step * size, (step + 1) * size)]
         tokens = torch.from_numpy(self.tokens[rows].astype(np.int64))
         answers = torch.from_numpy(self.answers[rows])
-        return tokens.to(self.device, non_blocking=True), answers.to(self.device)
+        if self.device.type == "cuda":  # what is not pinned is copied after the step before it
+            tokens, answers = tokens.pin_memory(), answers.pin_memory()
+        return tuple(one.to(self.device, non_blocking=True) for one in (tokens, answers))
 
     def write_log(self, **entry: object) -> None:
         row = {"seconds": round(time.perf_counter() - self.start, 1), **entry}
@@ -88,7 +90,7 @@ class Training:
         weights = torch.where(mask, 1.0, PROMPT_WEIGHT)
         return (each * weights).sum() / weights.sum(), (each * mask).sum() / mask.sum()
 
-    def balance(self, loads: Tensor, rate: float) -> None:
+    def balance(self, loads: Tensor, rate: Tensor) -> None:
         """Experts chosen too often get a lower bias, as DeepSeek-V3's were."""
         with torch.no_grad():
             layers = [layer.mlp for layer in self.model.layers if hasattr(layer.mlp, "bias")]
@@ -142,24 +144,65 @@ class Training:
         (self.out / "training.jsonl").write_text(lines)
 
 
-def train_dense(work: Path, name: str, steps: int, device: str = "cuda") -> None:
-    run = Training(work, name, device=device)
-    optimiser = Optimiser(run.model, muon=0.02, adam=2e-3)
-    forward = torch.compile(run.model)
-    run.write_log(seed=SEED, parameters=sum(p.numel() for p in run.model.parameters()))
-    for step in range(steps):
-        tokens, answers = run.batch(step, BATCH)
-        with torch.autocast(run.device.type, torch.bfloat16):
-            logits, loads = forward(tokens, run.ropes)
-        loss, of_answers = run.loss(logits, tokens, answers)
+class DenseStep:
+    """One step of a dense training; on a GPU it is captured, since its kernels are so small that
+    launching them takes longer."""
+
+    def __init__(self, run: Training, steps: int) -> None:
+        self.run, self.steps = run, steps
+        self.optimiser = Optimiser(run.model, muon=0.02, adam=2e-3)
+        self.forward = torch.compile(run.model)
+        self.bias_rate = torch.zeros((), device=run.device)
+        self.tokens, self.answers = run.batch(0, BATCH)
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def __call__(self, step: int) -> tuple[Tensor, Tensor]:
+        """The step's loss, and that of the answers alone."""
+        tokens, answers = self.run.batch(step, BATCH)
+        self.tokens.copy_(tokens)
+        self.answers.copy_(answers)
+        self.optimiser.set(step, self.steps)
+        self.bias_rate.fill_(BIAS_RATE * (1 - step / self.steps))
+        if self.run.device.type != "cuda":
+            self._step()
+        elif step < 3:  # compiled, and the optimiser's state made, before the capture
+            self._on_side_stream()
+        elif self.graph is None:
+            self.graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(self.graph):
+                self._step()
+            self.graph.replay()
+        else:
+            self.graph.replay()
+        return self.losses
+
+    def _on_side_stream(self) -> None:
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self._step()
+        torch.cuda.current_stream().wait_stream(side)
+
+    def _step(self) -> None:
+        run = self.run
+        with torch.autocast(run.device.type, torch.bfloat16, cache_enabled=False):
+            logits, loads = self.forward(self.tokens, run.ropes)
+        loss, of_answers = run.loss(logits, self.tokens, self.answers)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(run.model.parameters(), 1.0)
-        optimiser.step(step, steps)
-        run.balance(loads, BIAS_RATE * (1 - step / steps))
+        self.optimiser.step()
+        run.balance(loads, self.bias_rate)
+        self.losses = loss.detach(), of_answers.detach()
+
+
+def train_dense(work: Path, name: str, steps: int, device: str = "cuda") -> None:
+    run = Training(work, name, device=device)
+    one = DenseStep(run, steps)
+    run.write_log(seed=SEED, parameters=sum(p.numel() for p in run.model.parameters()))
+    for step in range(steps):
+        loss, of_answers = one(step)
         if step % 100 == 0 or step == steps - 1:
-            run.write_log(
-                step=step, loss=round(loss.item(), 4), answers=round(of_answers.item(), 4)
-            )
+            run.write_losses(step, loss, answers=of_answers)
         if step % 1000 == 999 and step != steps - 1:
             run.write_log(step=step, right=run.score(64))
     run.save()
