@@ -21,7 +21,7 @@ PAST = dict(
         "writes/wrote"
     ).split()
 )
-"""Verbs that are no nouns of a story; but for `paints`, with which the built-in models were trained."""
+"""Verbs that are no nouns of a story. But for `paints`, with which the models were trained."""
 _VERB = re.compile(rf"\b({'|'.join(PAST)})\b")
 _SMALL = (
     *("A", "An", "At", "He", "Later", "On", "She", "The", "There"),
