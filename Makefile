@@ -5,19 +5,15 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
-TINY := tiny/deepseek_v3
 
 .PHONY: run serve test test-full test-cpus mutants lint docs clean
 
-run: $(INSTALLED) $(TINY)
-	@echo "A tiny model with random weights: right numbers, meaningless text."
-	@$(BIN)/trueline generate $(TINY) --prompt "true to the" --prompt "a line" --max-tokens 24
-	@echo; echo "What decides its numbers: trueline inspect $(TINY)"
+run: $(INSTALLED)
+	@$(BIN)/trueline witness --demo
 
-serve: $(INSTALLED) $(TINY)
-	@echo "A tiny model with random weights. Talk to it from another terminal:"
-	@echo "    $(BIN)/trueline chat http://127.0.0.1:8000"
-	@$(BIN)/trueline serve $(TINY) --port 8000
+serve: $(INSTALLED)
+	@echo "Talk to it from another terminal: $(BIN)/trueline chat http://127.0.0.1:8000"
+	@$(BIN)/trueline serve --port 8000
 
 lint: $(INSTALLED)
 	$(BIN)/ruff format --check .
@@ -43,9 +39,6 @@ docs: $(INSTALLED)
 
 clean:
 	rm -rf $(VENV) tiny .pytest_cache .mypy_cache .ruff_cache .hypothesis
-
-$(TINY): | $(INSTALLED)
-	@$(BIN)/trueline make-tiny deepseek_v3 $(TINY)
 
 $(INSTALLED): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \

@@ -47,7 +47,6 @@ def commands(tmp_path: Path) -> Path:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not FOLDER.is_dir(), reason="a checkout without the built-in models' weights")
 def test_every_command_runs(commands: Path, tmp_path: Path) -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

@@ -19,9 +19,8 @@ from trueline import LLM, SamplingParams, reference
 from trueline.reference import config as facts
 from trueline.reference.indexer import kept
 from trueline.tasks import stories
-from trueline.utils.builtin import BUILTIN_MODELS, FOLDER
+from trueline.utils.builtin import BUILTIN_MODELS
 
-pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="a checkout without the weights")
 transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
 transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
 
@@ -83,29 +82,29 @@ def test_facts_that_make_a_witness() -> None:
 
 @pytest.mark.parametrize("name", SPARSE)
 def test_indexer_finds_what_attention_looks_at(name: str) -> None:
-    """Of what all heads look at when they may see everything, the selected keys of a long problem
-    have most; as many keys at random would have an eighth."""
+    """Of what the heads look at when they may see everything, the selected keys of a long problem
+    have nearly as much as any as many keys could have. Keys at random would have half of that in
+    the first layer, whose attention is broad, and an eighth in the others."""
     model = reference.load(path_of(name), torch.float32)
     tokens = tokens_of(name, stories.problems("long", "test", 1)[0])
+    late = slice(len(tokens) // 2, None)
     selected: dict[int, Tensor] = {}
     model.logits(tokens, selected=selected)
-    shares = []
+    shares: list[float] = []
     with pytest.MonkeyPatch.context() as patch:
         original = reference.model.softmax_over
 
         def watched(scores: Tensor, seen: Tensor) -> Tensor:
-            everything = original(scores, torch.ones_like(seen).tril())
-            layer = len(shares)
-            chosen = kept(selected[layer], len(tokens))
-            late = slice(len(tokens) // 2, None)
-            shares.append(float((everything * chosen)[:, late].sum(-1).mean()))
+            attention = original(scores, torch.ones_like(seen).tril()).mean(0)[late]
+            chosen = kept(selected[len(shares)], len(tokens))[late]
+            best = attention.topk(model.config.indexer_facts.index_topk).values
+            shares.append(float((attention * chosen).sum() / best.sum()))
             return original(scores, seen)
 
         patch.setattr(reference.model, "softmax_over", watched)
         model.logits(tokens)
     assert len(shares) == model.config.num_hidden_layers
-    assert min(shares) > 0.3
-    assert sum(shares) / len(shares) > 0.7
+    assert min(shares) > 0.75
 
 
 @pytest.mark.parametrize("name", BUILTIN_MODELS)

@@ -8,10 +8,9 @@ import pytest
 from trueline import LLM, SamplingParams
 from trueline.models import read_model
 from trueline.tasks.stories import is_right
-from trueline.utils.builtin import BUILTIN_MODELS, FOLDER, SAMPLE_PROBLEM, BuiltinModel
+from trueline.utils.builtin import BUILTIN_MODELS, SAMPLE_PROBLEM, BuiltinModel
 
 MEGABYTE = 1_000_000
-pytestmark = pytest.mark.skipif(not FOLDER.is_dir(), reason="a checkout without the weights")
 
 
 def num_bytes(model: BuiltinModel) -> int:
