@@ -3,12 +3,17 @@ problem."""
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from paths import ROOT
 from trueline import LLM, SamplingParams
+from trueline.cli import main
 from trueline.models import read_model
 from trueline.tasks.stories import is_right
 from trueline.utils.builtin import BUILTIN_MODELS, SAMPLE_PROBLEM, BuiltinModel
+from trueline.witness import demo
 
 MEGABYTE = 1_000_000
 
@@ -32,3 +37,19 @@ def test_they_are_small() -> None:
     sizes = {model.name: num_bytes(model) for model in BUILTIN_MODELS.values()}
     assert max(sizes.values()) <= 16 * MEGABYTE
     assert sum(sizes.values()) <= 90 * MEGABYTE
+
+
+def test_the_demo_is_what_the_readme_shows(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for the number of problems, of right answers, and the seconds."""
+    monkeypatch.setattr(demo, "ITEMS", 12)
+    with pytest.raises(SystemExit) as ended:
+        main(["witness", "--demo", "--device", "cpu"])
+    assert ended.value.code == 0
+    counted = re.compile(r"^(\d+ more problems|the same.*): (\d+) right .*$", re.MULTILINE)
+    shown, out = (ROOT / "README.md").read_text(), capsys.readouterr().out
+    assert counted.sub(r"\1", out).replace("12 more", "50 more") in counted.sub(r"\1", shown)
+    right, broken = (int(count) for _, count in counted.findall(out))
+    assert right >= 10
+    assert broken <= 2
