@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import cache
+from typing import Any, Protocol
 
 import torch
 
@@ -217,8 +218,19 @@ def _op_refusals(op: str, name: str, context: Context) -> list[str]:
     declared = capabilities(op, name).refusals(context)
     if declared or op != "linear" or not context.batch_invariant:
         return declared
-    invariant = is_batch_invariant(implementation("linear", name), context.dtype)
+    linear = implementation("linear", name)
+    functions = linear.pack, linear.run
+    invariant = _probed(name, functions, context.dtype, torch.get_num_threads())
     return [] if invariant else ["a row's bits depend on the number of rows"]
+
+
+@cache
+def _probed(
+    name: str, functions: tuple[Callable[..., Any], ...], dtype: torch.dtype, threads: int
+) -> bool:
+    """Once for all engines that a process loads: the probe takes longer than the rest of a plan.
+    Another function under the same name, or another number of threads, is probed again."""
+    return is_batch_invariant(implementation("linear", name), dtype)
 
 
 def is_batch_invariant(linear: LinearOp, dtype: torch.dtype) -> bool:

@@ -32,7 +32,8 @@ def run(
         chosen = listed[: listed.index(-1)] if -1 in listed else listed
         keys = [view.rows[block_ids[p // size] * size + p % size].double() for p in chosen]
         for head in range(q.shape[1] if keys else 0):
-            dots = torch.stack([q[row, head].double() @ key for key in keys]) * softmax_scale
+            query = q[row, head].double()
+            dots = torch.stack([query @ key for key in keys]) * softmax_scale
             out[row, head] = dots.softmax(0) @ torch.stack(keys)[:, :latent]
             lse[row, head] = dots.logsumexp(0)
     return out.to(q.dtype), lse.float()
