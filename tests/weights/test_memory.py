@@ -65,7 +65,7 @@ def test_peak_is_the_model_and_little_more(stored: str, tiny: Tiny) -> None:
         "deepseek_v3",
         keys=WIDE,
         dtype="bfloat16" if stored == "fp8" else stored,
-        fp8=fp8 if stored == "fp8" else None,
+        storage=fp8 if stored == "fp8" else None,
     )
     peak, loaded = measure(model, "float32")
     assert loaded > 300 * MB
