@@ -121,7 +121,7 @@ def test_inspect_works_on_a_config_alone(name: str, run: Run, write_config: Writ
         assert report["runnable"] is False
     if name == "K2.5":
         assert "refused inputs: image, video" in out
-        assert "compressed-tensors (pack-quantized)" in out
+        assert "quantization_config.ignore" in out
 
 
 def test_inspect_shows_defaults_and_overrides(run: Run, write_config: WriteConfig) -> None:

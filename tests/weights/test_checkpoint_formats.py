@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from trueline.describe import describe
 from trueline.errors import CheckpointError
 from trueline.models import read_model
 from trueline.reference.config import read_config
@@ -157,6 +158,31 @@ def test_a_checkpoint_has_several_formats(made: Any) -> None:
     of_experts = {use.format.label for use in uses if ".experts." in use.tensor.name}
     others = {use.format.label for use in uses if ".experts." not in use.tensor.name}
     assert (of_experts, others) == ({"fp4"}, {"block fp8", "dense"})
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"), [("int4", 4 + 16 / 32 + 128 / (64 * 96)), ("fp4", 4 + 8 / 32)]
+)
+def test_the_ledger_by_format(name: str, bits: float, made: Any) -> None:
+    """Bytes are those of the files, bits those of a number and its share of scale and shape."""
+    report = describe(made(name))["checkpoint"]
+    formats = report["formats"]
+    assert sum(each["bytes"] for each in formats.values()) == report["bytes"]
+    for each in formats.values():
+        for key in ("weights", "parameters", "bytes"):
+            assert each[key] == sum(group[key] for group in each["groups"].values())
+    assert (
+        sum(each["parameters"] for each in formats.values())
+        == describe(made(name))["parameters"]["total"]
+    )
+    experts = formats[name]["groups"]
+    assert experts.keys() == {"routed experts"}
+    assert experts["routed experts"]["weights"] == 16 * 3
+    assert experts["routed experts"]["parameters"] == 16 * 3 * 64 * 96
+    assert experts["routed experts"]["bits"] == pytest.approx(bits, abs=5e-4)
+    dense = set(formats["dense"]["groups"])
+    assert {"embedding and head", "norms", "routers"} <= dense
+    assert ("attention" in dense) == (name == "int4")
 
 
 # -- damage ----------------------------------------------------------------------------
