@@ -160,6 +160,13 @@ def test_a_checkpoint_has_several_formats(made: Any) -> None:
     assert (of_experts, others) == ({"fp4"}, {"block fp8", "dense"})
 
 
+def test_an_expression_fits_the_beginning_of_a_name() -> None:
+    """Of a module, and need not reach its end; test_compressed_tensors.py asks the package."""
+    ours = PackInt4(group=32, ignored_modules=("re:layers.1", "re:model.layers.2.mlp", "mlp"))
+    assert not ours.exempts("model.layers.1.mlp.up_proj.weight")
+    assert ours.exempts("model.layers.2.mlp.up_proj.weight")
+
+
 @pytest.mark.parametrize(
     ("name", "bits"), [("int4", 4 + 16 / 32 + 128 / (64 * 96)), ("fp4", 4 + 8 / 32)]
 )
@@ -236,6 +243,7 @@ INT4_DAMAGE: dict[str, tuple[Change, str]] = {
     "scale nan": (put(f"{UP}.weight_scale", lambda s: s * float("nan")), "positive, finite"),
     "scale inf": (put(f"{UP}.weight_scale", lambda s: s * float("inf")), "positive, finite"),
     "scale negative": (put(f"{UP}.weight_scale", lambda s: -s), "positive, finite"),
+    "scale zero": (put(f"{UP}.weight_scale", torch.zeros_like), "positive, finite"),
     "plain too": (
         lambda t: t.update({f"{UP}.weight": torch.ones(64, 96)}),
         f"1 unexpected: .*{UP}.weight'",
