@@ -13,11 +13,10 @@ from trueline.utils.progress import human_count, progress_bar
 
 if TYPE_CHECKING:
     from trueline.utils.json_types import JSON
-    from trueline.weights.formats import Storage
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Format = Literal["block-fp8", "int4", "fp4"]
-# As published: the side of a block, and the columns of a group in int4 and in fp4.
+# As published.
 SIDE, GROUP = 128, 32
 
 
@@ -118,12 +117,12 @@ class TinyStorage:
     """Of matrices: block-fp8, as DeepSeek-V3 is published; int4 packs of the routed experts, as
     Kimi-K2.5; fp4 routed experts beside block fp8, as DeepSeek-V4 (no family that runs is published
     so). Default: the config's, or plain."""
-    fp8_block: int | None = None
-    """With block-fp8 or fp4: side of an fp8 block. Default: 128."""
+    fp8_block: int = SIDE
+    """With block-fp8 or fp4: side of an fp8 block."""
     ue8m0: Annotated[bool, Parameter(negative=())] = False
     """With block-fp8: scales are powers of two, and the config says so."""
-    group_size: int | None = None
-    """With int4: columns of one scale. Default: 32."""
+    group_size: int = GROUP
+    """With int4: columns of one scale."""
     fused_experts: Annotated[bool, Parameter(negative=())] = False
     """Store all experts of a layer as one tensor, as transformers holds them in memory."""
     shard_mb: int = 2048
@@ -163,12 +162,19 @@ def make_tiny(
     """
     from trueline.tiny.configs import change_config
     from trueline.tiny.make import TinyOptions, make_checkpoint
+    from trueline.tiny.quantise import published_storage
 
     made = _base_config(family, config)
+    _check_options(storage)
     text = made.get("text_config", made)
     plain = dtype or text.get("dtype") or text.get("torch_dtype") or "float32"
-    _check(storage)
-    stored = _storage(storage)
+    stored = None
+    if storage.format is not None:
+        stored = published_storage(
+            storage.format, storage.fp8_block, storage.ue8m0, storage.group_size
+        )
+    if stored is not None and storage.fused_experts:
+        raise UsageError("--fused-experts with --format: quantised experts are stored one by one")
     keys = (_whole_groups(storage) if config is None else {}) | dims.config_keys()
     change_config(made, keys | {"torch_dtype": plain}, yarn=yarn, storage=stored)
     options = TinyOptions(seed, plain, storage.fused_experts, storage.shard_mb * 1_000_000)
@@ -193,41 +199,22 @@ def _base_config(family: str, file: Path | None) -> JSON:
     return read_json(file)
 
 
-def _check(asked: TinyStorage) -> None:
-    """Options that another format has are not dropped."""
-    if asked.format is not None and asked.fused_experts:
-        raise UsageError("--fused-experts with --format: quantised experts are stored one by one")
-    for option, given, formats in (
-        ("--fp8-block", asked.fp8_block, ("block-fp8", "fp4")),
-        ("--ue8m0", asked.ue8m0 or None, ("block-fp8",)),
-        ("--group-size", asked.group_size, ("int4",)),
-    ):
-        if given is not None and asked.format not in formats:
-            raise UsageError(f"{option}: accepted with --format {' or '.join(formats)}")
-
-
-def _storage(asked: TinyStorage) -> Storage | None:
-    """With what its published checkpoints leave plain."""
-    from trueline.tiny.quantise import KIMI_IGNORES
-    from trueline.weights.formats.block_fp8 import BlockFp8
-    from trueline.weights.formats.fp4 import E8m0BlockFp8, Fp4, Fp4Experts
-    from trueline.weights.formats.pack_int4 import PackInt4
-
-    side = asked.fp8_block or SIDE
-    block = (side, side)
-    if asked.format == "block-fp8":
-        return BlockFp8(block=block, power_of_two_scales=asked.ue8m0, ignored_modules=())
-    if asked.format == "int4":
-        return PackInt4(group=asked.group_size or GROUP, ignored_modules=KIMI_IGNORES)
-    if asked.format == "fp4":
-        others = E8m0BlockFp8(block=block, power_of_two_scales=True, ignored_modules=())
-        return Fp4Experts(routed=Fp4(ignored_modules=()), others=others)
-    return None
-
-
 def _whole_groups(asked: TinyStorage) -> dict[str, int | str | None]:
     """Widths of experts that packed formats can have: the families' own are odd."""
+    from trueline.weights.formats.fp4 import GROUP
+
     if asked.format not in ("int4", "fp4"):
         return {}
-    group = asked.group_size or GROUP
+    group = GROUP if asked.format == "fp4" else asked.group_size
     return {"hidden_size": 3 * group, "moe_intermediate_size": 2 * group}
+
+
+def _check_options(asked: TinyStorage) -> None:
+    """An option of another format would have no effect."""
+    for option, given, formats in (
+        ("--fp8-block", asked.fp8_block != SIDE, ("block-fp8", "fp4")),
+        ("--ue8m0", asked.ue8m0, ("block-fp8",)),
+        ("--group-size", asked.group_size != GROUP, ("int4",)),
+    ):
+        if given and asked.format not in formats:
+            raise UsageError(f"{option}: accepted with --format {' or '.join(formats)}")
