@@ -14,7 +14,7 @@ from trueline.config import EngineConfig
 from trueline.engine.loading import load_engine
 from trueline.verify.cases import FP4, FP8_32, INT4, INT4_ALL
 from trueline.verify.engine import oracle, run, serve
-from trueline.verify.ranks import serve_on_ranks
+from trueline.verify.ranks import ranks_are_as_one, serve_on_ranks
 from trueline.verify.schedules import MIXED
 from trueline.weights.formats import Storage
 from trueline.weights.formats.block_fp8 import BlockFp8
@@ -91,3 +91,13 @@ def test_two_ranks_equal_the_reference(name: str, made: Any) -> None:
     model = made(name)
     for done in serve_on_ranks(model, MIXED, BASE, 2):
         oracle(model, MIXED, done)
+
+
+@pytest.mark.parametrize("name", ["v3", "k2-all", "v3-fp4"])
+def test_eight_ranks_have_the_bits_of_one(name: str, tiny: Tiny) -> None:
+    """12 columns of the dense MLP for each: their edges cut through words, groups and blocks."""
+    stored = STORED[name]
+    divisible = {"intermediate_size": 96, "n_routed_experts": 16, "num_attention_heads": 8}
+    keys = WIDTHS | stored.keys | divisible
+    model = tiny(stored.family, keys=keys, storage=stored.storage)
+    ranks_are_as_one(model, MIXED, replace(BASE, batch_invariant=True), 8)
