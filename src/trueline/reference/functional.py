@@ -34,7 +34,7 @@ def through_fp8(x: Tensor, powers_of_two: bool) -> Tensor:
     """Each token's groups of 128 channels, the last one what is left of them: code * scale, with
     scale = amax / 448, amax at least 1e-4, or the next power of two."""
     groups = []
-    for group in x.split(GROUP, dim=-1):
+    for group in torch.split(x, GROUP, dim=-1):
         scale = wide(group).abs().amax(-1, keepdim=True).clamp_min(FLOOR) / LARGEST
         if powers_of_two:
             mantissa, exponent = torch.frexp(scale)  # 0.5 <= mantissa < 1
