@@ -14,6 +14,7 @@ class Quantised:
     fp8_block: tuple[int, int] | None = None
     fp4_experts: bool = False  # beside block fp8, whose scales are then called as theirs
     int4_group: int | None = None
+    powers_of_two: bool = False  # scales of fp8, and so those of fp8 activations
 
 
 def read_quantised(raw: Raw, top: Raw) -> Quantised:
@@ -33,7 +34,12 @@ def read_quantised(raw: Raw, top: Raw) -> Quantised:
     experts = section.get("expert_dtype") or raw.get("expert_dtype") or "fp8"
     if experts not in ("fp8", "fp4"):
         raise ConfigError(f"expert_dtype '{experts}'; the reference reads 'fp8' and 'fp4'")
-    return Quantised(fp8_block=(rows, columns), fp4_experts=experts == "fp4")
+    fp4 = experts == "fp4"
+    return Quantised(
+        fp8_block=(rows, columns),
+        fp4_experts=fp4,
+        powers_of_two=fp4 or section.get("scale_fmt") == "ue8m0",
+    )
 
 
 def int4_group(section: Raw) -> int:

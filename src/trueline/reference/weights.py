@@ -9,8 +9,9 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from trueline.errors import CheckpointError
+from trueline.errors import CheckpointError, ConfigError
 from trueline.reference.config import Config
+from trueline.reference.functional import Fp8Inputs, Params
 from trueline.reference.quantised import Quantised, fp4, int4
 
 SCALE = ".weight_scale_inv"  # the name says inverse, the value is not: W = fp8 * scale
@@ -39,9 +40,27 @@ PRECISE = ("e_score_correction_bias", "indexer.weights_proj.weight")
 SHORTEST = 1e-7  # the least length of a column that norm_head divides by
 
 
-def load_weights(model_dir: str | Path, config: Config, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Every tensor of the model, unquantised, experts one by one."""
-    stored = unquantised(read_tensors(Path(model_dir), config), config.quantised)
+def load_weights(
+    model_dir: str | Path, config: Config, dtype: torch.dtype, numerics: str = "weights"
+) -> Params:
+    """Every tensor of the model, unquantised, experts one by one. Numerics `weights`: that is all.
+    `activations`: what is multiplied with weights of fp8 or fp4 goes through fp8 first."""
+    tensors = read_tensors(Path(model_dir), config)
+    weights = named_weights(unquantised(tensors, config.quantised), config, dtype)
+    if numerics == "weights":
+        return weights
+    if numerics != "activations":
+        raise ConfigError(f"numerics '{numerics}'; the reference has 'weights', 'activations'")
+    coded = (torch.float8_e4m3fn, torch.int8, torch.uint8)
+    modules = [
+        name.removesuffix(".weight")
+        for name, tensor in tensors.items()
+        if name.endswith(".weight") and tensor.dtype in coded
+    ]
+    return Fp8Inputs(weights, modules, config.quantised.powers_of_two)
+
+
+def named_weights(stored: dict[str, Tensor], config: Config, dtype: torch.dtype) -> Params:
     weights: dict[str, Tensor] = {}
     for name, tensor in stored.items():
         least = torch.float32 if name.endswith(PRECISE) else dtype
