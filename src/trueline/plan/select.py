@@ -139,7 +139,8 @@ def choose_op(
         elsewhere = capabilities(op, name).elsewhere(device)
         if elsewhere and not (name == "triton" and interpreting()):
             raise UsageError(f"op {op}={name} was asked for and {elsewhere[0]}, not on {device}")
-        return _asked(REGISTRY, op, name, _op_refusals(op, name, context))
+        asked = _asked(REGISTRY, op, name, _op_refusals(op, name, context))
+        return replace(asked, reason=asked.reason + _kept(op, name, stored))
     refused: list[str] = []
     names = REGISTRY.names(op)
     for name in sorted(names, key=lambda name: REGISTRY.package(op, name) is None):
@@ -156,9 +157,18 @@ def choose_op(
             found = [str(error)]
         if not found:
             why = "; ".join(refused) or "preferred, and runs here"
-            return Selection(name, f"{why}; from {package}" if package else why)
+            why = f"{why}; from {package}" if package else why
+            return Selection(name, why + _kept(op, name, stored))
         refused.append(f"not {name}: {', '.join(found)}")
     raise UsageError(f"no implementation of {op} can run: {'; '.join(refused)}")
+
+
+def _kept(op: str, name: str, stored: str) -> str:
+    """What becomes of quantised weights."""
+    if stored == DENSE.label:
+        return ""
+    as_stored = capabilities(op, name).as_stored(stored)
+    return "; weights stay as stored" if as_stored else "; weights are dequantised at load"
 
 
 def choose_layers(spec: ModelSpec, config: EngineConfig, context: Context) -> dict[str, Selection]:

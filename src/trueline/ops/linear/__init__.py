@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from trueline.ops.capabilities import CPU, GPU, NATIVE, Capabilities, Context, Opaque
+from trueline.ops.capabilities import CPU, GPU, NATIVE_PACKING, Capabilities, Context, Opaque
 from trueline.weights.value import Weight
 
 Packed = TypeVar("Packed")
@@ -41,7 +41,7 @@ def _onednn_refusals(context: Context) -> list[str]:
 
 
 IMPLEMENTATIONS = {
-    "native": NATIVE,
+    "native": NATIVE_PACKING,
     "onednn": Capabilities(devices=("cpu",), batch_invariant=True, refuses=_onednn_refusals),
     "torch_mm": CPU,
     "reference": CPU,
