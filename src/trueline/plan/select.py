@@ -164,11 +164,8 @@ def choose_op(
 
 
 def _kept(op: str, name: str, stored: str) -> str:
-    """What becomes of quantised weights."""
-    if stored == DENSE.label:
-        return ""
-    as_stored = capabilities(op, name).as_stored(stored)
-    return "; weights stay as stored" if as_stored else "; weights are dequantised at load"
+    as_stored = stored != DENSE.label and capabilities(op, name).as_stored(stored)
+    return "; weights stay as stored" if as_stored else ""
 
 
 def choose_layers(spec: ModelSpec, config: EngineConfig, context: Context) -> dict[str, Selection]:
