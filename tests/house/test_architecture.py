@@ -231,7 +231,7 @@ def test_the_front_end_of_the_engine_process_needs_no_torch() -> None:
 @pytest.mark.parametrize("stored", ["no weights", "fp8"])
 def test_inspect_needs_no_torch(stored: str, tiny: Callable[..., Path]) -> None:
     fp8 = BlockFp8(block=(32, 32), power_of_two_scales=False, ignored_modules=())
-    config = tiny("deepseek_v3", fp8=fp8) if stored == "fp8" else CONFIGS / "v2lite"
+    config = tiny("deepseek_v3", storage=fp8) if stored == "fp8" else CONFIGS / "v2lite"
     code = (
         "import sys\nsys.modules['torch'] = None  # importing it now raises\n"
         "from trueline.cli import main\n"

@@ -18,7 +18,7 @@ from trueline.plugins import Registry
 from trueline.spec.feedforward import DenseSpec, MoESpec
 from trueline.spec.mixer import LightningSpec, MLASpec
 from trueline.spec.model import LayerSpec, ModelSpec
-from trueline.weights.formats import quantised_format
+from trueline.weights.formats import quantised_formats
 from trueline.weights.formats.dense import DENSE
 
 OWN = "trueline"
@@ -119,10 +119,8 @@ class Implementations:
 def choose(
     spec: ModelSpec, ops: Iterable[str], config: EngineConfig, context: Context
 ) -> Implementations:
-    quantised = quantised_format(spec)
-    selections, by_format = choose_ops(
-        ops, config, context, (quantised.label,) if quantised else ()
-    )
+    formats = [quantised.label for quantised in quantised_formats(spec)]
+    selections, by_format = choose_ops(ops, config, context, formats)
     return Implementations(selections, by_format, choose_layers(spec, config, context))
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -35,7 +36,9 @@ from trueline.verify.routing import routing
 from trueline.verify.schedules import ENGINE_CHECKS
 from trueline.verify.sparse import index_cache, sparse_ops
 from trueline.verify.weight_values import weight_values
-from trueline.weights.checkpoint import open_checkpoint
+from trueline.weights.checkpoint import Checkpoint, open_checkpoint
+from trueline.weights.formats.dense import DENSE
+from trueline.weights.formats.exempt import SPELLINGS
 from trueline.weights.ledger import balance
 from trueline.weights.load import load_weights
 
@@ -224,8 +227,8 @@ def _unstacked(values: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
 
 
 def strict(subject: Subject) -> None:
-    """What nobody reads is refused by name: a config key, a stored tensor; so is a gap, and an
-    architecture that another reader is for."""
+    """What nobody reads is refused by name: a config key, a stored tensor; so is a gap, an
+    architecture that another reader is for, and a quantised weight that the config exempts."""
     file = config_file(subject.model)
     for key, value in (("index_topk_freq", 2), ("architectures", ["BailingHybridForCausalLM"])):
         fields = Fields(read_json(file) | {key: value}, file)
@@ -244,6 +247,24 @@ def strict(subject: Subject) -> None:
     for what, tensors in (("extra", extra), ("missing", {t.name: t for t in rest})):
         if balance(replace(checkpoint, tensors=tensors), read_model(subject.model)).balanced:
             raise CheckFailed(f"strict: a checkpoint with one tensor {what} was accepted")
+    _refuses_quantised_exempt(checkpoint, file)
+
+
+def _refuses_quantised_exempt(checkpoint: Checkpoint, file: Path) -> None:
+    """With a config that exempts one of the weights that are stored quantised."""
+    raw = read_json(file)
+    quantised = (
+        use for use in balance(checkpoint, read_model(file)).uses if use.format is not DENSE
+    )
+    use = next(quantised, None)
+    section = raw.get("quantization_config")
+    if use is None or section is None:
+        return
+    key = next((key for key in SPELLINGS if key in section), SPELLINGS[-1])
+    module = use.tensor.name.rpartition(".")[0]
+    fields = Fields(raw | {"quantization_config": section | {key: [module]}}, file)
+    if balance(checkpoint, find_family(fields).read(fields, {})).balanced:
+        raise CheckFailed(f"strict: {module} is exempt and stored as {use.format.label}: accepted")
 
 
 CHECKS: Mapping[str, Callable[[Subject], None]] = {

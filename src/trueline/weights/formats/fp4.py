@@ -3,8 +3,17 @@ of two per row and group of 32 columns, stored as its exponent (e8m0)."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
+
+from trueline.errors import CheckpointError
+from trueline.spec.fields import Fields
+from trueline.weights.checkpoint import StoredTensor
+from trueline.weights.formats import Format, Storage, Stored, beside
+from trueline.weights.formats.block_fp8 import BlockFp8, read_as
+from trueline.weights.formats.exempt import is_ignored
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -12,6 +21,9 @@ if TYPE_CHECKING:
 GROUP = 32
 # What the codes mean: bit 3 is the sign.
 CODES = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+LARGEST_SCALE = 252  # 6 × 2^(252 - 127) is the last that float32 holds; 255 is NaN
+DTYPES = ("I8", "U8")
+ROUTED = re.compile(r"\.experts\.\d+\.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,3 +71,75 @@ class Fp4Stored:
         columns = torch.arange(self.first, self.first + self.columns, device=device)
         scales = self.scales.view(torch.float8_e8m0fnu).float()
         return numbers * scales[:, columns // self.group]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fp4(Format):
+    """W = the number of its code × the scale of its row and group."""
+
+    label = "fp4"
+
+    ignored_modules: tuple[str, ...]
+
+    def names(self, weight: str) -> tuple[str, ...]:
+        return weight, beside(weight, "scale")
+
+    def exempts(self, weight: str) -> bool:
+        return is_ignored(self.ignored_modules, weight)
+
+    def problem(self, shape: tuple[int, ...], tensors: Sequence[StoredTensor]) -> str | None:
+        packed, scale = tensors
+        rows, columns = shape
+        if columns % GROUP:
+            return f"{packed}: {columns} columns are not whole groups of {GROUP}"
+        bytes_, groups = [rows, columns // 2], [rows, columns // GROUP]
+        if list(packed.shape) != bytes_ or packed.dtype not in DTYPES:
+            return f"{packed}: accepted: {' or '.join(DTYPES)} {bytes_}, two numbers in a byte"
+        if list(scale.shape) != groups or scale.dtype != "F8_E8M0":
+            return f"{scale}: accepted: F8_E8M0 {groups}"
+        return None
+
+    def open(self, tensors: Sequence[StoredTensor], values: Sequence[Tensor]) -> Stored:
+        import torch
+
+        packed, scales = (value.view(torch.uint8) for value in values)
+        if scales.numel() and int(scales.max()) > LARGEST_SCALE:
+            raise CheckpointError(
+                f"{tensors[1]}: holds {int(scales.max())}; accepted: 0 to {LARGEST_SCALE}, so that "
+                "every number is finite in float32"
+            )
+        return Fp4Stored(packed, scales, columns=2 * packed.shape[1])
+
+
+@dataclass(frozen=True, kw_only=True)
+class E8m0BlockFp8(BlockFp8):
+    """Block fp8 beside fp4: its scales are e8m0, and have DeepSeek-V4's name."""
+
+    scale_name = "scale"
+    scale_dtypes = ("F8_E8M0",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fp4Experts(Storage):
+    """Routed experts in fp4, all other quantised matrices in block fp8. DeepSeek-V4 is published
+    so; for the families that run today it is our own combination."""
+
+    label = "fp4 experts, block fp8"
+
+    routed: Fp4
+    others: E8m0BlockFp8
+
+    @property
+    def formats(self) -> tuple[Format, ...]:
+        return self.routed, self.others
+
+    def format_of(self, weight: str) -> Format:
+        return self.routed if ROUTED.search(weight) else self.others
+
+
+def read(section: Fields) -> Fp4Experts:
+    """Of `quantization_config` with quant_method fp8 where expert_dtype is fp4."""
+    others = read_as(E8m0BlockFp8, section)
+    ignored = {"ignored_modules": others.sources["ignored_modules"]}
+    routed = Fp4(ignored_modules=others.ignored_modules, sources=ignored)
+    return Fp4Experts(routed=routed, others=others)
