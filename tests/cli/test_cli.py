@@ -311,6 +311,22 @@ def test_bench(tiny: Tiny, run: Run) -> None:
     assert "1 requests of 8 + 4 tokens" in out
 
 
+def test_bench_formats(tiny: Tiny, run: Run) -> None:
+    names = ("bfloat16", "block-fp8", "fp4")
+    wide = tiny("deepseek_v3", keys={"hidden_size": 96, "moe_intermediate_size": 64})
+    flags = ["--batch", "2", "--rounds", "2", "--output-len", "3"]
+    flags += [word for name in names for word in ("--format", name)]
+    rows = json.loads(run("bench", "formats", wide, *flags, "--json")[1])
+    assert [row["format"] for row in rows] == list(names)
+    assert all(row["batch"] == 2 and len(row["rounds"]) == 2 for row in rows)
+    code, out, _ = run("bench", "formats", wide, *flags)
+    assert code == 0
+    assert all(name in out for name in (*names, "over bfloat16"))
+    code, _, err = run("bench", "formats", wide, "--rounds", "0")
+    assert code == 2
+    assert "--rounds" in err
+
+
 def test_bench_neighbours(tiny: Tiny, run: Run) -> None:
     flags = ("--batch", "2", "--rounds", "2", "--seconds", "0.01", "--neighbours", "1")
     (row,) = json.loads(run("bench", "neighbours", tiny("deepseek_v3"), *flags, "--json")[1])

@@ -241,6 +241,13 @@ def test_two_formats_in_one_mlp_are_dequantised() -> None:
     assert LINEAR.pack(mixed).data.dtype == torch.float32
 
 
+def test_scales_that_leave_no_room_are_dequantised() -> None:
+    """A 256th of e4m3 times 256 scales: the last powers of two have none."""
+    codes = torch.full((3, 5), 0x38, dtype=torch.uint8).view(torch.float8_e4m3fn)  # ones
+    stored = weight(Fp8Stored(codes, torch.full((1, 1), 2.0**120), (24, 16)), "block fp8")
+    assert torch.equal(LINEAR.run(torch.eye(5), LINEAR.pack(stored)), torch.full((5, 3), 2.0**120))
+
+
 def published(label: str, rows: int, columns: int) -> Weight:
     """With the blocks and groups of published checkpoints; all zeros."""
     codes = torch.zeros(rows, columns, dtype=torch.uint8)

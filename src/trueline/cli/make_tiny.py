@@ -13,7 +13,6 @@ from trueline.utils.progress import human_count, progress_bar
 
 if TYPE_CHECKING:
     from trueline.utils.json_types import JSON
-    from trueline.weights.formats import Storage
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Format = Literal["block-fp8", "int4", "fp4"]
@@ -161,11 +160,16 @@ def make_tiny(
     """
     from trueline.tiny.configs import change_config
     from trueline.tiny.make import TinyOptions, make_checkpoint
+    from trueline.tiny.quantise import published_storage
 
     made = _base_config(family, config)
     text = made.get("text_config", made)
     plain = dtype or text.get("dtype") or text.get("torch_dtype") or "float32"
-    stored = _storage(storage)
+    stored = None
+    if storage.format is not None:
+        stored = published_storage(
+            storage.format, storage.fp8_block, storage.ue8m0, storage.group_size
+        )
     if stored is not None and storage.fused_experts:
         raise UsageError("--fused-experts with --format: quantised experts are stored one by one")
     keys = (_whole_groups(storage) if config is None else {}) | dims.config_keys()
@@ -190,24 +194,6 @@ def _base_config(family: str, file: Path | None) -> JSON:
     if family != "config":
         raise UsageError(f"family '{family}' with --config: write 'config' as the family")
     return read_json(file)
-
-
-def _storage(asked: TinyStorage) -> Storage | None:
-    """With what its published checkpoints leave plain."""
-    from trueline.tiny.quantise import KIMI_IGNORES
-    from trueline.weights.formats.block_fp8 import BlockFp8
-    from trueline.weights.formats.fp4 import E8m0BlockFp8, Fp4, Fp4Experts
-    from trueline.weights.formats.pack_int4 import PackInt4
-
-    block = (asked.fp8_block, asked.fp8_block)
-    if asked.format == "block-fp8":
-        return BlockFp8(block=block, power_of_two_scales=asked.ue8m0, ignored_modules=())
-    if asked.format == "int4":
-        return PackInt4(group=asked.group_size, ignored_modules=KIMI_IGNORES)
-    if asked.format == "fp4":
-        others = E8m0BlockFp8(block=block, power_of_two_scales=True, ignored_modules=())
-        return Fp4Experts(routed=Fp4(ignored_modules=()), others=others)
-    return None
 
 
 def _whole_groups(asked: TinyStorage) -> dict[str, int | str | None]:

@@ -17,14 +17,15 @@ from torch.nn.functional import pad
 
 from trueline.native import library, panel
 from trueline.weights.formats import Stored
-from trueline.weights.formats.block_fp8 import Fp8Stored
-from trueline.weights.formats.fp4 import Fp4Stored
-from trueline.weights.formats.pack_int4 import Int4Stored
+from trueline.weights.formats.block_fp8 import BlockFp8, Fp8Stored
+from trueline.weights.formats.fp4 import Fp4, Fp4Stored
+from trueline.weights.formats.pack_int4 import Int4Stored, PackInt4
 from trueline.weights.value import StoredPart, Weight
 
+FORMATS = (BlockFp8.label, PackInt4.label, Fp4.label)
 CODE_TYPES: tuple[type, ...] = (Fp8Stored, Int4Stored, Fp4Stored)
 SCALE_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
-"""Both in the order of their numbers in native/weights.h; uint8 is e8m0."""
+"""All in the order of their numbers in native/weights.h; uint8 is e8m0."""
 FP8_UNIT = 256.0
 """The kernels read e4m3 as a 256th of what it means; its scales make up for it."""
 ALIGNED = 64
@@ -34,9 +35,15 @@ NO_ROW = -1
 def as_stored(*weights: Weight | Tensor) -> list[Weight]:
     """The weights, if all of them can be kept in one kind of codes; else none."""
     stored = [weight for weight in weights if isinstance(weight, Weight)]
-    kinds = {type(part.stored) for weight in stored for part in weight.parts}
-    alike = len(kinds) == 1 and kinds <= set(CODE_TYPES)
-    return stored if alike and len(stored) == len(weights) else []
+    parts = [part.stored for weight in stored for part in weight.parts]
+    alike = len({type(part) for part in parts}) == 1 and isinstance(parts[0], CODE_TYPES)
+    fits = alike and len(stored) == len(weights) and all(map(_is_finite, parts))
+    return stored if fits else []
+
+
+def _is_finite(stored: Stored) -> bool:
+    """With FP8_UNIT too: a scale of 2^120 leaves no room for it."""
+    return not isinstance(stored, Fp8Stored) or bool(_scales(stored).isfinite().all())
 
 
 def columns_of(rows: int) -> Tensor:

@@ -9,6 +9,7 @@ import torch
 
 from trueline import native
 from trueline.cache.layout import IndexLayout, LatentLayout
+from trueline.native import scaled
 from trueline.spec.mixer import MLASpec
 
 HALF_PRECISION = (torch.float16, torch.bfloat16)
@@ -130,7 +131,7 @@ NATIVE = Capabilities(
     batch_invariant=True,
     refuses=_needs_native,
 )
-NATIVE_PACKING = replace(NATIVE, keeps=("block fp8", "int4", "fp4"))
+NATIVE_PACKING = replace(NATIVE, keeps=scaled.FORMATS)
 """Of the ops that keep weights."""
 GPU = Capabilities(devices=("cuda",), dtypes=FLOATS, capture=True)
 """Ours for an NVIDIA GPU, which are not batch-invariant so far."""

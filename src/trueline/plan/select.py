@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -89,6 +89,12 @@ def _choose_by_format(
     }
 
 
+def stay_as_stored(form: str, chosen: Mapping[str, Selection]) -> bool:
+    """Whether weights of a format do, in all ops that keep them. Those of latent attention's
+    absorbed form, which are few, are dequantised all the same."""
+    return all(capabilities(op, each.name).as_stored(form) for op, each in chosen.items())
+
+
 @dataclass(frozen=True, slots=True)
 class Implementations:
     """All that was chosen."""
@@ -109,6 +115,9 @@ class Implementations:
         """Whether all that keep weights keep them in this dtype, whatever they compute in."""
         keeping = ("batched_gemm", *PACKING)
         return all(dtype in each.weight_dtypes for op, each in self._declared() if op in keeping)
+
+    def stays_as_stored(self, form: str) -> bool:
+        return form in self.by_format and stay_as_stored(form, self.by_format[form])
 
     def _declared(self) -> Iterator[tuple[str, Capabilities]]:
         for selections in (self.ops, *self.by_format.values()):

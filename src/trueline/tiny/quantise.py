@@ -12,7 +12,7 @@ from trueline.errors import UsageError
 from trueline.utils.json_types import JSON
 from trueline.weights.formats import Format, Storage
 from trueline.weights.formats.block_fp8 import BlockFp8
-from trueline.weights.formats.fp4 import CODES, GROUP, Fp4, Fp4Experts
+from trueline.weights.formats.fp4 import CODES, GROUP, E8m0BlockFp8, Fp4, Fp4Experts
 from trueline.weights.formats.pack_int4 import WORD, PackInt4
 
 FP8_MAX = 448.0
@@ -25,6 +25,20 @@ KIMI_IGNORES = (
     r"re:.*mlp\.(gate|up|gate_up|down)_proj.*",
 )
 """As Kimi-K2-Thinking and K2.5 are published: only routed experts are int4."""
+
+
+def published_storage(
+    name: str, block: int = 128, power_of_two_scales: bool = False, group: int = 32
+) -> Storage:
+    """block-fp8, int4 or fp4, with what their published checkpoints leave plain."""
+    sides = (block, block)
+    if name == "block-fp8":
+        return BlockFp8(block=sides, power_of_two_scales=power_of_two_scales, ignored_modules=())
+    if name == "int4":
+        return PackInt4(group=group, ignored_modules=KIMI_IGNORES)
+    assert name == "fp4", name
+    others = E8m0BlockFp8(block=sides, power_of_two_scales=True, ignored_modules=())
+    return Fp4Experts(routed=Fp4(ignored_modules=()), others=others)
 
 
 def quantization_config(storage: Storage) -> JSON:
