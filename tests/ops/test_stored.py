@@ -248,6 +248,23 @@ def test_scales_that_leave_no_room_are_dequantised() -> None:
     assert torch.equal(LINEAR.run(torch.eye(5), LINEAR.pack(stored)), torch.full((5, 3), 2.0**120))
 
 
+def test_scales_at_the_ends_of_float32() -> None:
+    """Subnormal ones, and the largest with which every number is finite."""
+    pairs = torch.arange(256).to(torch.uint8).repeat(40, 1)
+    for byte in (0, 1, 252):
+        numbers = weight(Fp4Stored(pairs, torch.full((40, 16), byte).to(torch.uint8), 512), "fp4")
+        assert torch.equal(LINEAR.run(torch.eye(512), LINEAR.pack(numbers)).T, numbers.dequantise())
+    words = pairs.view(torch.int32)
+    for scale in (2.0**-24, 3 * 2.0**-20, 2.0**-14, 65504.0):
+        scales = torch.full((40, 16), scale, dtype=torch.float16)
+        numbers = weight(Int4Stored(words, scales, 32, 512), "int4")
+        assert torch.equal(LINEAR.run(torch.eye(512), LINEAR.pack(numbers)).T, numbers.dequantise())
+    codes = torch.where(pairs % 128 == 127, 0, pairs).view(torch.float8_e4m3fn)
+    for scale in (2.0**-149, 3 * 2.0**-140, 1.3 * 2.0**118):
+        numbers = weight(Fp8Stored(codes, torch.full((2, 8), scale), (32, 32)), "block fp8")
+        assert torch.equal(LINEAR.run(torch.eye(256), LINEAR.pack(numbers)).T, numbers.dequantise())
+
+
 def published(label: str, rows: int, columns: int) -> Weight:
     """With the blocks and groups of published checkpoints; all zeros."""
     codes = torch.zeros(rows, columns, dtype=torch.uint8)

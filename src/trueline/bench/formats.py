@@ -5,22 +5,45 @@ from __future__ import annotations
 
 import json
 import tempfile
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+
+import torch
 
 from trueline.bench.models import find_bench_model
 from trueline.bench.workload import Workload, bench_engine, timed
 from trueline.llm import LLMEngine
+from trueline.ops.linear import native as linear
+from trueline.plan.plan import DTYPES
 from trueline.spec.fields import read_json
 from trueline.tiny.configs import change_config
 from trueline.tiny.quantise import published_storage
 from trueline.utils.json_types import JSON
+from trueline.weights.dummy import draw_stored
+from trueline.weights.value import StoredPart, Weight
 
 PLAIN = ("float32", "bfloat16")
 STORED = ("block-fp8", "int4", "fp4")
 """Beside bfloat16, as published: int4 and fp4 are the routed experts alone."""
+
+
+MATRIX = (16384, 8192)
+"""Of the GEMM: in four bits it is still larger than the caches of most CPUs."""
+
+
+@dataclass(frozen=True, slots=True)
+class GemmFigures:
+    format: str
+    rows: int
+    weight_bytes: int
+    """As packed."""
+    seconds: list[float]
+
+    def as_json(self) -> JSON:
+        return asdict(self) | {"median_s": median(self.seconds)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +67,33 @@ class FormatFigures:
             "tokens_per_s": self.tokens_per_s,
             "rounds": self.rates,
         }
+
+
+def measure_gemm(names: Sequence[str], row_counts: Sequence[int], rounds: int) -> list[GemmFigures]:
+    """One large matrix times a few rows, by our own kernel, every format in turn."""
+    packed = {name: linear.pack(_draw_matrix(name)) for name in names}
+    found = []
+    for rows in row_counts:
+        x = torch.randn(rows, MATRIX[1])
+        seconds: dict[str, list[float]] = {name: [] for name in names}
+        for turn in range(rounds + 1):
+            for name in names:
+                start = time.perf_counter()
+                linear.run(x, packed[name])
+                seconds[name] += [time.perf_counter() - start] if turn else []
+        found += [
+            GemmFigures(name, rows, packed[name].data.nbytes, seconds[name]) for name in names
+        ]
+    return found
+
+
+def _draw_matrix(name: str) -> Weight:
+    generator = torch.Generator().manual_seed(0)
+    if name in PLAIN:
+        return Weight.of(torch.randn(MATRIX, generator=generator).to(DTYPES[name]))
+    fmt = published_storage(name).formats[0]
+    stored = draw_stored(fmt, MATRIX, torch.bfloat16, generator)
+    return Weight(MATRIX, torch.bfloat16, (StoredPart(stored, fmt.label, (0, 0)),))
 
 
 def format_engine(model: str, name: str, batch: int) -> LLMEngine:

@@ -13,7 +13,7 @@ from trueline.cli.output import tables
 from trueline.errors import UsageError
 
 if TYPE_CHECKING:
-    from trueline.bench.formats import FormatFigures
+    from trueline.bench.formats import FormatFigures, GemmFigures
     from trueline.llm import LLMEngine
 
 FormatName = Literal["float32", "bfloat16", "block-fp8", "int4", "fp4"]
@@ -27,6 +27,7 @@ def formats(
     batch: tuple[int, ...] = (1, 8),
     output_len: int = 33,
     rounds: int = 5,
+    gemm: Annotated[bool, Parameter(negative=())] = False,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> None:
     """Decode rates of one model whose weights are drawn in several formats, measured in turn.
@@ -45,13 +46,26 @@ def formats(
         Tokens of each request.
     rounds
         To take the medians of, after one to warm up. Each has every format once.
+    gemm
+        Time our CPU kernel on one matrix of 16,384 x 8,192 instead, with so many rows as `batch`
+        says.
     as_json
         Print the figures of every round as JSON.
     """
     if min(*batch, rounds) < 1 or output_len < 2:
         raise UsageError("--batch and --rounds take numbers above 0, --output-len above 1")
-    from trueline.bench.formats import format_engine, measure_formats
+    from trueline import native
+    from trueline.bench.formats import format_engine, measure_formats, measure_gemm
 
+    if gemm:
+        if reason := native.unavailable():
+            raise UsageError(f"--gemm: no native kernels here: {reason}")
+        times = measure_gemm(format, batch, rounds)
+        if as_json:
+            print(json.dumps([each.as_json() for each in times], indent=1))
+        else:
+            _print_gemm(times)
+        return
     engines: dict[str, LLMEngine] = {}
     for name in format:
         _say(f"drawing weights in {name}")
@@ -61,6 +75,26 @@ def formats(
         print(json.dumps([each.as_json() for each in found], indent=1))
     else:
         _print(found)
+
+
+def _print_gemm(figures: list[GemmFigures]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    base = {each.rows: each for each in reversed(figures)}  # the first of each
+    heads = ("rows", "format", "MB", "median ms", "best ms", "best GB/s",
+             f"over {figures[0].format}")  # fmt: skip
+    table = Table(*heads, box=box.SIMPLE_HEAD)
+    for each in figures:
+        pairs = zip(each.seconds, base[each.rows].seconds, strict=True)
+        ratio = median(theirs / ours for ours, theirs in pairs)
+        best = min(each.seconds)
+        table.add_row(
+            *(str(each.rows), each.format, f"{each.weight_bytes / 1e6:,.0f}"),
+            *(f"{1e3 * median(each.seconds):.1f}", f"{1e3 * best:.1f}"),
+            *(f"{each.weight_bytes / best / 1e9:.1f}", f"{ratio:.2f}"),
+        )
+    tables().print(table)
 
 
 def _print(figures: list[FormatFigures]) -> None:

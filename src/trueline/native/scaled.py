@@ -96,7 +96,9 @@ class _Layout:
     def of(cls, weight: Weight, lanes: Tensor) -> _Layout:
         kind, dtype = type(weight.parts[0].stored), _scale_dtype(weight)
         rows, columns = (_edges(weight.parts, axis) for axis in (0, 1))
-        scale_rows = torch.searchsorted(rows, torch.arange(weight.shape[0]), right=True) - 1
+        begins = torch.zeros(weight.shape[0], dtype=torch.long)
+        begins[rows[1:-1]] = 1
+        scale_rows = begins.cumsum(0)
         by_column = _by_column(scale_rows, lanes)
         if kind is not Fp8Stored:
             by_column.fill_(True)
@@ -158,7 +160,7 @@ def _blocks_at(part: StoredPart, axis: int, starts: Tensor) -> tuple[slice, Tens
     """Which spaces between edges a part fills, and the block of each."""
     block, first = _blocks(part.stored, axis)
     begin, stop = part.begin[axis], part.begin[axis] + part.size[axis]
-    low, high = torch.searchsorted(starts, torch.tensor((begin, stop))).tolist()
+    low, high = (int((starts < edge).sum()) for edge in (begin, stop))
     return slice(low, high), (starts[low:high] - begin + first) // block
 
 
