@@ -41,9 +41,11 @@ class GemmFigures:
     weight_bytes: int
     """As packed."""
     seconds: list[float]
+    cpu_seconds: list[float]
+    """Of all cores: what other programs use is not in it."""
 
     def as_json(self) -> JSON:
-        return asdict(self) | {"median_s": median(self.seconds)}
+        return asdict(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,15 +77,17 @@ def measure_gemm(names: Sequence[str], row_counts: Sequence[int], rounds: int) -
     found = []
     for rows in row_counts:
         x = torch.randn(rows, MATRIX[1])
-        seconds: dict[str, list[float]] = {name: [] for name in names}
+        times: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
         for turn in range(rounds + 1):
             for name in names:
-                start = time.perf_counter()
+                start, cpu_start = time.perf_counter(), time.process_time()
                 linear.run(x, packed[name])
-                seconds[name] += [time.perf_counter() - start] if turn else []
-        found += [
-            GemmFigures(name, rows, packed[name].data.nbytes, seconds[name]) for name in names
-        ]
+                taken = time.perf_counter() - start, time.process_time() - cpu_start
+                times[name] += [taken] if turn else []
+        for name in names:
+            seconds, cpu_seconds = (list(each) for each in zip(*times[name], strict=True))
+            size = packed[name].data.nbytes
+            found.append(GemmFigures(name, rows, size, seconds, cpu_seconds))
     return found
 
 

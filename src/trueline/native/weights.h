@@ -179,12 +179,15 @@ struct PanelPlace {
   int64_t by_column;      // a scale for each column in a run, or one for the columns of each half
 };
 
+constexpr int64_t PAGE = 4096;  // where the CPU's own prefetching ends
+
 template <typename Codes>
 struct ScaledRun {
   const uint8_t* codes;
   Vec left_scale, right_scale;
 
   void read(int64_t k, Vec& left, Vec& right) const {
+    __builtin_prefetch(codes + k * Codes::BYTES + PAGE);
     Codes::read(codes + k * Codes::BYTES, left, right);
     left = left * left_scale;
     right = right * right_scale;
