@@ -6,12 +6,10 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from compressed_tensors.compressors.pack_quantized import PackedQuantizationCompressor
-from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme
-from compressed_tensors.utils.match import is_match
 from safetensors.torch import load_file
 from torch import Tensor
 
@@ -22,9 +20,44 @@ from trueline.weights.formats.pack_int4 import Int4Stored, PackInt4
 Tiny = Callable[..., Path]
 
 
-def scheme(group: int) -> QuantizationScheme:
-    weights = QuantizationArgs(num_bits=4, type="int", strategy="group", group_size=group)
-    return QuantizationScheme(targets=["Linear"], weights=weights)
+class Package:
+    """What is asked of compressed-tensors, imported when it is: that takes seconds."""
+
+    def __init__(self) -> None:
+        from compressed_tensors import quantization
+        from compressed_tensors.compressors.pack_quantized import PackedQuantizationCompressor
+        from compressed_tensors.utils.match import is_match
+
+        self._quantization, self._packer = quantization, PackedQuantizationCompressor
+        self._is_match = is_match
+
+    def _scheme(self, group: int) -> Any:
+        weights = self._quantization.QuantizationArgs(
+            num_bits=4, type="int", strategy="group", group_size=group
+        )
+        return self._quantization.QuantizationScheme(targets=["Linear"], weights=weights)
+
+    def pack(self, weight: Tensor, scale: Tensor, group: int) -> dict[str, Tensor]:
+        stored = {"weight": weight, "weight_scale": scale}
+        packed: dict[str, Tensor] = self._packer.compress(stored, self._scheme(group))
+        return packed
+
+    def unpack(self, packed: Tensor, scale: Tensor, shape: Tensor, group: int) -> Tensor:
+        stored = {"weight_packed": packed, "weight_scale": scale, "weight_shape": shape}
+        weight: Tensor = self._packer.decompress(stored, self._scheme(group))["weight"]
+        return weight
+
+    def read(self, section: dict[str, Any]) -> Any:
+        return self._quantization.QuantizationConfig.model_validate(section)
+
+    def quantises(self, module: str, ignore: list[str]) -> bool:
+        """Whether it takes a linear layer of this name."""
+        return bool(self._is_match(module, torch.nn.Linear(1, 1), "Linear", ignore))
+
+
+@pytest.fixture(scope="module")
+def package() -> Package:
+    return Package()
 
 
 def adversarial(rows: int, columns: int, group: int) -> Tensor:
@@ -42,62 +75,49 @@ def adversarial(rows: int, columns: int, group: int) -> Tensor:
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 @pytest.mark.parametrize(("group", "columns"), [(32, 96), (128, 384), (8, 40)])
-def test_words_and_numbers(group: int, columns: int, dtype: torch.dtype) -> None:
+def test_words_and_numbers(group: int, columns: int, dtype: torch.dtype, package: Package) -> None:
     value = adversarial(5, columns, group).to(dtype).float()
     fmt = PackInt4(group=group, ignored_modules=())
     packed, scale, shape = quantise(value, fmt, dtype)
-    theirs = PackedQuantizationCompressor.compress(
-        {"weight": value, "weight_scale": scale.float()}, scheme(group)
-    )
+    theirs = package.pack(value, scale.float(), group)
     assert torch.equal(packed, theirs["weight_packed"])
     assert torch.equal(shape, theirs["weight_shape"])
     assert shape.dtype == theirs["weight_shape"].dtype
     ours = Int4Stored(packed, scale, group, columns).dequantise()
-    stored = {"weight_packed": packed, "weight_scale": scale.float(), "weight_shape": shape}
-    numbers = PackedQuantizationCompressor.decompress(stored, scheme(group))["weight"]
-    assert torch.equal(ours, numbers)
-    narrow = stored | {"weight_scale": scale}  # in the dtype of its scales: one rounding of ours
-    numbers = PackedQuantizationCompressor.decompress(narrow, scheme(group))["weight"]
-    assert numbers.dtype == dtype
-    assert torch.equal(ours.to(dtype), numbers)
+    assert torch.equal(ours, package.unpack(packed, scale.float(), shape, group))
+    narrow = package.unpack(packed, scale, shape, group)  # rounds to the dtype of its scales
+    assert narrow.dtype == dtype
+    assert torch.equal(ours.to(dtype), narrow)
 
 
-def test_every_word() -> None:
+def test_every_word(package: Package) -> None:
     """Whatever bits a word has."""
     generator = torch.Generator().manual_seed(1)
     packed = torch.randint(-(2**31), 2**31, (64, 24), generator=generator).int()
     packed[0, :16] = torch.tensor([n * 0x11111111 - (2**32 if n > 7 else 0) for n in range(16)])
     scale = torch.rand(64, 6, generator=generator) + 0.5
-    stored = {
-        "weight_packed": packed,
-        "weight_scale": scale,
-        "weight_shape": torch.tensor([64, 192]),
-    }
-    theirs = PackedQuantizationCompressor.decompress(stored, scheme(32))["weight"]
+    theirs = package.unpack(packed, scale, torch.tensor([64, 192]), 32)
     assert torch.equal(Int4Stored(packed, scale, 32, 192).dequantise(), theirs)
 
 
-def test_partial_groups_are_not_packed() -> None:
+def test_partial_groups_are_not_packed(package: Package) -> None:
     with pytest.raises(ValueError, match="group_size 32"):
-        PackedQuantizationCompressor.compress(
-            {"weight": torch.ones(2, 80), "weight_scale": torch.ones(2, 3)}, scheme(32)
-        )
+        package.pack(torch.ones(2, 80), torch.ones(2, 3), 32)
 
 
-def test_the_config_is_one_that_the_package_reads(tiny: Tiny) -> None:
+def test_the_config_is_one_that_the_package_reads(tiny: Tiny, package: Package) -> None:
 
     keys = {"hidden_size": 96, "moe_intermediate_size": 64}
     model = tiny("kimi_k2", keys=keys, storage=INT4)
     section = json.loads((model / "config.json").read_text())["quantization_config"]
-    config = QuantizationConfig.model_validate(section)
+    config = package.read(section)
     assert config.config_groups["group_0"].weights.group_size == 32
     assert config.format == "pack-quantized"
     stored = load_file(model / "model.safetensors")
     packed = {name.rpartition(".")[0] for name in stored if name.endswith(".weight_packed")}
     others = {name.rpartition(".")[0] for name in stored if name.endswith("_proj.weight")}
-    linear = torch.nn.Linear(1, 1)
     for module in packed | others | {"lm_head"}:
-        assert is_match(module, linear, "Linear", config.ignore) == (module in packed)
+        assert package.quantises(module, config.ignore) == (module in packed)
 
 
 ENTRIES = (
@@ -118,8 +138,7 @@ MODULES = (
 
 
 @pytest.mark.parametrize("entry", ENTRIES)
-def test_the_same_modules_are_ignored(entry: str) -> None:
+def test_the_same_modules_are_ignored(entry: str, package: Package) -> None:
     ours = PackInt4(group=32, ignored_modules=(entry,))
-    linear = torch.nn.Linear(1, 1)
     for module in MODULES:
-        assert ours.exempts(f"{module}.weight") != is_match(module, linear, "Linear", [entry])
+        assert ours.exempts(f"{module}.weight") != package.quantises(module, [entry])

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 Dtype = Literal["float32", "bfloat16", "float16"]
 Format = Literal["block-fp8", "int4", "fp4"]
+# As published.
+SIDE, GROUP = 128, 32
 
 
 @Parameter(name="*")
@@ -115,11 +117,11 @@ class TinyStorage:
     """Of matrices: block-fp8, as DeepSeek-V3 is published; int4 packs of the routed experts, as
     Kimi-K2.5; fp4 routed experts beside block fp8, as DeepSeek-V4 (no family that runs is published
     so). Default: the config's, or plain."""
-    fp8_block: int = 128
-    """Side of an fp8 block."""
+    fp8_block: int = SIDE
+    """With block-fp8 or fp4: side of an fp8 block."""
     ue8m0: Annotated[bool, Parameter(negative=())] = False
     """With block-fp8: scales are powers of two, and the config says so."""
-    group_size: int = 32
+    group_size: int = GROUP
     """With int4: columns of one scale."""
     fused_experts: Annotated[bool, Parameter(negative=())] = False
     """Store all experts of a layer as one tensor, as transformers holds them in memory."""
@@ -163,6 +165,7 @@ def make_tiny(
     from trueline.tiny.quantise import published_storage
 
     made = _base_config(family, config)
+    _check_options(storage)
     text = made.get("text_config", made)
     plain = dtype or text.get("dtype") or text.get("torch_dtype") or "float32"
     stored = None
@@ -204,3 +207,14 @@ def _whole_groups(asked: TinyStorage) -> dict[str, int | str | None]:
         return {}
     group = GROUP if asked.format == "fp4" else asked.group_size
     return {"hidden_size": 3 * group, "moe_intermediate_size": 2 * group}
+
+
+def _check_options(asked: TinyStorage) -> None:
+    """An option of another format would have no effect."""
+    for option, given, formats in (
+        ("--fp8-block", asked.fp8_block != SIDE, ("block-fp8", "fp4")),
+        ("--ue8m0", asked.ue8m0, ("block-fp8",)),
+        ("--group-size", asked.group_size != GROUP, ("int4",)),
+    ):
+        if given and asked.format not in formats:
+            raise UsageError(f"{option}: accepted with --format {' or '.join(formats)}")

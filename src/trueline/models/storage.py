@@ -38,7 +38,7 @@ def read_storage(fields: Fields) -> Fact[WeightStorage | None]:
         return Fact(storage, source)
     fmt = section.raw.get("format")
     name = f"{method.value} ({fmt})" if fmt else method.value
-    return Fact(unsupported(name, method.source.text), source)
+    return Fact(_unsupported(name, method.source.text), source)
 
 
 def _read_expert_dtype(fields: Fields, section: Fields) -> Fact[str] | None:
@@ -52,7 +52,7 @@ def _read_expert_dtype(fields: Fields, section: Fields) -> Fact[str] | None:
     return stated[0] if stated else None
 
 
-def unsupported(name: str, key: str) -> UnsupportedStorage:
+def _unsupported(name: str, key: str) -> UnsupportedStorage:
     known = ", ".join(REGISTRY.names("quant_method"))
     return UnsupportedStorage(
         name=name,

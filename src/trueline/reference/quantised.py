@@ -39,9 +39,10 @@ def read_quantised(raw: Raw, top: Raw) -> Quantised:
 def int4_group(section: Raw) -> int:
     (scheme,) = section["config_groups"].values()
     weights = Raw(scheme["weights"])
-    facts = (section["format"], weights["num_bits"], weights["type"], weights["symmetric"])
-    if facts != ("pack-quantized", 4, "int", True) or weights.get("actorder"):
-        raise ConfigError(f"{facts}: the reference reads pack-quantized, 4 bits, int, symmetric")
+    accepted = {"num_bits": 4, "type": "int", "symmetric": True, "actorder": None}
+    found = {key: weights.get(key, value) for key, value in accepted.items()}
+    if section["format"] != "pack-quantized" or found != accepted:
+        raise ConfigError(f"{section['format']}, {found}; the reference reads {accepted}")
     group: int = weights["group_size"]
     return group
 

@@ -37,8 +37,12 @@ from trueline.verify.schedules import ENGINE_CHECKS
 from trueline.verify.sparse import index_cache, sparse_ops
 from trueline.verify.weight_values import weight_values
 from trueline.weights.checkpoint import Checkpoint, open_checkpoint
+from trueline.weights.formats import Storage
+from trueline.weights.formats.block_fp8 import BlockFp8
 from trueline.weights.formats.dense import DENSE
 from trueline.weights.formats.exempt import SPELLINGS
+from trueline.weights.formats.fp4 import Fp4Experts
+from trueline.weights.formats.pack_int4 import PackInt4
 from trueline.weights.ledger import balance
 from trueline.weights.load import load_weights
 
@@ -69,8 +73,19 @@ def _facts(spec: ModelSpec, subject: Subject) -> Iterator[Pair]:
     yield "norm_eps", spec.norm_eps, config.rms_norm_eps
     yield "tied_embeddings", spec.tied_embeddings, config.tie_word_embeddings
     yield "norm_head", spec.norm_head, config.norm_head
+    yield from _storage_facts(spec, config)
     for layer in spec.layers:
         yield from _layer_facts(layer, config)
+
+
+def _storage_facts(spec: ModelSpec, config: second_opinion.Config) -> Iterator[Pair]:
+    formats = spec.storage.formats if isinstance(spec.storage, Storage) else ()
+    blocks = [fmt.block for fmt in formats if isinstance(fmt, BlockFp8)]
+    groups = [fmt.group for fmt in formats if isinstance(fmt, PackInt4)]
+    theirs = config.quantised
+    yield "fp8 block", blocks, [theirs.fp8_block] if theirs.fp8_block else []
+    yield "int4 group", groups, [theirs.int4_group] if theirs.int4_group else []
+    yield "fp4 experts", isinstance(spec.storage, Fp4Experts), theirs.fp4_experts
 
 
 def _layer_facts(layer: LayerSpec, config: second_opinion.Config) -> Iterator[Pair]:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from trueline.errors import CheckpointError, did_you_mean
 from trueline.models.parameters import parameters, published_name, unused_by_choice
@@ -96,14 +97,41 @@ def stored_dtypes(tensors: Iterable[StoredTensor]) -> dict[str, tuple[int, int]]
     return {dtype: (counts[dtype], sizes[dtype]) for dtype in sorted(counts)}
 
 
-def stored_formats(uses: Iterable[Use]) -> dict[str, tuple[int, int]]:
-    """Format -> (weights, bytes), scales included."""
-    counts: Counter[str] = Counter()
-    sizes: Counter[str] = Counter()
+@dataclass(slots=True)
+class Total:
+    """Of some weights, as stored."""
+
+    weights: int = 0
+    parameters: int = 0
+    nbytes: int = 0
+    """Scales included."""
+
+    def add(self, use: Use) -> None:
+        self.weights += 1
+        self.parameters += prod(use.piece.shape)
+        self.nbytes += use.nbytes
+
+
+# By the first part that a parameter's name has.
+_GROUPS = {
+    ".experts.": "routed experts",
+    ".shared_experts.": "shared experts",
+    ".mlp.gate.": "routers",
+    ".mlp.": "dense MLPs",
+    ".indexer.": "indexers",
+    "norm.": "norms",
+    ".self_attn.": "attention",
+    "": "embedding and head",
+}
+
+
+def stored_formats(uses: Iterable[Use]) -> dict[str, dict[str, Total]]:
+    """Format -> group of parameters -> what is stored of it."""
+    totals: dict[str, dict[str, Total]] = defaultdict(dict)
     for use in uses:
-        counts[use.format.label] += 1
-        sizes[use.format.label] += use.nbytes
-    return {label: (counts[label], sizes[label]) for label in sorted(counts)}
+        group = next(group for part, group in _GROUPS.items() if part in use.parameter.name)
+        totals[use.format.label].setdefault(group, Total()).add(use)
+    return {label: totals[label] for label in sorted(totals)}
 
 
 def balance(checkpoint: Checkpoint, spec: ModelSpec) -> Ledger:

@@ -14,6 +14,7 @@ from trueline.weights.checkpoint import StoredTensor
 from trueline.weights.formats import Format, Storage, Stored, beside
 from trueline.weights.formats.block_fp8 import BlockFp8, read_as
 from trueline.weights.formats.exempt import is_ignored
+from trueline.weights.formats.scales import times_groups
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,13 +65,12 @@ class Fp4Stored:
     def dequantise(self) -> Tensor:
         import torch  # `inspect` reads configs with this file, and needs none
 
-        device = self.packed.device
-        codes = torch.tensor((*CODES, *(-code for code in CODES)), device=device)
-        nibbles = torch.stack((self.packed & 15, self.packed >> 4), dim=-1).flatten(1)
-        numbers = codes[nibbles[:, self.first : self.first + self.columns].int()]
-        columns = torch.arange(self.first, self.first + self.columns, device=device)
+        codes = torch.tensor((*CODES, *(-code for code in CODES)), device=self.packed.device)
+        pairs = torch.stack((codes.repeat(16), codes.repeat_interleave(16)), dim=1)
+        numbers = torch.nn.functional.embedding(self.packed.int(), pairs)  # of each byte
         scales = self.scales.view(torch.float8_e8m0fnu).float()
-        return numbers * scales[:, columns // self.group]
+        scaled = times_groups(numbers.flatten(1), scales, self.group)
+        return scaled[:, self.first : self.first + self.columns]
 
 
 @dataclass(frozen=True, kw_only=True)

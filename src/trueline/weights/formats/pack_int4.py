@@ -14,7 +14,7 @@ from trueline.spec.source import Fact, default
 from trueline.weights.checkpoint import StoredTensor
 from trueline.weights.formats import PLAIN_DTYPES, Format, Stored, beside
 from trueline.weights.formats.exempt import read_ignored_modules
-from trueline.weights.formats.scales import check_scales
+from trueline.weights.formats.scales import check_scales, times_groups
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -64,12 +64,11 @@ class Int4Stored:
     def dequantise(self) -> Tensor:
         import torch  # `inspect` reads configs with this file, and needs none
 
-        device = self.packed.device
-        bits = torch.arange(0, 4 * WORD, 4, dtype=torch.int32, device=device)
-        nibbles = (self.packed[:, :, None] >> bits) & 15
-        numbers = nibbles.flatten(1)[:, self.first : self.first + self.columns] - 8
-        columns = torch.arange(self.first, self.first + self.columns, device=device)
-        return numbers.float() * self.scales.float()[:, columns // self.group]
+        numbers = torch.empty(*self.packed.shape, WORD, device=self.packed.device)
+        for place in range(WORD):
+            numbers[..., place] = ((self.packed >> 4 * place) & 15) - 8
+        scaled = times_groups(numbers.flatten(1), self.scales.float(), self.group)
+        return scaled[:, self.first : self.first + self.columns]
 
 
 @dataclass(frozen=True, kw_only=True)

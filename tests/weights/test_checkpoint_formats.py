@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from trueline.describe import describe
 from trueline.errors import CheckpointError
 from trueline.models import read_model
 from trueline.reference.config import read_config
@@ -159,6 +160,38 @@ def test_a_checkpoint_has_several_formats(made: Any) -> None:
     assert (of_experts, others) == ({"fp4"}, {"block fp8", "dense"})
 
 
+def test_an_expression_fits_the_beginning_of_a_name() -> None:
+    """Of a module, and need not reach its end; test_compressed_tensors.py asks the package."""
+    ours = PackInt4(group=32, ignored_modules=("re:layers.1", "re:model.layers.2.mlp", "mlp"))
+    assert not ours.exempts("model.layers.1.mlp.up_proj.weight")
+    assert ours.exempts("model.layers.2.mlp.up_proj.weight")
+
+
+@pytest.mark.parametrize(
+    ("name", "bits"), [("int4", 4 + 16 / 32 + 128 / (64 * 96)), ("fp4", 4 + 8 / 32)]
+)
+def test_the_ledger_by_format(name: str, bits: float, made: Any) -> None:
+    """Bytes are those of the files, bits those of a number and its share of scale and shape."""
+    report = describe(made(name))["checkpoint"]
+    formats = report["formats"]
+    assert sum(each["bytes"] for each in formats.values()) == report["bytes"]
+    for each in formats.values():
+        for key in ("weights", "parameters", "bytes"):
+            assert each[key] == sum(group[key] for group in each["groups"].values())
+    assert (
+        sum(each["parameters"] for each in formats.values())
+        == describe(made(name))["parameters"]["total"]
+    )
+    experts = formats[name]["groups"]
+    assert experts.keys() == {"routed experts"}
+    assert experts["routed experts"]["weights"] == 16 * 3
+    assert experts["routed experts"]["parameters"] == 16 * 3 * 64 * 96
+    assert experts["routed experts"]["bits"] == pytest.approx(bits, abs=5e-4)
+    dense = set(formats["dense"]["groups"])
+    assert {"embedding and head", "norms", "routers"} <= dense
+    assert ("attention" in dense) == (name == "int4")
+
+
 # -- damage ----------------------------------------------------------------------------
 
 Change = Callable[[dict[str, Tensor]], Any]
@@ -210,6 +243,7 @@ INT4_DAMAGE: dict[str, tuple[Change, str]] = {
     "scale nan": (put(f"{UP}.weight_scale", lambda s: s * float("nan")), "positive, finite"),
     "scale inf": (put(f"{UP}.weight_scale", lambda s: s * float("inf")), "positive, finite"),
     "scale negative": (put(f"{UP}.weight_scale", lambda s: -s), "positive, finite"),
+    "scale zero": (put(f"{UP}.weight_scale", torch.zeros_like), "positive, finite"),
     "plain too": (
         lambda t: t.update({f"{UP}.weight": torch.ones(64, 96)}),
         f"1 unexpected: .*{UP}.weight'",

@@ -4,7 +4,7 @@ which dequantises by its own reading."""
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +13,8 @@ import pytest
 from trueline.config import EngineConfig
 from trueline.engine.loading import load_engine
 from trueline.verify.cases import FP4, FP8_32, INT4, INT4_ALL
-from trueline.verify.engine import oracle, run
-from trueline.verify.ranks import serve_on_ranks
+from trueline.verify.engine import oracle, run, serve
+from trueline.verify.ranks import ranks_are_as_one, serve_on_ranks
 from trueline.verify.schedules import MIXED
 from trueline.weights.formats import Storage
 from trueline.weights.formats.block_fp8 import BlockFp8
@@ -72,7 +72,17 @@ def made(tiny: Tiny) -> Any:
 @pytest.mark.parametrize("name", STORED)
 def test_mixed_steps_equal_the_reference(name: str, made: Any) -> None:
     model = made(name)
-    oracle(model, MIXED, run(model, MIXED, BASE, block_size=3))
+    engine = load_engine(model, replace(BASE, block_size=3))
+    lines = list(engine.plan.lines())
+    for label in ("block fp8", "int4", "fp4"):
+        assert any(f" {label}: " in line for line in lines) == (label in STORED[name].formats)
+    oracle(model, MIXED, serve(engine.core, MIXED))
+    engine.core.close()
+
+
+@pytest.mark.parametrize("name", ["ling", "k2-all", "v3-fp4"])
+def test_batch_invariant_steps_equal_the_reference(name: str, made: Any) -> None:
+    model = made(name)
     oracle(model, MIXED, run(model, MIXED, BASE, max_num_batched_tokens=13, batch_invariant=True))
 
 
@@ -83,10 +93,11 @@ def test_two_ranks_equal_the_reference(name: str, made: Any) -> None:
         oracle(model, MIXED, done)
 
 
-@pytest.mark.parametrize("name", STORED)
-def test_the_plan_has_each_format(name: str, made: Any) -> None:
-    engine = load_engine(made(name), BASE)
-    lines = list(engine.plan.lines())
-    for label in ("block fp8", "int4", "fp4"):
-        assert any(f" {label}: " in line for line in lines) == (label in STORED[name].formats)
-    engine.core.close()
+@pytest.mark.parametrize("name", ["v3", "k2-all", "v3-fp4"])
+def test_eight_ranks_have_the_bits_of_one(name: str, tiny: Tiny) -> None:
+    """12 columns of the dense MLP for each: their edges cut through words, groups and blocks."""
+    stored = STORED[name]
+    divisible = {"intermediate_size": 96, "n_routed_experts": 16, "num_attention_heads": 8}
+    keys = WIDTHS | stored.keys | divisible
+    model = tiny(stored.family, keys=keys, storage=stored.storage)
+    ranks_are_as_one(model, MIXED, replace(BASE, batch_invariant=True), 8)
