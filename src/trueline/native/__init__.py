@@ -187,7 +187,7 @@ def _built() -> Path:
 def _build(program: str, flags: tuple[str, ...], built: Path) -> None:
     """Into a directory of its own, then moved: another process may be building the same."""
     start = time.monotonic()
-    _tell("compiling C++ kernels for this CPU (once; about 5 s of two free cores)")
+    _tell("compiling C++ kernels for this CPU (once; about 6 s of two free cores)")
     with tempfile.TemporaryDirectory(dir=built.parent) as work:
         compiled = {file: str(Path(work, f"{file.stem}.o")) for file in SOURCES}
         linked = Path(work, "kernels.so")
