@@ -28,6 +28,8 @@ SCALE_TYPES = (torch.float32, torch.bfloat16, torch.float16, torch.uint8)
 """All in the order of their numbers in native/weights.h; uint8 is e8m0."""
 FP8_UNIT = 256.0
 """The kernels read e4m3 as a 256th of what it means; its scales make up for it."""
+HEADER, PLACE = 4, 3
+"""Numbers of 8 bytes in front of the stops, and for each panel after them."""
 ALIGNED = 64
 NO_ROW = -1
 
@@ -109,7 +111,7 @@ class _Layout:
             codes //= 2
         sizes = torch.stack((scales, codes), dim=1)
         sizes = (sizes + ALIGNED - 1) // ALIGNED * ALIGNED
-        begin = -(-8 * (4 + runs + 3 * num_panels) // ALIGNED) * ALIGNED
+        begin = -(-8 * (HEADER + runs + PLACE * num_panels) // ALIGNED) * ALIGNED
         ends = begin + sizes.flatten().cumsum(0)
         offsets = (ends - sizes.flatten()).view(-1, 2)
         return cls(

@@ -80,7 +80,7 @@ struct Fp8 {
   }
 
   static void read(const uint8_t* row, Vec& left, Vec& right) {
-#if defined(__AVX512F__) && defined(__AVX512BW__)
+#if defined(__AVX512F__)
     __m256i keep = _mm256_set1_epi16((short)0xbf80);
     __m256i pairs = _mm256_loadu_si256((const __m256i*)row);
     __m256i low = _mm256_srai_epi16(_mm256_slli_epi16(pairs, 8), 1);
