@@ -19,6 +19,7 @@ from safetensors.torch import load_file, save_file
 
 import published
 from trueline import __version__, reference
+from trueline.bench import formats as bench_formats
 from trueline.bench.context import context_engine, pretend_computed
 from trueline.bench.neighbours import start_neighbours
 from trueline.cli.bench import comparison
@@ -320,6 +321,28 @@ def test_bench(tiny: Tiny, run: Run) -> None:
                        *flags[:4])  # fmt: skip
     assert code == 0
     assert "1 requests of 8 + 4 tokens" in out
+
+
+def test_bench_formats(tiny: Tiny, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    names = ("bfloat16", "block-fp8", "fp4")
+    wide = tiny("deepseek_v3", keys={"hidden_size": 96, "moe_intermediate_size": 64})
+    flags = ["--batch", "2", "--rounds", "2", "--output-len", "3"]
+    flags += [word for name in names for word in ("--format", name)]
+    rows = json.loads(run("bench", "formats", wide, *flags, "--json")[1])
+    assert [row["format"] for row in rows] == list(names)
+    assert all(row["batch"] == 2 and len(row["rounds"]) == 2 for row in rows)
+    code, out, _ = run("bench", "formats", wide, *flags)
+    assert code == 0
+    assert all(name in out for name in (*names, "over bfloat16"))
+    monkeypatch.setattr(bench_formats, "MATRIX", (40, 64))
+    code, out, err = run("bench", "formats", wide, *flags, "--gemm")
+    if code == 0:
+        assert out.count("block-fp8") == 1
+    else:
+        assert "no native kernels here" in err
+    code, _, err = run("bench", "formats", wide, "--rounds", "0")
+    assert code == 2
+    assert "--rounds" in err
 
 
 def test_bench_neighbours(tiny: Tiny, run: Run) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -19,20 +19,6 @@ from trueline.ops.capabilities import NATIVE, Context
 from trueline.ops.registry import implementation
 from trueline.utils.environment import calm_openmp
 from trueline.verify.ops import randn
-
-
-@pytest.fixture
-def fresh(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Nothing built, nothing loaded."""
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    monkeypatch.setattr(native, "FLAGS", ("-O0", *native.FLAGS[1:]))  # nothing is computed with it
-    monkeypatch.setattr(native, "_tell", native._on_stderr)  # a server's tests may have changed it
-    functions = (native.library, native.unavailable, native.panel)
-    for function in functions:
-        function.cache_clear()
-    yield tmp_path / "trueline" / "native"
-    for function in functions:
-        function.cache_clear()
 
 
 def test_built_once_and_kept(fresh: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -198,7 +198,8 @@ def test_an_op_for_one_stored_format(package: Package, tiny: Tiny) -> None:
     ops = {"mlp": "cpu", "experts": "cpu"}
     mine = load_engine(model, replace(BASE, ops=ops | {"linear": "mine"}))
     assert " mine (" not in line(mine.plan, "linear")
-    assert "linear       block fp8: mine (asked for; from fast 1.0)" in mine.plan.lines()
+    told = "linear       block fp8: mine (asked for; from fast 1.0; weights stay as stored)"
+    assert told in mine.plan.lines()
     # Fused inputs, q_b and o of four layers, without two that are exempt or have a part that is;
     # gate_up and down of a dense MLP, of three shared experts and of three times twelve routed.
     assert sys.modules["fast"].packed == ["block fp8"] * (3 * 4 - 2 + 2 + 3 * 2 + 3 * 12 * 2)

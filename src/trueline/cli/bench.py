@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 
+from trueline.cli.bench_formats import formats
 from trueline.cli.bench_gpu import gpu
 from trueline.cli.bench_neighbours import neighbours
 from trueline.cli.bench_overhead import overhead
@@ -28,6 +29,7 @@ Json = Annotated[bool, Parameter(name="--json", negative=())]
 Dtype = Literal["float32", "bfloat16"]
 
 bench = App(name="bench", help="Measure speed: throughput, latency, or side by side with a peer.")
+bench.command(formats, name="formats")
 bench.command(gpu, name="gpu")
 bench.command(neighbours, name="neighbours")
 bench.command(serve, name="serve")

@@ -32,7 +32,7 @@ FLAGS = ("-O3", "-std=c++17", "-fPIC", "-pthread", "-ffp-contract=off")
 
 TARGETS = {
     "native": (),
-    "x86-64-v3": ("avx2", "fma"),
+    "x86-64-v3": ("avx2", "fma", "f16c"),
     "x86-64-v4": ("avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"),
     "off": (),
 }
@@ -42,6 +42,7 @@ _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
 SIGNATURES = {
     "pack_weight": (_POINTER, _INT, _INT, _POINTER),
     "pack_gate_up": (_POINTER, _INT, _INT, _POINTER),
+    "pack_scaled": (_POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT, _POINTER),
     "gemm": (
         *(_POINTER, _INT, _INT, _POINTER, _POINTER, _INT, _INT),
         *(_INT, _INT, _INT, _INT),
@@ -82,10 +83,13 @@ SIGNATURES = {
     ),
 }
 
-# GEMMs also take weights in bfloat16, under another name.
-SUFFIX = {torch.float32: "", torch.bfloat16: "_bf16"}
-for _name in ("pack_weight", "pack_gate_up", "gemm", "middle", "gated", "routed", "parts"):
+# GEMMs also take weights in bfloat16, and packed as they are stored (bytes), under other names.
+SUFFIX = {torch.float32: "", torch.bfloat16: "_bf16", torch.uint8: "_scaled"}
+for _name in ("pack_weight", "pack_gate_up"):
     SIGNATURES[f"{_name}_bf16"] = SIGNATURES[_name]
+for _name in ("gemm", "middle", "gated", "routed", "parts"):
+    for _suffix in ("_bf16", "_scaled"):
+        SIGNATURES[f"{_name}{_suffix}"] = SIGNATURES[_name]
 
 
 class CannotBuild(Exception):
@@ -122,14 +126,14 @@ def use_threads(count: int) -> None:
 
 
 def weighted(name: str, dtype: torch.dtype) -> Callable[..., None]:
-    """The kernel for weights of this dtype."""
+    """The kernel for packed weights of this dtype."""
     kernel: Callable[..., None] = getattr(library(), name + SUFFIX[dtype])
     return kernel
 
 
 def packable(weight: Tensor) -> Tensor:
     """As it is where a kernel takes it, else in float32."""
-    return (weight if weight.dtype in SUFFIX else weight.float()).contiguous()
+    return (weight if weight.dtype == torch.bfloat16 else weight.float()).contiguous()
 
 
 @cache
@@ -183,7 +187,7 @@ def _built() -> Path:
 def _build(program: str, flags: tuple[str, ...], built: Path) -> None:
     """Into a directory of its own, then moved: another process may be building the same."""
     start = time.monotonic()
-    _tell("compiling C++ kernels for this CPU (once; about 5 s of two free cores)")
+    _tell("compiling C++ kernels for this CPU (once; about 6 s of two free cores)")
     with tempfile.TemporaryDirectory(dir=built.parent) as work:
         compiled = {file: str(Path(work, f"{file.stem}.o")) for file in SOURCES}
         linked = Path(work, "kernels.so")

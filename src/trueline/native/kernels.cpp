@@ -8,28 +8,30 @@
 #include "attention.h"
 #include "pool.h"
 #include "vectors.h"
+#include "weights.h"
 
 #if defined(__AVX512F__)
 constexpr int ROWS = 8;  // rows computed together: accumulators and operands fit the registers
 #else
 constexpr int ROWS = 4;
 #endif
-constexpr int PANEL = 2 * LANES;  // columns of a packed weight that lie side by side
+// Rows from which on a panel of codes is made plain numbers once, instead of once for every ROWS.
+constexpr int MANY_ROWS = 2 * ROWS;
 
-static thread_local Scratch rows_scratch, hidden_scratch, output_scratch;
+static thread_local Scratch rows_scratch, hidden_scratch, output_scratch, panel_scratch;
 
 // ---- GEMM: y = x W^T --------------------------------------------------------------------
 
-// Panel `panel` of a weight: [inner][PANEL], zeros where there is no row. `source(c)` is the row that
+// put(k, c, number) for a panel of a weight, zeros where there is no row. `source(c)` is the row that
 // lane c holds, or null. A run of channels at a time, so that both sides stay in the nearest cache.
-template <typename W, typename Source>
-static void pack_panel(Source source, int64_t inner, W* to) {
+template <typename Source, typename Put>
+static void pack_panel(Source source, int64_t inner, Put put) {
   constexpr int64_t RUN = 64;
   for (int64_t start = 0; start < inner; start += RUN) {
     int64_t stop = start + RUN < inner ? start + RUN : inner;
     for (int c = 0; c < PANEL; c++) {
-      const W* row = source(c);
-      for (int64_t k = start; k < stop; k++) to[k * PANEL + c] = row ? row[k] : W{};
+      auto row = source(c);
+      for (int64_t k = start; k < stop; k++) put(k, c, row ? row[k] : 0);
     }
   }
 }
@@ -42,7 +44,8 @@ static void pack_columns(const W* w, int64_t columns, int64_t inner, W* packed) 
       int64_t column = panel * PANEL + c;
       return column < columns ? w + column * inner : nullptr;
     };
-    pack_panel(source, inner, packed + panel * inner * PANEL);
+    W* to = packed + panel * inner * PANEL;
+    pack_panel(source, inner, [=](int64_t k, int c, W number) { to[k * PANEL + c] = number; });
   });
 }
 
@@ -54,7 +57,32 @@ static void pack_pairs(const W* w, int64_t width, int64_t inner, W* packed) {
       int64_t row = panel * LANES + c % LANES;
       return row < width ? w + (c < LANES ? row : width + row) * inner : nullptr;
     };
-    pack_panel(source, inner, packed + panel * inner * PANEL);
+    W* to = packed + panel * inner * PANEL;
+    pack_panel(source, inner, [=](int64_t k, int c, W number) { to[k * PANEL + c] = number; });
+  });
+}
+
+// Codes [rows, inner], a byte each, and scales [scale rows, runs] into the places that `packed` has for
+// them. `rows` has the row of each lane of the panels, -1 where there is none; `scale_rows` has each
+// row's scales.
+template <typename Codes>
+static void pack_codes(ScaledWeights<Codes> packed, const uint8_t* codes, const uint8_t* scales,
+                       const int64_t* rows, const int64_t* scale_rows, int64_t panels,
+                       int64_t inner) {
+  parallel(panels, inner * PANEL, [=](int64_t index) {
+    const int64_t* lanes = rows + index * PANEL;
+    auto panel = packed.panel(0, index);
+    uint8_t* to = const_cast<uint8_t*>(panel.codes);
+    auto source = [=](int c) { return lanes[c] < 0 ? nullptr : codes + lanes[c] * inner; };
+    pack_panel(source, inner, [=](int64_t k, int c, uint8_t code) {
+      Codes::put(to + k * Codes::BYTES, c, code);
+    });
+    to = const_cast<uint8_t*>(panel.scales);
+    int64_t size = scale_bytes(panel.scale_type);
+    for (int64_t run = 0; run < panel.runs(); run++)
+      for (int c = 0; c < PANEL; c += panel.by_column ? 1 : LANES, to += size)
+        if (lanes[c] < 0) std::memset(to, 0, size);
+        else std::memcpy(to, scales + (scale_rows[lanes[c]] * panel.runs() + run) * size, size);
   });
 }
 
@@ -82,49 +110,78 @@ static void block_rows(const float* x, int64_t stride, int64_t count, int64_t in
 // What a panel costs: to be read once, and multiplied by every row, eight times as fast.
 static int64_t panel_cost(int64_t rows, int64_t inner) { return inner * PANEL * (8 + rows) / 8; }
 
-// A bfloat16 is the upper half of a float32: weights stored so are exact, and read at half the cost.
-typedef uint16_t Bf16;
-typedef Bf16 Halves __attribute__((vector_size(LANES * 2)));
-
-static inline Vec load(const Bf16* p) {
-  Halves raw;
-  std::memcpy(&raw, p, sizeof raw);
-  Ints bits = __builtin_convertvector(raw, Ints) << 16;
-  Vec v;
-  std::memcpy(&v, &bits, sizeof v);
-  return v;
-}
-
-template <int N, typename W>
-static inline void multiply(const float* x, const W* w, int64_t inner, Vec (*sums)[2]) {
+template <int N, typename Panel>
+static inline void multiply(const float* x, const Panel& w, Vec (*sums)[2]) {
   Vec total[N][2] = {};
-  for (int64_t k = 0; k < inner; k++) {
-    Vec left = load(w + k * PANEL), right = load(w + k * PANEL + LANES);
+  int64_t k = 0;
+  for (int64_t run = 0; run < w.runs(); run++) {
+    auto numbers = w.run(run);
+    for (int64_t stop = w.stop(run); k < stop; k++) {
+      Vec left, right;
+      numbers.read(k, left, right);
 #pragma GCC unroll 8
-    for (int i = 0; i < N; i++) {
-      Vec value = same(x[k * N + i]);
-      total[i][0] = fused(value, left, total[i][0]);
-      total[i][1] = fused(value, right, total[i][1]);
+      for (int i = 0; i < N; i++) {
+        Vec value = same(x[k * N + i]);
+        total[i][0] = fused(value, left, total[i][0]);
+        total[i][1] = fused(value, right, total[i][1]);
+      }
     }
   }
   for (int i = 0; i < N; i++) sums[i][0] = total[i][0], sums[i][1] = total[i][1];
 }
 
-template <typename W>
-static inline void multiply_rows(int64_t rows, const float* x, const W* w, int64_t inner,
-                                 Vec (*sums)[2]) {
+template <typename Panel>
+static inline void multiply_rows(int64_t rows, const float* x, const Panel& w, Vec (*sums)[2]) {
   switch (rows) {
-    case 1: return multiply<1>(x, w, inner, sums);
-    case 2: return multiply<2>(x, w, inner, sums);
-    case 3: return multiply<3>(x, w, inner, sums);
-    case 4: return multiply<4>(x, w, inner, sums);
+    case 1: return multiply<1>(x, w, sums);
+    case 2: return multiply<2>(x, w, sums);
+    case 3: return multiply<3>(x, w, sums);
+    case 4: return multiply<4>(x, w, sums);
 #if defined(__AVX512F__)
-    case 5: return multiply<5>(x, w, inner, sums);
-    case 6: return multiply<6>(x, w, inner, sums);
-    case 7: return multiply<7>(x, w, inner, sums);
-    case 8: return multiply<8>(x, w, inner, sums);
+    case 5: return multiply<5>(x, w, sums);
+    case 6: return multiply<6>(x, w, sums);
+    case 7: return multiply<7>(x, w, sums);
+    case 8: return multiply<8>(x, w, sums);
 #endif
   }
+}
+
+// take(row, its sums) for every row.
+template <typename Panel, typename Take>
+static void multiply_blocks(const float* x, int64_t count, const Panel& w, int64_t inner,
+                            const Take& take) {
+  Vec sums[ROWS][2];
+  for (int64_t first = 0; first < count; first += ROWS) {
+    int64_t rows = count - first < ROWS ? count - first : ROWS;
+    multiply_rows(rows, x + first * inner, w, sums);
+    for (int64_t i = 0; i < rows; i++) take(first + i, sums[i]);
+  }
+}
+
+template <typename W, typename Take>
+static void multiply_panel(const float* x, int64_t count, const DensePanel<W>& w, int64_t inner,
+                           const Take& take) {
+  multiply_blocks(x, count, w, inner, take);
+}
+
+// A number is code * scale, rounded, whether it is made in registers or, for many rows, in memory: a
+// row's bits do not depend on how many there are.
+template <typename Codes, typename Take>
+static void multiply_panel(const float* x, int64_t count, const ScaledPanel<Codes>& w,
+                           int64_t inner, const Take& take) {
+  if (count < MANY_ROWS) return multiply_blocks(x, count, w, inner, take);
+  float* numbers = panel_scratch.get(inner * PANEL);
+  int64_t k = 0;
+  for (int64_t run = 0; run < w.runs(); run++) {
+    auto codes = w.run(run);
+    for (int64_t stop = w.stop(run); k < stop; k++) {
+      Vec left, right;
+      codes.read(k, left, right);
+      store(numbers + k * PANEL, left);
+      store(numbers + k * PANEL + LANES, right);
+    }
+  }
+  multiply_blocks(x, count, DensePanel<float>{numbers, inner}, inner, take);
 }
 
 static inline void store_panel(float* y, const Vec* sums, int64_t columns) {
@@ -137,21 +194,17 @@ static inline void store_panel(float* y, const Vec* sums, int64_t columns) {
 }
 
 // `places`, where given, says which row of y each row of x goes to.
-template <typename W>
-static void panel_gemm(const float* x, int64_t count, const W* w, int64_t inner, float* y,
+template <typename Panel>
+static void panel_gemm(const float* x, int64_t count, const Panel& w, int64_t inner, float* y,
                        int64_t stride, int64_t columns, const int64_t* places = nullptr) {
-  Vec sums[ROWS][2];
-  for (int64_t first = 0; first < count; first += ROWS) {
-    int64_t rows = count - first < ROWS ? count - first : ROWS;
-    multiply_rows(rows, x + first * inner, w, inner, sums);
-    for (int64_t i = 0; i < rows; i++)
-      store_panel(y + (places ? places[first + i] : first + i) * stride, sums[i], columns);
-  }
+  multiply_panel(x, count, w, inner, [=](int64_t row, const Vec* sums) {
+    store_panel(y + (places ? places[row] : row) * stride, sums, columns);
+  });
 }
 
 // `batch` GEMMs at once (one per head): x, w and y of one follow the other at the given strides.
-template <typename W>
-static void batched_gemm(const float* x, int64_t x_row, int64_t x_batch, const W* packed, float* y,
+template <typename Weights>
+static void batched_gemm(const float* x, int64_t x_row, int64_t x_batch, const Weights& w, float* y,
                          int64_t y_row, int64_t y_batch, int64_t batch, int64_t count,
                          int64_t columns, int64_t inner) {
   int64_t panels = (columns + PANEL - 1) / PANEL;
@@ -164,7 +217,7 @@ static void batched_gemm(const float* x, int64_t x_row, int64_t x_batch, const W
   });
   parallel(batch * panels, panel_cost(count, inner), [=](int64_t item) {
     int64_t b = item / panels, panel = item % panels;
-    panel_gemm(blocks + b * count * inner, count, packed + item * inner * PANEL, inner,
+    panel_gemm(blocks + b * count * inner, count, w.panel(b, panel), inner,
                y + b * y_batch + panel * PANEL, y_row, columns - panel * PANEL);
   });
 }
@@ -300,35 +353,28 @@ static void sort_by_expert(const int64_t* ids, int64_t count, int64_t first, int
 }
 
 // silu(gate) * up for one panel of each row.
-template <typename W>
-static void gated_panel(const float* x, int64_t count, const W* w, int64_t inner, float* y,
+template <typename Panel>
+static void gated_panel(const float* x, int64_t count, const Panel& w, int64_t inner, float* y,
                         int64_t stride, int64_t columns) {
-  Vec sums[ROWS][2];
-  for (int64_t first = 0; first < count; first += ROWS) {
-    int64_t rows = count - first < ROWS ? count - first : ROWS;
-    multiply_rows(rows, x + first * inner, w, inner, sums);
-    for (int64_t i = 0; i < rows; i++) {
-      Vec gate = sums[i][0];
-      Vec value = gate / (same(1.0f) + exp_lanes(-gate)) * sums[i][1];
-      std::memcpy(y + (first + i) * stride, &value,
-                  (columns < LANES ? columns : LANES) * sizeof(float));
-    }
-  }
+  multiply_panel(x, count, w, inner, [=](int64_t row, const Vec* sums) {
+    Vec gate = sums[0];
+    Vec value = gate / (same(1.0f) + exp_lanes(-gate)) * sums[1];
+    std::memcpy(y + row * stride, &value, (columns < LANES ? columns : LANES) * sizeof(float));
+  });
 }
 
 // The same for all panels.
-template <typename W>
-static void gated_rows(const float* x, int64_t n, const W* w, int64_t inner, float* y,
+template <typename Weights>
+static void gated_rows(const float* x, int64_t n, const Weights& w, int64_t inner, float* y,
                        int64_t width) {
   parallel((width + LANES - 1) / LANES, panel_cost(n, inner), [=](int64_t panel) {
-    gated_panel(x, n, w + panel * inner * PANEL, inner, y + panel * LANES, width,
-                width - panel * LANES);
+    gated_panel(x, n, w.panel(0, panel), inner, y + panel * LANES, width, width - panel * LANES);
   });
 }
 
 // silu(gate x) * up x for every row.
-template <typename W>
-static void gated_half(const float* x, int64_t x_row, const W* gate_up, float* out, int64_t n,
+template <typename Weights>
+static void gated_half(const float* x, int64_t x_row, const Weights& gate_up, float* out, int64_t n,
                        int64_t hidden, int64_t width) {
   float* inputs = rows_scratch.get(n * hidden);
   block_rows(x, x_row, n, hidden, inputs);
@@ -336,8 +382,8 @@ static void gated_half(const float* x, int64_t x_row, const W* gate_up, float* o
 }
 
 // down(silu(gate x) * up x) for every row: the MLP of dense layers and of shared experts.
-template <typename W>
-static void gated_mlp(const float* x, int64_t x_row, const W* gate_up, const W* down,
+template <typename Weights>
+static void gated_mlp(const float* x, int64_t x_row, const Weights& gate_up, const Weights& down,
                       float* out, int64_t n, int64_t hidden, int64_t width) {
   int64_t downs = (hidden + PANEL - 1) / PANEL;
   float* inputs = rows_scratch.get(n * (hidden + width));
@@ -347,7 +393,7 @@ static void gated_mlp(const float* x, int64_t x_row, const W* gate_up, const W* 
   gated_rows(inputs, n, gate_up, hidden, middle, width);
   block_rows(middle, width, n, width, blocked);
   parallel(downs, panel_cost(n, width), [=](int64_t panel) {
-    panel_gemm(blocked, n, down + panel * width * PANEL, width, out + panel * PANEL, hidden,
+    panel_gemm(blocked, n, down.panel(0, panel), width, out + panel * PANEL, hidden,
                hidden - panel * PANEL);
   });
 }
@@ -355,9 +401,9 @@ static void gated_mlp(const float* x, int64_t x_row, const W* gate_up, const W* 
 // parts[t, k] = down(silu(gate x) * up x) of t's k-th expert. Experts outside first .. first + experts
 // belong to another rank: theirs are not written. Scratch of the caller: `begin` has experts + 1
 // places, `pairs` and `tokens` have n * top.
-template <typename W>
-static void expert_parts(const float* x, int64_t x_row, const int64_t* ids, const W* gate_up,
-                         const W* down, float* parts, int64_t n, int64_t top, int64_t hidden,
+template <typename Weights>
+static void expert_parts(const float* x, int64_t x_row, const int64_t* ids, const Weights& gate_up,
+                         const Weights& down, float* parts, int64_t n, int64_t top, int64_t hidden,
                          int64_t width, int64_t first, int64_t experts, int64_t* begin,
                          int64_t* pairs, int64_t* tokens) {
   sort_by_expert(ids, n * top, first, experts, begin, pairs);
@@ -375,7 +421,7 @@ static void expert_parts(const float* x, int64_t x_row, const int64_t* ids, cons
   parallel(experts * gates, panel_cost(share, hidden), [=](int64_t item) {
     int64_t e = item / gates, panel = item % gates, at = begin[e], rows = begin[e + 1] - at;
     if (rows)
-      gated_panel(inputs + at * hidden, rows, gate_up + item * hidden * PANEL, hidden,
+      gated_panel(inputs + at * hidden, rows, gate_up.panel(e, panel), hidden,
                   middle + at * width + panel * LANES, width, width - panel * LANES);
   });
   parallel(experts, share * width, [=](int64_t e) {
@@ -385,7 +431,7 @@ static void expert_parts(const float* x, int64_t x_row, const int64_t* ids, cons
   parallel(experts * downs, panel_cost(share, width), [=](int64_t item) {
     int64_t e = item / downs, panel = item % downs, at = begin[e], rows = begin[e + 1] - at;
     if (rows)
-      panel_gemm(blocked + at * width, rows, down + item * width * PANEL, width,
+      panel_gemm(blocked + at * width, rows, down.panel(e, panel), width,
                  parts + panel * PANEL, hidden, hidden - panel * PANEL, pairs + at);
   });
 }
@@ -411,10 +457,10 @@ extern "C" void combine(const float* parts, const float* weights, float* out, in
 }
 
 // Both; scratch as in expert_parts.
-template <typename W>
+template <typename Weights>
 static void routed_experts(const float* x, int64_t x_row, const int64_t* ids, const float* weights,
-                           const W* gate_up, const W* down, float* out, int64_t n, int64_t top,
-                           int64_t hidden, int64_t width, int64_t first, int64_t experts,
+                           const Weights& gate_up, const Weights& down, float* out, int64_t n,
+                           int64_t top, int64_t hidden, int64_t width, int64_t first, int64_t experts,
                            int64_t* begin, int64_t* pairs, int64_t* tokens) {
   float* parts = output_scratch.get(n * top * hidden);
   expert_parts(x, x_row, ids, gate_up, down, parts, n, top, hidden, width, first, experts, begin,
@@ -436,46 +482,81 @@ extern "C" void mla_decode(const float* q, const float* cached, const int64_t* b
   attend_rows(q, row, lengths, width, latent, rows, heads, scale, out, lse);
 }
 
-// ---- for weights in float32 and in bfloat16 -----------------------------------------------
+// ---- for weights in float32, in bfloat16 and as stored --------------------------------------
+
+static int64_t panels_of(int64_t columns) { return (columns + PANEL - 1) / PANEL; }
+
+// use(gate_up, down) of MLPs.
+template <typename W, typename Use>
+static void open_mlps(const W* gate_up, const W* down, int64_t hidden, int64_t width,
+                      const Use& use) {
+  open_weights(gate_up, (width + LANES - 1) / LANES, hidden, [&](auto first) {
+    use(first, alike(first, down, panels_of(hidden), width));
+  });
+}
 
 #define FOR_WEIGHTS(W, SUFFIX)                                                                     \
+  extern "C" void gemm##SUFFIX(const float* x, int64_t x_row, int64_t x_batch, const W* packed,    \
+                               float* y, int64_t y_row, int64_t y_batch, int64_t batch,            \
+                               int64_t count, int64_t columns, int64_t inner) {                    \
+    open_weights(packed, panels_of(columns), inner, [=](auto weights) {                            \
+      batched_gemm(x, x_row, x_batch, weights, y, y_row, y_batch, batch, count, columns, inner);   \
+    });                                                                                            \
+  }                                                                                                \
+  extern "C" void middle##SUFFIX(const float* x, int64_t x_row, const W* packed, float* out,       \
+                                 int64_t n, int64_t hidden, int64_t width) {                       \
+    open_weights(packed, (width + LANES - 1) / LANES, hidden, [=](auto gate_up) {                  \
+      gated_half(x, x_row, gate_up, out, n, hidden, width);                                        \
+    });                                                                                            \
+  }                                                                                                \
+  extern "C" void gated##SUFFIX(const float* x, int64_t x_row, const W* first, const W* second,    \
+                                float* out, int64_t n, int64_t hidden, int64_t width) {            \
+    open_mlps(first, second, hidden, width, [=](auto gate_up, auto down) {                         \
+      gated_mlp(x, x_row, gate_up, down, out, n, hidden, width);                                   \
+    });                                                                                            \
+  }                                                                                                \
+  extern "C" void routed##SUFFIX(const float* x, int64_t x_row, const int64_t* ids,                \
+                                 const float* weights, const W* first_packed, const W* second,     \
+                                 float* out, int64_t n, int64_t top, int64_t hidden,               \
+                                 int64_t width, int64_t first, int64_t experts, int64_t* begin,    \
+                                 int64_t* pairs, int64_t* tokens) {                                \
+    open_mlps(first_packed, second, hidden, width, [=](auto gate_up, auto down) {                  \
+      routed_experts(x, x_row, ids, weights, gate_up, down, out, n, top, hidden, width, first,     \
+                     experts, begin, pairs, tokens);                                               \
+    });                                                                                            \
+  }                                                                                                \
+  extern "C" void parts##SUFFIX(const float* x, int64_t x_row, const int64_t* ids,                 \
+                                const W* first_packed, const W* second, float* out, int64_t n,     \
+                                int64_t top, int64_t hidden, int64_t width, int64_t first,         \
+                                int64_t experts, int64_t* begin, int64_t* pairs,                   \
+                                int64_t* tokens) {                                                 \
+    open_mlps(first_packed, second, hidden, width, [=](auto gate_up, auto down) {                  \
+      expert_parts(x, x_row, ids, gate_up, down, out, n, top, hidden, width, first, experts,       \
+                   begin, pairs, tokens);                                                          \
+    });                                                                                            \
+  }
+
+FOR_WEIGHTS(float, )
+FOR_WEIGHTS(Bf16, _bf16)
+FOR_WEIGHTS(Scaled, _scaled)
+
+#define FOR_PLAIN_WEIGHTS(W, SUFFIX)                                                               \
   extern "C" void pack_weight##SUFFIX(const W* w, int64_t columns, int64_t inner, W* packed) {     \
     pack_columns(w, columns, inner, packed);                                                       \
   }                                                                                                \
   extern "C" void pack_gate_up##SUFFIX(const W* w, int64_t width, int64_t inner, W* packed) {      \
     pack_pairs(w, width, inner, packed);                                                           \
-  }                                                                                                \
-  extern "C" void gemm##SUFFIX(const float* x, int64_t x_row, int64_t x_batch, const W* packed,    \
-                               float* y, int64_t y_row, int64_t y_batch, int64_t batch,            \
-                               int64_t count, int64_t columns, int64_t inner) {                    \
-    batched_gemm(x, x_row, x_batch, packed, y, y_row, y_batch, batch, count, columns, inner);      \
-  }                                                                                                \
-  extern "C" void middle##SUFFIX(const float* x, int64_t x_row, const W* gate_up, float* out,      \
-                                 int64_t n, int64_t hidden, int64_t width) {                       \
-    gated_half(x, x_row, gate_up, out, n, hidden, width);                                          \
-  }                                                                                                \
-  extern "C" void gated##SUFFIX(const float* x, int64_t x_row, const W* gate_up, const W* down,    \
-                                float* out, int64_t n, int64_t hidden, int64_t width) {            \
-    gated_mlp(x, x_row, gate_up, down, out, n, hidden, width);                                     \
-  }                                                                                                \
-  extern "C" void routed##SUFFIX(const float* x, int64_t x_row, const int64_t* ids,                \
-                                 const float* weights, const W* gate_up, const W* down,            \
-                                 float* out, int64_t n, int64_t top, int64_t hidden,               \
-                                 int64_t width, int64_t first, int64_t experts, int64_t* begin,    \
-                                 int64_t* pairs, int64_t* tokens) {                                \
-    routed_experts(x, x_row, ids, weights, gate_up, down, out, n, top, hidden, width, first,       \
-                   experts, begin, pairs, tokens);                                                 \
-  }                                                                                                \
-  extern "C" void parts##SUFFIX(const float* x, int64_t x_row, const int64_t* ids,                 \
-                                const W* gate_up, const W* down, float* out, int64_t n,            \
-                                int64_t top, int64_t hidden, int64_t width, int64_t first,         \
-                                int64_t experts, int64_t* begin, int64_t* pairs,                   \
-                                int64_t* tokens) {                                                 \
-    expert_parts(x, x_row, ids, gate_up, down, out, n, top, hidden, width, first, experts, begin,  \
-                 pairs, tokens);                                                                   \
   }
 
-FOR_WEIGHTS(float, )
-FOR_WEIGHTS(Bf16, _bf16)
+FOR_PLAIN_WEIGHTS(float, )
+FOR_PLAIN_WEIGHTS(Bf16, _bf16)
+
+extern "C" void pack_scaled(const uint8_t* codes, const uint8_t* scales, const int64_t* rows,
+                            const int64_t* scale_rows, int64_t panels, int64_t inner,
+                            Scaled* packed) {
+  open_weights(packed, panels, inner, [=](auto weights) {
+    pack_codes(weights, codes, scales, rows, scale_rows, panels, inner);
+  });
+}
 
 extern "C" int32_t panel_width() { return PANEL; }

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from trueline import native
 from trueline.cache.layout import IndexLayout, LatentLayout
+from trueline.native import scaled
 from trueline.spec.mixer import MLASpec
 
 HALF_PRECISION = (torch.float16, torch.bfloat16)
@@ -62,7 +63,10 @@ class Capabilities:
     """That `pack` keeps although they are not the dtype of computation."""
     formats: tuple[str, ...] | None = None
     """Labels of the weight formats whose weights `pack` takes as they are stored, and no others.
-    None: it dequantises whatever it is given."""
+    None: it takes all, and dequantises those that it does not keep."""
+    keeps: tuple[str, ...] = ()
+    """Where `formats` is None: labels of the formats whose weights `pack` keeps as they are
+    stored."""
     batch_invariant: bool = False
     """Whether a row's bits depend on nothing but the row, whatever shares its step."""
     capture: bool = False
@@ -83,6 +87,10 @@ class Capabilities:
         if self.formats is None or stored in self.formats:
             return []
         return [f"packs {' and '.join(self.formats)} weights, not {stored} ones"]
+
+    def as_stored(self, stored: str) -> bool:
+        """Whether weights of a format that it takes stay as they are stored."""
+        return stored in (self.keeps if self.formats is None else self.formats)
 
     def refusals(self, context: Context) -> list[str]:
         """Why it cannot run, on one of its devices; empty if it can."""
@@ -123,5 +131,7 @@ NATIVE = Capabilities(
     batch_invariant=True,
     refuses=_needs_native,
 )
+NATIVE_PACKING = replace(NATIVE, keeps=scaled.FORMATS)
+"""Of the ops that keep weights."""
 GPU = Capabilities(devices=("cuda",), dtypes=FLOATS, capture=True)
 """Ours for an NVIDIA GPU, which are not batch-invariant so far."""

@@ -22,7 +22,6 @@ from trueline.cache.kinds import (
 from trueline.config import EngineConfig
 from trueline.device import Device, onednn_features
 from trueline.errors import UsageError
-from trueline.models.parameters import parameters
 from trueline.ops.capabilities import Context
 from trueline.ops.mla_decode import Tiling
 from trueline.ops.registry import OPS, REGISTRY, implementation, runnable
@@ -44,8 +43,10 @@ from trueline.plan.select import (
     Selection,
     choose,
     layer_class,
+    stay_as_stored,
 )
 from trueline.spec.model import ModelSpec
+from trueline.weights.formats import weight_bytes
 
 # Keys per GEMM in batch-invariant mode, and outside of it.
 FIXED_TILING = Tiling(64, full=True)
@@ -122,9 +123,7 @@ class Plan:
     def lines(self) -> Iterator[str]:
         yield f"device       {self.device.kind} ({self.device.name}), {self._where()}"
         yield f"compute      {self.compute_dtype} ({self.dtype_reason})".replace("torch.", "")
-        yield f"weights      {self.weight_bytes / 1e6:,.1f} MB in {self.weight_dtype}".replace(
-            "torch.", ""
-        )
+        yield f"weights      {self.weight_bytes / 1e6:,.1f} MB in {self._weight_formats()}"
         for group in self.groups:
             tokens = (group.num_blocks - 1) * group.block_size
             yield (
@@ -148,6 +147,11 @@ class Plan:
         for kind, choice in self.layers.items():
             if choice.name != OWN:
                 yield f"layer        {kind}: {choice.name} ({choice.reason})"
+
+    def _weight_formats(self) -> str:
+        """In which weights are kept."""
+        stored = [form for form, ops in self.by_format.items() if stay_as_stored(form, ops)]
+        return " and ".join((*stored, str(self.weight_dtype).removeprefix("torch.")))
 
     def changes(self, expected: Plan) -> Iterator[str]:
         """What measuring has changed of a plan made before anything was loaded."""
@@ -195,7 +199,7 @@ def make_plan(
     max_len = max_model_len(spec, config)
     # Some kernels multiply by weights as they are stored; others want them as they compute.
     kept = storage if chosen.multiplies_with(storage) else compute
-    weights = sum(p.count for p in parameters(spec)) * kept.itemsize
+    weights = weight_bytes(spec, kept.itemsize, chosen.stays_as_stored)
     budget = cache_budget(config, device, limits, weights, measured)
     slots = slot_plan(slot_bytes, config, size, budget, limits) if slot_bytes else None
     if slots:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol
@@ -90,6 +90,12 @@ def _choose_by_format(
     }
 
 
+def stay_as_stored(form: str, chosen: Mapping[str, Selection]) -> bool:
+    """Whether weights of a format do, in all ops that keep them. Those of latent attention's
+    absorbed form, which are few, are dequantised all the same."""
+    return all(capabilities(op, each.name).as_stored(form) for op, each in chosen.items())
+
+
 @dataclass(frozen=True, slots=True)
 class Implementations:
     """All that was chosen."""
@@ -110,6 +116,9 @@ class Implementations:
         """Whether all that keep weights keep them in this dtype, whatever they compute in."""
         keeping = ("batched_gemm", *PACKING)
         return all(dtype in each.weight_dtypes for op, each in self._declared() if op in keeping)
+
+    def stays_as_stored(self, form: str) -> bool:
+        return form in self.by_format and stay_as_stored(form, self.by_format[form])
 
     def _declared(self) -> Iterator[tuple[str, Capabilities]]:
         for selections in (self.ops, *self.by_format.values()):
@@ -138,7 +147,8 @@ def choose_op(
         elsewhere = capabilities(op, name).elsewhere(device)
         if elsewhere and not (name == "triton" and interpreting()):
             raise UsageError(f"op {op}={name} was asked for and {elsewhere[0]}, not on {device}")
-        return _asked(REGISTRY, op, name, _op_refusals(op, name, context))
+        asked = _asked(REGISTRY, op, name, _op_refusals(op, name, context))
+        return replace(asked, reason=asked.reason + _kept(op, name, stored))
     refused: list[str] = []
     names = REGISTRY.names(op)
     for name in sorted(names, key=lambda name: REGISTRY.package(op, name) is None):
@@ -155,9 +165,15 @@ def choose_op(
             found = [str(error)]
         if not found:
             why = "; ".join(refused) or "preferred, and runs here"
-            return Selection(name, f"{why}; from {package}" if package else why)
+            why = f"{why}; from {package}" if package else why
+            return Selection(name, why + _kept(op, name, stored))
         refused.append(f"not {name}: {', '.join(found)}")
     raise UsageError(f"no implementation of {op} can run: {'; '.join(refused)}")
+
+
+def _kept(op: str, name: str, stored: str) -> str:
+    as_stored = stored != DENSE.label and capabilities(op, name).as_stored(stored)
+    return "; weights stay as stored" if as_stored else ""
 
 
 def choose_layers(spec: ModelSpec, config: EngineConfig, context: Context) -> dict[str, Selection]:

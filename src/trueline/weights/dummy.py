@@ -1,5 +1,5 @@
 """Random weights without a file. Each is drawn from a generator of its own, seeded by (seed, name):
-the same numbers whatever else is in the model."""
+the same numbers whatever else is in the model. Quantised ones are drawn as codes and scales."""
 
 from __future__ import annotations
 
@@ -12,12 +12,22 @@ from torch import Tensor
 
 from trueline.models.parameters import parameters
 from trueline.spec.model import ModelSpec
-from trueline.spec.parameters import ParameterKind
-from trueline.weights.load import FLOAT32_KINDS
-from trueline.weights.value import Weight
+from trueline.spec.parameters import Parameter, ParameterKind, Piece
+from trueline.weights.formats import Format, Stored, format_of
+from trueline.weights.formats.block_fp8 import BlockFp8, Fp8Stored
+from trueline.weights.formats.dense import DENSE, DenseStored
+from trueline.weights.formats.fp4 import GROUP, Fp4, Fp4Stored
+from trueline.weights.formats.pack_int4 import WORD, Int4Stored, PackInt4
+from trueline.weights.load import FLOAT32_KINDS, placed, taken_from
+from trueline.weights.value import StoredPart, Weight
 
 # What is left of a drawn correction bias, so that it does not choose the experts.
 EVEN = 0.01
+# Standard deviations of drawn codes; e4m3 ends at 448.
+FP8_SPREAD, INT4_SPREAD, FP4_SPREAD = 64.0, 4.6, 2.9
+FP8_LARGEST = 448.0
+DRAWN = (BlockFp8, PackInt4, Fp4)
+"""Formats that are drawn as stored."""
 
 
 class DummyWeights:
@@ -27,6 +37,7 @@ class DummyWeights:
         self, spec: ModelSpec, *, dtype: torch.dtype, device: torch.device, seed: int
     ) -> None:
         self._parameters = {parameter.name: parameter for parameter in parameters(spec)}
+        self._spec = spec
         self._dtype, self._device, self._seed = dtype, device, seed
 
     def __iter__(self) -> Iterator[str]:
@@ -34,11 +45,31 @@ class DummyWeights:
 
     def pop(self, name: str) -> Weight:
         parameter = self._parameters.pop(name)
+        if any(self._format(parameter, piece) for piece in parameter.pieces):
+            parts = tuple(self._parts(parameter))
+            return Weight(parameter.shape, self._dtype, parts, self._device, self._device)
         value = draw(name, parameter.shape, parameter.kind, self._seed, self._device)
         if parameter.kind == "correction_bias":
             value *= EVEN  # a checkpoint's bias evens out what its router prefers: ours has none
         dtype = torch.float32 if parameter.kind in FLOAT32_KINDS else self._dtype
         return Weight.of(value.to(dtype))
+
+    def _format(self, parameter: Parameter, piece: Piece) -> Format | None:
+        """That a stored tensor is drawn in; None: plain float, as those of packages' formats."""
+        fmt = format_of(self._spec, parameter, piece)
+        return fmt if isinstance(fmt, DRAWN) else None
+
+    def _parts(self, parameter: Parameter) -> Iterator[StoredPart]:
+        for piece in parameter.pieces:
+            fmt = self._format(parameter, piece)
+            if fmt is None:
+                value = draw(piece.source, piece.shape, parameter.kind, self._seed, self._device)
+                whole: Stored = DenseStored(value.to(self._dtype))
+            else:
+                generator = _generator(piece.source, self._seed, self._device)
+                whole = draw_stored(fmt, piece.shape, self._dtype, generator)
+            for stored, put in taken_from(whole, piece):
+                yield placed(stored, (fmt or DENSE).label, put)
 
 
 def draw(
@@ -49,8 +80,7 @@ def draw(
     device: torch.device = torch.device("cpu"),  # noqa: B008
 ) -> Tensor:
     """float32. Another device has other numbers."""
-    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
-    generator = torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "little"))
+    generator = _generator(name, seed, device)
     if kind in ("norm", "correction_bias"):
         between = torch.rand(shape, generator=generator, device=device)
         return 0.5 + between if kind == "norm" else 0.4 * between - 0.2
@@ -61,3 +91,46 @@ def draw(
         return 0.5 * numbers
     gain = {"router": 1.5, "head": 1.5}.get(kind, 1.0)
     return numbers.mul_(gain / math.sqrt(shape[-1]))
+
+
+def _generator(name: str, seed: int, device: torch.device) -> torch.Generator:
+    digest = hashlib.sha256(f"{seed}/{name}".encode()).digest()
+    return torch.Generator(device).manual_seed(int.from_bytes(digest[:7], "little"))
+
+
+def draw_stored(
+    fmt: Format, shape: tuple[int, ...], plain: torch.dtype, generator: torch.Generator
+) -> Stored:
+    """A matrix of one of the formats DRAWN, about as large as a plain one. `plain`: the dtype of
+    scales that are stored unquantised."""
+    rows, columns = shape
+    device = generator.device
+    if isinstance(fmt, BlockFp8):
+        numbers = torch.randn(shape, generator=generator, device=device).mul_(FP8_SPREAD)
+        codes = numbers.clamp_(-FP8_LARGEST, FP8_LARGEST).to(torch.float8_e4m3fn)
+        grid = [-(-size // block) for size, block in zip(shape, fmt.block, strict=True)]
+        scales = _draw_scales(grid, FP8_SPREAD, columns, generator)
+        if fmt.power_of_two_scales or "F32" not in fmt.scale_dtypes:
+            scales = scales.log2().round().exp2()
+        return Fp8Stored(codes, scales, fmt.block)
+    if isinstance(fmt, PackInt4):
+        packed = _draw_bytes((rows, 4 * -(-columns // WORD)), generator).view(torch.int32)
+        scales = _draw_scales([rows, -(-columns // fmt.group)], INT4_SPREAD, columns, generator)
+        return Int4Stored(packed, scales.to(plain), fmt.group, columns)
+    packed = _draw_bytes((rows, -(-columns // 2)), generator)
+    powers = _draw_scales([rows, -(-columns // GROUP)], FP4_SPREAD, columns, generator).log2()
+    return Fp4Stored(packed, (powers.round() + 127).to(torch.uint8), columns)
+
+
+def _draw_bytes(shape: tuple[int, int], generator: torch.Generator) -> Tensor:
+    return torch.randint(
+        256, shape, generator=generator, device=generator.device, dtype=torch.uint8
+    )
+
+
+def _draw_scales(
+    grid: list[int], spread: float, columns: int, generator: torch.Generator
+) -> Tensor:
+    """Within an octave around what makes numbers as large as those of a plain matrix."""
+    between = torch.rand(grid, generator=generator, device=generator.device)
+    return torch.exp2(between - 0.5) / (spread * math.sqrt(columns))

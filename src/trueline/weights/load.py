@@ -117,10 +117,7 @@ class StoredWeights:
         """What this rank has of a stored tensor, at its place in the parameter."""
         label, read = wanted.use.format.label, partial(self._finish, wanted.use.tensor)
         for stored, put in opened(self._files, wanted):
-            leading = [at for at in put if isinstance(at, int)]
-            inside = [at.start or 0 for at in put if isinstance(at, slice)]
-            rest = len(stored.shape) - len(inside)
-            yield StoredPart(stored, label, (*leading, *inside, *(0,) * rest), read)
+            yield replace(placed(stored, label, put), read=read)
 
     def _finish(self, tensor: StoredTensor) -> None:
         self._files.release(tensor)
@@ -188,12 +185,24 @@ def opened(files: _Files, wanted: Wanted) -> Iterator[tuple[Stored, tuple[int | 
     whole: Stored = use.format.open(use.tensors, values)
     if wanted.parameter.unit_columns:
         whole = UnitColumns(values[0], column_lengths(values[0]))
-    for piece in wanted.piece.split():
+    yield from taken_from(whole, wanted.piece)
+
+
+def taken_from(whole: Stored, piece: Piece) -> Iterator[tuple[Stored, tuple[int | slice, ...]]]:
+    """What this rank has of a stored tensor, and where it goes in the parameter."""
+    for run in piece.split():
         stored = whole
-        for axis, taken in enumerate(piece.take):
+        for axis, taken in enumerate(run.take):
             start, stop, _ = taken.indices(stored.shape[axis])
             stored = stored.cut(axis, start, stop)
-        yield stored, piece.put
+        yield stored, run.put
+
+
+def placed(stored: Stored, label: str, put: tuple[int | slice, ...]) -> StoredPart:
+    leading = [at for at in put if isinstance(at, int)]
+    inside = [at.start or 0 for at in put if isinstance(at, slice)]
+    rest = len(stored.shape) - len(inside)
+    return StoredPart(stored, label, (*leading, *inside, *(0,) * rest))
 
 
 @dataclass(frozen=True, slots=True)

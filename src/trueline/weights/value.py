@@ -118,8 +118,12 @@ class Weight:
 
     def unstack(self) -> Iterator[Weight]:
         """Of stacked matrices, one after the other."""
-        for index in range(self.shape[0]):
-            parts = (part.at(index) for part in self.parts)
+        held: list[list[StoredPart]] = [[] for _ in range(self.shape[0])]
+        for part in self.parts:  # looked at once: experts are many, and each has parts of its own
+            for index in range(part.begin[0], part.begin[0] + part.size[0]):
+                held[index].append(part)
+        for index, several in enumerate(held):
+            parts = (part.at(index) for part in several)
             kept = tuple(part for part in parts if part is not None)
             yield replace(self, shape=self.shape[1:], parts=kept)
 

@@ -21,7 +21,7 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from trueline.ops.capabilities import CPU, GPU, NATIVE, Capabilities
+from trueline.ops.capabilities import CPU, GPU, NATIVE_PACKING, Capabilities
 from trueline.ops.linear import LinearOp
 from trueline.weights.value import Weight
 
@@ -68,7 +68,7 @@ class SharedExperts(Experts[Packed], Protocol[Packed]):
 
 
 IMPLEMENTATIONS = {
-    "native": NATIVE,
+    "native": NATIVE_PACKING,
     "cpu": CPU,
     "reference": CPU,
     "triton": replace(GPU, optional=("pack_with_shared",)),

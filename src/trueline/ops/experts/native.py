@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trueline.native import library, weighted
+from trueline.native import library, scaled, weighted
 from trueline.ops.experts import IMPLEMENTATIONS
 from trueline.ops.linear import LinearOp
 from trueline.ops.mlp import native as mlp
@@ -16,7 +16,10 @@ capabilities = IMPLEMENTATIONS["native"]
 
 def pack(gate_up: Weight | Tensor, down: Weight | Tensor, linear: LinearOp) -> mlp.Packed:
     # Not in large pages, which take long to come: most of it lies idle in a step.
-    return mlp.pack_all(dense(gate_up), dense(down), torch.empty)
+    if stored := scaled.as_stored(gate_up, down):
+        first, second = (list(weight.unstack()) for weight in stored)
+        return mlp.pack_stored(first, second, torch.empty)
+    return mlp.pack_dense(dense(gate_up), dense(down), torch.empty)
 
 
 def run(

@@ -2,8 +2,8 @@
 
 The weight is a `Weight` (weights/value.py), or a tensor, which is its own dense weight. `pack`
 calls `dense` where the implementation multiplies with plain numbers; one that keeps quantised
-weights as they are stored says which in `formats`, and is given no others. The packed form belongs
-to the implementation; the weight may be freed.
+weights as they are stored says which in `keeps`, or in `formats` if it is to be given no others.
+The packed form belongs to the implementation; the weight may be freed.
 
 `run_wide(x, packed)` -> [n, out] in float32, of which logits are made. On a GPU it has the digits
 of the sums whatever dtype x has, where `run` rounds them to x's; on a CPU, those of `run`."""
@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from trueline.ops.capabilities import CPU, GPU, NATIVE, Capabilities, Context, Opaque
+from trueline.ops.capabilities import CPU, GPU, NATIVE_PACKING, Capabilities, Context, Opaque
 from trueline.weights.value import Weight
 
 Packed = TypeVar("Packed")
@@ -41,7 +41,7 @@ def _onednn_refusals(context: Context) -> list[str]:
 
 
 IMPLEMENTATIONS = {
-    "native": NATIVE,
+    "native": NATIVE_PACKING,
     "onednn": Capabilities(devices=("cpu",), batch_invariant=True, refuses=_onednn_refusals),
     "torch_mm": CPU,
     "reference": CPU,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trueline.device import large_empty
-from trueline.native import packable, panel, weighted
+from trueline.native import packable, panel, scaled, weighted
 from trueline.ops.linear import IMPLEMENTATIONS
 from trueline.weights.value import Weight, dense
 
@@ -24,8 +24,11 @@ class Packed:
 
 
 def pack(weight: Weight | Tensor) -> Packed:
-    weight = packable(dense(weight))
     columns, inner = weight.shape
+    if stored := scaled.as_stored(weight):
+        data = scaled.pack(stored, scaled.columns_of(columns), large_empty)
+        return Packed(data, columns, inner)
+    weight = packable(dense(weight))
     data = large_empty(-(-columns // panel()) * panel() * inner, dtype=weight.dtype)
     weighted("pack_weight", weight.dtype)(weight.data_ptr(), columns, inner, data.data_ptr())
     return Packed(data, columns, inner)

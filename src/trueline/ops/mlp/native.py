@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from trueline.device import large_empty
-from trueline.native import packable, panel, weighted
+from trueline.native import packable, panel, scaled, weighted
 from trueline.ops.linear import LinearOp
 from trueline.ops.linear import native as linear_native
 from trueline.ops.mlp import IMPLEMENTATIONS
@@ -27,13 +27,25 @@ class Packed:
 
 
 def pack(gate_up: Weight | Tensor, down: Weight | Tensor, linear: LinearOp) -> Packed:
-    packed = pack_all(dense(gate_up)[None], dense(down)[None], large_empty)
+    if stored := scaled.as_stored(gate_up, down):
+        packed = pack_stored(stored[:1], stored[1:], large_empty)
+    else:
+        packed = pack_dense(dense(gate_up)[None], dense(down)[None], large_empty)
     return replace(packed, gate_up=packed.gate_up[0], down=packed.down[0])
 
 
-def pack_all(gate_up: Tensor, down: Tensor, empty: Callable[..., Tensor]) -> Packed:
-    """Several, one after the other: [count, 2 width, hidden] and [count, rows, inner], into memory
-    that `empty` gives."""
+def pack_stored(
+    gate_up: Sequence[Weight], down: Sequence[Weight], empty: Callable[..., Tensor]
+) -> Packed:
+    """Several, one after the other, in codes; into memory that `empty` gives."""
+    width, (rows, inner) = gate_up[0].shape[0] // 2, down[0].shape
+    first = scaled.pack(gate_up, scaled.pairs_of(width), empty)
+    second = scaled.pack(down, scaled.columns_of(rows), empty)
+    return Packed(first, second, width, rows, inner)
+
+
+def pack_dense(gate_up: Tensor, down: Tensor, empty: Callable[..., Tensor]) -> Packed:
+    """The same of plain numbers: [count, 2 width, hidden] and [count, rows, inner]."""
     gate_up, down = packable(gate_up), packable(down)
     count, rows, inner = down.shape
     width, hidden = gate_up.shape[1] // 2, gate_up.shape[2]

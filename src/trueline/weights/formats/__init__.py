@@ -10,8 +10,9 @@ it.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import prod
 from typing import TYPE_CHECKING, Protocol
 
 from trueline.models.parameters import parameters
@@ -81,6 +82,10 @@ class Format(Storage, ABC):
         """The weight that these tensors make up, after a check of its scales. `tensors` has what
         an error names."""
 
+    def stored_bytes(self, shape: tuple[int, ...]) -> int | None:
+        """Of a weight of this shape, scales included; None: not known before it is opened."""
+        return None
+
     def exempts(self, weight: str) -> bool:
         """Whether the config says that a weight of this name is stored unquantised."""
         return False
@@ -102,12 +107,32 @@ def may_be_quantised(parameter: Parameter, piece: Piece) -> bool:
     return parameter.kind == "matrix" and piece is not parameter.fused
 
 
+def format_of(spec: ModelSpec, parameter: Parameter, piece: Piece) -> Format | None:
+    """The quantised format of a parameter's piece, as the config has it; None: plain float."""
+    storage = spec.storage
+    if not isinstance(storage, Storage) or not may_be_quantised(parameter, piece):
+        return None
+    fmt = storage.format_of(piece.source)
+    return None if fmt.exempts(piece.source) else fmt
+
+
+def weight_bytes(spec: ModelSpec, itemsize: int, as_stored: Callable[[str], bool]) -> int:
+    """Of all parameters: those of formats that stay as stored, and plain float of this size."""
+    total = 0
+    for parameter in parameters(spec):
+        numbers = stored = 0
+        for piece in parameter.pieces:
+            fmt, count = format_of(spec, parameter, piece), prod(piece.shape)
+            kept = fmt.stored_bytes(piece.shape) if fmt and as_stored(fmt.label) else None
+            numbers, stored = numbers + count, stored + (count * itemsize if kept is None else kept)
+        total += parameter.count * stored // numbers  # this rank's share of what is stored
+    return total
+
+
 def quantised_formats(spec: ModelSpec) -> tuple[Format, ...]:
     """Those that a checkpoint has beside plain float, if any of its weights may be in them."""
-    storage = spec.storage
-    if not isinstance(storage, Storage):
+    if not isinstance(spec.storage, Storage):
         return ()
-    matrices = (p for p in parameters(spec) if p.kind == "matrix")
-    names = [piece.source for parameter in matrices for piece in parameter.pieces]
-    used = {fmt.label for name in names if not (fmt := storage.format_of(name)).exempts(name)}
-    return tuple(fmt for fmt in storage.formats if fmt.label in used)
+    pieces = ((p, piece) for p in parameters(spec) for piece in p.pieces)
+    used = {fmt.label for pair in pieces if (fmt := format_of(spec, *pair))}
+    return tuple(fmt for fmt in spec.storage.formats if fmt.label in used)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from math import prod
 from typing import TYPE_CHECKING, ClassVar, TypeGuard, TypeVar
 
 from trueline.errors import CheckpointError
@@ -81,6 +82,10 @@ class BlockFp8(Format):
 
     def names(self, weight: str) -> tuple[str, ...]:
         return weight, beside(weight, self.scale_name)
+
+    def stored_bytes(self, shape: tuple[int, ...]) -> int:
+        blocks = (-(-size // block) for size, block in zip(shape, self.block, strict=True))
+        return prod(shape) + 4 * prod(blocks)
 
     def exempts(self, weight: str) -> bool:
         return is_ignored(self.ignored_modules, weight)

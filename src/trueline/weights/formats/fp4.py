@@ -84,6 +84,10 @@ class Fp4(Format):
     def names(self, weight: str) -> tuple[str, ...]:
         return weight, beside(weight, "scale")
 
+    def stored_bytes(self, shape: tuple[int, ...]) -> int:
+        rows, columns = shape
+        return rows * (-(-columns // 2) + -(-columns // GROUP))
+
     def exempts(self, weight: str) -> bool:
         return is_ignored(self.ignored_modules, weight)
 

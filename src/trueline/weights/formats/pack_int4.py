@@ -84,6 +84,11 @@ class PackInt4(Format):
         suffixes = ("weight_packed", "weight_scale", "weight_shape")
         return tuple(beside(weight, suffix) for suffix in suffixes)
 
+    def stored_bytes(self, shape: tuple[int, ...]) -> int:
+        """With scales in 16 bits, as published."""
+        rows, columns = shape
+        return rows * (4 * -(-columns // WORD) + 2 * -(-columns // self.group))
+
     def exempts(self, weight: str) -> bool:
         """As the compressed-tensors package matches: a module's full name, the name of its class,
         or an expression that fits the beginning of its name."""
