@@ -17,6 +17,7 @@ from trueline.cli.bench_neighbours import neighbours
 from trueline.cli.bench_overhead import overhead
 from trueline.cli.bench_serve import serve
 from trueline.cli.output import tables
+from trueline.config import KVCacheDtype
 from trueline.errors import UsageError
 from trueline.utils.json_types import JSON
 
@@ -42,6 +43,7 @@ def throughput(
     batch: int = 32,
     prompt_len: int = 128,
     output_len: int = 64,
+    kv_cache_dtype: KVCacheDtype = "auto",
     batch_invariant: Annotated[bool, Parameter(negative=())] = False,
     repeats: int = 1,
     as_json: Json = False,
@@ -55,12 +57,19 @@ def throughput(
         v32s (then weights are drawn).
     batch
         Requests at once.
+    kv_cache_dtype
+        Of latents; auto is as computed.
     repeats
         Take the best of this many runs.
     """
     from trueline.bench.workload import Workload, bench_engine, measure
 
-    engine = bench_engine(model, batch_invariant=batch_invariant, max_num_seqs=max(batch, 1))
+    engine = bench_engine(
+        model,
+        kv_cache_dtype=kv_cache_dtype,
+        batch_invariant=batch_invariant,
+        max_num_seqs=max(batch, 1),
+    )
     figures = measure(engine, Workload(batch, prompt_len, output_len), repeats)
     _print([("trueline", figures)], as_json)
 
@@ -72,6 +81,7 @@ def latency(
     *,
     prompt_len: int = 128,
     output_len: int = 64,
+    kv_cache_dtype: KVCacheDtype = "auto",
     batch_invariant: Annotated[bool, Parameter(negative=())] = False,
     repeats: int = 3,
     as_json: Json = False,
@@ -83,12 +93,14 @@ def latency(
     model
         A model directory, a config.json, or one of mid, mid-hybrid, mid-sparse, v2lite, ling25s,
         v32s (then weights are drawn).
+    kv_cache_dtype
+        Of latents; auto is as computed.
     repeats
         Take the best of this many runs.
     """
     from trueline.bench.workload import Workload, bench_engine, measure
 
-    engine = bench_engine(model, batch_invariant=batch_invariant)
+    engine = bench_engine(model, kv_cache_dtype=kv_cache_dtype, batch_invariant=batch_invariant)
     _print([("trueline", measure(engine, Workload(1, prompt_len, output_len), repeats))], as_json)
 
 

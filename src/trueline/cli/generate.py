@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from trueline.cli.arguments import model_or_default, parse_choices, parse_facts
+from trueline.config import KVCacheDtype
 from trueline.errors import UsageError
 from trueline.utils.builtin import SAMPLE_PROBLEM, builtin_model
 from trueline.utils.json_types import JSON
@@ -68,6 +69,8 @@ class OfflineEngine:
     max_num_seqs: int | None = None
     block_size: int | None = None
     """Positions in a cache block. Default: chosen by the plan."""
+    kv_cache_dtype: KVCacheDtype = "auto"
+    """Of latents; auto is as computed."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto is the GPU where there is one."""
     gpu_memory_utilization: float | None = None
@@ -95,6 +98,7 @@ class OfflineEngine:
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,
             block_size=self.block_size or "auto",
+            kv_cache_dtype=self.kv_cache_dtype,
             device=self.device,
             gpu_memory_utilization=self.gpu_memory_utilization,
             enforce_eager=self.enforce_eager,
