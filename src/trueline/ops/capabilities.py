@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -125,3 +125,14 @@ NATIVE = Capabilities(
 )
 GPU = Capabilities(devices=("cuda",), dtypes=FLOATS, capture=True)
 """Ours for an NVIDIA GPU, which are not batch-invariant so far."""
+
+
+def fp8_latent_refusals(context: Context) -> list[str]:
+    """Of kernels for an NVIDIA GPU that write or read the latent cache."""
+    layout = context.latent
+    if layout is not None and layout.fp8 is not None and layout.fp8.storage == "e4m3fnuz":
+        return ["e4m3fnuz is no number format of this device: e4m3fn is"]
+    return []
+
+
+GPU_LATENT = replace(GPU, refuses=fp8_latent_refusals)
