@@ -132,3 +132,9 @@ def paged(
             cells = torch.tensor(layout.cells(blocks[row], 0, length))
             view.write(cells, numbers[:, :latent], numbers[:, latent:])
     return view, DecodeRows(lengths, blocks)
+
+
+def group_amax(x: Tensor, group: int) -> Tensor:
+    """[n, channels]: the largest size in each channel's group."""
+    parts = torch.split(x.abs(), group, dim=1)
+    return torch.cat([part.amax(1, keepdim=True).expand_as(part) for part in parts], dim=1)

@@ -32,6 +32,7 @@ from trueline.verify.ops.data import (
     R,
     close,
     decode_beside,
+    group_amax,
     paged,
     randn,
     require,
@@ -68,6 +69,7 @@ def latent_write(op: LatentWrite, dtype: torch.dtype = torch.float32) -> None:
 
 
 def _writes(op: LatentWrite, dtype: torch.dtype, layout: LatentLayout, n: int) -> None:
+    assert layout.fp8 is not None
     what = f"latent_write, {layout.fp8}, {n} tokens"
     whole = (randn(n, L + R + H * R + 3, seed=n) * 3).to(dtype)
     whole[:, :L] *= in_groups(n, L).to(dtype)
@@ -88,7 +90,7 @@ def _writes(op: LatentWrite, dtype: torch.dtype, layout: LatentLayout, n: int) -
     require(torch.equal(whole, before), f"{what}: writes its input")
     ours, wanted = (stored_rows(store.views[1], cells) for store in stores)
     # a code at the edge of a rounding, or the smallest step of its group
-    steps = SPACING * wanted[:, :L].abs() + 2.0**-9 * _amax(wanted[:, :L], layout)
+    steps = SPACING * wanted[:, :L].abs() + 2.0**-9 * group_amax(wanted[:, :L], layout.fp8.group)
     off = (ours[:, :L] - wanted[:, :L]).abs()
     require(bool((off <= steps * (1 + 2.0**-8)).all()), f"{what}: latents are not those given")
     digits = norm_bound(L) + rounding(4, dtype)
@@ -100,13 +102,6 @@ def _writes(op: LatentWrite, dtype: torch.dtype, layout: LatentLayout, n: int) -
     rows = stores[0].rows
     require(bool((rows[0] == FILL).all()), f"{what}: writes another layer")
     require(bool((rows[1][untouched] == FILL).all()), f"{what}: writes cells of others")
-
-
-def _amax(latent: Tensor, layout: LatentLayout) -> Tensor:
-    """[n, latent]: the largest of each channel's group."""
-    assert layout.fp8 is not None
-    parts = latent.abs().split(layout.fp8.group, dim=1)
-    return torch.cat([part.amax(1, keepdim=True).expand_as(part) for part in parts], dim=1)
 
 
 def in_groups(count: int, latent: int) -> Tensor:
