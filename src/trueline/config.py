@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from trueline.errors import UsageError
 
-KVCacheDtype = Literal["auto", "fp8", "fp8_e4m3", "e4m3fn", "e4m3fnuz"]
+KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "e4m3fn", "e4m3fnuz")
 WORDS = {
     "block_size": ("auto",),
     "snapshot_spacing": ("auto",),
@@ -40,7 +40,7 @@ class EngineConfig:
     """States kept at once, running and as snapshots; None: as the memory allows."""
     snapshot_spacing: int | Literal["auto"] = "auto"
     """Tokens between the states that the prefix cache keeps of a long prompt."""
-    kv_cache_dtype: KVCacheDtype = "auto"
+    kv_cache_dtype: str = "auto"
     """Of latents: "auto" (as computed), e4m3fn (also "fp8", "fp8_e4m3"), e4m3fnuz."""
     kv_cache_group_size: int | Literal["auto", "token"] = "auto"
     """Channels of an fp8 latent that share a scale: "auto" (128), a number, "token" (all)."""
@@ -86,7 +86,7 @@ class EngineConfig:
         for name, accepted in (
             ("dtype", ("auto", "float32", "bfloat16", "float16")),
             ("mamba_cache_dtype", ("auto", "float32", "bfloat16", "float16")),
-            ("kv_cache_dtype", get_args(KVCacheDtype)),
+            ("kv_cache_dtype", KV_CACHE_DTYPES),
             ("kv_cache_scale_fmt", ("auto", "float32", "ue8m0")),
             ("load_format", ("auto", "dummy")),
         ):

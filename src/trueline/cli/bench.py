@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 
+from trueline.cli.bench_cache_noise import cache_noise
 from trueline.cli.bench_gpu import gpu
 from trueline.cli.bench_neighbours import neighbours
 from trueline.cli.bench_overhead import overhead
 from trueline.cli.bench_serve import serve
 from trueline.cli.output import tables
-from trueline.config import KVCacheDtype
 from trueline.errors import UsageError
 from trueline.utils.json_types import JSON
 
@@ -29,6 +29,7 @@ Json = Annotated[bool, Parameter(name="--json", negative=())]
 Dtype = Literal["float32", "bfloat16"]
 
 bench = App(name="bench", help="Measure speed: throughput, latency, or side by side with a peer.")
+bench.command(cache_noise, name="cache-noise")
 bench.command(gpu, name="gpu")
 bench.command(neighbours, name="neighbours")
 bench.command(serve, name="serve")
@@ -43,7 +44,7 @@ def throughput(
     batch: int = 32,
     prompt_len: int = 128,
     output_len: int = 64,
-    kv_cache_dtype: KVCacheDtype = "auto",
+    kv_cache_dtype: str = "auto",
     batch_invariant: Annotated[bool, Parameter(negative=())] = False,
     repeats: int = 1,
     as_json: Json = False,
@@ -58,7 +59,7 @@ def throughput(
     batch
         Requests at once.
     kv_cache_dtype
-        Of latents; auto is as computed.
+        Of latents: auto (as computed), e4m3fn (also fp8, fp8_e4m3), e4m3fnuz.
     repeats
         Take the best of this many runs.
     """
@@ -81,7 +82,7 @@ def latency(
     *,
     prompt_len: int = 128,
     output_len: int = 64,
-    kv_cache_dtype: KVCacheDtype = "auto",
+    kv_cache_dtype: str = "auto",
     batch_invariant: Annotated[bool, Parameter(negative=())] = False,
     repeats: int = 3,
     as_json: Json = False,
@@ -94,7 +95,7 @@ def latency(
         A model directory, a config.json, or one of mid, mid-hybrid, mid-sparse, v2lite, ling25s,
         v32s (then weights are drawn).
     kv_cache_dtype
-        Of latents; auto is as computed.
+        Of latents: auto (as computed), e4m3fn (also fp8, fp8_e4m3), e4m3fnuz.
     repeats
         Take the best of this many runs.
     """

@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from trueline.cli.arguments import model_or_default, parse_choices, parse_facts
-from trueline.config import KVCacheDtype
 from trueline.errors import UsageError
 from trueline.utils.builtin import SAMPLE_PROBLEM, builtin_model
 from trueline.utils.json_types import JSON
@@ -69,8 +68,8 @@ class OfflineEngine:
     max_num_seqs: int | None = None
     block_size: int | None = None
     """Positions in a cache block. Default: chosen by the plan."""
-    kv_cache_dtype: KVCacheDtype = "auto"
-    """Of latents; auto is as computed."""
+    kv_cache_dtype: str = "auto"
+    """Of latents: auto (as computed), e4m3fn (also fp8, fp8_e4m3), e4m3fnuz."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto is the GPU where there is one."""
     gpu_memory_utilization: float | None = None

@@ -132,7 +132,11 @@ def fp8_latent_refusals(context: Context) -> list[str]:
     layout = context.latent
     if layout is not None and layout.fp8 is not None and layout.fp8.storage == "e4m3fnuz":
         return ["e4m3fnuz is no number format of this device: e4m3fn is"]
+    if layout is not None and layout.fp8 is not None and layout.num_groups > MOST_SCALES:
+        return [f"reads up to {MOST_SCALES} scales of a latent, not {layout.num_groups}"]
     return []
 
 
+MOST_SCALES = 16
+"""Of a cache row: kernels for an NVIDIA GPU hold them all in registers."""
 GPU_LATENT = replace(GPU, refuses=fp8_latent_refusals)

@@ -52,6 +52,13 @@ def fp8_scale(x, mine, LARGEST: tl.constexpr, POWER_OF_TWO: tl.constexpr):
 
 
 @triton.jit
-def scaled(codes, scales, dtype: tl.constexpr):
-    """fp8 codes as numbers of `dtype`."""
-    return (codes.to(tl.float32) * scales).to(dtype)
+def scaled(
+    codes, scales, held, channel, WIDTH: tl.constexpr, GROUP: tl.constexpr, dtype: tl.constexpr
+):
+    """fp8 codes [n, channel] as numbers of `dtype`; `scales` [n] points at the first of each row.
+    A scale is loaded once a row and group, not once a number."""
+    each = tl.zeros(codes.shape, tl.float32)
+    for group in tl.static_range((WIDTH + GROUP - 1) // GROUP):
+        shared = tl.load(scales + group, mask=held, other=0.0)
+        each = tl.where((channel // GROUP == group)[None, :], shared[:, None], each)
+    return (codes.to(tl.float32) * each).to(dtype)

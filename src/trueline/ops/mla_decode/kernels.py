@@ -25,6 +25,11 @@ def blocks_of(table, tile, n, length, TILE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def cells_of(block, tile, n, TILE: tl.constexpr, BLOCK: tl.constexpr):
+    return block.to(tl.int64) * BLOCK + (tile * TILE + n) % BLOCK
+
+
+@triton.jit
 def load_keys(
     rows, block, tile, n, length, column,
     WIDTH: tl.constexpr, LIMIT: tl.constexpr, MASKED: tl.constexpr, TILE: tl.constexpr,
@@ -35,7 +40,7 @@ def load_keys(
         base = rows + (block.to(tl.int64) * BLOCK + tile * TILE % BLOCK) * WIDTH
         at = base + (n[:, None] * WIDTH + column[None, :])
     else:
-        cell = block.to(tl.int64) * BLOCK + (tile * TILE + n) % BLOCK
+        cell = cells_of(block, tile, n, TILE, BLOCK)
         at = (rows + cell * WIDTH)[:, None] + column[None, :]
     seen = (tile * TILE + n < length)[:, None]
     if MASKED:
@@ -69,10 +74,8 @@ def attend_split(
 ):  # fmt: skip
     """Tiles start..stop of a row -> out [h, l], sum of exponents in natural log [h]."""
     END: tl.constexpr = KEY_AT + ROPE
-    LAST: tl.constexpr = SCALE_AT + (LATENT + GROUP - 1) // GROUP
     n = tl.arange(0, TILE)
     l = tl.arange(0, L)  # noqa: E741
-    g = SCALE_AT + l // GROUP
     r = KEY_AT + tl.arange(0, R)
     top = tl.full([H], float("-inf"), tl.float32)
     norm = tl.zeros([H, TILE], tl.float32)
@@ -83,10 +86,10 @@ def attend_split(
             rows, block, tile, n, length, l, ROW, LATENT, LATENT != L, TILE, BLOCK
         )  # fmt: skip
         if scales is not None:
-            each = load_keys(
-                scales, block, tile, n, length, g, SCALE_ROW, LAST, True, TILE, BLOCK
-            )  # fmt: skip
-            k_latent = scaled(k_latent, each, q_latent.dtype)
+            cell = cells_of(block, tile, n, TILE, BLOCK)
+            at = scales + cell * SCALE_ROW + SCALE_AT
+            held = tile * TILE + n < length
+            k_latent = scaled(k_latent, at, held, l, LATENT, GROUP, q_latent.dtype)
         k_rope = load_keys(keys, block, tile, n, length, r, KEY_ROW, END, ROPE != R, TILE, BLOCK)
         block = blocks_of(table, tile + 1, n, length, TILE, BLOCK)
         seen = tile * TILE + n < length

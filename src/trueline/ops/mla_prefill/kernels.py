@@ -41,8 +41,8 @@ def gather(
     mask = held[:, None] & (l < LATENT)[None, :]
     value = tl.load((rows + cell * ROW)[:, None] + l[None, :], mask=mask, other=0.0)
     if scales is not None:
-        at = (scales + cell * SCALE_ROW + SCALE_AT)[:, None] + (l // GROUP)[None, :]
-        value = scaled(value, tl.load(at, mask=mask, other=0.0), latent.dtype.element_ty)
+        at = scales + cell * SCALE_ROW + SCALE_AT
+        value = scaled(value, at, held, l, LATENT, GROUP, latent.dtype.element_ty)
     tl.store(latent + to[:, None] * LATENT + l[None, :], value, mask=mask)
     mask = held[:, None] & (r < ROPE)[None, :]
     at = (keys + cell * KEY_ROW + KEY_AT)[:, None] + r[None, :]
