@@ -291,6 +291,7 @@ def test_generate_from_a_file_and_as_chat(tiny: Tiny, run: Run, tmp_path: Path) 
         (["--prompt", "x", "--layer", "mla=fast"], "no implementation 'fast'; accepted: trueline"),
         (["--prompt", "x", "--op", "linear=fast"], "accepted: native, onednn"),
         (["--prompt", "x", "--temperature", "-1"], "temperature"),
+        (["--prompt", "x", "--kv-cache-dtype", "int8"], "kv_cache_dtype = 'int8': accepted"),
         (["--prompts-file", "/nowhere"], "not readable"),
     ],
 )
@@ -306,9 +307,20 @@ def test_bench(tiny: Tiny, run: Run) -> None:
     assert report["trueline"]["batch"] == 3
     assert report["trueline"]["decode_tokens_per_s"] > 0
     code, out, _ = run("bench", "latency", tiny("deepseek_v3") / "config.json", "--repeats", "1",
-                       *flags[:4])  # fmt: skip
+                       "--kv-cache-dtype", "fp8", *flags[:4])  # fmt: skip
     assert code == 0
     assert "1 requests of 8 + 4 tokens" in out
+
+
+def test_bench_cache_noise(tiny: Tiny, run: Run) -> None:
+    flags = ["--prompts", "2", "--prompt-len", "9"]
+    found = json.loads(run("bench", "cache-noise", tiny("deepseek_v3"), *flags, "--json")[1])
+    assert [each["token_bytes"] for each in found] == [84, 84, 84]  # 37 channels are one group
+    assert all(each["positions"] == 18 and each["mean_kl"] > 0 for each in found)
+    code, out, _ = run("bench", "cache-noise", tiny("deepseek_v3") / "config.json", *flags)
+    assert code == 0
+    assert "of 18" in out
+    assert run("bench", "cache-noise", tiny("deepseek_v3"), "--prompts", "0")[0] == 2
 
 
 def test_bench_neighbours(tiny: Tiny, run: Run) -> None:

@@ -12,11 +12,10 @@ static inline Vec decode_fp8(const uint8_t* from, float step, int32_t nan) {
   Bytes raw;
   std::memcpy(&raw, from, sizeof raw);
   Ints code = __builtin_convertvector(raw, Ints);
-  Ints bits = (code & 0x7f) << 20;
+  Ints bits = (code & 0x7f) << 20 | (code & 0x80) << 24;
   Vec value;
   std::memcpy(&value, &bits, sizeof value);
   value = value * same(step * 0x1p120f * 0x1p9f);
-  value = (code & 0x80) != 0 ? -value : value;
   return (code & (nan | 0x7f)) == nan ? same(__builtin_nanf("")) : value;
 }
 
