@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from spread import diagonal
 from trueline import reference
 from trueline.cache.kinds.latent import Latent
 from trueline.config import EngineConfig
@@ -46,8 +47,7 @@ FP8 = replace(BASE, **STORAGES["groups of 16"])
 INVARIANT = replace(FP8, batch_invariant=True)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("name", STORAGES)
+@pytest.mark.parametrize(("name", "family"), diagonal(STORAGES, FAMILIES))
 def test_every_position_equals_the_reference(name: str, family: str, tiny: Tiny) -> None:
     """Of what was stored; and not of what was computed."""
     model = tiny(family)
