@@ -21,6 +21,8 @@ from trueline.errors import UsageError
 from trueline.models import read_model
 from trueline.plan.plan import make_plan
 from trueline.tiny.configs import family_config
+from trueline.verify.cases import make_subject
+from trueline.verify.drafts import DRAFT_CHECKS
 from trueline.verify.engine import Ask, decode_is_prefill, oracle, run, same, same_bits_under
 from trueline.verify.failed import CheckFailed
 from trueline.verify.ranks import ranks_are_as_one
@@ -105,6 +107,13 @@ def test_a_prefix_hit_reads_what_was_stored(tiny: Tiny) -> None:
     assert warm.cached == [0, 48]
     cold = run(tiny("deepseek_v3"), asks, INVARIANT, enable_prefix_caching=False)
     same("prefix hit", warm, cold, bitwise=True)
+
+
+@pytest.mark.parametrize("case", ["v3", "ling"])
+def test_drafts_have_the_bits_of_plain_decoding(case: str, tmp_path: Path) -> None:
+    subject = make_subject(case, tmp_path / case)
+    options = {**STORAGES["groups of 16"], "batch_invariant": True}
+    DRAFT_CHECKS["drafts = plain"](replace(subject, options=options))
 
 
 def test_ranks_have_the_bits_of_one(tiny: Tiny) -> None:

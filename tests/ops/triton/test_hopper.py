@@ -70,6 +70,7 @@ def test_every_kernel_compiles_once(tmp_path: Path) -> None:
 def test_latents_in_fp8_compile(tmp_path: Path) -> None:
     """The portable kernel of decode takes the place of the warp-specialised one."""
     compiles(["v32s"], tmp_path, "--once", "--fp8-latents", more={"attend"})
+    assert main(tmp_path / "kernels") == 0
 
 
 def compiles(
