@@ -101,6 +101,8 @@ def test_inspect_json_has_every_fact_with_its_source(tiny: Tiny, run: Run) -> No
     assert report["cache"] == [
         {"kind": "mla", "layers": 4, "bytes_per_token": 752, "state_bytes_per_sequence": 0}
     ]
+    latents = {"storage": "e4m3fn", "group_size": 128, "bytes_per_token": 4 * 84}
+    assert report["fp8_latents"] == latents
     stored = load_file(model / "model.safetensors")
     assert report["parameters"]["total"] == sum(value.numel() for value in stored.values())
     checkpoint = report["checkpoint"]

@@ -139,7 +139,6 @@ CUTS: dict[str, int] = {
 }
 """How much is held or looked at at a time, and a value that cuts a small request too."""
 NO_CUTS = {
-    "cache.kinds.latent.AUTO_GROUP": "channels that share a scale; test_fp8_latents.py",
     "engine.messages.UNKNOWN": "a token that is not known",
     "engine.failures.MOST_IN_A_ROW": "test_failures.py",
     "engine.graphs.FEW": "which way rows are copied; test_graphs.py",

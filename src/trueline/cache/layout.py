@@ -85,6 +85,8 @@ STORAGES = {
 }
 FP8_STORAGES = tuple(name for name, storage in STORAGES.items() if storage.fp8)
 SCALE_BYTES = 4
+LATENT_GROUP = 128
+"""Channels of an fp8 latent that share a scale, unless told otherwise."""
 AMAX_FLOOR = 1e-4
 """Numbers none of which is larger than this are scaled as if one were: zeros need a scale too."""
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from trueline.cache.kinds import KindContext, PagedKind
 from trueline.cache.kinds.inputs import FixedRows, InputContext, KindInputs, places
-from trueline.cache.layout import LatentFp8, LatentLayout
+from trueline.cache.layout import LATENT_GROUP, LatentFp8, LatentLayout
 from trueline.cache.rows import BatchRow
 from trueline.cache.store import LatentStore, LatentView
 from trueline.config import EngineConfig
@@ -25,7 +25,6 @@ from trueline.spec.mixer import MLASpec
 from trueline.spec.model import ModelSpec
 
 NO_ROWS = SparseRows(())
-AUTO_GROUP = 128
 VLLM_NAMES = {"fp8": "e4m3fn", "fp8_e4m3": "e4m3fn"}
 """Of kv_cache_dtype."""
 
@@ -177,7 +176,7 @@ def storage(config: EngineConfig, latent: int, compute: torch.dtype) -> LatentFp
     return LatentFp8(
         storage=VLLM_NAMES.get(config.kv_cache_dtype, config.kv_cache_dtype),
         rope=str(compute).removeprefix("torch."),
-        group=AUTO_GROUP if group == "auto" else latent if group == "token" else group,
+        group=LATENT_GROUP if group == "auto" else latent if group == "token" else group,
         power_of_two=config.kv_cache_scale_fmt == "ue8m0",
     )
 
