@@ -22,10 +22,11 @@ from trueline.ops.sparse_mla import SparseMLA
 from trueline.verify import sparse
 from trueline.verify.bounds import norm_bound, rounding
 from trueline.verify.ops import attended
-from trueline.verify.ops.attention import FIXED, SCALE, bits_of_rows, same_attention
+from trueline.verify.ops.attention import FIXED, bits_of_rows, same_attention
 from trueline.verify.ops.basic import ROTATION
 from trueline.verify.ops.data import (
     SMALL,
+    WIDE,
     Dims,
     H,
     L,
@@ -111,14 +112,31 @@ def in_groups(count: int, latent: int) -> Tensor:
 
 
 def mla_decode(op: MLADecodeOp, dtype: torch.dtype = torch.float32) -> None:
+    """And the row of DeepSeek-V3.2's public cache."""
     for fp8 in storages(op.capabilities, dtype):
         for block_size in BLOCK_SIZES:
-            view, rows = paged(LENGTHS, block_size, dtype=dtype, fp8=fp8, factors=in_groups)
-            q = randn(len(LENGTHS), H, L + R, seed=9).to(dtype)
-            exact = attended.decode(q, view, rows, SCALE)
-            prepared = op.prepare(rows, view, FIXED, H)
-            ours = op.run(q, view, prepared, softmax_scale=SCALE)
-            same_attention(f"mla_decode, {fp8}, {block_size=}", ours, exact, dtype)
+            _decodes(op, dtype, fp8, block_size, SMALL, LENGTHS)
+    public = LatentFp8("e4m3fn", str(dtype).removeprefix("torch."), 128)
+    _decodes(op, dtype, public, 64, WIDE, [65, 3])
+
+
+def _decodes(
+    op: MLADecodeOp,
+    dtype: torch.dtype,
+    fp8: LatentFp8,
+    block_size: int,
+    dims: Dims,
+    lengths: list[int],
+) -> None:
+    layout = LatentLayout(*dims.cached, block_size, fp8)
+    if op.capabilities.refusals(Context(dtype=dtype, latent=layout)):
+        return
+    view, rows = paged(lengths, block_size, dtype=dtype, dims=dims, fp8=fp8, factors=in_groups)
+    q = randn(len(lengths), H, dims.width, seed=9).to(dtype)
+    exact = attended.decode(q, view, rows, dims.scale)
+    prepared = op.prepare(rows, view, FIXED, H)
+    ours = op.run(q, view, prepared, softmax_scale=dims.scale)
+    same_attention(f"mla_decode, {fp8}, {block_size=}", ours, exact, dtype)
 
 
 def mla_decode_bits(op: MLADecodeOp) -> None:
