@@ -39,7 +39,7 @@ class Context:
     have is None."""
 
     dtype: torch.dtype
-    """Of computation and of the latent cache."""
+    """Of computation, and of the latent cache where its layout says no other."""
     device: str = "cpu"
     compute_capability: tuple[int, int] | None = None
     """Of an NVIDIA GPU."""
