@@ -18,7 +18,7 @@ import budget
 from trueline.cli import main
 from trueline.tiny.configs import change_config, family_config
 from trueline.tiny.make import TinyOptions, make_checkpoint
-from trueline.weights.formats.block_fp8 import BlockFp8
+from trueline.weights.formats import Storage
 
 torch.set_num_threads(int(os.environ.get("TEST_THREADS", "1")))
 if not torch.cuda.is_available():  # before anything imports Triton
@@ -45,7 +45,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyMaker:
-    """tiny(family, seed=…, dtype=…, fp8=…, yarn=…, keys={…}) -> model directory, made once."""
+    """tiny(family, seed=…, dtype=…, storage=…, yarn=…, keys={…}) -> model directory, made once."""
     made: dict[str, Path] = {}
 
     def make(
@@ -53,14 +53,15 @@ def tiny(tmp_path_factory: pytest.TempPathFactory) -> TinyMaker:
         *,
         keys: Mapping[str, Any] | None = None,
         yarn: bool | None = None,
-        fp8: BlockFp8 | None = None,
+        storage: Storage | None = None,
         dtype: str = "float32",
         **options: Any,
     ) -> Path:
-        identity = repr((family, sorted((keys or {}).items()), yarn, fp8, dtype, options))
+        identity = repr((family, sorted((keys or {}).items()), yarn, storage, dtype, options))
         if identity not in made:
             config = family_config(family)
-            change_config(config, {**(keys or {}), "torch_dtype": dtype}, yarn=yarn, fp8=fp8)
+            changed = {**(keys or {}), "torch_dtype": dtype}
+            change_config(config, changed, yarn=yarn, storage=storage)
             directory = tmp_path_factory.mktemp("tiny") / family
             make_checkpoint(directory, config, TinyOptions(dtype=dtype, **options))
             made[identity] = directory

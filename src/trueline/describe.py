@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from trueline.spec.model import DTYPE_BYTES, LayerSpec, ModelSpec, WeightStorage
 from trueline.spec.source import Span, Spec
 from trueline.utils.json_types import JSON
 from trueline.weights.checkpoint import Checkpoint, open_checkpoint
-from trueline.weights.ledger import balance, stored_dtypes, stored_formats
+from trueline.weights.ledger import Total, balance, stored_dtypes, stored_formats
 
 KIND_NAMES = {
     "MLASpec": "latent attention (MLA)",
@@ -153,8 +153,11 @@ def _ledger(checkpoint: Checkpoint, spec: ModelSpec) -> JSON:
     return {
         "used": sum(len(use.tensors) for use in ledger.uses),
         "formats": {
-            label: {"weights": count, "bytes": size}
-            for label, (count, size) in stored_formats(ledger.uses).items()
+            label: {
+                **_total(groups.values()),
+                "groups": {group: _total([total]) for group, total in groups.items()},
+            }
+            for label, groups in stored_formats(ledger.uses).items()
         },
         "missing": ledger.missing,
         "unexpected": ledger.unexpected,
@@ -165,6 +168,18 @@ def _ledger(checkpoint: Checkpoint, spec: ModelSpec) -> JSON:
         },
         "notes": ledger.notes,
         "balanced": ledger.balanced,
+    }
+
+
+def _total(totals: Collection[Total]) -> JSON:
+    """With the effective bits of one parameter: scales included."""
+    parameters = sum(total.parameters for total in totals)
+    size = sum(total.nbytes for total in totals)
+    return {
+        "weights": sum(total.weights for total in totals),
+        "parameters": parameters,
+        "bytes": size,
+        "bits": round(8 * size / parameters, 3),
     }
 
 

@@ -1,17 +1,20 @@
-"""Benchmarks from an installed wheel: its data is in it, and nothing looks for a checkout."""
+"""An installed wheel: its data is in it, and nothing looks for a checkout."""
 
 from __future__ import annotations
 
 import importlib
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
 from pathlib import Path
 
 import pytest
+from hatchling.builders.wheel import WheelBuilder
 
 from paths import CONFIGS, RESULTS, ROOT
+from trueline.utils.builtin import BUILTIN_MODELS
 
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 OFFLINE = ("--quiet", "--no-deps", "--no-index")
@@ -21,17 +24,34 @@ ON_A_GPU = [*(f"gpu.kernels.{name}" for name in KERNELS), "gpu.warmup", "peers.t
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made = tmp_path_factory.mktemp("wheel")
-    build = (*PIP, "wheel", *OFFLINE, "--no-build-isolation", "--wheel-dir", str(made), str(ROOT))
-    subprocess.run(build, check=True, capture_output=True)
-    (file,) = made.glob("trueline-*.whl")
-    return file
+def held() -> dict[str, Path]:
+    """What a wheel would hold: name in it -> file."""
+    files = WheelBuilder(str(ROOT)).recurse_included_files()
+    return {file.distribution_path: Path(file.path) for file in files}
 
 
 @pytest.fixture(scope="module")
-def installed(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def installed(held: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with that and nothing else. Linked, since the built-in models are large; a module
+    would be found where its link leads."""
     site = tmp_path_factory.mktemp("site")
+    for name, file in held.items():
+        (site / name).parent.mkdir(parents=True, exist_ok=True)
+        if file.suffix == ".safetensors":
+            (site / name).symlink_to(file)
+        else:
+            shutil.copyfile(file, site / name)
+    return site
+
+
+@pytest.fixture(scope="module")
+def from_wheel(held: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made, site = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("from_wheel")
+    build = (*PIP, "wheel", *OFFLINE, "--no-build-isolation", "--wheel-dir", str(made), str(ROOT))
+    subprocess.run(build, check=True, capture_output=True)
+    (wheel,) = made.glob("trueline-*.whl")
+    names = {n for n in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in n}
+    assert names == held.keys()
     subprocess.run((*PIP, "install", *OFFLINE, "--target", str(site), str(wheel)), check=True)
     return site
 
@@ -46,13 +66,15 @@ def run(site: Path, at: Path, *arguments: str) -> str:
     return done.stdout
 
 
-def test_a_wheel_holds_what_benchmarks_read(wheel: Path) -> None:
-    held = set(zipfile.ZipFile(wheel).namelist())
-    assert {f"trueline/bench/gpu/{name}" for name in ("cells.json", "peers-h200.json")} <= held
+def test_a_wheel_holds_what_is_read(held: dict[str, Path]) -> None:
+    assert {f"trueline/bench/gpu/{name}" for name in ("cells.json", "peers-h200.json")} <= set(held)
     names = {path.parent.name for path in CONFIGS.glob("*/config.json")}
     assert len(names) == 6
-    assert {f"trueline/bench/configs/{name}/config.json" for name in names} <= held
-    assert not [name for name in held if name.startswith(("tests/", "docs/"))]
+    assert {f"trueline/bench/configs/{name}/config.json" for name in names} <= set(held)
+    assert not [name for name in held if not name.startswith("trueline/")]
+    for model in BUILTIN_MODELS:
+        for file in ("config.json", "model.safetensors", "tokenizer.json", "training.jsonl"):
+            assert f"trueline/witness/models/{model}/{file}" in held
 
 
 def test_commands_without_a_model(installed: Path, tmp_path: Path) -> None:
@@ -63,6 +85,12 @@ def test_commands_without_a_model(installed: Path, tmp_path: Path) -> None:
     recorded = str(RESULTS / "gpu-h200.json")
     told = run(installed, tmp_path, "-m", "trueline", "bench", "gpu", "--recorded", recorded)
     assert "v2lite B=1" in told
+
+
+@pytest.mark.slow
+def test_a_wheel_answers(from_wheel: Path, tmp_path: Path) -> None:
+    asked = ("--prompt", "Tom has 3 apples and buys 4 more. How many apples does he have?")
+    assert "#### 7" in run(from_wheel, tmp_path, "-m", "trueline", "generate", *asked)
 
 
 @pytest.mark.slow

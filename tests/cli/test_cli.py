@@ -24,6 +24,7 @@ from trueline.bench.neighbours import start_neighbours
 from trueline.cli.bench import comparison
 from trueline.engine.params import SamplingParams
 from trueline.utils.progress import human_bytes, human_count, progress_bar
+from trueline.verify.cases import FP4
 
 Tiny = Callable[..., Path]
 WriteConfig = Callable[[dict[str, Any]], Path]
@@ -79,6 +80,16 @@ def test_inspect_prints_facts_and_ledger(tiny: Tiny, run: Run) -> None:
     assert re.search(r"used exactly once +165", out)
 
 
+def test_inspect_prints_what_is_stored_in_each_format(tiny: Tiny, run: Run) -> None:
+    keys = {"hidden_size": 96, "moe_intermediate_size": 64}
+    code, out, _ = run("inspect", tiny("deepseek_v3", keys=keys, storage=FP4))
+    assert code == 0
+    assert re.search(r"stored as +fp4 experts, block fp8", out)
+    assert re.search(r"stored in +weights +parameters +size +bits a parameter", out)
+    assert re.search(r"fp4 +108 +664 K +353 KB +4\.25 *\n +routed experts +108 ", out)
+    assert re.search(r"block fp8 +32 .*\n +attention +20 ", out)
+
+
 def test_inspect_json_has_every_fact_with_its_source(tiny: Tiny, run: Run) -> None:
     model = tiny("deepseek_v3")
     report = json.loads(run("inspect", model, "--json")[1])
@@ -123,7 +134,7 @@ def test_inspect_works_on_a_config_alone(name: str, run: Run, write_config: Writ
         assert report["runnable"] is False
     if name == "K2.5":
         assert "refused inputs: image, video" in out
-        assert "compressed-tensors (pack-quantized)" in out
+        assert "quantization_config.ignore" in out
 
 
 def test_inspect_shows_defaults_and_overrides(run: Run, write_config: WriteConfig) -> None:

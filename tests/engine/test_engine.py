@@ -419,7 +419,7 @@ def test_a_divided_vocabulary_is_put_together(config: EngineConfig, tiny: Tiny) 
 
 
 @pytest.mark.parametrize(
-    ("stored", "narrow"), diagonal([{"dtype": "bfloat16"}, {"fp8": FP8_32}], [True, False])
+    ("stored", "narrow"), diagonal([{"dtype": "bfloat16"}, {"storage": FP8_32}], [True, False])
 )
 def test_ranks_have_the_bits_of_one_however_weights_are_stored(
     stored: dict[str, Any], narrow: bool, tiny: Tiny, monkeypatch: pytest.MonkeyPatch

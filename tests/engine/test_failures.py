@@ -13,7 +13,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import reduce
+from functools import cache, reduce
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -80,6 +80,14 @@ class Injected(RuntimeError):
     pass
 
 
+@cache
+def stage_of(file: str, name: str) -> Stage | None:
+    """If it is one of ours."""
+    if not file.startswith(str(SOURCE)) or name in TRIVIAL or name.endswith(">"):
+        return None
+    return str(Path(file).relative_to(SOURCE)), name
+
+
 class Watch:
     """Sees the calls of our functions, and raises in one of them."""
 
@@ -105,13 +113,11 @@ class Watch:
         threading.settrace(trace)
 
     def __call__(self, frame: FrameType, event: str, arg: Any) -> None:
-        code = frame.f_code
-        if self.reached or event != "call" or not code.co_filename.startswith(str(SOURCE)):
+        if self.reached or event != "call":
             return
-        name = code.co_qualname
-        if name in TRIVIAL or name.endswith(">"):
+        stage = stage_of(frame.f_code.co_filename, frame.f_code.co_qualname)
+        if stage is None:
             return
-        stage = (str(Path(code.co_filename).relative_to(SOURCE)), name)
         self.calls[stage] += 1
         if self.target == (stage, self.calls[stage]):
             self.reached = True

@@ -117,8 +117,14 @@ def _only_zeros() -> None:
     def batched(x: Tensor, y: Tensor, *, out: Tensor | None = None) -> Tensor:
         return new(x, *x.shape[:2], y.shape[2]) if out is None else out
 
+    def joined(weight: Weight, dtype: torch.dtype | None = None) -> Tensor:
+        if len(weight.parts) == 1:
+            return dequantise(weight, dtype)
+        return UNTOUCHED(weight.shape, dtype=dtype or weight.dtype)
+
     torch.bmm = batched  # type: ignore[assignment]
     cat, torch.cat = torch.cat, join  # type: ignore[assignment]
+    dequantise, Weight.dequantise = Weight.dequantise, joined  # type: ignore[method-assign]
     torch.Tensor.new_empty = torch.Tensor.new_zeros = new  # type: ignore[assignment,method-assign]
     torch.empty = torch.zeros = zeros
     torch.empty_like = torch.zeros_like = lambda x, **options: new(x, x.shape, **options)

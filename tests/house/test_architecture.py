@@ -15,7 +15,8 @@ import pytest
 import budget
 import trueline
 from paths import CONFIGS, TESTS
-from trueline.weights.formats.block_fp8 import BlockFp8
+from trueline.verify.cases import FP4, FP8_32, INT4
+from trueline.weights.formats import Storage
 
 ROOT = Path(trueline.__file__).parent
 FILES = sorted(ROOT.rglob("*.py"))
@@ -228,10 +229,12 @@ def test_the_front_end_of_the_engine_process_needs_no_torch() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
 
 
-@pytest.mark.parametrize("stored", ["no weights", "fp8"])
-def test_inspect_needs_no_torch(stored: str, tiny: Callable[..., Path]) -> None:
-    fp8 = BlockFp8(block=(32, 32), power_of_two_scales=False, ignored_modules=())
-    config = tiny("deepseek_v3", fp8=fp8) if stored == "fp8" else CONFIGS / "v2lite"
+@pytest.mark.parametrize("storage", [None, FP8_32, INT4, FP4], ids=lambda each: type(each).__name__)
+def test_inspect_needs_no_torch(storage: Storage | None, tiny: Callable[..., Path]) -> None:
+    keys = {"hidden_size": 96, "moe_intermediate_size": 64}
+    config = CONFIGS / "v2lite"
+    if storage is not None:
+        config = tiny("deepseek_v3", keys=keys, storage=storage)
     code = (
         "import sys\nsys.modules['torch'] = None  # importing it now raises\n"
         "from trueline.cli import main\n"

@@ -33,14 +33,12 @@ Path_ = tuple[str, ...]
 
 
 def paths(config: dict[str, Any], prefix: Path_ = ()) -> Iterator[Path_]:
-    """Every key, also inside sections, but not inside what we never look into: a weight format
-    that we refuse is named, not read."""
+    """Every key, also inside sections, but not inside what we never look into."""
     for key, value in config.items():
         yield (*prefix, key)
         if key in ("vision_config", "auto_map") or not isinstance(value, dict):
             continue
-        if key != "quantization_config" or value["quant_method"] == "fp8":
-            yield from paths(value, (*prefix, key))
+        yield from paths(value, (*prefix, key))
 
 
 def parent(config: dict[str, Any], path: Path_) -> dict[str, Any]:

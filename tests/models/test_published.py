@@ -19,6 +19,7 @@ from trueline.ops.rope import inv_freq as float32_inv_freq
 from trueline.reference import config as second_opinion
 from trueline.spec.feedforward import DenseSpec, MoESpec
 from trueline.spec.mixer import CompressedSpec, MLASpec
+from trueline.weights.formats.pack_int4 import PackInt4
 
 
 @dataclass(frozen=True)
@@ -279,7 +280,8 @@ def test_kimi_k25_reads_its_text_model(write_config: WriteConfig) -> None:
     assert spec.family == "kimi_k25"
     assert spec.refused_inputs == ("image", "video")
     assert spec.eos_token_ids == (163585,)
-    assert type(spec.storage).__name__ == "UnsupportedStorage"
+    assert isinstance(spec.storage, PackInt4)
+    assert spec.storage.group == 32
     assert spec.sources["hidden_size"].text == "text_config.hidden_size"
 
 

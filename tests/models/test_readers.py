@@ -19,7 +19,10 @@ from trueline.spec.feedforward import DenseSpec
 from trueline.spec.fields import Fields
 from trueline.spec.mixer import MLASpec
 from trueline.spec.model import ModelSpec
+from trueline.weights.formats import quantised_formats
 from trueline.weights.formats.block_fp8 import BlockFp8
+from trueline.weights.formats.fp4 import Fp4Experts
+from trueline.weights.formats.pack_int4 import PackInt4
 
 WriteConfig = Callable[[dict[str, Any]], Path]
 V3, YARN = published.V3, published.V3["rope_scaling"]
@@ -156,6 +159,68 @@ def test_block_fp8(write_config: WriteConfig) -> None:
     assert storage.ignored_modules == ("lm_head",)
 
 
+K2_INT4 = published.K2 | {"quantization_config": published.INT4}
+
+
+def int4(**weights: Any) -> dict[str, Any]:
+    """K2 in int4, with some keys of its weights' section changed."""
+    group = published.INT4["config_groups"]["group_0"]
+    changed = group | {"weights": group["weights"] | weights}
+    return int4_section(config_groups={"group_0": changed})
+
+
+def int4_section(**keys: Any) -> dict[str, Any]:
+    return K2_INT4 | {"quantization_config": published.INT4 | keys}
+
+
+def int4_group(**keys: Any) -> dict[str, Any]:
+    group = published.INT4["config_groups"]["group_0"]
+    return int4_section(config_groups={"group_0": group | keys})
+
+
+def test_pack_quantized_int4(write_config: WriteConfig) -> None:
+    storage = read_model(write_config(K2_INT4)).storage
+    assert isinstance(storage, PackInt4)
+    assert storage.group == 32
+    assert storage.sources["group"].text.endswith("config_groups.group_0.weights.group_size")
+    assert storage.exempts("model.layers.0.mlp.up_proj.weight")
+    assert storage.exempts("model.layers.3.self_attn.o_proj.weight")
+    assert not storage.exempts("model.layers.3.mlp.experts.7.up_proj.weight")
+    for config in (int4(group_size=128), int4(observer="mse", scale_dtype=None)):
+        assert isinstance(read_model(write_config(config)).storage, PackInt4)
+    newer = {"version": "0.20.0", "sparsity_config": {}, "transform_config": {}, "ignore": None}
+    assert read_model(write_config(int4_section(**newer))).storage == PackInt4(
+        group=32, ignored_modules=()
+    )
+
+
+def test_a_wrapper_states_int4_in_either_place(write_config: WriteConfig) -> None:
+    k25 = published.K25
+    inner = without(k25["text_config"], "quantization_config")
+    storages = [
+        read_model(write_config(config)).storage
+        for config in (k25, without(k25, "quantization_config"), k25 | {"text_config": inner})
+    ]
+    assert isinstance(storages[0], PackInt4)
+    assert storages[0] == storages[1] == storages[2]
+
+
+@pytest.mark.parametrize("place", ["beside", "inside", "both"])
+def test_fp4_experts(place: str, write_config: WriteConfig) -> None:
+    """Our own combination: V4's experts in a V3."""
+    inside = {"expert_dtype": "fp4"} if place != "beside" else {}
+    config = V3 | {"quantization_config": published.FP8 | inside}
+    if place != "inside":
+        config |= {"expert_dtype": "fp4"}
+    spec = read_model(write_config(config))
+    storage = spec.storage
+    assert isinstance(storage, Fp4Experts)
+    assert spec.sources["storage"].text.endswith("expert_dtype")
+    assert storage.format_of("model.layers.3.mlp.experts.7.up_proj.weight") is storage.routed
+    assert storage.format_of("model.layers.3.mlp.shared_experts.up_proj.weight") is storage.others
+    assert [fmt.label for fmt in quantised_formats(spec)] == ["fp4", "block fp8"]
+
+
 def test_tied_embeddings_of_the_wrapper(write_config: WriteConfig) -> None:
     """transformers' wrapper class says true by default, its text model false: the file decides."""
     k25 = without(published.K25, "tie_word_embeddings")
@@ -257,6 +322,43 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "bad expression": (
         V3 | {"quantization_config": published.FP8 | {"ignore": ["re:("]}},
         ["'quantization_config.ignore'", "regular expression"],
+    ),
+    "int4 format": (int4_section(format="int-quantized"), ['found "int-quantized"', "pack-"]),
+    "int4 status": (int4_section(quantization_status="frozen"), ["'quantization_config.quanti"]),
+    "int4 cache": (int4_section(kv_cache_scheme={"num_bits": 8}), ["kv_cache_scheme", "null"]),
+    "int4 sparse": (int4_section(sparsity_config={"format": "dense"}), ["sparsity_config"]),
+    "int4 no group": (int4_section(config_groups={}), ["config_groups'", "one group"]),
+    "int4 two groups": (
+        int4_section(config_groups=published.INT4["config_groups"] | {"group_1": {}}),
+        ["config_groups'", "one group"],
+    ),
+    "int4 unknown key": (int4_section(surprise=1), ["nobody reads 'quantization_config.surprise'"]),
+    "int4 targets": (int4_group(targets=["Linear", "Conv1d"]), ["group_0.targets", '"Linear"']),
+    "int4 one target": (int4_group(targets=["re:.*down_proj"]), ["group_0.targets"]),
+    "int4 inputs": (int4_group(input_activations={"num_bits": 8}), ["input_activations", "null"]),
+    "int4 outputs": (int4_group(output_activations={}), ["output_activations", "null"]),
+    "int4 no weights": (int4_group(weights=None), ["group_0.weights'"]),
+    "int4 group format": (int4_group(format="nvfp4-pack-quantized"), ["group_0.format"]),
+    "int4 bits": (int4(num_bits=8), ["weights.num_bits': found 8", "4 to 4"]),
+    "int4 type": (int4(type="float"), ['weights.type\': found "float"', '"int"']),
+    "int4 strategy": (int4(strategy="channel"), ["weights.strategy'", '"group"']),
+    "int4 zero points": (int4(symmetric=False), ["weights.symmetric': found false", "true"]),
+    "int4 order": (int4(actorder="group"), ['weights.actorder\': found "group"', "null"]),
+    "int4 dynamic": (int4(dynamic=True), ["weights.dynamic': found true", "false"]),
+    "int4 group size": (int4(group_size=36), ["weights.group_size': found 36", "multiple of 8"]),
+    "int4 channels": (int4(group_size=-1), ["weights.group_size': found -1"]),
+    "int4 unknown weights key": (int4(zero=0), ["nobody reads", "weights.zero"]),
+    "int4 experts": (K2_INT4 | {"expert_dtype": "fp4"}, ["nobody reads 'expert_dtype'"]),
+    "two expert dtypes": (
+        V3
+        | {"expert_dtype": "fp8"}
+        | {"quantization_config": published.FP8 | {"expert_dtype": "fp4"}},
+        ["'quantization_config.expert_dtype'", '"fp8"'],
+    ),
+    "expert dtype": (V3 | {"expert_dtype": "fp6"}, ["'expert_dtype': found \"fp6\"", '"fp4"']),
+    "plain experts": (
+        without(V3, "quantization_config") | {"expert_dtype": "fp4"},
+        ["nobody reads 'expert_dtype'"],
     ),
     "no text model": (without(published.K25, "text_config"), ["'text_config' is missing"]),
     "other text model": (

@@ -387,7 +387,7 @@ def test_a_missing_bias_is_named(tiny: Tiny, tmp_path: Path) -> None:
 
 
 def test_what_must_not_be_fp8(tiny: Tiny, tmp_path: Path) -> None:
-    model = tiny("deepseek_v32", fp8=FP8_128)
+    model = tiny("deepseek_v32", storage=FP8_128)
     stored = load_file(model / "model.safetensors")
     ours = {name.removeprefix(f"{AT}.") for name in stored if name.startswith(AT)}
     assert {name for name in ours if name.endswith("_scale_inv")} == {
@@ -457,7 +457,7 @@ GLM_HEADS = {
 
 
 def test_fp8_blocks_cross_heads(tiny: Tiny) -> None:
-    model = tiny("glm_moe_dsa", keys=GLM_HEADS, fp8=FP8_128, dtype="bfloat16")
+    model = tiny("glm_moe_dsa", keys=GLM_HEADS, storage=FP8_128, dtype="bfloat16")
     spec = read_model(model)
     at = "model.layers.0.self_attn.kv_b_proj.weight"
     stored = load_file(model / "model.safetensors")

@@ -9,7 +9,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from trueline.plan.select import is_batch_invariant
+from trueline.config import EngineConfig
+from trueline.ops.capabilities import Context
+from trueline.ops.registry import implementation
+from trueline.plan import select
+from trueline.plan.select import choose_op, is_batch_invariant
 
 TINY = 1e-6
 
@@ -71,3 +75,19 @@ def test_a_steady_one_passes() -> None:
 )
 def test_dependence_is_seen(change: Callable[[Tensor], Tensor]) -> None:
     assert not is_batch_invariant(made(change), torch.float32)
+
+
+def test_a_plan_probes_what_it_has_not_probed_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Once in a process, and again where a function is another."""
+    config = EngineConfig(batch_invariant=True)
+    context = Context(dtype=torch.float32, batch_invariant=True)
+    first = choose_op("linear", config, context)
+    monkeypatch.setattr(select, "is_batch_invariant", None)  # not asked again
+    assert choose_op("linear", config, context) == first
+    monkeypatch.undo()
+    linear = implementation("linear", first.name)
+    run = linear.run
+    monkeypatch.setattr(linear, "run", lambda x, packed: by_count(run(x, packed)))
+    second = choose_op("linear", config, context)
+    assert second.name != first.name
+    assert f"not {first.name}: a row's bits depend on the number of rows" in second.reason

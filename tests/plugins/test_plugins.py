@@ -193,7 +193,7 @@ def test_an_op_for_one_stored_format(package: Package, tiny: Tiny) -> None:
     """It gets the weights of its format, and others get the rest: exempt ones, router and head."""
     exempt = ("model.layers.1.self_attn.o_proj", "model.layers.2.self_attn.kv_a_proj_with_mqa")
     storage = BlockFp8(block=(32, 32), power_of_two_scales=False, ignored_modules=exempt)
-    model = tiny("deepseek_v3", fp8=storage)
+    model = tiny("deepseek_v3", storage=storage)
     package("fast", LINEAR, ops={"linear.mine": "fast"})
     ops = {"mlp": "cpu", "experts": "cpu"}
     mine = load_engine(model, replace(BASE, ops=ops | {"linear": "mine"}))
@@ -213,7 +213,7 @@ def test_a_preferred_op_for_one_stored_format(package: Package, tiny: Tiny) -> N
         "fast", LINEAR.replace("formats=", "preferred=True, formats="), ops={"linear.mine": "fast"}
     )
     storage = BlockFp8(block=(32, 32), power_of_two_scales=False, ignored_modules=())
-    lines = list(plan(tiny("deepseek_v3", fp8=storage)).lines())
+    lines = list(plan(tiny("deepseek_v3", storage=storage)).lines())
     assert any(text.startswith("linear       block fp8: mine (preferred") for text in lines)
     why = "not mine: packs block fp8 weights, not dense ones"
     assert any(text.startswith("linear  ") and why in text for text in lines)

@@ -32,7 +32,7 @@ SPARSE_CASES = [name for name, case in CASES.items() if case.family in FAMILIES]
 
 
 @pytest.mark.parametrize(
-    "name", [name for name in SPARSE_CASES if CASES[name].fp8 is None and not CASES[name].spare]
+    "name", [name for name in SPARSE_CASES if CASES[name].storage is None and not CASES[name].spare]
 )
 def test_scores_and_selections_equal_the_sum(name: str, tmp_path: Path) -> None:
     CHECKS["index = sum"](make_subject(name, tmp_path / name))

@@ -379,7 +379,7 @@ FP8 = BlockFp8(block=(32, 32), power_of_two_scales=False, ignored_modules=())
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("fp8", [None, FP8])
 def test_ranks_hold_the_whole_between_them(size: int, fp8: BlockFp8 | None, tiny: Tiny) -> None:
-    model = tiny(FAMILY, keys=RANKED, fp8=fp8)
+    model = tiny(FAMILY, keys=RANKED, storage=fp8)
     spec = read_model(model)
     whole = load_weights(model, spec, dtype=torch.float32)
     ranks = [local_spec(spec, rank, size) for rank in range(size)]
@@ -451,7 +451,7 @@ def test_mtp_layer_is_unused_by_choice(tmp_path: Path) -> None:
 SUMMED = [
     name
     for name, case in CASES.items()
-    if name.startswith("ling") and case.yarn is None and case.fp8 is None
+    if name.startswith("ling") and case.yarn is None and case.storage is None
     if "rope_parameters" not in case.keys
 ]
 

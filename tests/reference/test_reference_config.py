@@ -15,11 +15,18 @@ from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4Rotar
 
 import hf
 from hf import Case, Checkpoints
+from published import FP8, INT4
 from trueline.errors import ConfigError
 from trueline.reference import config as facts
 from trueline.reference.config import Config
 
 V2, V3 = Case("deepseek_v2"), Case("deepseek_v3")
+
+
+def int4(**weights: Any) -> dict[str, Any]:
+    group = INT4["config_groups"]["group_0"]
+    changed = group | {"weights": group["weights"] | weights}
+    return {"quantization_config": INT4 | {"config_groups": {"group_0": changed}}}
 
 
 @pytest.mark.parametrize("name", hf.YARNS)
@@ -145,7 +152,12 @@ def test_which_layers_are_moe(checkpoints: Checkpoints, tmp_path: Path) -> None:
         ({"attention_bias": True}, "attention_bias"),
         ({"scoring_func": "softmax"}, "scoring_func"),
         ({"topk_method": "greedy"}, "topk_method"),
-        ({"quantization_config": {"quant_method": "compressed-tensors"}}, "compressed-tensors"),
+        ({"quantization_config": {"quant_method": "gptq"}}, "gptq"),
+        ({"quantization_config": INT4 | {"format": "int-quantized"}}, "int-quantized"),
+        (int4(symmetric=False), "'symmetric': False"),
+        (int4(num_bits=8), "'num_bits': 8"),
+        (int4(actorder="group"), "'actorder': 'group'"),
+        ({"quantization_config": FP8 | {"expert_dtype": "fp6"}}, "fp6"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )

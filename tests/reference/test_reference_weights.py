@@ -15,7 +15,7 @@ import hf
 from hf import FLOAT64_GATE, TOKENS, Case, Checkpoints, T, distance
 from trueline import reference
 from trueline.errors import CheckpointError
-from trueline.reference import weights
+from trueline.reference import quantised, weights
 
 V2, V3 = Case("deepseek_v2"), Case("deepseek_v3")
 
@@ -153,8 +153,8 @@ def test_block_fp8_checkpoint(
     def shorten(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         for name, tensor in tensors.items():
             if name.endswith("_proj.weight") or "kv_a_proj" in name:
-                quantised = quantise(tensor, block, scale_dtype)
-                stored.update(zip((name, f"{name}_scale_inv"), quantised, strict=True))
+                pair = quantise(tensor, block, scale_dtype)
+                stored.update(zip((name, f"{name}_scale_inv"), pair, strict=True))
             else:
                 stored[name] = tensor
         return stored
@@ -197,3 +197,26 @@ def test_published_block_size_with_partial_edges() -> None:
     assert (result - weight)[:256].abs().max() < 0.2
     with pytest.raises(CheckpointError, match="scales"):
         weights.dequantise(stored, scales.T, (128, 128))
+
+
+def test_packed_numbers_one_by_one() -> None:
+    """By the words of the formats' definitions: shifts and tables, not halves and exponents."""
+    generator = torch.Generator().manual_seed(6)
+    words = torch.randint(-(2**31), 2**31, (4, 8), generator=generator).int()
+    scale = torch.rand(4, 2, generator=generator).bfloat16()
+    numbers = quantised.int4(words, scale, torch.tensor([4, 64]), 32)
+    codes = torch.randint(0, 256, (4, 32), generator=generator).to(torch.uint8)
+    powers = torch.randint(100, 150, (4, 2), generator=generator).to(torch.uint8)
+    small = quantised.fp4(codes.view(torch.int8), powers.view(torch.float8_e8m0fnu))
+    table = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
+    for o in range(4):
+        for i in range(64):
+            nibble = int(words[o, i // 8]) >> 4 * (i % 8) & 15
+            assert numbers[o, i] == (nibble - 8) * scale[o, i // 32].float()
+            code = int(codes[o, i // 2]) >> 4 * (i % 2) & 15
+            sign = -1 if code > 7 else 1
+            assert small[o, i] == sign * table[code % 8] * 2.0 ** (int(powers[o, i // 32]) - 127)
+    with pytest.raises(CheckpointError, match="packs"):
+        quantised.int4(words, scale, torch.tensor([64, 4]), 32)
+    with pytest.raises(CheckpointError, match="scales"):
+        quantised.fp4(codes, powers.T)

@@ -128,12 +128,23 @@ def test_options_of_an_indexer(tmp_path: Path) -> None:
     assert (indexer.heads, indexer.head_dim, indexer.topk) == (16, 40, 5)
 
 
-def test_fp8_from_the_command_line(tmp_path: Path) -> None:
-    make("deepseek_v3", tmp_path / "m", "--dtype", "fp8", "--ue8m0", "--fp8-block", "16")
+@pytest.mark.parametrize(
+    ("family", "options", "dtypes"),
+    [
+        ("deepseek_v3", ("block-fp8", "--ue8m0", "--fp8-block", "16"), {"float8_e4m3fn"}),
+        ("kimi_k2", ("int4", "--dtype", "bfloat16"), {"int32", "int64", "bfloat16"}),
+        ("kimi_k25", ("int4", "--group-size", "128", "--dtype", "float16"), {"int32", "float16"}),
+        ("deepseek_v3", ("fp4",), {"int8", "float8_e8m0fnu", "float8_e4m3fn"}),
+    ],
+)
+def test_formats_from_the_command_line(
+    family: str, options: tuple[str, ...], dtypes: set[str], tmp_path: Path
+) -> None:
+    make(family, tmp_path / "m", "--format", *options)
     stored = load_file(tmp_path / "m" / "model.safetensors")
-    assert any(value.dtype == torch.float8_e4m3fn for value in stored.values())
+    assert {f"torch.{name}" for name in dtypes} <= {str(value.dtype) for value in stored.values()}
     nothing = torch.empty(0, dtype=torch.long)
-    ledger(Subject("fp8", tmp_path / "m", nothing, nothing))
+    ledger(Subject(options[0], tmp_path / "m", nothing, nothing))
 
 
 def test_yarn_can_be_put_in(tmp_path: Path) -> None:
@@ -169,7 +180,13 @@ def test_from_a_config_file(config: str, tmp_path: Path) -> None:
         (["config", "--config", "x.json"], "not readable"),
         (["deepseek_v3", "--experts", "7"], "n_group"),
         (["deepseek_v3", "--vocab", "200"], "vocab_size = 200"),
-        (["deepseek_v3", "--dtype", "fp8", "--fused-experts"], "one by one"),
+        (["deepseek_v3", "--format", "block-fp8", "--fused-experts"], "one by one"),
+        (["deepseek_v3", "--ue8m0"], "--ue8m0: accepted with --format block-fp8"),
+        (["deepseek_v3", "--format", "fp4", "--ue8m0"], "accepted with --format block-fp8"),
+        (["deepseek_v3", "--fp8-block", "64"], "accepted with --format block-fp8 or fp4"),
+        (["deepseek_v3", "--format", "fp4", "--group-size", "64"], "with --format int4"),
+        (["kimi_k2", "--format", "int4", "--hidden", "80"], "80 columns: accepted: whole groups"),
+        (["kimi_k2", "--format", "int4", "--group-size", "20"], "a multiple of 8"),
     ],
 )
 def test_refused(

@@ -65,7 +65,7 @@ def test_peak_is_the_model_and_little_more(stored: str, tiny: Tiny) -> None:
         "deepseek_v3",
         keys=WIDE,
         dtype="bfloat16" if stored == "fp8" else stored,
-        fp8=fp8 if stored == "fp8" else None,
+        storage=fp8 if stored == "fp8" else None,
     )
     peak, loaded = measure(model, "float32")
     assert loaded > 300 * MB
@@ -74,13 +74,23 @@ def test_peak_is_the_model_and_little_more(stored: str, tiny: Tiny) -> None:
 
 @needs_proc
 @pytest.mark.slow
-@pytest.mark.parametrize("stored", ["float32", "bfloat16", "fp8"])
-def test_peak_of_the_benchmark_model(stored: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "stored",
+    [
+        ("--dtype", "float32"),
+        ("--dtype", "bfloat16"),
+        ("--dtype", "bfloat16", "--format", "block-fp8"),
+        ("--dtype", "bfloat16", "--format", "int4"),
+        ("--dtype", "bfloat16", "--format", "fp4"),
+    ],
+    ids=lambda options: options[-1],
+)
+def test_peak_of_the_benchmark_model(stored: tuple[str, ...], tmp_path: Path) -> None:
     """`bench/configs/mid`, 1.56 GB in float32: a second copy would not fit under the bound."""
     config = CONFIGS / "mid" / "config.json"
     with pytest.raises(SystemExit):
         main(["make-tiny", "config", str(tmp_path / "mid"), "--config", str(config),
-              "--dtype", stored, "--shard-mb", "500"])  # fmt: skip
+              *stored, "--shard-mb", "500"])  # fmt: skip
     peak, loaded = measure(tmp_path / "mid", "float32")
     assert loaded > 1500 * MB
     assert peak < loaded + (1 << 30), f"{peak / MB:.0f} MB for {loaded / MB:.0f} MB"

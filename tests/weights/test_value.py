@@ -148,7 +148,7 @@ def test_a_weight_goes_where_it_is_sent() -> None:
 def test_exempt_by_published_name(tiny: Tiny, tmp_path: Path) -> None:
     """The list names modules as they are published, the file with a prefix."""
     storage = BlockFp8(block=(32, 32), power_of_two_scales=False, ignored_modules=())
-    shutil.copytree(tiny("kimi_k25", fp8=storage), tmp_path, dirs_exist_ok=True)
+    shutil.copytree(tiny("kimi_k25", storage=storage), tmp_path, dirs_exist_ok=True)
     config = json.loads((tmp_path / "config.json").read_text())
     exempt = {"modules_to_not_convert": ["model.layers.0.mlp.up_proj"]}
     config["quantization_config"] |= exempt

@@ -115,7 +115,7 @@ def test_progress_counts_every_byte(tiny: Tiny) -> None:
 @pytest.mark.parametrize("family", ["deepseek_v3", "kimi_k25"])
 def test_block_fp8(block: tuple[int, int], ue8m0: bool, family: str, tiny: Tiny) -> None:
     storage = BlockFp8(block=block, power_of_two_scales=ue8m0, ignored_modules=())
-    model = tiny(family, keys=LARGE, fp8=storage, dtype="bfloat16")
+    model = tiny(family, keys=LARGE, storage=storage, dtype="bfloat16")
     ledger(as_subject(model))
     plain = tiny(family, keys=LARGE)
     ours, exact = (load_weights(d, read_model(d), dtype=torch.float32) for d in (model, plain))
@@ -130,7 +130,7 @@ def test_block_fp8(block: tuple[int, int], ue8m0: bool, family: str, tiny: Tiny)
 def test_any_tensor_may_lie_in_any_shard(seed: int, tiny: Tiny, tmp_path: Path) -> None:
     """A weight and its scale too: whoever writes a checkpoint cuts it by size."""
     storage = BlockFp8(block=(32, 64), power_of_two_scales=False, ignored_modules=())
-    model = tiny("deepseek_v3", keys=LARGE, fp8=storage, dtype="bfloat16")
+    model = tiny("deepseek_v3", keys=LARGE, storage=storage, dtype="bfloat16")
     stored, chance = load_file(model / "model.safetensors"), random.Random(seed)
     names = sorted(stored)
     chance.shuffle(names)
@@ -151,7 +151,7 @@ def test_any_tensor_may_lie_in_any_shard(seed: int, tiny: Tiny, tmp_path: Path) 
 
 def test_scales_may_be_stored_as_e8m0(tiny: Tiny, tmp_path: Path) -> None:
     storage = BlockFp8(block=(128, 128), power_of_two_scales=True, ignored_modules=())
-    model = tiny("deepseek_v3", keys=LARGE, fp8=storage, dtype="bfloat16")
+    model = tiny("deepseek_v3", keys=LARGE, storage=storage, dtype="bfloat16")
 
     def to_e8m0(tensors: dict[str, Tensor]) -> None:
         for name in [n for n in tensors if n.endswith("_scale_inv")]:
@@ -165,7 +165,7 @@ def test_scales_may_be_stored_as_e8m0(tiny: Tiny, tmp_path: Path) -> None:
 def test_names_are_exempt_by_full_name(tiny: Tiny) -> None:
     exempt = ("model.layers.0.mlp.gate", "model.layers.1.mlp.experts.1", "lm_head", "re:.*o_proj")
     storage = BlockFp8(block=(32, 32), power_of_two_scales=False, ignored_modules=exempt)
-    model = tiny("deepseek_v3", fp8=storage)
+    model = tiny("deepseek_v3", storage=storage)
     stored = load_file(model / "model.safetensors")
     fp8 = {name for name, value in stored.items() if value.dtype == torch.float8_e4m3fn}
     assert "model.layers.0.mlp.gate_proj.weight" in fp8
@@ -176,8 +176,21 @@ def test_names_are_exempt_by_full_name(tiny: Tiny) -> None:
     ledger(as_subject(model))
 
 
+def test_names_are_exempt_by_their_last_parts() -> None:
+    """As Ling's lists abbreviate them."""
+    exempt = ("b_proj", "mlp.gate", "5.attention.g_proj")
+    storage = BlockFp8(block=(32, 32), power_of_two_scales=False, ignored_modules=exempt)
+    at = "model.layers.5.attention"
+    for name in (f"{at}.b_proj", f"{at}.g_proj", "model.layers.0.mlp.gate", "b_proj"):
+        assert storage.exempts(f"{name}.weight")
+    for name in ("q_b_proj", "kv_b_proj", "b_proj_2", "dense"):
+        assert not storage.exempts(f"{at}.{name}.weight")
+    for name in ("15.attention.g_proj", "6.attention.g_proj", "5.mlp.gate_proj", "5.mlp"):
+        assert not storage.exempts(f"model.layers.{name}.weight")
+
+
 def test_unquantised_weights_of_an_fp8_checkpoint_are_noted(tiny: Tiny, tmp_path: Path) -> None:
-    model = tiny("deepseek_v3", fp8=FP8_128)
+    model = tiny("deepseek_v3", storage=FP8_128)
 
     def store_plain(tensors: dict[str, Tensor]) -> None:
         name = "model.layers.0.mlp.up_proj.weight"
@@ -198,7 +211,7 @@ def test_unquantised_weights_of_an_fp8_checkpoint_are_noted(tiny: Tiny, tmp_path
 STORED: dict[str, dict[str, Any]] = {
     "one by one": {},
     "fused": {"fused_experts": True},
-    "fp8": {"fp8": BlockFp8(block=(32, 32), power_of_two_scales=False, ignored_modules=())},
+    "fp8": {"storage": BlockFp8(block=(32, 32), power_of_two_scales=False, ignored_modules=())},
 }
 
 
@@ -314,7 +327,7 @@ PLAIN_DAMAGE: dict[str, tuple[Callable[[dict[str, Tensor]], Any], list[str]]] = 
     "fp8 norm": (lambda t: t.update({KV_A: t[KV_A].to(torch.float8_e4m3fn)}), ["F8_E4M3"]),
     "packed": (
         put("model.layers.1.mlp.experts.0.up_proj.weight_packed", torch.ones(2, 2).int()),
-        ["packed integers (compressed-tensors): cannot be loaded yet"],
+        ["packed integers (compressed-tensors), which no quantised weight"],
     ),
     "gptq": (put("model.layers.0.mlp.up_proj.qweight", torch.ones(2).int()), ["GPTQ or AWQ"]),
     "fp4": (put("layers.0.ffn.experts.0.w1.scale", torch.ones(2)), ["fp4"]),
@@ -354,21 +367,18 @@ FP8_DAMAGE: dict[str, tuple[Callable[[dict[str, Tensor]], Any], str]] = {
 def test_refused_fp8(name: str, tiny: Tiny, tmp_path: Path) -> None:
     storage = BlockFp8(block=(32, 32), power_of_two_scales=True, ignored_modules=())
     change, message = FP8_DAMAGE[name]
-    model = edited(tiny("deepseek_v3", fp8=storage), tmp_path, change)
+    model = edited(tiny("deepseek_v3", storage=storage), tmp_path, change)
     with pytest.raises(CheckpointError, match=message):
         load_weights(model, read_model(model), dtype=torch.float32)
 
 
-def test_int4_is_refused_by_name(tiny: Tiny, tmp_path: Path) -> None:
-    copy = tmp_path / "int4"
+def test_gptq_is_refused_by_name(tiny: Tiny, tmp_path: Path) -> None:
+    copy = tmp_path / "gptq"
     shutil.copytree(tiny("kimi_k25"), copy)
     config = json.loads((copy / "config.json").read_text())
-    config["quantization_config"] = {
-        "quant_method": "compressed-tensors",
-        "format": "pack-quantized",
-    }
+    config["quantization_config"] = {"quant_method": "gptq", "format": "marlin"}
     (copy / "config.json").write_text(json.dumps(config))
-    with pytest.raises(CheckpointError, match=r"compressed-tensors \(pack-quantized\)"):
+    with pytest.raises(CheckpointError, match=r"stored as gptq \(marlin\)"):
         load_weights(copy, read_model(copy), dtype=torch.float32)
 
 

@@ -100,8 +100,7 @@ def print_report(console: Console, report: JSON) -> None:
         for node, layers, source in _distinct(report["layer_kinds"], part):
             where = f"layer{'s' if len(layers) > 1 else ''} {layer_ranges(layers)}"
             _add_node(table, node, where, source)
-    storage = report["storage"]
-    _add_facts(table, "stored as", storage["kind"], storage["facts"])
+    _add_node(table, report["storage"], "stored as")
     console.print(table)
     _print_sizes(console, report)
     _print_checkpoint(console, report)
@@ -183,6 +182,18 @@ def _print_sizes(console: Console, report: JSON) -> None:
     console.print(table)
 
 
+def _print_formats(console: Console, formats: JSON) -> None:
+    """What is stored in each: scales count with their weights."""
+    table = _table("stored in", "weights", "parameters", "size", "bits a parameter")
+    for label, stored in formats.items():
+        table.add_section()
+        rows = {label: stored, **{f"  {group}": each for group, each in stored["groups"].items()}}
+        for name, row in rows.items():
+            counts = str(row["weights"]), human_count(row["parameters"])
+            table.add_row(name, *counts, human_bytes(row["bytes"]), f"{row['bits']:g}")
+    console.print(table)
+
+
 def _print_checkpoint(console: Console, report: JSON) -> None:
     checkpoint = report["checkpoint"]
     if checkpoint is None:
@@ -198,13 +209,12 @@ def _print_checkpoint(console: Console, report: JSON) -> None:
         return
     table.add_section()
     table.add_row("used exactly once", str(checkpoint["used"]), "")
-    for label, stored in checkpoint["formats"].items():
-        table.add_row(f"  {label} weights", str(stored["weights"]), human_bytes(stored["bytes"]))
     for reason, unused in checkpoint["unused_by_choice"].items():
         table.add_row(f"unused, {reason}", str(unused["tensors"]), human_bytes(unused["bytes"]))
     for what in ("missing", "unexpected", "wrong"):
         table.add_row(what, str(len(checkpoint[what])), "")
     console.print(table)
+    _print_formats(console, checkpoint["formats"])
     for note in checkpoint["notes"]:
         console.print(f"note: {note}", markup=False, soft_wrap=True)
     for what in ("missing", "unexpected", "wrong"):

@@ -14,7 +14,10 @@ from trueline.utils.progress import human_count, progress_bar
 if TYPE_CHECKING:
     from trueline.utils.json_types import JSON
 
-Dtype = Literal["float32", "bfloat16", "float16", "fp8"]
+Dtype = Literal["float32", "bfloat16", "float16"]
+Format = Literal["block-fp8", "int4", "fp4"]
+# As published.
+SIDE, GROUP = 128, 32
 
 
 @Parameter(name="*")
@@ -110,10 +113,16 @@ KEYS = {
 class TinyStorage:
     """How the weights are stored."""
 
-    fp8_block: int = 128
-    """Side of an fp8 block."""
+    format: Format | None = None
+    """Of matrices: block-fp8, as DeepSeek-V3 is published; int4 packs of the routed experts, as
+    Kimi-K2.5; fp4 routed experts beside block fp8, as DeepSeek-V4 (no family that runs is published
+    so). Default: the config's, or plain."""
+    fp8_block: int = SIDE
+    """With block-fp8 or fp4: side of an fp8 block."""
     ue8m0: Annotated[bool, Parameter(negative=())] = False
-    """With fp8: scales are powers of two, and the config says so."""
+    """With block-fp8: scales are powers of two, and the config says so."""
+    group_size: int = GROUP
+    """With int4: columns of one scale."""
     fused_experts: Annotated[bool, Parameter(negative=())] = False
     """Store all experts of a layer as one tensor, as transformers holds them in memory."""
     shard_mb: int = 2048
@@ -147,22 +156,34 @@ def make_tiny(
     config
         Take this config.json instead of the family's own, whatever its size.
     dtype
-        Stored dtype; fp8 is block fp8 with bfloat16 for the rest. Default: the config's.
+        Stored dtype of what is plain. Default: the config's.
     yarn
         Put YaRN scaling in, or take it out. Default: as the family publishes.
     """
+    from trueline.tiny.configs import change_config
     from trueline.tiny.make import TinyOptions, make_checkpoint
+    from trueline.tiny.quantise import published_storage
 
     made = _base_config(family, config)
+    _check_options(storage)
     text = made.get("text_config", made)
-    stored = dtype or text.get("dtype") or text.get("torch_dtype") or "float32"
-    plain = _change(made, stored, dims, storage, yarn)
+    plain = dtype or text.get("dtype") or text.get("torch_dtype") or "float32"
+    stored = None
+    if storage.format is not None:
+        stored = published_storage(
+            storage.format, storage.fp8_block, storage.ue8m0, storage.group_size
+        )
+    if stored is not None and storage.fused_experts:
+        raise UsageError("--fused-experts with --format: quantised experts are stored one by one")
+    keys = (_whole_groups(storage) if config is None else {}) | dims.config_keys()
+    change_config(made, keys | {"torch_dtype": plain}, yarn=yarn, storage=stored)
     options = TinyOptions(seed, plain, storage.fused_experts, storage.shard_mb * 1_000_000)
     with progress_bar("drawing weights", in_bytes=False) as progress:
         spec = make_checkpoint(directory, made, options, progress)
     count = sum(file.stat().st_size for file in directory.iterdir())
     print(
-        f"{directory}: {spec.family}, {spec.num_layers} layers, stored as {stored}, "
+        f"{directory}: {spec.family}, {spec.num_layers} layers, stored as "
+        f"{spec.storage.label + ' and ' if spec.storage else ''}{plain}, "
         f"seed {seed}, {human_count(count)}B on disk"
     )
 
@@ -178,18 +199,22 @@ def _base_config(family: str, file: Path | None) -> JSON:
     return read_json(file)
 
 
-def _change(
-    config: JSON, stored: str, dims: TinyDims, storage: TinyStorage, yarn: bool | None
-) -> str:
-    """Puts into the config what was asked for. The dtype of what is not stored as fp8."""
-    from trueline.tiny.configs import change_config
-    from trueline.weights.formats.block_fp8 import BlockFp8
+def _whole_groups(asked: TinyStorage) -> dict[str, int | str | None]:
+    """Widths of experts that packed formats can have: the families' own are odd."""
+    from trueline.weights.formats.fp4 import GROUP
 
-    plain = "bfloat16" if stored == "fp8" else stored
-    block = (storage.fp8_block, storage.fp8_block)
-    fp8 = BlockFp8(block=block, power_of_two_scales=storage.ue8m0, ignored_modules=())
-    if stored == "fp8" and storage.fused_experts:
-        raise UsageError("--fused-experts with fp8: block fp8 experts are stored one by one")
-    keys = dims.config_keys() | {"torch_dtype": plain}
-    change_config(config, keys, yarn=yarn, fp8=fp8 if stored == "fp8" else None)
-    return plain
+    if asked.format not in ("int4", "fp4"):
+        return {}
+    group = GROUP if asked.format == "fp4" else asked.group_size
+    return {"hidden_size": 3 * group, "moe_intermediate_size": 2 * group}
+
+
+def _check_options(asked: TinyStorage) -> None:
+    """An option of another format would have no effect."""
+    for option, given, formats in (
+        ("--fp8-block", asked.fp8_block != SIDE, ("block-fp8", "fp4")),
+        ("--ue8m0", asked.ue8m0, ("block-fp8",)),
+        ("--group-size", asked.group_size != GROUP, ("int4",)),
+    ):
+        if given and asked.format not in formats:
+            raise UsageError(f"{option}: accepted with --format {' or '.join(formats)}")

@@ -20,11 +20,11 @@ from trueline.models.common import (
     read_yarn,
     whole,
 )
-from trueline.models.storage import read_storage, unsupported
+from trueline.models.storage import read_storage
 from trueline.spec.feedforward import MoESpec, RouterSpec
 from trueline.spec.fields import Fields
 from trueline.spec.mixer import CompressedSpec
-from trueline.spec.model import LayerSpec, ModelSpec, WeightStorage
+from trueline.spec.model import LayerSpec, ModelSpec
 from trueline.spec.rope import RopeSpec, YarnSpec
 from trueline.spec.source import Fact, Source, default, formula
 
@@ -73,22 +73,11 @@ def read(fields: Fields, overrides: dict[str, object]) -> ModelSpec:
             )
             for layer in range(num_layers)
         ),
-        storage=read_v4_storage(fields),
+        storage=read_storage(fields),
         not_runnable=NOT_RUNNABLE,
     )
     finish(fields)
     return spec
-
-
-def read_v4_storage(fields: Fields) -> Fact[WeightStorage | None]:
-    """The published checkpoints hold their experts in fp4 beside block fp8."""
-    storage = read_storage(fields)
-    if not fields.has("expert_dtype"):
-        return storage
-    experts = fields.choice("expert_dtype", ("fp4", "fp8"))
-    if experts.value == "fp8":
-        return storage
-    return Fact(unsupported("fp4 experts", experts.source.text), experts.source)
 
 
 def read_ratios(fields: Fields, num_layers: int) -> Fact[tuple[int, ...]]:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from functools import cache
+from typing import Any, Protocol
 
 import torch
 
@@ -18,7 +19,7 @@ from trueline.plugins import Registry
 from trueline.spec.feedforward import DenseSpec, MoESpec
 from trueline.spec.mixer import LightningSpec, MLASpec
 from trueline.spec.model import LayerSpec, ModelSpec
-from trueline.weights.formats import quantised_format
+from trueline.weights.formats import quantised_formats
 from trueline.weights.formats.dense import DENSE
 
 OWN = "trueline"
@@ -119,10 +120,8 @@ class Implementations:
 def choose(
     spec: ModelSpec, ops: Iterable[str], config: EngineConfig, context: Context
 ) -> Implementations:
-    quantised = quantised_format(spec)
-    selections, by_format = choose_ops(
-        ops, config, context, (quantised.label,) if quantised else ()
-    )
+    formats = [quantised.label for quantised in quantised_formats(spec)]
+    selections, by_format = choose_ops(ops, config, context, formats)
     return Implementations(selections, by_format, choose_layers(spec, config, context))
 
 
@@ -217,8 +216,19 @@ def _op_refusals(op: str, name: str, context: Context) -> list[str]:
     declared = capabilities(op, name).refusals(context)
     if declared or op != "linear" or not context.batch_invariant:
         return declared
-    invariant = is_batch_invariant(implementation("linear", name), context.dtype)
+    linear = implementation("linear", name)
+    functions = linear.pack, linear.run
+    invariant = _probed(name, functions, context.dtype, torch.get_num_threads())
     return [] if invariant else ["a row's bits depend on the number of rows"]
+
+
+@cache
+def _probed(
+    name: str, functions: tuple[Callable[..., Any], ...], dtype: torch.dtype, threads: int
+) -> bool:
+    """Once for all engines that a process loads: the probe takes longer than the rest of a plan.
+    Another function under the same name, or another number of threads, is probed again."""
+    return is_batch_invariant(implementation("linear", name), dtype)
 
 
 def is_batch_invariant(linear: LinearOp, dtype: torch.dtype) -> bool:

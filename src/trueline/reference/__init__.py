@@ -15,8 +15,10 @@ __all__ = ["Reference", "load", "read_config"]
 def load(
     model_dir: str | Path,
     dtype: torch.dtype = torch.float64,
+    numerics: str = "weights",
     **stated: Any,
 ) -> Reference:
-    """`stated`: facts to override, as `read_config` takes them."""
+    """`numerics`: how quantised checkpoints are multiplied, `weights` or `activations`. `stated`:
+    facts to override, as `read_config` takes them."""
     config = read_config(model_dir, **stated)
-    return Reference(config, load_weights(model_dir, config, dtype))
+    return Reference(config, load_weights(model_dir, config, dtype, numerics))

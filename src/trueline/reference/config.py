@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trueline.errors import ConfigError
 from trueline.reference import bailing, dsa
+from trueline.reference.quantised import Quantised, read_quantised
 from trueline.reference.raw import Raw
 
 # transformers builds q_a_layernorm and kv_a_layernorm without an eps, so `rms_norm_eps` never
@@ -67,7 +68,7 @@ class Config:
     norm_topk_prob: bool
     routed_scaling_factor: float
 
-    fp8_block: tuple[int, int] | None
+    quantised: Quantised
     linear: bailing.LinearFacts | None  # None: every layer is latent
     indexer: dsa.IndexerFacts | None  # None: a query sees every key before it
     norm_head: bool  # each column of lm_head at unit length
@@ -134,7 +135,7 @@ def read_config(
         n_group=raw["n_group"] if grouped else 1,
         topk_group=raw["topk_group"] if grouped else 1,
         norm_topk_prob=not v2 and raw["norm_topk_prob"],
-        fp8_block=read_fp8_block(raw.get("quantization_config") or top.get("quantization_config")),
+        quantised=read_quantised(raw, top),
         linear=bailing.read_linear(raw, rope, linear_layer_factor)
         if family == "bailing_moe_v2_5"
         else None,
@@ -156,15 +157,6 @@ def refuse_what_is_not_computed(raw: Raw, v2: bool) -> None:
     for key, values in accepted.items():
         if raw.get(key, values[0]) not in values:
             raise ConfigError(f"config.json: {key}={raw[key]!r}; the reference computes {values}")
-
-
-def read_fp8_block(section: Raw | None) -> tuple[int, int] | None:
-    if section is None:
-        return None
-    if section["quant_method"] != "fp8":
-        raise ConfigError(f"quant_method '{section['quant_method']}'; the reference reads 'fp8'")
-    rows, columns = section["weight_block_size"]
-    return rows, columns
 
 
 def layer_is_moe(config: Config, layer: int) -> bool:

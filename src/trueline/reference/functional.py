@@ -1,10 +1,22 @@
 """Functions that several kinds of layers share: linear, norm, rotation, top-k."""
 
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor
 
 Pair = tuple[Tensor, Tensor]
 Params = dict[str, Tensor]
+LARGEST = 448.0  # of float8_e4m3fn
+GROUP, FLOOR = 128, 1e-4
+
+
+class Fp8Inputs(Params):
+    """Numerics `activations`: the inputs of these modules go through fp8."""
+
+    def __init__(self, params: Params, modules: Iterable[str], powers_of_two: bool) -> None:
+        super().__init__(params)
+        self.modules, self.powers_of_two = frozenset(modules), powers_of_two
 
 
 def wide(x: Tensor) -> Tensor:
@@ -13,7 +25,23 @@ def wide(x: Tensor) -> Tensor:
 
 
 def linear(params: Params, name: str, x: Tensor) -> Tensor:
+    if isinstance(params, Fp8Inputs) and name in params.modules:
+        x = through_fp8(x, params.powers_of_two)
     return x @ params[f"{name}.weight"].T
+
+
+def through_fp8(x: Tensor, powers_of_two: bool) -> Tensor:
+    """Each token's groups of 128 channels, the last one what is left of them: code * scale, with
+    scale = amax / 448, amax at least 1e-4, or the next power of two."""
+    groups = []
+    for group in torch.split(x, GROUP, dim=-1):
+        scale = wide(group).abs().amax(-1, keepdim=True).clamp_min(FLOOR) / LARGEST
+        if powers_of_two:
+            mantissa, exponent = torch.frexp(scale)  # 0.5 <= mantissa < 1
+            scale = torch.ldexp(torch.ones_like(scale), exponent - (mantissa == 0.5).int())
+        codes = (wide(group) / scale).to(torch.float8_e4m3fn)
+        groups.append((codes.to(scale.dtype) * scale).to(x.dtype))
+    return torch.cat(groups, dim=-1)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:

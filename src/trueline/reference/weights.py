@@ -9,10 +9,13 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
-from trueline.errors import CheckpointError
+from trueline.errors import CheckpointError, ConfigError
 from trueline.reference.config import Config
+from trueline.reference.functional import Fp8Inputs, Params
+from trueline.reference.quantised import Quantised, fp4, int4
 
-SCALE = "_scale_inv"  # the name says inverse, the value is not: W = fp8 * scale
+SCALE = ".weight_scale_inv"  # the name says inverse, the value is not: W = fp8 * scale
+SCALE_BESIDE_FP4 = ".scale"
 
 # A tensor outside this list would silently have no effect, so it is refused.
 KNOWN = re.compile(
@@ -37,17 +40,29 @@ PRECISE = ("e_score_correction_bias", "indexer.weights_proj.weight")
 SHORTEST = 1e-7  # the least length of a column that norm_head divides by
 
 
-def load_weights(model_dir: str | Path, config: Config, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Every tensor of the model, unquantised, experts one by one."""
-    stored = read_tensors(Path(model_dir), config)
+def load_weights(
+    model_dir: str | Path, config: Config, dtype: torch.dtype, numerics: str = "weights"
+) -> Params:
+    """Every tensor of the model, unquantised, experts one by one. Numerics `weights`: that is all.
+    `activations`: what is multiplied with weights of fp8 or fp4 goes through fp8 first."""
+    tensors = read_tensors(Path(model_dir), config)
+    weights = named_weights(unquantised(tensors, config.quantised), config, dtype)
+    if numerics == "weights":
+        return weights
+    if numerics != "activations":
+        raise ConfigError(f"numerics '{numerics}'; the reference has 'weights', 'activations'")
+    coded = (torch.float8_e4m3fn, torch.int8, torch.uint8)
+    modules = [
+        name.removesuffix(".weight")
+        for name, tensor in tensors.items()
+        if name.endswith(".weight") and tensor.dtype in coded
+    ]
+    return Fp8Inputs(weights, modules, config.quantised.powers_of_two)
+
+
+def named_weights(stored: dict[str, Tensor], config: Config, dtype: torch.dtype) -> Params:
     weights: dict[str, Tensor] = {}
     for name, tensor in stored.items():
-        if tensor.dtype == torch.float8_e4m3fn:
-            if config.fp8_block is None or name + SCALE not in stored:
-                raise CheckpointError(f"{name}: float8 without block size or {name + SCALE}")
-            tensor = dequantise(tensor, stored[name + SCALE], config.fp8_block)
-        elif name.endswith(SCALE) and name.removesuffix(SCALE) in stored:
-            continue
         least = torch.float32 if name.endswith(PRECISE) else dtype
         weights.update(unfuse(name, tensor.to(torch.promote_types(dtype, least))))
     known = "|".join(
@@ -68,6 +83,30 @@ def load_weights(model_dir: str | Path, config: Config, dtype: torch.dtype) -> d
     if config.norm_head:
         weights["lm_head.weight"] = unit_columns(stored["lm_head.weight"].double()).to(dtype)
     return weights
+
+
+def unquantised(stored: dict[str, Tensor], facts: Quantised) -> dict[str, Tensor]:
+    """Every weight under the name of its module, with its numbers; scales go with their weights."""
+    found = dict(stored)
+
+    def take(name: str) -> Tensor:
+        if name not in found:
+            raise CheckpointError(f"{name} is missing")
+        return found.pop(name)
+
+    for name, tensor in stored.items():
+        module = name.rpartition(".")[0]
+        if name.endswith(".weight_packed") and facts.int4_group is not None:
+            scale, shape = (take(f"{module}.weight_{part}") for part in ("scale", "shape"))
+            found[f"{module}.weight"] = int4(found.pop(name), scale, shape, facts.int4_group)
+        elif tensor.dtype in (torch.int8, torch.uint8) and facts.fp4_experts:
+            found[name] = fp4(tensor, take(module + SCALE_BESIDE_FP4))
+        elif tensor.dtype == torch.float8_e4m3fn:
+            if facts.fp8_block is None:
+                raise CheckpointError(f"{name}: float8, and config.json has no block size")
+            scale = take(module + (SCALE_BESIDE_FP4 if facts.fp4_experts else SCALE))
+            found[name] = dequantise(tensor, scale, facts.fp8_block)
+    return found
 
 
 def unit_columns(head: Tensor) -> Tensor:

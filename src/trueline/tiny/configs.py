@@ -7,9 +7,10 @@ import json
 from collections.abc import Mapping
 
 from trueline.errors import UsageError, did_you_mean
+from trueline.tiny.quantise import quantization_config
 from trueline.tiny.tokenizer import SPECIALS
 from trueline.utils.json_types import JSON
-from trueline.weights.formats.block_fp8 import BlockFp8
+from trueline.weights.formats import Storage
 
 _COMMON: JSON = {
     "attention_bias": False,
@@ -216,9 +217,10 @@ def change_config(
     keys: JSON,
     *,
     yarn: bool | None = None,
-    fp8: BlockFp8 | None = None,
+    storage: Storage | None = None,
 ) -> None:
-    """Set keys of the text model; put YaRN in or take it out; declare block fp8."""
+    """Set keys of the text model; put YaRN in or take it out; declare how matrices are
+    stored."""
     text = config.get("text_config", config)
     own = {key: name for key, name in _OWN_NAMES.items() if name in text}
     text.update({own.get(key, key): value for key, value in keys.items()})
@@ -230,15 +232,8 @@ def change_config(
         rope = text.pop("rope_parameters", None) or {}
         text.setdefault("rope_theta", rope.get("rope_theta", _COMMON["rope_theta"]))
         text["rope_scaling"] = _YARN if yarn else None
-    if fp8 is not None:
-        config["quantization_config"] = {
-            "activation_scheme": "dynamic",
-            "fmt": "e4m3",
-            "quant_method": "fp8",
-            "weight_block_size": list(fp8.block),
-            **({"scale_fmt": "ue8m0"} if fp8.power_of_two_scales else {}),
-            **({"modules_to_not_convert": list(m)} if (m := fp8.ignored_modules) else {}),
-        }
+    if storage is not None:
+        config["quantization_config"] = quantization_config(storage)
 
 
 def without_indexer(config: JSON) -> JSON:

@@ -22,15 +22,15 @@ from trueline.models.parameters import parameters
 from trueline.spec.mixer import MLASpec
 from trueline.spec.model import ModelSpec
 from trueline.spec.parameters import Parameter
+from trueline.tiny.quantise import quantise
 from trueline.tiny.tokenizer import write_tokenizer
 from trueline.utils.json_types import JSON
 from trueline.weights.checkpoint import INDEX_NAME
 from trueline.weights.dummy import draw
-from trueline.weights.formats.block_fp8 import SCALE_SUFFIX, BlockFp8
+from trueline.weights.formats import Storage
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PREFIX = {"kimi_k25": "language_model."}
-FP8_MAX = 448.0
 PRECISE_KINDS = ("correction_bias", "index_weights")
 """Stored in float32 whatever the rest is."""
 
@@ -39,7 +39,8 @@ PRECISE_KINDS = ("correction_bias", "index_weights")
 class TinyOptions:
     seed: int = 0
     dtype: str = "float32"
-    """float32, bfloat16 or float16; matrices may be stored as fp8 by quantization_config."""
+    """Of what is plain: float32, bfloat16 or float16. Which matrices are not, quantization_config
+    says."""
     fused_experts: bool = False
     max_shard_bytes: int = 2 << 30
 
@@ -85,8 +86,8 @@ def _tensors(spec: ModelSpec, options: TinyOptions) -> Iterator[tuple[str, Tenso
             if fuse:
                 values.append(value)
                 continue
-            for suffix, tensor in _stored(prefix + piece.source, value, spec, options, parameter):
-                yield prefix + piece.source + suffix, tensor, done, total
+            for name, tensor in _stored(prefix + piece.source, value, spec, options, parameter):
+                yield name, tensor, done, total
         if fuse and parameter.fused is not None:
             fused = torch.empty(parameter.shape)
             for piece, value in zip(parameter.pieces, values, strict=True):
@@ -98,14 +99,14 @@ def _stored(
     name: str, value: Tensor, spec: ModelSpec, options: TinyOptions, parameter: Parameter
 ) -> Iterator[tuple[str, Tensor]]:
     storage = spec.storage if parameter.kind == "matrix" else None
+    fmt = storage.format_of(name) if isinstance(storage, Storage) else None
+    plain = DTYPES[options.dtype]
     if parameter.kind in PRECISE_KINDS:
-        yield "", value
-    elif isinstance(storage, BlockFp8) and not storage.exempts(name):
-        weight, scale = quantise(value, storage)
-        yield "", weight
-        yield SCALE_SUFFIX, scale
+        yield name, value
+    elif fmt is not None and not fmt.exempts(name):
+        yield from zip(fmt.names(name), quantise(value, fmt, plain), strict=True)
     else:
-        yield "", value.to(DTYPES[options.dtype])
+        yield name, value.to(plain)
 
 
 def _shrink_latents(value: Tensor, name: str, spec: ModelSpec) -> None:
@@ -116,20 +117,6 @@ def _shrink_latents(value: Tensor, name: str, spec: ModelSpec) -> None:
         mixers = (layer.mixer for layer in spec.layers)
         latent = next(mixer for mixer in mixers if isinstance(mixer, MLASpec))
         value[: latent.kv_lora_rank] *= 0.1
-
-
-def quantise(value: Tensor, storage: BlockFp8) -> tuple[Tensor, Tensor]:
-    """Block fp8, as published: scale = amax / 448 of each block, or the next power of two."""
-    rows, columns = storage.block
-    height, width = value.shape
-    padded = torch.nn.functional.pad(value, (0, -width % columns, 0, -height % rows))
-    tall, wide = padded.shape[0] // rows, padded.shape[1] // columns
-    blocks = padded.reshape(tall, rows, wide, columns)
-    scale = (blocks.abs().amax(dim=(1, 3)) / FP8_MAX).clamp_min(2.0**-100)
-    if storage.power_of_two_scales:
-        scale = torch.exp2(torch.ceil(torch.log2(scale)))
-    quantised = (blocks / scale[:, None, :, None]).to(torch.float8_e4m3fn)
-    return quantised.reshape(padded.shape)[:height, :width].contiguous(), scale
 
 
 def _write_shards(

@@ -16,8 +16,12 @@ from trueline.models.parameters import parameters
 from trueline.spec.model import ModelSpec
 from trueline.tiny.configs import change_config, family_config
 from trueline.tiny.make import TinyOptions, make_checkpoint
+from trueline.tiny.quantise import KIMI_IGNORES
 from trueline.utils.json_types import JSON
+from trueline.weights.formats import Storage
 from trueline.weights.formats.block_fp8 import BlockFp8
+from trueline.weights.formats.fp4 import E8m0BlockFp8, Fp4, Fp4Experts
+from trueline.weights.formats.pack_int4 import PackInt4
 
 
 @dataclass(frozen=True)
@@ -30,7 +34,7 @@ class Case:
     rope: JSON = field(default_factory=dict)
     """Keys to set in its rope_scaling."""
     yarn: bool | None = None
-    fp8: BlockFp8 | None = None
+    storage: Storage | None = None
     dtype: str = "float32"
     mtp: bool = False
     """Store an MTP layer too."""
@@ -86,6 +90,24 @@ FP8_EXEMPT = BlockFp8(
     # layer 0 is dense: its gate_proj is quantised, though a name in this list is part of its name
     ignored_modules=("model.layers.0.mlp.gate", "model.layers.0.self_attn.kv_b_proj", "lm_head"),
 )
+INT4 = PackInt4(group=32, ignored_modules=KIMI_IGNORES)
+# Beside the experts all that a rank cuts: shared experts, the dense MLP, attention. Groups of 8, so
+# that widths need no large common divisor.
+INT4_ALL = PackInt4(group=8, ignored_modules=("lm_head", r"re:.*\.layers\.1\.self_attn\.o_proj"))
+FP4 = Fp4Experts(
+    routed=Fp4(ignored_modules=()),
+    others=E8m0BlockFp8(block=(32, 32), power_of_two_scales=True, ignored_modules=()),
+)
+# Widths of experts in whole groups.
+_GROUPED: JSON = {"hidden_size": 96, "moe_intermediate_size": 64}
+_GROUPED_ALL: JSON = {
+    "hidden_size": 80,
+    "moe_intermediate_size": 24,
+    "intermediate_size": 72,
+    "kv_lora_rank": 40,
+    "v_head_dim": 12,
+    "q_lora_rank": 48,
+}
 
 V4 = {
     "model_type": "deepseek_v4",
@@ -189,8 +211,12 @@ CASES: Mapping[str, Case] = {
     "glm": Case("glm4_moe_lite", start=2000),
     "tied": Case("deepseek_v2", keys={"tie_word_embeddings": True}),
     "bf16": Case("deepseek_v3", dtype="bfloat16"),
-    "fp8": Case("deepseek_v3", fp8=FP8_32),
-    "fp8-exempt": Case("deepseek_v3", fp8=FP8_EXEMPT),
+    "fp8": Case("deepseek_v3", storage=FP8_32),
+    "fp8-exempt": Case("deepseek_v3", storage=FP8_EXEMPT),
+    "int4": Case("kimi_k2", keys=_GROUPED, storage=INT4, dtype="bfloat16"),
+    "int4-all": Case("kimi_k2", keys=_GROUPED_ALL, storage=INT4_ALL),
+    "k25-int4": Case("kimi_k25", keys=_GROUPED, storage=INT4),
+    "fp4": Case("deepseek_v3", keys=_GROUPED, storage=FP4),
     "ling": Case(_LING),
     "ling-shallow": Case(_LING, keys=_SHALLOW | {"layer_group_size": 2}),
     "ling-far": Case(_LING, start=4321, stride=173),
@@ -210,7 +236,7 @@ CASES: Mapping[str, Case] = {
     # few layers: small embeddings make float32 noise large
     "ling-tied": Case(_LING, keys={"tie_word_embeddings": True, "num_hidden_layers": 4}, seed=3),
     "ling-bf16": Case(_LING, dtype="bfloat16"),
-    "ling-fp8": Case(_LING, fp8=FP8_32),
+    "ling-fp8": Case(_LING, storage=FP8_32),
     "v32": Case(_V32, start=4321, stride=173),
     "v32-near": Case(_V32),
     "v32-block-1": Case(_V32, options={"block_size": 1, "index_cache_dtype": "e4m3fn"}),
@@ -229,7 +255,7 @@ CASES: Mapping[str, Case] = {
     "v32-attention-factor": Case(_V32, rope={"attention_factor": 1.2}),
     "v32-mtp": Case(_V32, keys={"num_nextn_predict_layers": 1}, mtp=True),
     "v32-bf16": Case(_V32, dtype="bfloat16"),
-    "v32-fp8": Case(_V32, fp8=FP8_32),
+    "v32-fp8": Case(_V32, storage=FP8_32),
     "glm5": Case(_GLM5, start=2000),
     "glm5-far": Case(_GLM5, start=4321, stride=173),
     "glm5-all-full": Case(_GLM5, absent=_FREQUENCY),
@@ -253,7 +279,7 @@ CASES: Mapping[str, Case] = {
     "glm5-mtp": Case(_GLM5, keys={"num_nextn_predict_layers": 1}, mtp=True),
     "glm5-spare": Case(_GLM5, spare=True),
     "glm5-bf16": Case(_GLM5, dtype="bfloat16"),
-    "glm5-fp8": Case(_GLM5, fp8=FP8_32),
+    "glm5-fp8": Case(_GLM5, storage=FP8_32),
 }
 
 
@@ -266,7 +292,9 @@ def make_subject(name: str, directory: Path) -> Subject:
         return Subject(name, directory, nothing, nothing)
     case = CASES[name]
     config = family_config(case.family)
-    change_config(config, {**case.keys, "torch_dtype": case.dtype}, yarn=case.yarn, fp8=case.fp8)
+    change_config(
+        config, {**case.keys, "torch_dtype": case.dtype}, yarn=case.yarn, storage=case.storage
+    )
     for key in case.absent:
         del config[key]
     if case.rope:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -36,7 +37,13 @@ from trueline.verify.routing import routing
 from trueline.verify.schedules import ENGINE_CHECKS
 from trueline.verify.sparse import index_cache, sparse_ops
 from trueline.verify.weight_values import weight_values
-from trueline.weights.checkpoint import open_checkpoint
+from trueline.weights.checkpoint import Checkpoint, open_checkpoint
+from trueline.weights.formats import Storage
+from trueline.weights.formats.block_fp8 import BlockFp8
+from trueline.weights.formats.dense import DENSE
+from trueline.weights.formats.exempt import SPELLINGS
+from trueline.weights.formats.fp4 import Fp4Experts
+from trueline.weights.formats.pack_int4 import PackInt4
 from trueline.weights.ledger import balance
 from trueline.weights.load import load_weights
 
@@ -67,8 +74,19 @@ def _facts(spec: ModelSpec, subject: Subject) -> Iterator[Pair]:
     yield "norm_eps", spec.norm_eps, config.rms_norm_eps
     yield "tied_embeddings", spec.tied_embeddings, config.tie_word_embeddings
     yield "norm_head", spec.norm_head, config.norm_head
+    yield from _storage_facts(spec, config)
     for layer in spec.layers:
         yield from _layer_facts(layer, config)
+
+
+def _storage_facts(spec: ModelSpec, config: second_opinion.Config) -> Iterator[Pair]:
+    formats = spec.storage.formats if isinstance(spec.storage, Storage) else ()
+    blocks = [fmt.block for fmt in formats if isinstance(fmt, BlockFp8)]
+    groups = [fmt.group for fmt in formats if isinstance(fmt, PackInt4)]
+    theirs = config.quantised
+    yield "fp8 block", blocks, [theirs.fp8_block] if theirs.fp8_block else []
+    yield "int4 group", groups, [theirs.int4_group] if theirs.int4_group else []
+    yield "fp4 experts", isinstance(spec.storage, Fp4Experts), theirs.fp4_experts
 
 
 def _layer_facts(layer: LayerSpec, config: second_opinion.Config) -> Iterator[Pair]:
@@ -225,8 +243,8 @@ def _unstacked(values: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
 
 
 def strict(subject: Subject) -> None:
-    """What nobody reads is refused by name: a config key, a stored tensor; so is a gap, and an
-    architecture that another reader is for."""
+    """What nobody reads is refused by name: a config key, a stored tensor; so is a gap, an
+    architecture that another reader is for, and a quantised weight that the config exempts."""
     file = config_file(subject.model)
     for key, value in (("index_topk_freq", 2), ("architectures", ["BailingHybridForCausalLM"])):
         fields = Fields(read_json(file) | {key: value}, file)
@@ -245,6 +263,24 @@ def strict(subject: Subject) -> None:
     for what, tensors in (("extra", extra), ("missing", {t.name: t for t in rest})):
         if balance(replace(checkpoint, tensors=tensors), read_model(subject.model)).balanced:
             raise CheckFailed(f"strict: a checkpoint with one tensor {what} was accepted")
+    _refuses_quantised_exempt(checkpoint, file)
+
+
+def _refuses_quantised_exempt(checkpoint: Checkpoint, file: Path) -> None:
+    """With a config that exempts one of the weights that are stored quantised."""
+    raw = read_json(file)
+    quantised = (
+        use for use in balance(checkpoint, read_model(file)).uses if use.format is not DENSE
+    )
+    use = next(quantised, None)
+    section = raw.get("quantization_config")
+    if use is None or section is None:
+        return
+    key = next((key for key in SPELLINGS if key in section), SPELLINGS[-1])
+    module = use.tensor.name.rpartition(".")[0]
+    fields = Fields(raw | {"quantization_config": section | {key: [module]}}, file)
+    if balance(checkpoint, find_family(fields).read(fields, {})).balanced:
+        raise CheckFailed(f"strict: {module} is exempt and stored as {use.format.label}: accepted")
 
 
 CHECKS: Mapping[str, Callable[[Subject], None]] = {

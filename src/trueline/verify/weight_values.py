@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 
 import torch
@@ -19,20 +20,32 @@ from trueline.weights.value import Weight
 
 
 def weight_values(subject: Subject) -> None:
-    """Every quantised matrix, cut inside of blocks along each axis and concatenated in another
-    order, has the numbers of the reference's own reading."""
+    """Every quantised matrix, those of experts one by one, cut inside of blocks and groups along
+    each axis and concatenated in another order, has the numbers of the reference's own reading."""
     config = second_opinion.read_config(subject.model)
     theirs = load_reference_weights(subject.model, config, torch.float32)
     stored = StoredWeights(subject.model, read_model(subject.model), dtype=torch.float32)
     seen = 0
     for name in list(stored):
-        weight = stored.pop(name)
-        if weight.format != DENSE.label and name in theirs:
-            seen += 1
-            for axis in range(2):
-                _compare(name, weight, theirs[name].float(), axis)
+        for sources, weight in _matrices(name, stored.pop(name)):
+            if weight.format != DENSE.label:
+                seen += 1
+                exact = torch.cat([theirs[source] for source in sources])
+                for axis in range(2):
+                    _compare(sources[0], weight, exact, axis)
     if not seen:
         raise CheckFailed("weight values: no quantised matrix was compared")
+
+
+def _matrices(name: str, weight: Weight) -> Iterator[tuple[list[str], Weight]]:
+    """With the published names of what each is made of."""
+    stem, _, last = name.rpartition(".experts.")
+    if not stem:
+        yield [name], weight
+        return
+    projections = ["gate_proj", "up_proj"] if last == "gate_up_proj" else [last]
+    for expert, matrix in enumerate(weight.unstack()):
+        yield [f"{stem}.experts.{expert}.{part}.weight" for part in projections], matrix
 
 
 def _compare(name: str, weight: Weight, exact: Tensor, axis: int) -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import prod
 
 from trueline.errors import CheckpointError, did_you_mean
 from trueline.models.parameters import parameters, published_name, unused_by_choice
@@ -13,16 +14,21 @@ from trueline.spec.model import ModelSpec, UnsupportedStorage
 from trueline.spec.parameters import Parameter, Piece
 from trueline.spec.shard import whole_spec
 from trueline.weights.checkpoint import Checkpoint, StoredTensor
-from trueline.weights.formats import PLAIN_DTYPES, Format, may_be_quantised
+from trueline.weights.formats import PLAIN_DTYPES, Format, Storage, may_be_quantised
 from trueline.weights.formats.dense import DENSE
 
 # Names by which other weight formats give themselves away, for a refusal by name.
+_UNANNOUNCED = "which no quantised weight of this config has"
+_GPTQ = "GPTQ or AWQ integers: cannot be loaded yet"
 FOREIGN_FORMATS = {
-    ".weight_packed": "packed integers (compressed-tensors)",
-    ".weight_scale": "a scaled format other than block fp8",
-    ".qweight": "GPTQ or AWQ integers",
-    ".scales": "GPTQ or AWQ integers",
-    ".scale": "DeepSeek-V4's fp4 or fp8 with e8m0 scales",
+    ".weight_packed": f"packed integers (compressed-tensors), {_UNANNOUNCED}",
+    ".weight_shape": f"the shape of packed integers (compressed-tensors), {_UNANNOUNCED}",
+    ".weight_scale": f"a scale, {_UNANNOUNCED}",
+    ".weight_zero_point": "a zero point: only symmetric integers can be loaded",
+    ".weight_g_idx": "an order of columns (actorder): only columns in order can be loaded",
+    ".qweight": _GPTQ,
+    ".scales": _GPTQ,
+    ".scale": f"a scale of DeepSeek-V4's fp4 or fp8, {_UNANNOUNCED}",
 }
 
 
@@ -91,14 +97,41 @@ def stored_dtypes(tensors: Iterable[StoredTensor]) -> dict[str, tuple[int, int]]
     return {dtype: (counts[dtype], sizes[dtype]) for dtype in sorted(counts)}
 
 
-def stored_formats(uses: Iterable[Use]) -> dict[str, tuple[int, int]]:
-    """Format -> (weights, bytes), scales included."""
-    counts: Counter[str] = Counter()
-    sizes: Counter[str] = Counter()
+@dataclass(slots=True)
+class Total:
+    """Of some weights, as stored."""
+
+    weights: int = 0
+    parameters: int = 0
+    nbytes: int = 0
+    """Scales included."""
+
+    def add(self, use: Use) -> None:
+        self.weights += 1
+        self.parameters += prod(use.piece.shape)
+        self.nbytes += use.nbytes
+
+
+# By the first part that a parameter's name has.
+_GROUPS = {
+    ".experts.": "routed experts",
+    ".shared_experts.": "shared experts",
+    ".mlp.gate.": "routers",
+    ".mlp.": "dense MLPs",
+    ".indexer.": "indexers",
+    "norm.": "norms",
+    ".self_attn.": "attention",
+    "": "embedding and head",
+}
+
+
+def stored_formats(uses: Iterable[Use]) -> dict[str, dict[str, Total]]:
+    """Format -> group of parameters -> what is stored of it."""
+    totals: dict[str, dict[str, Total]] = defaultdict(dict)
     for use in uses:
-        counts[use.format.label] += 1
-        sizes[use.format.label] += use.nbytes
-    return {label: (counts[label], sizes[label]) for label in sorted(counts)}
+        group = next(group for part, group in _GROUPS.items() if part in use.parameter.name)
+        totals[use.format.label].setdefault(group, Total()).add(use)
+    return {label: totals[label] for label in sorted(totals)}
 
 
 def balance(checkpoint: Checkpoint, spec: ModelSpec) -> Ledger:
@@ -150,10 +183,11 @@ def _format_of(
 ) -> Format:
     """The checkpoint's, unless the weight is plain float or may be nothing else."""
     storage = spec.storage
-    if not isinstance(storage, Format) or not may_be_quantised(parameter, piece):
+    if not isinstance(storage, Storage) or not may_be_quantised(parameter, piece):
         return DENSE
-    numbers = found.get(storage.names(piece.source)[0])
-    return DENSE if numbers is None or numbers.dtype in PLAIN_DTYPES else storage
+    quantised = storage.format_of(piece.source)
+    numbers = found.get(quantised.names(piece.source)[0])
+    return DENSE if numbers is None or numbers.dtype in PLAIN_DTYPES else quantised
 
 
 def _problem(spec: ModelSpec, use: Use, names: Sequence[str]) -> str | None:
@@ -187,7 +221,7 @@ def _sort_rest(
         if name == "lm_head.weight":
             hint = ", while config.json says tie_word_embeddings"
         elif foreign:
-            hint = f", {foreign}: cannot be loaded yet"
+            hint = f", {foreign}"
         else:  # only what an error shows; a full search over 50,000 names takes minutes
             hint = did_you_mean(name, ledger.missing[:500]) if len(ledger.unexpected) < 4 else ""
         ledger.unexpected.append(f"{tensor}{hint}")
@@ -195,14 +229,14 @@ def _sort_rest(
 
 def _note_plain_weights(ledger: Ledger, spec: ModelSpec) -> None:
     storage = spec.storage
-    if not isinstance(storage, Format):
+    if not isinstance(storage, Storage):
         return
     plain = [
         use
         for use in ledger.uses
         if use.format is DENSE
         and use.parameter.kind == "matrix"
-        and not storage.exempts(use.tensor.name)
+        and not storage.format_of(use.piece.source).exempts(use.tensor.name)
     ]
     if plain:
         ledger.notes.append(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import math
 import struct
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -36,8 +37,9 @@ def run(q: Tensor, weights: Tensor, view: IndexView, prepared: tuple[SparseRows,
         stop = each.first + each.count - 1
         keys = read_keys(view, each.block_ids, stop) if stop > topk else torch.empty(0)
         for length in range(each.first, stop + 1):
+            heads = list(q[row].double())
             for s in range(length if length > topk else 0):
-                dots = [float(head.double() @ keys[s]) for head in q[row]]
+                dots = [float(head @ keys[s]) for head in heads]
                 parts = zip(weights[row].tolist(), dots, strict=True)
                 scores[row, s] = sum(weight * (dot if dot > 0 else 0.0) for weight, dot in parts)
             row += 1
@@ -84,6 +86,7 @@ def _decode(key: bytes, storage: str) -> list[float]:
     return [decode_fp8(byte, storage) for byte in key]
 
 
+@cache
 def decode_fp8(byte: int, storage: str) -> float:
     """Of a sign, four bits of exponent and three of fraction."""
     bias = 8 if storage == "e4m3fnuz" else 7

@@ -1,4 +1,4 @@
-"""The recurrence, one token and one head at a time, in float64."""
+"""The recurrence, one token at a time, every head by itself, in float64."""
 
 from __future__ import annotations
 
@@ -97,8 +97,7 @@ def _walk(
     for i in range(len(q)):
         key, value = k[i].double(), v[i].double()
         state = _next(state, key, value, slopes)
-        for head in range(q.shape[1]):
-            out[i, head] = q[i, head].double() @ state[head]
+        out[i] = torch.einsum("hk,hkv->hv", q[i].double(), state)
         position = row.start + i + 1
         held = _hold(view, held, key, value, state, position)
         if not held.tokens:
@@ -110,10 +109,8 @@ def _walk(
 
 
 def _next(state: Tensor, key: Tensor, value: Tensor, slopes: Tensor) -> Tensor:
-    new = torch.empty_like(state)
-    for head, slope in enumerate(slopes.double()):
-        new[head] = torch.exp(-slope) * state[head] + torch.outer(key[head], value[head])
-    return new
+    decay = torch.exp(-slopes.double())
+    return decay[:, None, None] * state + torch.einsum("hk,hv->hkv", key, value)
 
 
 def _hold(

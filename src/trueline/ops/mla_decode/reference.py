@@ -31,7 +31,8 @@ def run(
         cells = prepared.cells(row, view.layout)
         keys = stored_rows(view, cells)
         for head in range(q.shape[1]):
-            scores = [softmax_scale * float(q[row, head].double() @ key) for key in keys]
+            query = q[row, head].double()
+            scores = [softmax_scale * float(query @ key) for key in keys]
             if scores:
                 weights = torch.tensor(scores, dtype=torch.float64).softmax(0)
                 out[row, head] = weights @ keys[:, :latent]

@@ -34,7 +34,8 @@ def run(
         cells = [block_ids[p // size] * size + p % size for p in chosen]
         keys = stored_rows(view, cells) if cells else torch.empty(0)
         for head in range(q.shape[1] if cells else 0):
-            dots = torch.stack([q[row, head].double() @ key for key in keys]) * softmax_scale
+            query = q[row, head].double()
+            dots = torch.stack([query @ key for key in keys]) * softmax_scale
             out[row, head] = dots.softmax(0) @ keys[:, :latent]
             lse[row, head] = dots.logsumexp(0)
     return out.to(q.dtype), lse.float()

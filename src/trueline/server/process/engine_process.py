@@ -20,6 +20,7 @@ import zmq
 
 from trueline.engine.messages import CoreOutput
 from trueline.errors import EngineBroken, RequestRejected, TruelineError, described
+from trueline.models import read_model
 from trueline.server.logs import keep_stderr
 from trueline.server.process.messages import (
     Abort,
@@ -135,12 +136,14 @@ def _failed(error: Exception) -> Failed:
 
 
 def _load(load: LoadModel, channel: Channel) -> Loaded:
+    model = Path(load.model)
+    read_model(model, load.config.facts)  # what is wrong with it is told before torch is imported
     # here, because it imports torch: seconds in which signals and a parent's end count already
     from trueline.engine.loading import load_engine
     from trueline.native import tell_builds
 
     tell_builds(lambda text: channel.send(Progress(text)))
-    return load_engine(Path(load.model), load.config, _reporter(channel))
+    return load_engine(model, load.config, _reporter(channel))
 
 
 def _reporter(channel: Channel) -> Callable[[int, int], None]:

@@ -8,6 +8,7 @@ issue adds its rows.
 from trueline.verify.faults import Fault
 from trueline.verify.faults.drafts import DRAFT_FAULTS
 from trueline.verify.faults.engine import ENGINE_FAULTS
+from trueline.verify.faults.formats import FORMAT_FAULTS
 from trueline.verify.faults.gpu import GPU_FAULTS
 from trueline.verify.faults.index_cache import INDEX_FAULTS
 from trueline.verify.faults.indexer import INDEXER_FAULTS
@@ -27,6 +28,7 @@ FAULTS: list[Fault] = [
     *REFERENCE_FAULTS,
     *SPEC_FAULTS,
     *WEIGHT_FAULTS,
+    *FORMAT_FAULTS,
     *LING_FAULTS,
     *INDEXER_FAULTS,
     *ENGINE_FAULTS,

@@ -1,8 +1,10 @@
 """Weight formats, one file each.
 
 A format says which stored tensors make up one weight, what may be wrong with them, and what numbers
-they mean. `models/storage.py` has the table of formats by `quant_method`; packages add theirs
-through entry points. No torch is imported here: `inspect` reads configs and headers without it.
+they mean. A storage says which format each weight of a checkpoint has; a format is the storage of a
+checkpoint that has no other. `models/storage.py` has the table by `quant_method`; packages add
+theirs through entry points. No torch is imported here: `inspect` reads configs and headers without
+it.
 """
 
 from __future__ import annotations
@@ -42,8 +44,29 @@ class Stored(Protocol):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Format(WeightStorage, ABC):
-    """A format with the facts of one checkpoint, as `read` found them in its config."""
+class Storage(WeightStorage, ABC):
+    """How one checkpoint stores its quantised weights, as `read` found it in the config."""
+
+    @property
+    @abstractmethod
+    def formats(self) -> tuple[Format, ...]:
+        """All that it has beside plain float."""
+
+    @abstractmethod
+    def format_of(self, weight: str) -> Format:
+        """The one of a weight of this name, where it is quantised."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Format(Storage, ABC):
+    """A format with the facts of one checkpoint, which has it for all that it quantises."""
+
+    @property
+    def formats(self) -> tuple[Format, ...]:
+        return (self,)
+
+    def format_of(self, weight: str) -> Format:
+        return self
 
     @abstractmethod
     def names(self, weight: str) -> tuple[str, ...]:
@@ -63,6 +86,11 @@ class Format(WeightStorage, ABC):
         return False
 
 
+def beside(weight: str, name: str) -> str:
+    """A tensor of the same module."""
+    return f"{weight.rpartition('.')[0]}.{name}"
+
+
 def wrong_shape(tensor: StoredTensor, shape: tuple[int, ...]) -> str | None:
     if tensor.shape == shape:
         return None
@@ -74,11 +102,12 @@ def may_be_quantised(parameter: Parameter, piece: Piece) -> bool:
     return parameter.kind == "matrix" and piece is not parameter.fused
 
 
-def quantised_format(spec: ModelSpec) -> Format | None:
-    """The format that a checkpoint has beside plain float, if any of its weights may be in it."""
+def quantised_formats(spec: ModelSpec) -> tuple[Format, ...]:
+    """Those that a checkpoint has beside plain float, if any of its weights may be in them."""
     storage = spec.storage
-    if not isinstance(storage, Format):
-        return None
+    if not isinstance(storage, Storage):
+        return ()
     matrices = (p for p in parameters(spec) if p.kind == "matrix")
-    names = (piece.source for parameter in matrices for piece in parameter.pieces)
-    return None if all(map(storage.exempts, names)) else storage
+    names = [piece.source for parameter in matrices for piece in parameter.pieces]
+    used = {fmt.label for name in names if not (fmt := storage.format_of(name)).exempts(name)}
+    return tuple(fmt for fmt in storage.formats if fmt.label in used)

@@ -5,20 +5,18 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TYPE_CHECKING, ClassVar, TypeGuard, TypeVar
 
 from trueline.errors import CheckpointError
 from trueline.spec.fields import Fields
 from trueline.spec.source import Fact, default
 from trueline.weights.checkpoint import StoredTensor
-from trueline.weights.formats import PLAIN_DTYPES, Format, Stored, wrong_shape
+from trueline.weights.formats import PLAIN_DTYPES, Format, Stored, beside, wrong_shape
 from trueline.weights.formats.exempt import is_ignored, read_ignored_modules
+from trueline.weights.formats.scales import check_scales
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-SCALE_SUFFIX = "_scale_inv"
-SCALE_DTYPES = ("F32", "F8_E8M0")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,6 +50,9 @@ class Fp8Stored:
         return dequantise(self.numbers, self.scales, self.first, self.block)
 
 
+B = TypeVar("B", bound="BlockFp8")
+
+
 def dequantise(
     numbers: Tensor, scales: Tensor, first: tuple[int, int], block: tuple[int, int]
 ) -> Tensor:
@@ -70,13 +71,16 @@ class BlockFp8(Format):
     """W = weight × weight_scale_inv of its block."""
 
     label = "block fp8"
+    scale_name: ClassVar[str] = "weight_scale_inv"
+    """Of the scales, in the module of their weight."""
+    scale_dtypes: ClassVar[tuple[str, ...]] = ("F32", "F8_E8M0")
 
     block: tuple[int, int]
     power_of_two_scales: bool
     ignored_modules: tuple[str, ...]
 
     def names(self, weight: str) -> tuple[str, ...]:
-        return weight, weight + SCALE_SUFFIX
+        return weight, beside(weight, self.scale_name)
 
     def exempts(self, weight: str) -> bool:
         return is_ignored(self.ignored_modules, weight)
@@ -88,14 +92,17 @@ class BlockFp8(Format):
         if weight.dtype != "F8_E4M3":
             return f"{weight}: accepted here: F8_E4M3, {', '.join(PLAIN_DTYPES)}"
         blocks = [-(-size // block) for size, block in zip(shape, self.block, strict=True)]
-        if list(scale.shape) != blocks or scale.dtype not in SCALE_DTYPES:
-            return f"{scale}: accepted: {' or '.join(SCALE_DTYPES)} {blocks}"
+        if list(scale.shape) != blocks or scale.dtype not in self.scale_dtypes:
+            return f"{scale}: accepted: {' or '.join(self.scale_dtypes)} {blocks}"
         return None
 
     def open(self, tensors: Sequence[StoredTensor], values: Sequence[Tensor]) -> Stored:
         weight, scales = values[0], values[1].float()
-        if not bool(scales.isfinite().all()) or bool((scales <= 0).any()):
-            raise CheckpointError(f"{tensors[1]}: accepted: positive, finite scales")
+        if _has_nan(weight):
+            raise CheckpointError(
+                f"{tensors[0]}: holds NaN codes (0x7f or 0xff); accepted: numbers"
+            )
+        check_scales(tensors[1], scales)
         if self.power_of_two_scales and bool((scales.frexp().mantissa != 0.5).any()):
             raise CheckpointError(
                 f"{tensors[1]}: scale_fmt is ue8m0, but not all are powers of two"
@@ -103,8 +110,23 @@ class BlockFp8(Format):
         return Fp8Stored(weight, scales, self.block)
 
 
+def _has_nan(numbers: Tensor) -> bool:
+    """The codes of NaN are the largest signed and the largest unsigned byte: two reductions, and no
+    copy of the weight."""
+    import torch
+
+    if not numbers.numel():
+        return False
+    bytes_ = numbers.view(torch.uint8)
+    return bool(bytes_.max() == 0xFF) or bool(bytes_.view(torch.int8).max() == 0x7F)
+
+
 def read(section: Fields) -> BlockFp8:
     """Of `quantization_config` with quant_method fp8."""
+    return read_as(BlockFp8, section)
+
+
+def read_as(kind: type[B], section: Fields) -> B:
     section.choice("fmt", ("e4m3",), default=default("e4m3", "block fp8 has no other"))
     section.choice(
         "activation_scheme", ("dynamic",), default=default("dynamic", "block fp8 has no other")
@@ -120,7 +142,7 @@ def read(section: Fields) -> BlockFp8:
     )
     ignored = read_ignored_modules(section)
     section.finish({})
-    return BlockFp8.of(
+    return kind.of(
         block=block,
         power_of_two_scales=Fact(scale_fmt.value == "ue8m0", scale_fmt.source),
         ignored_modules=ignored,

@@ -11,12 +11,14 @@ from trueline.spec.source import Fact, default
 SPELLINGS = ("modules_to_not_convert", "ignored_layers", "ignore")
 
 
-def read_ignored_modules(section: Fields) -> Fact[tuple[str, ...]]:
-    present = [key for key in SPELLINGS if section.has(key)]
+def read_ignored_modules(
+    section: Fields, spellings: tuple[str, ...] = SPELLINGS
+) -> Fact[tuple[str, ...]]:
+    present = [key for key in spellings if section.has(key)]
     if not present:
         return default((), "nothing is exempt by name")
     if len(present) > 1:
-        section.refuse(present[1], f"only one of {', '.join(SPELLINGS)}")
+        section.refuse(present[1], f"only one of {', '.join(spellings)}")
     return section.list_of(
         present[0], _is_module_name, "module names, or 're:' and a regular expression", length=None
     )
@@ -33,12 +35,14 @@ def _is_module_name(value: object) -> TypeGuard[str]:
 
 
 def is_ignored(modules: tuple[str, ...], weight: str) -> bool:
-    """Whether a weight's module, or a module around it, is exempt. By full name, never by part of
-    one: 'mlp.gate' does not exempt 'mlp.gate_proj', nor 'layers.1' 'layers.11'."""
+    """Whether a weight's module, or a module around it, is exempt. By its full name, or by the last
+    parts of it as Ling's lists have them ('b_proj', '5.attention.g_proj'); never by a piece of a
+    part: 'b_proj' does not exempt 'q_b_proj', 'mlp.gate' not 'mlp.gate_proj', nor 'layers.1'
+    'layers.11'."""
     module = weight.rpartition(".")[0]
     return any(
         bool(re.fullmatch(entry[3:], module))
         if entry.startswith("re:")
-        else module == entry or module.startswith(entry + ".")
+        else module.startswith(entry + ".") or f".{module}".endswith(f".{entry}")
         for entry in modules
     )
