@@ -8,6 +8,14 @@ from typing import Any, Literal
 
 from trueline.errors import UsageError
 
+KV_CACHE_DTYPES = ("auto", "fp8", "fp8_e4m3", "e4m3fn", "e4m3fnuz")
+WORDS = {
+    "block_size": ("auto",),
+    "snapshot_spacing": ("auto",),
+    "kv_cache_group_size": ("auto", "token"),
+}
+"""Options that take these words beside whole numbers."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class EngineConfig:
@@ -32,6 +40,12 @@ class EngineConfig:
     """States kept at once, running and as snapshots; None: as the memory allows."""
     snapshot_spacing: int | Literal["auto"] = "auto"
     """Tokens between the states that the prefix cache keeps of a long prompt."""
+    kv_cache_dtype: str = "auto"
+    """Of latents: "auto" (as computed), e4m3fn (also "fp8", "fp8_e4m3"), e4m3fnuz."""
+    kv_cache_group_size: int | Literal["auto", "token"] = "auto"
+    """Channels of an fp8 latent that share a scale: "auto" (128), a number, "token" (all)."""
+    kv_cache_scale_fmt: Literal["auto", "float32", "ue8m0"] = "auto"
+    """Scales of fp8 latents: "auto" (float32), float32, ue8m0 (rounded up to powers of two)."""
     index_cache_dtype: str = "auto"
     """Of the indexer's keys: "auto" (as computed), float32, bfloat16, float16, e4m3fn, e4m3fnuz."""
     index_cache_layout: str = "auto"
@@ -60,9 +74,9 @@ class EngineConfig:
             )
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size",
                      "num_gpu_blocks_override", "kv_cache_memory_bytes", "num_state_slots",
-                     "snapshot_spacing"):  # fmt: skip
+                     "snapshot_spacing", "kv_cache_group_size"):  # fmt: skip
             value = getattr(self, name)
-            if value is None or (name in ("block_size", "snapshot_spacing") and value == "auto"):
+            if value is None or value in WORDS.get(name, ()):
                 continue
             if type(value) is not int or value < 1:
                 raise UsageError(f"{name} = {value!r}: accepted: a whole number from 1 up")
@@ -72,7 +86,14 @@ class EngineConfig:
         for name, accepted in (
             ("dtype", ("auto", "float32", "bfloat16", "float16")),
             ("mamba_cache_dtype", ("auto", "float32", "bfloat16", "float16")),
+            ("kv_cache_dtype", KV_CACHE_DTYPES),
+            ("kv_cache_scale_fmt", ("auto", "float32", "ue8m0")),
             ("load_format", ("auto", "dummy")),
         ):
             if getattr(self, name) not in accepted:
                 raise UsageError(f"{name} = {getattr(self, name)!r}: accepted: {accepted}")
+        for name in ("kv_cache_group_size", "kv_cache_scale_fmt"):
+            if self.kv_cache_dtype == "auto" and getattr(self, name) != "auto":
+                raise UsageError(
+                    f"{name} = {getattr(self, name)!r} is for an fp8 cache: set kv_cache_dtype too"
+                )

@@ -6,10 +6,12 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import fields
 from pathlib import Path
 
+from trueline.cache.layout import LATENT_GROUP, LatentFp8, LatentLayout
 from trueline.errors import CheckpointError
 from trueline.models import config_file, read_model
 from trueline.models.statistics import cache_costs, count_parameters
-from trueline.spec.model import LayerSpec, ModelSpec, WeightStorage
+from trueline.spec.mixer import MLASpec
+from trueline.spec.model import DTYPE_BYTES, LayerSpec, ModelSpec, WeightStorage
 from trueline.spec.source import Span, Spec
 from trueline.utils.json_types import JSON
 from trueline.weights.checkpoint import Checkpoint, open_checkpoint
@@ -52,8 +54,20 @@ def describe(model: str | Path, facts: Mapping[str, object] | None = None) -> JS
             }
             for cost in cache_costs(spec)
         ],
+        "fp8_latents": _fp8_latents(spec),
         "checkpoint": _checkpoint(file.parent if Path(model).is_dir() else None, spec),
     }
+
+
+def _fp8_latents(spec: ModelSpec) -> JSON | None:
+    """What latents and rotated keys of a token take, over all layers, with kv_cache_dtype='fp8'."""
+    mixers = [layer.mixer for layer in spec.layers if isinstance(layer.mixer, MLASpec)]
+    if not mixers:
+        return None
+    fp8 = LatentFp8("e4m3fn", spec.dtype, LATENT_GROUP)
+    rows = (LatentLayout(m.kv_lora_rank, m.qk_rope_head_dim, 1, fp8) for m in mixers)
+    taken = sum(row.row_bytes(DTYPE_BYTES[spec.dtype]) for row in rows)
+    return {"storage": fp8.storage, "group_size": fp8.group, "bytes_per_token": taken}
 
 
 def layer_kinds(spec: ModelSpec) -> list[JSON]:

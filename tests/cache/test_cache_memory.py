@@ -52,8 +52,9 @@ def test_the_caches_take_what_was_planned(family: str, write_config: Write) -> N
     options = COMMON | (STATES if any(isinstance(m, LightningSpec) for m in mixers) else {})
     options |= INDEX if any(mixer.indexer for mixer in latent) else {}
     tried = 0
-    for values in product(*options.values()):
+    for number, values in enumerate(product(*options.values())):
         chosen = dict(zip(options, values, strict=True))
+        chosen["kv_cache_dtype"] = "fp8" if number // 5 % 2 else "auto"
         config = EngineConfig(**chosen, kv_cache_memory_bytes=BUDGET, max_num_seqs=10_000)
         try:
             plan = make_plan(spec, config, find_device("cpu"))

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from trueline.cache.index import DTYPES, IndexStore
+from trueline.cache.fp8 import DTYPES
+from trueline.cache.index import IndexStore
 from trueline.cache.layout import AMAX_FLOOR, INDEX_LAYOUTS, STORAGES, IndexLayout
 from trueline.errors import UsageError
 from trueline.ops.index_scores.reference import read_keys

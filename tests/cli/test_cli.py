@@ -113,6 +113,8 @@ def test_inspect_json_has_every_fact_with_its_source(tiny: Tiny, run: Run) -> No
     assert report["cache"] == [
         {"kind": "mla", "layers": 4, "bytes_per_token": 752, "state_bytes_per_sequence": 0}
     ]
+    latents = {"storage": "e4m3fn", "group_size": 128, "bytes_per_token": 4 * 84}
+    assert report["fp8_latents"] == latents
     stored = load_file(model / "model.safetensors")
     assert report["parameters"]["total"] == sum(value.numel() for value in stored.values())
     checkpoint = report["checkpoint"]
@@ -303,6 +305,7 @@ def test_generate_from_a_file_and_as_chat(tiny: Tiny, run: Run, tmp_path: Path) 
         (["--prompt", "x", "--layer", "mla=fast"], "no implementation 'fast'; accepted: trueline"),
         (["--prompt", "x", "--op", "linear=fast"], "accepted: native, onednn"),
         (["--prompt", "x", "--temperature", "-1"], "temperature"),
+        (["--prompt", "x", "--kv-cache-dtype", "int8"], "kv_cache_dtype = 'int8': accepted"),
         (["--prompts-file", "/nowhere"], "not readable"),
     ],
 )
@@ -318,7 +321,7 @@ def test_bench(tiny: Tiny, run: Run) -> None:
     assert report["trueline"]["batch"] == 3
     assert report["trueline"]["decode_tokens_per_s"] > 0
     code, out, _ = run("bench", "latency", tiny("deepseek_v3") / "config.json", "--repeats", "1",
-                       *flags[:4])  # fmt: skip
+                       "--kv-cache-dtype", "fp8", *flags[:4])  # fmt: skip
     assert code == 0
     assert "1 requests of 8 + 4 tokens" in out
 
@@ -343,6 +346,17 @@ def test_bench_formats(tiny: Tiny, run: Run, monkeypatch: pytest.MonkeyPatch) ->
     code, _, err = run("bench", "formats", wide, "--rounds", "0")
     assert code == 2
     assert "--rounds" in err
+
+
+def test_bench_cache_noise(tiny: Tiny, run: Run) -> None:
+    flags = ["--prompts", "2", "--prompt-len", "9"]
+    found = json.loads(run("bench", "cache-noise", tiny("deepseek_v3"), *flags, "--json")[1])
+    assert [each["token_bytes"] for each in found] == [84, 84, 84]  # 37 channels are one group
+    assert all(each["positions"] == 18 and each["mean_kl"] > 0 for each in found)
+    code, out, _ = run("bench", "cache-noise", tiny("deepseek_v3") / "config.json", *flags)
+    assert code == 0
+    assert "of 18" in out
+    assert run("bench", "cache-noise", tiny("deepseek_v3"), "--prompts", "0")[0] == 2
 
 
 def test_bench_neighbours(tiny: Tiny, run: Run) -> None:

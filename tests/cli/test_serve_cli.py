@@ -110,6 +110,9 @@ def test_dry_run_tells_the_plan(tiny: Tiny, capsys: pytest.CaptureFixture[str]) 
     told = capsys.readouterr().out
     assert "sequences up to 100" in told
     assert "mla_decode" in told
+    assert "188 bytes a token and layer" in told
+    assert serve(tiny("deepseek_v3"), "--dry-run", "--kv-cache-dtype", "fp8") == 0
+    assert "84 bytes a token and layer" in capsys.readouterr().out
 
 
 def test_no_such_model_and_no_such_key_file(

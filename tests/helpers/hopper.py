@@ -1,11 +1,11 @@
 """Every kernel that a model's steps launch, compiled for a Hopper GPU on a machine that has none.
 
-    python tests/helpers/hopper.py [--once] DIRECTORY...  # of a config.json each
+    python tests/helpers/hopper.py [--once] [--fp8-latents] DIRECTORY...  # of a config.json each
 
 runs the engine as on such a GPU: its plan, its graphs, prompts long and short, greedy and drawn. A
 launch compiles its kernel, with the very arguments it would be launched with, and runs nothing; all
 numbers are zeros. Tells the kernels, which are in TRITON_CACHE_DIR then. --once: each kernel for
-the first arguments only. Needs TRITON_INTERPRET unset.
+the first arguments only. --fp8-latents: the latent cache in e4m3fn. Needs TRITON_INTERPRET unset.
 """
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ class Zeros:
         return Weight.of(UNTOUCHED(self._shapes.pop(name), dtype=self._dtype))
 
 
-def run(model: Path) -> None:
+def run(model: Path, fp8_latents: bool) -> None:
     """Imported here: kernels are made when their modules are."""
     from trueline.engine.core import EngineCore
     from trueline.engine.executor import LocalExecutor
@@ -156,7 +156,12 @@ def run(model: Path) -> None:
     from trueline.verify.graphs import again
 
     spec = read_model(model, {})
-    options = EngineConfig(max_model_len=4096, num_gpu_blocks_override=160, device="cuda")
+    options = EngineConfig(
+        max_model_len=4096,
+        num_gpu_blocks_override=160,
+        device="cuda",
+        kv_cache_dtype="e4m3fn" if fp8_latents else "auto",
+    )
     plan = make_plan(spec, options, H200)
     decoder = build_decoder(spec, plan, Zeros(parameters(spec), plan.weight_dtype))
     runner = Runner(spec, plan, decoder, capture=again)
@@ -171,8 +176,9 @@ def run(model: Path) -> None:
 
 
 if __name__ == "__main__":
-    once, *models = sys.argv[1:] if "--once" in sys.argv else ("", *sys.argv[1:])
-    found = pretend(once == "--once")
-    for model in models:
-        run(Path(model))
+    given = {argument for argument in sys.argv[1:] if argument.startswith("--")}
+    found = pretend("--once" in given)
+    for model in sys.argv[1:]:
+        if model not in given:
+            run(Path(model), "--fp8-latents" in given)
     print(json.dumps(sorted({kernel.name for kernel in found.values()})))

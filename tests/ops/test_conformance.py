@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from trueline.cache.store import LatentView, fp8_parts
 from trueline.ops.lightning import StateRow
 from trueline.ops.mla_decode import DecodeRows
 from trueline.ops.registry import implementation, needed, runnable
@@ -193,6 +194,34 @@ def no_ties(sample: Function) -> Function:
     return lambda logits, rows: sample(logits + 1e-9 * torch.arange(logits.shape[1]), rows)
 
 
+def with_view(change: Callable[[LatentView], LatentView]) -> Function:
+    """The cache is taken for another."""
+
+    def make(run: Function) -> Function:
+        def changed(x: Any) -> Any:
+            return change(x) if isinstance(x, LatentView) else x
+
+        return lambda *given, **named: run(*map(changed, given), **named)
+
+    return make
+
+
+def neighbours_scales(view: LatentView) -> LatentView:
+    """A group's codes with the scale of the group before."""
+    rows = view.rows.clone()
+    _, scales, _ = fp8_parts(rows, view.layout)
+    scales.copy_(scales.roll(1, -1))
+    return replace(view, rows=rows)
+
+
+def other_scales(view: LatentView) -> LatentView:
+    """Powers of two where they are none, and the other way round."""
+    fp8 = view.layout.fp8
+    assert fp8 is not None
+    other = replace(fp8, power_of_two=not fp8.power_of_two)
+    return replace(view, layout=replace(view.layout, fp8=other))
+
+
 ROUNDED = {
     **dict.fromkeys(("linear", "batched_gemm", "mlp", "rms_norm", "rope", "latent_write"), "run"),
     **dict.fromkeys(("mla_decode", "mla_prefill", "sparse_mla", "index_scores", "experts"), "run"),
@@ -219,6 +248,7 @@ MISTAKES = [
             lambda run: lambda x, weight, eps: rms_norm.run(x, weight, 0.0)),
     Mistake("eps left out", "latent_write", "numbers", "run",
             lambda run: lambda *given, **options: run(*given, **options | {"eps": 0.0})),
+    Mistake("other scales", "latent_write", "fp8", "run", with_view(other_scales)),
     Mistake("interleaved only", "rope", "numbers", "run",
             lambda run: lambda x, cos, sin, pairing: run(x, cos, sin, "interleaved")),
     Mistake("scale of the cache row", "mla_decode", "numbers", "run",
@@ -229,6 +259,10 @@ MISTAKES = [
     Mistake("lse in base 2", "mla_decode", "natural lse", "run", lse_in_bits),
     Mistake("bits of the count", "mla_decode", "bits", "run", decode_of_the_count),
     Mistake("bits of the heads", "mla_decode", "ranks", "run", of_the_heads),
+    Mistake("neighbours' scales", "mla_decode", "fp8", "run", with_view(neighbours_scales)),
+    Mistake("bits of the count", "mla_decode", "fp8 bits", "run", decode_of_the_count),
+    Mistake("neighbours' scales", "mla_prefill", "fp8", "run", with_view(neighbours_scales)),
+    Mistake("neighbours' scales", "sparse_mla", "fp8", "run", with_view(neighbours_scales)),
     Mistake("one key short", "mla_prefill", "numbers", "prepare", one_key_short),
     Mistake("nothing rotated", "mla_prefill", "real dims", "run", keys_not_rotated),
     Mistake("one key short", "mla_prefill", "real dims", "prepare", one_key_short),

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trueline.cache.index import IndexStore, IndexView
 from trueline.cache.kinds.latent import PrefillSlice
-from trueline.cache.layout import INDEX_LAYOUTS, IndexLayout, LatentLayout
+from trueline.cache.layout import INDEX_LAYOUTS, IndexLayout, LatentFp8, LatentLayout
 from trueline.cache.state import StateStore, StateView
 from trueline.cache.store import LatentStore, LatentView
 from trueline.device import interpreting
@@ -77,18 +77,25 @@ def cpu_or_triton(op: str) -> list[Any]:
 # -- blocks ----------------------------------------------------------------------------
 
 LAYOUT = LatentLayout(16, 16, 4)
+STORED = pytest.mark.parametrize(
+    "layout",
+    [LAYOUT, replace(LAYOUT, fp8=LatentFp8("e4m3fn", "float32", 8))],
+    ids=["as computed", "fp8"],
+)
 
 
-def latent_pools(far: Tensor) -> list[tuple[LatentView, int]]:
+def latent_pools(far: Tensor, layout: LatentLayout) -> list[tuple[LatentView, int]]:
     """A small cache and the end of a large one with the same rows; what is added to its ids."""
-    small = LatentStore(LAYOUT, 1, KEPT, torch.float32).views[0]
-    small.rows[:] = randn(*small.rows.shape)
-    cells = NUMBERS // LAYOUT.width - 1
-    rows = far[: (cells + 1) * LAYOUT.width].view(-1, LAYOUT.width)
-    blocks = cells // LAYOUT.block_size
-    last = (blocks - KEPT) * LAYOUT.block_size
+    small = LatentStore(layout, 1, KEPT, torch.float32).views[0]
+    numbers = randn(len(small.rows) - 1, layout.width)
+    small.write(torch.arange(len(numbers)), numbers[:, :16], numbers[:, 16:])
+    data, width = far.view(small.rows.dtype), small.rows.shape[1]
+    cells = len(data) // width - 1
+    rows = data[: (cells + 1) * width].view(-1, width)
+    blocks = cells // layout.block_size
+    last = (blocks - KEPT) * layout.block_size
     rows[last : last + len(small.rows) - 1] = small.rows[:-1]
-    return [(small, 0), (LatentView(rows, LAYOUT, cells), blocks - KEPT)]
+    return [(small, 0), (LatentView(rows, layout, cells), blocks - KEPT)]
 
 
 def equal(made: list[Any]) -> None:
@@ -97,30 +104,32 @@ def equal(made: list[Any]) -> None:
         assert torch.equal(a, b)
 
 
-def test_attention_over_the_last_blocks(far: Tensor) -> None:
+@STORED
+def test_attention_over_the_last_blocks(far: Tensor, layout: LatentLayout) -> None:
     lengths, ids = [11, 5], [[7, 2, 5], [3, 6]]
     positions = torch.tensor([[10, 0, 7, -1], [4, 1, -1, -1]])
     q = randn(2, 3, LAYOUT.width, seed=1)
     for op in cpu_or_triton("mla_decode"):
         made = []
-        for view, first in latent_pools(far):
+        for view, first in latent_pools(far, layout):
             rows = DecodeRows(lengths, [[first + b for b in each] for each in ids])
             made.append(op.run(q, view, op.prepare(rows, view, FULL, 3), softmax_scale=0.2))
         equal(made)
     for op in cpu_or_triton("sparse_mla"):
         made = []
-        for view, first in latent_pools(far):
+        for view, first in latent_pools(far, layout):
             runs = (Run([first + b for b in each], n) for each, n in zip(ids, lengths, strict=True))
             prepared = op.prepare(SparseRows(tuple(runs)), view, FULL)
             made.append(op.run(q, view, prepared, positions, softmax_scale=0.2))
         equal(made)
 
 
-def test_prefill_over_the_last_blocks(far: Tensor) -> None:
+@STORED
+def test_prefill_over_the_last_blocks(far: Tensor, layout: LatentLayout) -> None:
     heads = HeadWeights(randn(2, 16, 8, seed=3), randn(2, 8, 16, seed=4))
     q = randn(18, 2, 24, seed=5)
     made = []
-    for view, first in latent_pools(far):
+    for view, first in latent_pools(far, layout):
         row = PrefillRow(1, 18, [first + b for b in (7, 2, 5, 3, 1)])
         out = torch.full((18, 2, 8), torch.nan)
         parts = [PrefillSlice(slice(0, 18), row)]
@@ -130,12 +139,13 @@ def test_prefill_over_the_last_blocks(far: Tensor) -> None:
     equal(made)
 
 
-def test_rows_are_written_into_the_last_blocks(far: Tensor) -> None:
+@STORED
+def test_rows_are_written_into_the_last_blocks(far: Tensor, layout: LatentLayout) -> None:
     cells, angles = torch.tensor([29, 6, 31]), randn(3, 8, seed=6)
     options = {"norm": randn(16), "eps": 0.1, "cos": angles.cos(), "sin": angles.sin(),
                "pairing": "interleaved", "parts": PARTS}  # fmt: skip
     made = []
-    for view, first in latent_pools(far):
+    for view, first in latent_pools(far, layout):
         there = cells + first * LAYOUT.block_size
         given = randn(3, 16, seed=1), randn(3, 16, seed=2), randn(3, 2, 16, seed=3)
         out = latent_write.run(*given, view, there, **options)

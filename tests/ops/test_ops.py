@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from trueline import device
-from trueline.cache.layout import LatentLayout
+from trueline.cache.layout import LatentFp8, LatentLayout
 from trueline.ops import invariant_math, rope
 from trueline.ops.capabilities import CPU, GPU, Context, HeadDims
 from trueline.ops.experts import cpu as experts_cpu
@@ -100,6 +100,10 @@ def test_what_is_for_a_gpu_is_known_without_its_libraries() -> None:
 
 
 HEADS, LAYOUT = HeadDims(128, 128, 128), LatentLayout(512, 64, 64)
+FP8_LAYOUT, FNUZ_LAYOUT, FINE_LAYOUT = (
+    replace(LAYOUT, fp8=LatentFp8(storage, "bfloat16", group))
+    for storage, group in (("e4m3fn", 128), ("e4m3fnuz", 128), ("e4m3fn", 16))
+)
 HOPPER = Context(
     dtype=torch.bfloat16, device="cuda", compute_capability=(9, 0), heads=HEADS, latent=LAYOUT
 )
@@ -119,6 +123,10 @@ HOPPER = Context(
         ("mla_decode", {"heads": HeadDims(32, 128, 128)}, "with 32, half or more is padding"),
         ("mla_decode", {"latent": LatentLayout(256, 64, 64)}, "512 + 64 numbers, not 256 + 64"),
         ("sparse_mla", {"latent": LatentLayout(512, 32, 64)}, "512 + 64 numbers, not 512 + 32"),
+        ("mla_decode", {"latent": FP8_LAYOUT}, "reads latents as they are computed, not e4m3fn"),
+        ("sparse_mla", {"latent": FP8_LAYOUT}, "reads latents as they are computed, not e4m3fn"),
+        ("mla_prefill", {"latent": FP8_LAYOUT}, None),
+        ("mla_prefill", {"latent": FNUZ_LAYOUT}, "e4m3fnuz is no number format of this device"),
         ("mla_prefill", {"heads": HeadDims(8, 192, 128)}, "from 64 on, not 192 + 64 and 128"),
         ("mla_prefill", {"heads": HeadDims(8, 32, 128)}, "from 64 on, not 32 + 64 and 128"),
         ("mla_prefill", {"heads": HeadDims(8, 256, 128)}, "bytes of shared memory"),
@@ -130,6 +138,16 @@ def test_what_the_kernels_for_hopper_need(
     monkeypatch.setattr(device, "interpreting", lambda: False)
     told = refusals(op, "hopper", replace(HOPPER, **changes))
     assert told == [] if why is None else why in told[0]
+
+
+@pytest.mark.parametrize("op", ["latent_write", "mla_decode", "mla_prefill", "sparse_mla"])
+def test_which_fp8_latents_a_gpu_reads(op: str) -> None:
+    assert not refusals(op, "triton", replace(HOPPER, latent=FP8_LAYOUT))
+    assert "e4m3fn is" in refusals(op, "triton", replace(HOPPER, latent=FNUZ_LAYOUT))[0]
+    assert (
+        "16 scales of a latent, not 32"
+        in (refusals(op, "triton", replace(HOPPER, latent=FINE_LAYOUT))[0])
+    )
 
 
 def test_the_probe_of_bits_can_fail() -> None:

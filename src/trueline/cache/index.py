@@ -8,15 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trueline.cache.layout import AMAX_FLOOR, SCALE_BYTES, Fp8, IndexLayout
-
-DTYPES = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    "e4m3fn": torch.float8_e4m3fn,
-    "e4m3fnuz": torch.float8_e4m3fnuz,
-}
+from trueline.cache.fp8 import DTYPES, dequantise, fp8_scales
+from trueline.cache.layout import SCALE_BYTES, IndexLayout
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,17 +102,3 @@ class IndexStore:
         """The same for single keys: the unused tail of a block."""
         for view in self.views:
             view.poison(torch.tensor(cells, dtype=torch.long, device=self.bytes.device))
-
-
-def fp8_scales(keys: Tensor, fp8: Fp8, power_of_two: bool) -> Tensor:
-    """float32 [n]; NaN for a key that has an infinity or a NaN, so that it stays visible."""
-    amax = keys.abs().amax(-1)
-    wanted = amax.clamp_min(AMAX_FLOOR) / fp8.largest
-    if power_of_two:
-        mantissa, exponent = torch.frexp(wanted)
-        wanted = torch.ldexp(torch.ones_like(wanted), exponent - (mantissa == 0.5).int())
-    return wanted.masked_fill(~amax.isfinite(), torch.nan)
-
-
-def dequantise(codes: Tensor, scales: Tensor) -> Tensor:
-    return codes * scales[:, None]

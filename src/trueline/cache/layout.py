@@ -15,16 +15,41 @@ def cells(block_size: int, block_ids: list[int], start: int, stop: int) -> list[
 
 @dataclass(frozen=True, slots=True)
 class LatentLayout:
-    """One row per position: [latent after its norm | rotated key]. A block is `block_size` rows
-    that follow each other; a cell is a row's address."""
+    """One row per position: [latent after its norm | rotated key], both in the dtype of
+    computation, or as `fp8` says. A block is `block_size` rows that follow each other; a cell is a
+    row's address."""
 
     latent: int
     rope: int
     block_size: int
+    fp8: LatentFp8 | None = None
 
     @property
     def width(self) -> int:
+        """Numbers of a row."""
         return self.latent + self.rope
+
+    def row_bytes(self, itemsize: int) -> int:
+        """`itemsize`: of the dtype of computation."""
+        if self.fp8 is None:
+            return self.width * itemsize
+        return _aligned(self.rope_start + self.rope * STORAGES[self.fp8.rope].itemsize)
+
+    @property
+    def num_groups(self) -> int:
+        """Scales of an fp8 row; the last group may have fewer channels."""
+        assert self.fp8 is not None
+        return -(-self.latent // self.fp8.group)
+
+    @property
+    def scales_start(self) -> int:
+        """Byte of an fp8 row."""
+        return _aligned(self.latent)
+
+    @property
+    def rope_start(self) -> int:
+        """Byte of an fp8 row."""
+        return self.scales_start + self.num_groups * SCALE_BYTES
 
     def cell(self, block_id: Any, position: Any) -> Any:
         """Of one position, or of a tensor of them."""
@@ -58,9 +83,51 @@ STORAGES = {
     "e4m3fn": Storage(1, Fp8(448.0, 2.0**-9, 0x7F)),
     "e4m3fnuz": Storage(1, Fp8(240.0, 2.0**-10, 0x80)),
 }
+FP8_STORAGES = tuple(name for name, storage in STORAGES.items() if storage.fp8)
 SCALE_BYTES = 4
+LATENT_GROUP = 128
+"""Channels of an fp8 latent that share a scale, unless told otherwise."""
 AMAX_FLOOR = 1e-4
-"""A key without a larger number than this is scaled as if it had one: zeros need a scale too."""
+"""Numbers none of which is larger than this are scaled as if one were: zeros need a scale too."""
+
+
+@dataclass(frozen=True, slots=True)
+class LatentFp8:
+    """A cache row whose latent is stored in fp8, as bytes:
+
+        [a code per channel of the latent | a float32 scale per group of channels | rotated key]
+
+    Scales, and the next row, begin at multiples of 4 bytes. DeepSeek-V3.2's public cache is e4m3fn
+    in groups of 128 with a bfloat16 key: 512 + 16 + 128 bytes.
+
+    Writing, per group: scale = max(amax, AMAX_FLOOR) / largest, rounded up to a power of two where
+    `power_of_two` is on; code = x / scale, in float32, then rounded to nearest, ties to even. NaN
+    is the scale of a group that has an infinity or a NaN. Reading gives code × scale, rounded to
+    the dtype of computation. The one latent is key and value of its position: both are read with
+    the same scale. The rotated key is not quantised."""
+
+    storage: str
+    rope: str
+    """Storage of the rotated key."""
+    group: int
+    """Channels that share a scale: from 1 up; no fewer than the latent has is one a token."""
+    power_of_two: bool = False
+
+    def __post_init__(self) -> None:
+        if self.storage not in FP8_STORAGES:
+            raise UsageError(f"latent cache: storage = {self.storage!r}: accepted: {FP8_STORAGES}")
+
+    @property
+    def variant(self) -> Fp8:
+        variant = STORAGES[self.storage].fp8
+        assert variant is not None
+        return variant
+
+
+def _aligned(byte: int) -> int:
+    return -(-byte // SCALE_BYTES) * SCALE_BYTES
+
+
 INDEX_LAYOUTS = ("rows", "planar", "shuffled")
 GROUP = 16
 """Tokens of a shuffled group, and bytes that one of them has side by side."""

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 from cyclopts import App, Parameter
 
+from trueline.cli.bench_cache_noise import cache_noise
 from trueline.cli.bench_formats import formats
 from trueline.cli.bench_gpu import gpu
 from trueline.cli.bench_neighbours import neighbours
@@ -29,6 +30,7 @@ Json = Annotated[bool, Parameter(name="--json", negative=())]
 Dtype = Literal["float32", "bfloat16"]
 
 bench = App(name="bench", help="Measure speed: throughput, latency, or side by side with a peer.")
+bench.command(cache_noise, name="cache-noise")
 bench.command(formats, name="formats")
 bench.command(gpu, name="gpu")
 bench.command(neighbours, name="neighbours")
@@ -44,6 +46,7 @@ def throughput(
     batch: int = 32,
     prompt_len: int = 128,
     output_len: int = 64,
+    kv_cache_dtype: str = "auto",
     batch_invariant: Annotated[bool, Parameter(negative=())] = False,
     repeats: int = 1,
     as_json: Json = False,
@@ -57,12 +60,19 @@ def throughput(
         v32s (then weights are drawn).
     batch
         Requests at once.
+    kv_cache_dtype
+        Of latents: auto (as computed), e4m3fn (also fp8, fp8_e4m3), e4m3fnuz.
     repeats
         Take the best of this many runs.
     """
     from trueline.bench.workload import Workload, bench_engine, measure
 
-    engine = bench_engine(model, batch_invariant=batch_invariant, max_num_seqs=max(batch, 1))
+    engine = bench_engine(
+        model,
+        kv_cache_dtype=kv_cache_dtype,
+        batch_invariant=batch_invariant,
+        max_num_seqs=max(batch, 1),
+    )
     figures = measure(engine, Workload(batch, prompt_len, output_len), repeats)
     _print([("trueline", figures)], as_json)
 
@@ -74,6 +84,7 @@ def latency(
     *,
     prompt_len: int = 128,
     output_len: int = 64,
+    kv_cache_dtype: str = "auto",
     batch_invariant: Annotated[bool, Parameter(negative=())] = False,
     repeats: int = 3,
     as_json: Json = False,
@@ -85,12 +96,14 @@ def latency(
     model
         A model directory, a config.json, or one of mid, mid-hybrid, mid-sparse, v2lite, ling25s,
         v32s (then weights are drawn).
+    kv_cache_dtype
+        Of latents: auto (as computed), e4m3fn (also fp8, fp8_e4m3), e4m3fnuz.
     repeats
         Take the best of this many runs.
     """
     from trueline.bench.workload import Workload, bench_engine, measure
 
-    engine = bench_engine(model, batch_invariant=batch_invariant)
+    engine = bench_engine(model, kv_cache_dtype=kv_cache_dtype, batch_invariant=batch_invariant)
     _print([("trueline", measure(engine, Workload(1, prompt_len, output_len), repeats))], as_json)
 
 

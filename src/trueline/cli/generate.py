@@ -68,6 +68,8 @@ class OfflineEngine:
     max_num_seqs: int | None = None
     block_size: int | None = None
     """Positions in a cache block. Default: chosen by the plan."""
+    kv_cache_dtype: str = "auto"
+    """Of latents: auto (as computed), e4m3fn (also fp8, fp8_e4m3), e4m3fnuz."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto is the GPU where there is one."""
     gpu_memory_utilization: float | None = None
@@ -95,6 +97,7 @@ class OfflineEngine:
             max_model_len=self.max_model_len,
             max_num_seqs=self.max_num_seqs,
             block_size=self.block_size or "auto",
+            kv_cache_dtype=self.kv_cache_dtype,
             device=self.device,
             gpu_memory_utilization=self.gpu_memory_utilization,
             enforce_eager=self.enforce_eager,

@@ -176,6 +176,9 @@ def _print_sizes(console: Console, report: JSON) -> None:
             table.add_row(f"cache per token ({where})", human_bytes(cost["bytes_per_token"]))
         if state := cost["state_bytes_per_sequence"]:
             table.add_row(f"state per sequence ({where}, float32)", human_bytes(state))
+    if latents := report["fp8_latents"]:
+        how = f"{latents['storage']}, a scale per {latents['group_size']} channels"
+        table.add_row(f"latents per token in {how}", human_bytes(latents["bytes_per_token"]))
     console.print(table)
 
 

@@ -39,6 +39,7 @@ TARGETS = {
 """What TRUELINE_NATIVE_TARGET may say, and what a CPU must have for it."""
 
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
+_CACHED_ROWS = (_POINTER, _INT, _INT, _INT, _INT, _INT, _INT, _FLOAT, _INT)
 SIGNATURES = {
     "pack_weight": (_POINTER, _INT, _INT, _POINTER),
     "pack_gate_up": (_POINTER, _INT, _INT, _POINTER),
@@ -68,7 +69,7 @@ SIGNATURES = {
         *(_INT, _INT, _INT, _INT),
     ),
     "mla_decode": (
-        *(_POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT, _INT, _INT, _INT, _INT, _FLOAT),
+        *(_POINTER, *_CACHED_ROWS, _POINTER, _INT, _POINTER, _INT, _INT, _INT, _FLOAT),
         *(_POINTER, _POINTER),
     ),
     "index_scores": (
@@ -78,7 +79,7 @@ SIGNATURES = {
     "index_topk": (_POINTER, _INT, _POINTER, _INT, _INT, _POINTER),
     "use_threads": (_INT,),
     "sparse_mla": (
-        *(_POINTER, _POINTER, _POINTER, _INT, _POINTER, _INT, _INT, _INT, _INT, _FLOAT),
+        *(_POINTER, *_CACHED_ROWS, _POINTER, _INT, _POINTER, _INT, _INT, _FLOAT),
         *(_POINTER, _POINTER),
     ),
 }

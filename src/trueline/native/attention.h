@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "fp8.h"
 #include "pool.h"
 #include "vectors.h"
 
@@ -14,6 +15,44 @@ constexpr int RUNS = 1;
 #endif
 constexpr int TILE = 64;  // keys taken together, counted from the first
 constexpr int HEADS = 8;  // heads that share one reading of the keys
+
+// Rows of the latent cache: [latent | rotated key] in float32, or fp8 codes of the latent, a scale
+// per group of its channels from byte `scales` on, and the key in float32 from byte `key` on.
+struct CachedRows {
+  const uint8_t* bytes;
+  int64_t row_bytes, latent, rope;
+  int64_t group, scales, key;
+  float step;  // fp8: the smallest number; 0 where rows are float32
+  int32_t nan;  // fp8: the byte that is none
+
+  int64_t width() const { return latent + rope; }
+  // The numbers of a cell: where they lie, or decoded into row `place` of `tile`.
+  const float* read(int64_t cell, float* tile, int64_t place) const {
+    const uint8_t* row = bytes + cell * row_bytes;
+    if (!step) return reinterpret_cast<const float*>(row);
+    float* to = tile + place * width();
+    const uint8_t* scale_at = row + scales;
+    for (int64_t first = 0; first < latent; first += group, scale_at += sizeof(float)) {
+      float scale;
+      std::memcpy(&scale, scale_at, sizeof scale);
+      int64_t count = latent - first < group ? latent - first : group;
+      decode_group(row + first, count, scale, step, nan, to + first);
+    }
+    std::memcpy(to + latent, row + key, rope * sizeof(float));
+    return to;
+  }
+};
+
+// How Python passes them.
+#define CACHED_ROWS                                                                        \
+  const uint8_t *bytes, int64_t row_bytes, int64_t latent, int64_t rope, int64_t group,    \
+      int64_t scales, int64_t key, float step, int64_t nan
+#define THE_CACHED_ROWS                                                                    \
+  CachedRows {                                                                             \
+    bytes, row_bytes, latent, rope, group, scales, key, step, static_cast<int32_t>(nan)    \
+  }
+
+static thread_local Scratch decoded_scratch;
 
 // scores[h][j] = q[h] . keys[j], for N heads and K keys.
 template <int N, int K>
@@ -75,10 +114,12 @@ static void add_tile(const float (*p)[TILE], const float** keys, int64_t count, 
     }
 }
 
-// `row(j)` is where the j-th key lies.
-template <int N, typename Row>
-static void attend_heads(const float* q, Row row, int64_t length, int64_t width, int64_t latent,
+// `cell(j)` is that of the j-th key.
+template <int N, typename Cell>
+static void attend_heads(const float* q, const CachedRows& cached, Cell cell, int64_t length,
                          float scale, float* out, float* lse) {
+  const int64_t width = cached.width(), latent = cached.latent;
+  float* decoded = cached.step ? decoded_scratch.get(TILE * width) : nullptr;
   float top[N], norm[N];
   float scores[N][TILE];
   const float* keys[TILE];
@@ -86,7 +127,7 @@ static void attend_heads(const float* q, Row row, int64_t length, int64_t width,
   std::memset(out, 0, N * latent * sizeof(float));
   for (int64_t start = 0; start < length; start += TILE) {
     int64_t count = length - start < TILE ? length - start : TILE;
-    for (int64_t j = 0; j < count; j++) keys[j] = row(start + j);
+    for (int64_t j = 0; j < count; j++) keys[j] = cached.read(cell(start + j), decoded, j);
     int64_t j = 0;
     for (; j + KEYS <= count; j += KEYS) dot<N, KEYS>(q, keys + j, width, &scores[0][j]);
     for (; j < count; j++) dot<N, 1>(q, keys + j, width, &scores[0][j]);
@@ -118,30 +159,30 @@ static void attend_heads(const float* q, Row row, int64_t length, int64_t width,
   }
 }
 
-// q [rows, heads, width] and out [rows, heads, latent], contiguous. `row(i, j)` is where the j-th of
-// row i's `lengths[i]` keys lies: the first `latent` numbers of a key are its value too.
-template <typename Row>
-static void attend_rows(const float* q, Row row, const int64_t* lengths, int64_t width,
-                        int64_t latent, int64_t rows, int64_t heads, float scale, float* out,
-                        float* lse) {
+// q [rows, heads, width] and out [rows, heads, latent], contiguous. `cell(i, j)` is that of the j-th
+// of row i's `lengths[i]` keys: the first `latent` numbers of a key are its value too.
+template <typename Cell>
+static void attend_rows(const float* q, const CachedRows& cached, Cell cell, const int64_t* lengths,
+                        int64_t rows, int64_t heads, float scale, float* out, float* lse) {
+  const int64_t width = cached.width(), latent = cached.latent;
   int64_t groups = (heads + HEADS - 1) / HEADS;
   int64_t most = 0;
   for (int64_t i = 0; i < rows; i++) most = lengths[i] > most ? lengths[i] : most;
   parallel(rows * groups, most * width, [=](int64_t item) {
     int64_t i = item / groups, head = item % groups * HEADS, length = lengths[i];
-    auto key = [=](int64_t j) { return row(i, j); };
+    auto key = [=](int64_t j) { return cell(i, j); };
     const float* from = q + (i * heads + head) * width;
     float* to = out + (i * heads + head) * latent;
     float* z = lse + i * heads + head;
     switch (heads - head < HEADS ? heads - head : HEADS) {
-      case 1: attend_heads<1>(from, key, length, width, latent, scale, to, z); break;
-      case 2: attend_heads<2>(from, key, length, width, latent, scale, to, z); break;
-      case 3: attend_heads<3>(from, key, length, width, latent, scale, to, z); break;
-      case 4: attend_heads<4>(from, key, length, width, latent, scale, to, z); break;
-      case 5: attend_heads<5>(from, key, length, width, latent, scale, to, z); break;
-      case 6: attend_heads<6>(from, key, length, width, latent, scale, to, z); break;
-      case 7: attend_heads<7>(from, key, length, width, latent, scale, to, z); break;
-      case 8: attend_heads<8>(from, key, length, width, latent, scale, to, z); break;
+      case 1: attend_heads<1>(from, cached, key, length, scale, to, z); break;
+      case 2: attend_heads<2>(from, cached, key, length, scale, to, z); break;
+      case 3: attend_heads<3>(from, cached, key, length, scale, to, z); break;
+      case 4: attend_heads<4>(from, cached, key, length, scale, to, z); break;
+      case 5: attend_heads<5>(from, cached, key, length, scale, to, z); break;
+      case 6: attend_heads<6>(from, cached, key, length, scale, to, z); break;
+      case 7: attend_heads<7>(from, cached, key, length, scale, to, z); break;
+      case 8: attend_heads<8>(from, cached, key, length, scale, to, z); break;
     }
   });
 }

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "attention.h"
+#include "fp8.h"
 #include "pool.h"
 #include "vectors.h"
 
@@ -19,8 +20,6 @@ constexpr int WIDE = 2;
 #endif
 constexpr int QUERIES = 4;
 
-typedef uint8_t Bytes __attribute__((vector_size(LANES)));
-
 struct Keys {
   const uint8_t* bytes;
   const int64_t *starts, *scales;  // of each place of a block
@@ -30,20 +29,6 @@ struct Keys {
   int32_t nan;            // fp8: the byte that is none
   int64_t dim;
 };
-
-// Exponent and fraction of a code, moved to where a float has its own, are the number times 2^-129
-// of its steps; this holds next to zero too, where floats have no leading one either.
-static inline Vec decode_fp8(const uint8_t* from, float step, int32_t nan) {
-  Bytes raw;
-  std::memcpy(&raw, from, sizeof raw);
-  Ints code = __builtin_convertvector(raw, Ints);
-  Ints bits = (code & 0x7f) << 20;
-  Vec value;
-  std::memcpy(&value, &bits, sizeof value);
-  value = value * same(step * 0x1p120f * 0x1p9f);
-  value = (code & 0x80) != 0 ? -value : value;
-  return (code & (nan | 0x7f)) == nan ? same(__builtin_nanf("")) : value;
-}
 
 // LANES vectors of LANES numbers, rows to columns.
 static inline void transpose(Vec* v) {
@@ -218,9 +203,9 @@ extern "C" void index_topk(const float* scores, int64_t stride, const int64_t* l
 // ---- attention over chosen cells ----------------------------------------------------------
 
 // cells [rows, most], of which the first counts[row] are a row's keys.
-extern "C" void sparse_mla(const float* q, const float* cached, const int64_t* cells, int64_t most,
-                           const int64_t* counts, int64_t width, int64_t latent, int64_t rows,
-                           int64_t heads, float scale, float* out, float* lse) {
-  auto row = [=](int64_t i, int64_t j) { return cached + cells[i * most + j] * width; };
-  attend_rows(q, row, counts, width, latent, rows, heads, scale, out, lse);
+extern "C" void sparse_mla(const float* q, CACHED_ROWS, const int64_t* cells, int64_t most,
+                           const int64_t* counts, int64_t rows, int64_t heads, float scale,
+                           float* out, float* lse) {
+  auto cell = [=](int64_t i, int64_t j) { return cells[i * most + j]; };
+  attend_rows(q, THE_CACHED_ROWS, cell, counts, rows, heads, scale, out, lse);
 }

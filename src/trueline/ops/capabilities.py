@@ -40,7 +40,7 @@ class Context:
     have is None."""
 
     dtype: torch.dtype
-    """Of computation and of the latent cache."""
+    """Of computation, and of the latent cache where its layout says no other."""
     device: str = "cpu"
     compute_capability: tuple[int, int] | None = None
     """Of an NVIDIA GPU."""
@@ -135,3 +135,18 @@ NATIVE_PACKING = replace(NATIVE, keeps=scaled.FORMATS)
 """Of the ops that keep weights."""
 GPU = Capabilities(devices=("cuda",), dtypes=FLOATS, capture=True)
 """Ours for an NVIDIA GPU, which are not batch-invariant so far."""
+
+
+def fp8_latent_refusals(context: Context) -> list[str]:
+    """Of kernels for an NVIDIA GPU that write or read the latent cache."""
+    layout = context.latent
+    if layout is not None and layout.fp8 is not None and layout.fp8.storage == "e4m3fnuz":
+        return ["e4m3fnuz is no number format of this device: e4m3fn is"]
+    if layout is not None and layout.fp8 is not None and layout.num_groups > MOST_SCALES:
+        return [f"reads up to {MOST_SCALES} scales of a latent, not {layout.num_groups}"]
+    return []
+
+
+MOST_SCALES = 16
+"""Of a cache row: kernels for an NVIDIA GPU hold them all in registers."""
+GPU_LATENT = replace(GPU, refuses=fp8_latent_refusals)

@@ -7,6 +7,11 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from trueline.cache.layout import AMAX_FLOOR
+
+_FLOOR = tl.constexpr(AMAX_FLOOR)
+_FRACTION = tl.constexpr(2**23 - 1)
+
 
 @triton.jit
 def inverse_rms(squares, eps, WIDTH: tl.constexpr):
@@ -32,3 +37,28 @@ def rotate_into(x, to, cos, sin, within, SHIFT: tl.constexpr):
     a, b = rotated(a.to(tl.float32), b.to(tl.float32), cos, sin)
     tl.store(to, a.to(x.dtype.element_ty), mask=within)
     tl.store(to + SHIFT, b.to(x.dtype.element_ty), mask=within)
+
+
+@triton.jit
+def fp8_scale(x, mine, LARGEST: tl.constexpr, POWER_OF_TWO: tl.constexpr):
+    """That the numbers of x in `mine` share; NaN where there is an infinity or a NaN."""
+    size = tl.where(mine, tl.abs(x), 0.0)
+    sound = tl.sum(((size != size) | (size == float("inf"))).to(tl.int32), 0) == 0
+    wanted = tl.div_rn(tl.maximum(tl.max(size, 0), _FLOOR), LARGEST)
+    if POWER_OF_TWO:
+        bits = wanted.to(tl.int32, bitcast=True)
+        wanted = ((bits + _FRACTION) & (-1 - _FRACTION)).to(tl.float32, bitcast=True)
+    return tl.where(sound, wanted, float("nan"))
+
+
+@triton.jit
+def scaled(
+    codes, scales, held, channel, WIDTH: tl.constexpr, GROUP: tl.constexpr, dtype: tl.constexpr
+):
+    """fp8 codes [n, channel] as numbers of `dtype`; `scales` [n] points at the first of each row.
+    A scale is loaded once a row and group, not once a number."""
+    each = tl.zeros(codes.shape, tl.float32)
+    for group in tl.static_range((WIDTH + GROUP - 1) // GROUP):
+        shared = tl.load(scales + group, mask=held, other=0.0)
+        each = tl.where((channel // GROUP == group)[None, :], shared[:, None], each)
+    return (codes.to(tl.float32) * each).to(dtype)

@@ -24,6 +24,7 @@ from trueline.verify.drafts import DRAFT_CHECKS
 from trueline.verify.failed import CheckFailed
 from trueline.verify.graphs import GPU_CHECKS
 from trueline.verify.indexer import index_is_a_sum, indexer_facts
+from trueline.verify.latent_cache import latent_cache
 from trueline.verify.lightning import (
     Pair,
     linear_facts,
@@ -293,6 +294,7 @@ CHECKS: Mapping[str, Callable[[Subject], None]] = {
     "op = reference": attention_ops,
     "sparse op = reference": sparse_ops,
     "index cache": index_cache,
+    "latent cache": latent_cache,
     "rope contract": rope_contract,
     "linear = sum": linear_is_a_sum,
     "index = sum": index_is_a_sum,

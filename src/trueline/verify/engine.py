@@ -4,6 +4,7 @@ compares the logits of every position of every request; the oracle is the float6
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from trueline.errors import EngineBroken
 from trueline.utils.json_types import JSON
 from trueline.verify import bounds
 from trueline.verify.failed import CheckFailed
+from trueline.verify.latent_rows import CachedLatents, LatentRecorder
 
 ORACLE_GATE = 2e-5
 """Engine in float32 to the reference in float64, in logprob, at any position."""
@@ -55,6 +57,8 @@ class EngineRun:
     cached: list[int]
     outputs: list[list[CoreOutput]]
     core: EngineCore
+    latents: list[CachedLatents] = field(default_factory=list)
+    """Where they are stored in fp8."""
 
     def logprobs(self, i: int) -> Tensor:
         """[positions, vocabulary] of request i; every position must have been computed or
@@ -84,8 +88,11 @@ def serve(
     logits: list[dict[int, Tensor]] = [{} for _ in asks]
 
     ids: dict[int, int] = {}
+    recorder = LatentRecorder.of(core)
 
     def watch(batch: Batch, values: Tensor) -> None:
+        if recorder is not None:
+            recorder.take(batch)
         for row in batch.rows:
             for offset, value in enumerate(values[row.tokens]):
                 logits[ids[row.id]][row.start + offset] = value.clone()
@@ -108,7 +115,11 @@ def serve(
     local_runner(core.executor).probe = None
     tokens = [[token for output in each for token in output.token_ids] for each in outputs]
     cached = [max((output.num_cached_tokens for output in each), default=0) for each in outputs]
-    return EngineRun(tokens, logits, cached, outputs, core)
+    latents: list[CachedLatents] = []
+    if recorder is not None:
+        by_ask = {i: recorder.rows.get(number, {}) for number, i in ids.items()}
+        latents = [CachedLatents(recorder.layout, by_ask[i]) for i in range(len(asks))]
+    return EngineRun(tokens, logits, cached, outputs, core, latents)
 
 
 def _step(core: EngineCore, may_fail: bool) -> list[CoreOutput]:
@@ -151,7 +162,8 @@ def oracle(model: Path, asks: Sequence[Ask], done: EngineRun) -> float:
         missing = set(range(done.cached[i], len(sequence))) - rows.keys()
         if missing:
             raise CheckFailed(f"oracle: request {i}: positions {sorted(missing)[:4]} not computed")
-        with torch.no_grad():
+        attended = done.latents[i].attended() if done.latents else nullcontext()
+        with torch.no_grad(), attended:
             wanted = exact.logprobs(sequence)
         at = [p for p in sorted(rows) if p < len(sequence)]
         ours = torch.stack([rows[p] for p in at]).double().log_softmax(-1)

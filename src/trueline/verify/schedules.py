@@ -155,6 +155,39 @@ def steady_state(subject: Subject) -> None:
     same("steady state", serve(core, [probe]), before)
 
 
+FP8_LATENTS: tuple[JSON, ...] = (
+    {"kv_cache_dtype": "fp8", "kv_cache_group_size": 16},
+    {"kv_cache_dtype": "e4m3fn", "kv_cache_scale_fmt": "ue8m0"},
+)
+OTHER_FP8: JSON = {
+    "kv_cache_dtype": "e4m3fnuz",
+    "kv_cache_group_size": "token",
+    "kv_cache_scale_fmt": "ue8m0",
+}
+
+
+def fp8_latents(subject: Subject) -> None:
+    """Mixed steps over latents in fp8, NaN in every byte that no request owns: every position
+    equals the float64 reference over the rows that were stored."""
+    for options in FP8_LATENTS:
+        config = replace(base(subject), **options, poison=True, enforce_eager=True)
+        done = run(subject.model, MIXED, config, block_size=3)
+        if not done.latents:
+            raise CheckFailed(f"fp8 latents: {options}: latents are stored as computed")
+        oracle(subject.model, MIXED, done)
+
+
+def fp8_latents_bitwise(subject: Subject) -> None:
+    """Batch-invariant mode: bit by bit the same, split or whole, alone or together, after a prefix
+    hit and after preemption. Elsewhere the last bit of a latent may choose another code."""
+    for options in (*FP8_LATENTS[:1], OTHER_FP8):
+        stored = replace(subject, options=subject.options | options)
+        bits_are_the_rows_own(stored)
+        invariant = replace(stored, options=stored.options | {"batch_invariant": True})
+        prefix_is_cold(invariant)
+        preempted_resumes(invariant)
+
+
 ON_RANKS = [Ask(prompt(20), 4), Ask(prompt(7), 4, arrives=1)]
 
 
@@ -179,6 +212,8 @@ ENGINE_CHECKS: Mapping[str, Callable[[Subject], None]] = {
     "seeded draws": draws_are_the_requests_own,
     "raw logprobs": logprobs_are_raw,
     "steady state": steady_state,
+    "fp8 latents": fp8_latents,
+    "fp8 latents, bitwise": fp8_latents_bitwise,
     "ranks = one": ranks_are_one,
     "ranks = one, bitwise": ranks_have_the_bits_of_one,
 }

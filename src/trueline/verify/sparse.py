@@ -12,7 +12,14 @@ import torch
 from torch import Tensor
 
 from trueline.cache.index import IndexStore, IndexView
-from trueline.cache.layout import GROUP, INDEX_LAYOUTS, STORAGES, IndexLayout, LatentLayout
+from trueline.cache.layout import (
+    GROUP,
+    INDEX_LAYOUTS,
+    STORAGES,
+    IndexLayout,
+    LatentFp8,
+    LatentLayout,
+)
 from trueline.cache.store import LatentStore, LatentView
 from trueline.ops.capabilities import Context, Opaque
 from trueline.ops.index_scores import IndexScores
@@ -71,6 +78,7 @@ def mixed_step(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     dims: Dims = SMALL,
+    fp8: LatentFp8 | None = None,
 ) -> MixedStep:
     """The same keys in every layout. One position of every longer sequence is a needle."""
     size = layout.block_size
@@ -83,7 +91,7 @@ def mixed_step(
         for count, shape in zip(needed, shapes, strict=True)
     )
     index = IndexStore(layout, 2, num_blocks)
-    latent = LatentStore(LatentLayout(*dims.cached, size), 2, num_blocks, dtype)
+    latent = LatentStore(LatentLayout(*dims.cached, size, fp8), 2, num_blocks, dtype)
     keys = [numbers(run, DIM, seed + 7 * i) for i, run in enumerate(runs)]
     # The second layer: an address that forgets its layer shows.
     step = MixedStep(SparseRows(runs), keys, index.views[1], latent.views[1], torch.empty(0))
@@ -284,8 +292,14 @@ def sparse_mla_wide(op: SparseMLA[Opaque], dtype: torch.dtype = torch.float32) -
     attend_lists(op, dtype, 128, WIDE)
 
 
-def attend_lists(op: SparseMLA[Opaque], dtype: torch.dtype, heads: int, dims: Dims) -> None:
-    step = mixed_step(IndexLayout(DIM, 16, "float32", "rows"), dtype=dtype, dims=dims)
+def attend_lists(
+    op: SparseMLA[Opaque],
+    dtype: torch.dtype,
+    heads: int,
+    dims: Dims,
+    fp8: LatentFp8 | None = None,
+) -> None:
+    step = mixed_step(IndexLayout(DIM, 16, "float32", "rows"), dtype=dtype, dims=dims, fp8=fp8)
     q = randn(len(step.rows.lengths), heads, dims.width, seed=9).to(dtype)
     for chosen, positions in selections(step).items():
         exact = attended.listed(q, step.latent, step.rows, positions, dims.scale)

@@ -23,10 +23,11 @@ from trueline.ops.mla_decode.split_schedule import LONGER, split_schedule
 from trueline.ops.mla_prefill import HeadWeights, PrefillRow
 from trueline.ops.mla_prefill import cut as prefill_cut
 from trueline.ops.mla_prefill import triton as prefill
+from trueline.ops.registry import implementation
 from trueline.ops.sparse_mla import triton as sparse
 from trueline.ops.sparse_rows import Run, SparseRows, Table
 from trueline.verify.failed import CheckFailed
-from trueline.verify.ops import attended, attention
+from trueline.verify.ops import OP_CHECKS, attended, attention, latent_fp8
 from trueline.verify.ops import sparse as sparse_checks
 from trueline.verify.ops.data import L, P, R, V, paged, randn, within
 
@@ -71,6 +72,15 @@ def test_decode(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
 def test_decode_of_real_dims(monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype) -> None:
     monkeypatch.setattr(attention, "WIDE_SHAPES", ((16, 40, 5),))
     attention.mla_decode_wide(decode, dtype)
+
+
+@pytest.mark.parametrize("op", ["mla_decode", "mla_prefill", "sparse_mla"])
+@pytest.mark.parametrize("dtype", ONE_OF_FLOATS)
+def test_latents_in_fp8(monkeypatch: pytest.MonkeyPatch, op: str, dtype: torch.dtype) -> None:
+    monkeypatch.setattr(latent_fp8, "BLOCK_SIZES", (3, 64))
+    monkeypatch.setattr(sparse_checks, "DECODE", (25, 0, 70))
+    check = next(check for check in OP_CHECKS[op] if check.what == "fp8")
+    check.run(implementation(op, "triton"), dtype)
 
 
 @pytest.mark.slow

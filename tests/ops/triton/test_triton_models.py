@@ -49,3 +49,7 @@ def test_oracle(kind: str, tiny: Callable[..., Path]) -> None:
     ops = {op: "triton" for op in used if "triton" in OPS[op]}
     assert len(ops) == len(used)
     oracle(model, ASKS, run(model, ASKS, CONFIG, ops=ops))
+    if "hybrid" in kind or "sparse" in kind:
+        fp8 = run(model, ASKS, CONFIG, ops=ops, kv_cache_dtype="fp8", kv_cache_group_size=16)
+        assert fp8.latents
+        oracle(model, ASKS, fp8)

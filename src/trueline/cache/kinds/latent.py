@@ -11,9 +11,10 @@ from torch import Tensor
 
 from trueline.cache.kinds import KindContext, PagedKind
 from trueline.cache.kinds.inputs import FixedRows, InputContext, KindInputs, places
-from trueline.cache.layout import LatentLayout
+from trueline.cache.layout import LATENT_GROUP, LatentFp8, LatentLayout
 from trueline.cache.rows import BatchRow
 from trueline.cache.store import LatentStore, LatentView
+from trueline.config import EngineConfig
 from trueline.errors import UsageError
 from trueline.ops.capabilities import Context, HeadDims, Opaque
 from trueline.ops.mla_decode import DecodeRows, DecodeTable
@@ -24,6 +25,8 @@ from trueline.spec.mixer import MLASpec
 from trueline.spec.model import ModelSpec
 
 NO_ROWS = SparseRows(())
+VLLM_NAMES = {"fp8": "e4m3fn", "fp8_e4m3": "e4m3fn"}
+"""Of kv_cache_dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,7 @@ class LatentInput:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Latent(PagedKind[LatentView, LatentInput]):
     name: ClassVar[str] = "latent"
+    label: ClassVar[str | None] = "latent"
     ops: ClassVar[tuple[str, ...]] = ("latent_write", "mla_decode", "mla_prefill")
     layers: tuple[int, ...]
     mixer: MLASpec
@@ -108,8 +112,26 @@ class Latent(PagedKind[LatentView, LatentInput]):
                 "widths in all layers with latent attention"
             )
         mixer = next(iter(layers.values()))
-        layout = LatentLayout(mixer.kv_lora_rank, mixer.qk_rope_head_dim, context.block_size)
+        layout = LatentLayout(
+            mixer.kv_lora_rank,
+            mixer.qk_rope_head_dim,
+            context.block_size,
+            storage(context.config, mixer.kv_lora_rank, context.compute),
+        )
         return cls(layers=tuple(layers), mixer=mixer, layout=layout, dtype=context.compute)
+
+    def __str__(self) -> str:
+        layout, fp8 = self.layout, self.layout.fp8
+        dtype = str(self.dtype).removeprefix("torch.")
+        each = f"{layout.row_bytes(self.dtype.itemsize):,} bytes a token and layer"
+        if fp8 is None:
+            return f"{layout.latent} + {layout.rope} numbers in {dtype}, {each}"
+        kind = "power-of-two" if fp8.power_of_two else "float32"
+        channels = min(fp8.group, layout.latent)
+        return (
+            f"{layout.latent} numbers in {fp8.storage} with a {kind} scale per {channels} of them, "
+            f"{layout.rope} in {dtype}, {each}"
+        )
 
     @property
     def topk(self) -> int | None:
@@ -144,6 +166,19 @@ class Latent(PagedKind[LatentView, LatentInput]):
         assert self.topk is not None
         nope, value = self.mixer.qk_nope_head_dim, self.mixer.v_head_dim
         return masked_context(self.layout, nope, value, self.topk, count)
+
+
+def storage(config: EngineConfig, latent: int, compute: torch.dtype) -> LatentFp8 | None:
+    """What the options ask for; None: as computed."""
+    if config.kv_cache_dtype == "auto":
+        return None
+    group = config.kv_cache_group_size
+    return LatentFp8(
+        storage=VLLM_NAMES.get(config.kv_cache_dtype, config.kv_cache_dtype),
+        rope=str(compute).removeprefix("torch."),
+        group=LATENT_GROUP if group == "auto" else latent if group == "token" else group,
+        power_of_two=config.kv_cache_scale_fmt == "ue8m0",
+    )
 
 
 class LatentInputs(KindInputs[LatentRows, LatentInput]):

@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from trueline.cache.index import DTYPES
+from trueline.cache.fp8 import DTYPES
 from trueline.cache.kinds import KindContext, SlottedKind
 from trueline.cache.kinds.inputs import Column, FixedRows, InputContext, KindInputs, places
 from trueline.cache.rows import BatchRow

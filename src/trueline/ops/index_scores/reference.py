@@ -83,11 +83,13 @@ def _decode(key: bytes, storage: str) -> list[float]:
         return [struct.unpack("<f", b"\0\0" + key[i : i + 2])[0] for i in range(0, len(key), 2)]
     if storage in FORMATS:
         return [number for (number,) in struct.iter_unpack(FORMATS[storage], key)]
-    return [_decode_fp8(byte, 8 if storage == "e4m3fnuz" else 7) for byte in key]
+    return [decode_fp8(byte, storage) for byte in key]
 
 
 @cache
-def _decode_fp8(byte: int, bias: int) -> float:
+def decode_fp8(byte: int, storage: str) -> float:
+    """Of a sign, four bits of exponent and three of fraction."""
+    bias = 8 if storage == "e4m3fnuz" else 7
     sign, exponent, fraction = -1.0 if byte >> 7 else 1.0, byte >> 3 & 15, byte & 7
     if byte == 0x80 if bias == 8 else byte & 0x7F == 0x7F:
         return math.nan

@@ -9,7 +9,8 @@ import torch
 import triton.language as tl
 from torch import Tensor
 
-from trueline.cache.index import DTYPES, IndexView
+from trueline.cache.fp8 import DTYPES
+from trueline.cache.index import IndexView
 from trueline.device import send
 from trueline.ops.index_scores import IMPLEMENTATIONS, kernels
 from trueline.ops.index_write import check_layout

@@ -6,12 +6,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from trueline.cache.layout import AMAX_FLOOR
 from trueline.ops.index_scores.kernels import channel_places, key_places, scale_places
 from trueline.ops.jit import kernel, pdl_wait
-
-_FLOOR = tl.constexpr(AMAX_FLOOR)
-_FRACTION = tl.constexpr(2**23 - 1)
+from trueline.ops.triton_utils import fp8_scale
 
 
 @triton.jit
@@ -34,18 +31,6 @@ def _normed(key, norm, bias, channel, inside, mean, share):
     weight = tl.load(norm + channel, mask=inside, other=0.0).to(tl.float32)
     shift = tl.load(bias + channel, mask=inside, other=0.0).to(tl.float32)
     return ((x.to(tl.float32) - mean) * share * weight + shift).to(x.dtype).to(tl.float32)
-
-
-@triton.jit
-def _scale(x, inside, LARGEST: tl.constexpr, POWER_OF_TWO: tl.constexpr):
-    """Of an fp8 key; NaN where it has an infinity or a NaN."""
-    size = tl.abs(x)
-    sound = tl.sum((inside & ((size != size) | (size == float("inf")))).to(tl.int32), 0) == 0
-    wanted = tl.div_rn(tl.maximum(tl.max(size, 0), _FLOOR), LARGEST)
-    if POWER_OF_TWO:
-        bits = wanted.to(tl.int32, bitcast=True)
-        wanted = ((bits + _FRACTION) & (-1 - _FRACTION)).to(tl.float32, bitcast=True)
-    return tl.where(sound, wanted, float("nan"))
 
 
 @kernel
@@ -74,7 +59,7 @@ def write(
     cell = tl.load(cells + token).to(tl.int64)
     block, place = cell // SIZE, cell % SIZE
     if scales is not None:
-        scale = _scale(made.to(tl.float32), inside, LARGEST, POWER_OF_TWO)
+        scale = fp8_scale(made.to(tl.float32), inside, LARGEST, POWER_OF_TWO)
         tl.store(scales + scale_places(block, place, KIND, SIZE, BLOCK, TOKEN, KEY), scale)
         made = tl.div_rn(made.to(tl.float32), scale)
     at = key_places(block, place, KIND, BLOCK, TOKEN, KEY, ITEM)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trueline.cache.index import DTYPES, IndexView
+from trueline.cache.fp8 import DTYPES
+from trueline.cache.index import IndexView
 from trueline.ops.index_write import IMPLEMENTATIONS, check_layout, kernels
 from trueline.ops.launch import power_of_two, unit_stride
 from trueline.ops.rope import Rope

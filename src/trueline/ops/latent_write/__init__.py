@@ -5,7 +5,8 @@ into the cache, and rotate the query's rope part.
 pairing, parts)` -> a new tensor [n, heads, L + R] whose last R channels are the rotated queries;
 the first L are not written: they are where the absorbed query goes. `norm` [L] is the latent's
 weight, cos and sin are [n, R/2]. No argument is written, all may be strided; of the view only the
-rows at `cells` are. `parts` are the chosen rms_norm and rope, for implementations made of them.
+rows at `cells` are, as its layout says. `parts` are the chosen rms_norm and rope, for
+implementations made of them.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Protocol
 from torch import Tensor
 
 from trueline.cache.store import LatentView
-from trueline.ops.capabilities import CPU, GPU, Capabilities
+from trueline.ops.capabilities import CPU, GPU_LATENT, Capabilities
 from trueline.ops.rms_norm import RMSNorm
 from trueline.ops.rope import Rope
 from trueline.spec.rope import Pairing
@@ -48,4 +49,4 @@ class LatentWrite(Protocol):
     ) -> Tensor: ...
 
 
-IMPLEMENTATIONS = {"composed": CPU, "reference": CPU, "triton": GPU}
+IMPLEMENTATIONS = {"composed": CPU, "reference": CPU, "triton": GPU_LATENT}

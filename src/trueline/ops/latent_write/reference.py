@@ -7,6 +7,7 @@ from torch import Tensor
 
 from trueline.cache.store import LatentView
 from trueline.ops.latent_write import IMPLEMENTATIONS, Parts
+from trueline.ops.latent_write.stored import store_row
 from trueline.spec.rope import Pairing
 
 capabilities = IMPLEMENTATIONS["reference"]
@@ -31,8 +32,7 @@ def run(
         numbers = latent[token].double()
         normed = (numbers / (numbers.square().mean() + eps).sqrt()).to(latent.dtype).double()
         by = (cos[token].double(), sin[token].double(), pairing)
-        row = torch.cat((normed * norm.double(), _rotated(key[token].double(), *by)))
-        view.rows[cell] = row.to(view.rows.dtype)
+        store_row(view, cell, normed * norm.double(), _rotated(key[token].double(), *by))
         for head in range(queries.shape[1]):
             wide[token, head, latent.shape[1] :] = _rotated(queries[token, head].double(), *by)
     return wide

@@ -19,7 +19,14 @@ from torch import Tensor
 from trueline.cache.layout import LatentLayout
 from trueline.cache.store import LatentView
 from trueline.device import send
-from trueline.ops.capabilities import CPU, GPU, HALF_PRECISION, NATIVE, Capabilities, Opaque
+from trueline.ops.capabilities import (
+    CPU,
+    GPU_LATENT,
+    HALF_PRECISION,
+    NATIVE,
+    Capabilities,
+    Opaque,
+)
 from trueline.ops.mla_decode.launch_plan import hopper_refusals
 
 
@@ -75,11 +82,11 @@ class MLADecode(Protocol[Prepared]):
 
 MLADecodeOp = MLADecode[Opaque]
 
-HOPPER = replace(GPU, dtypes=HALF_PRECISION, refuses=hopper_refusals)
+HOPPER = replace(GPU_LATENT, dtypes=HALF_PRECISION, refuses=hopper_refusals)
 IMPLEMENTATIONS = {
     "native": NATIVE,
     "cpu": CPU,
     "reference": CPU,
     "hopper": HOPPER,
-    "triton": GPU,
+    "triton": GPU_LATENT,
 }

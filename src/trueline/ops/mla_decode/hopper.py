@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from trueline.cache.layout import LatentLayout
 from trueline.cache.store import LatentView
 from trueline.ops.launch import can_copy, unit_stride
 from trueline.ops.mla_decode import IMPLEMENTATIONS, DecodeTable
@@ -38,6 +37,7 @@ def attend_table(
 ) -> tuple[Tensor, Tensor]:
     """As triton.py's. Producer warps copy queries and cache rows asynchronously."""
     assert (schedule.plan.head_tile, schedule.plan.tile) == (HOPPER_TILE, HOPPER_TILE)
+    assert view.layout.fp8 is None
     assert can_copy(view.rows)
     q = unit_stride(q)
     q = q if can_copy(q) else q.contiguous()
@@ -47,7 +47,7 @@ def attend_table(
 
 
 def _attend(
-    arguments: tuple[object, ...], layout: LatentLayout, block_size: int, plan: LaunchPlan
+    arguments: tuple[object, ...], view: LatentView, block_size: int, plan: LaunchPlan
 ) -> None:
     from trueline.ops.mla_decode.hopper_kernels import (
         attend_warp_specialised,  # Gluon is not everywhere

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 
 from trueline.ops.jit import kernel, pdl_wait
+from trueline.ops.triton_utils import scaled
 
 LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -24,6 +25,11 @@ def blocks_of(table, tile, n, length, TILE: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def cells_of(block, tile, n, TILE: tl.constexpr, BLOCK: tl.constexpr):
+    return block.to(tl.int64) * BLOCK + (tile * TILE + n) % BLOCK
+
+
+@triton.jit
 def load_keys(
     rows, block, tile, n, length, column,
     WIDTH: tl.constexpr, LIMIT: tl.constexpr, MASKED: tl.constexpr, TILE: tl.constexpr,
@@ -34,7 +40,7 @@ def load_keys(
         base = rows + (block.to(tl.int64) * BLOCK + tile * TILE % BLOCK) * WIDTH
         at = base + (n[:, None] * WIDTH + column[None, :])
     else:
-        cell = block.to(tl.int64) * BLOCK + (tile * TILE + n) % BLOCK
+        cell = cells_of(block, tile, n, TILE, BLOCK)
         at = (rows + cell * WIDTH)[:, None] + column[None, :]
     seen = (tile * TILE + n < length)[:, None]
     if MASKED:
@@ -60,24 +66,31 @@ def fold(q_latent, q_rope, k_latent, k_rope, seen, scale, top, norm, acc):
 
 @triton.jit
 def attend_split(
-    q_latent, q_rope, rows, table, length, start, stop, scale,
+    q_latent, q_rope, rows, scales, keys, table, length, start, stop, scale,
+    ROW: tl.constexpr, KEY_ROW: tl.constexpr, KEY_AT: tl.constexpr, SCALE_ROW: tl.constexpr,
+    SCALE_AT: tl.constexpr, GROUP: tl.constexpr,
     LATENT: tl.constexpr, ROPE: tl.constexpr, L: tl.constexpr, R: tl.constexpr, H: tl.constexpr,
     TILE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
     """Tiles start..stop of a row -> out [h, l], sum of exponents in natural log [h]."""
-    W: tl.constexpr = LATENT + ROPE
+    END: tl.constexpr = KEY_AT + ROPE
     n = tl.arange(0, TILE)
     l = tl.arange(0, L)  # noqa: E741
-    r = LATENT + tl.arange(0, R)
+    r = KEY_AT + tl.arange(0, R)
     top = tl.full([H], float("-inf"), tl.float32)
     norm = tl.zeros([H, TILE], tl.float32)
     acc = tl.zeros([H, L], tl.float32)
     block = blocks_of(table, start, n, length, TILE, BLOCK)
     for tile in tl.range(start, stop, num_stages=STAGES):
         k_latent = load_keys(
-            rows, block, tile, n, length, l, W, LATENT, LATENT != L, TILE, BLOCK
+            rows, block, tile, n, length, l, ROW, LATENT, LATENT != L, TILE, BLOCK
         )  # fmt: skip
-        k_rope = load_keys(rows, block, tile, n, length, r, W, W, ROPE != R, TILE, BLOCK)
+        if scales is not None:
+            cell = cells_of(block, tile, n, TILE, BLOCK)
+            at = scales + cell * SCALE_ROW + SCALE_AT
+            held = tile * TILE + n < length
+            k_latent = scaled(k_latent, at, held, l, LATENT, GROUP, q_latent.dtype)
+        k_rope = load_keys(keys, block, tile, n, length, r, KEY_ROW, END, ROPE != R, TILE, BLOCK)
         block = blocks_of(table, tile + 1, n, length, TILE, BLOCK)
         seen = tile * TILE + n < length
         top, norm, acc = fold(q_latent, q_rope, k_latent, k_rope, seen, scale, top, norm, acc)
@@ -89,7 +102,9 @@ def attend_split(
 @kernel(do_not_specialize=["table_row", "capacity", "partials"])
 def attend(
     q, rows, table, lengths, entries, bounds, out, lse, partial_out, partial_lse, scale, heads,
-    q_row, q_head, table_row, capacity, partials,
+    q_row, q_head, table_row, capacity, partials, scales, keys,
+    ROW: tl.constexpr, KEY_ROW: tl.constexpr, KEY_AT: tl.constexpr, SCALE_ROW: tl.constexpr,
+    SCALE_AT: tl.constexpr, GROUP: tl.constexpr,
     LATENT: tl.constexpr, ROPE: tl.constexpr, L: tl.constexpr, R: tl.constexpr, H: tl.constexpr,
     HEAD_TILES: tl.constexpr, TILE: tl.constexpr, BLOCK: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
@@ -113,7 +128,8 @@ def attend(
         q_latent = tl.load(at + l[None, :], mask=real & inside, other=0.0)
         q_rope = tl.load(at + LATENT + r[None, :], mask=real & (r[None, :] < ROPE), other=0.0)
         o, z = attend_split(
-            q_latent, q_rope, rows, table + row * table_row, length, start, stop, scale,
+            q_latent, q_rope, rows, scales, keys, table + row * table_row, length, start, stop,
+            scale, ROW, KEY_ROW, KEY_AT, SCALE_ROW, SCALE_AT, GROUP,
             LATENT, ROPE, L, R, H, TILE, BLOCK, STAGES,
         )  # fmt: skip
         o = tl.where(length < 0, float("nan"), o)

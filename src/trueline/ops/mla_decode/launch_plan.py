@@ -122,6 +122,8 @@ def hopper_refusals(context: Context) -> list[str]:
     if refusals or context.heads is None or context.latent is None:
         return refusals
     heads, layout = context.heads.count, context.latent
+    if layout.fp8 is not None:
+        return [f"reads latents as they are computed, not {layout.fp8.storage}"]
     if (layout.latent, layout.rope) != (2 * MMA_COLUMNS, HOPPER_TILE):
         widths = f"{layout.latent} + {layout.rope}"
         return [f"needs cache rows of {2 * MMA_COLUMNS} + {HOPPER_TILE} numbers, not {widths}"]

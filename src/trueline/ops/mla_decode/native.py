@@ -34,13 +34,25 @@ def run(
     q: Tensor, view: LatentView, prepared: Prepared, *, softmax_scale: float
 ) -> tuple[Tensor, Tensor]:
     q = q.contiguous()
-    rows, heads, width = q.shape
+    rows, heads, _ = q.shape
     layout = view.layout
     out = torch.empty(rows, heads, layout.latent)
     lse = torch.empty(rows, heads)
     library().mla_decode(
-        *(q.data_ptr(), view.rows.data_ptr(), prepared.block_ids.data_ptr()),
-        *(prepared.block_ids.shape[1], prepared.lengths.data_ptr(), layout.block_size, width),
-        *(layout.latent, rows, heads, softmax_scale, out.data_ptr(), lse.data_ptr()),
+        *(q.data_ptr(), *cached_rows(view), prepared.block_ids.data_ptr()),
+        *(prepared.block_ids.shape[1], prepared.lengths.data_ptr(), layout.block_size),
+        *(rows, heads, softmax_scale, out.data_ptr(), lse.data_ptr()),
     )
     return out, lse
+
+
+def cached_rows(view: LatentView) -> tuple[int | float, ...]:
+    """As kernels take them."""
+    layout, fp8 = view.layout, view.layout.fp8
+    assert view.dtype == torch.float32
+    row = (view.rows.data_ptr(), view.rows.stride(0) * view.rows.itemsize)
+    dims = (layout.latent, layout.rope)
+    if fp8 is None:
+        return (*row, *dims, 0, 0, 0, 0.0, 0)
+    starts = (fp8.group, layout.scales_start, layout.rope_start)
+    return (*row, *dims, *starts, fp8.variant.step, fp8.variant.nan)

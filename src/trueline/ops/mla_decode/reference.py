@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from trueline.cache.store import LatentView
+from trueline.ops.latent_write.stored import stored_rows
 from trueline.ops.mla_decode import IMPLEMENTATIONS, DecodeRows, DecodeTable, Tiling
 
 capabilities = IMPLEMENTATIONS["reference"]
@@ -28,7 +29,7 @@ def run(
     lse = torch.full(q.shape[:2], -math.inf, dtype=torch.float64)
     for row in range(q.shape[0]):
         cells = prepared.cells(row, view.layout)
-        keys = view.rows[cells].double()
+        keys = stored_rows(view, cells)
         for head in range(q.shape[1]):
             query = q[row, head].double()
             scores = [softmax_scale * float(query @ key) for key in keys]

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from trueline.cache.layout import LatentLayout
 from trueline.cache.store import LatentView
+from trueline.ops.latent_pointers import latent_places, latent_pointers
 from trueline.ops.launch import num_sms, power_of_two, unit_stride
 from trueline.ops.mla_decode import IMPLEMENTATIONS, DecodeRows, DecodeTable, Tiling
 from trueline.ops.mla_decode.kernels import attend, merge
@@ -26,8 +26,8 @@ MANY = 1024
 AT_ONCE = 4096
 
 
-Kernel = Callable[[tuple[object, ...], LatentLayout, int, LaunchPlan], None]
-"""Launches a kernel that attends: its arguments, the cache's layout, the block size, the plan."""
+Kernel = Callable[[tuple[object, ...], LatentView, int, LaunchPlan], None]
+"""Launches a kernel that attends: its arguments, the cache, the block size, the plan."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ def prepare(
     if plan is None:
         count, most = table.blocks.shape
         context = most * view.layout.block_size
-        plan = launch(heads, view.layout, view.rows.dtype, num_sms(device), count, context)
+        plan = launch(heads, view.layout, view.dtype, num_sms(device), count, context)
     return Prepared(table, split_schedule(table.lengths, plan))
 
 
@@ -76,7 +76,6 @@ def attend_table(
     plan, layout = schedule.plan, view.layout
     rows, heads, latent = len(q), plan.heads, layout.latent
     assert q.shape[1:] == (heads, layout.width)
-    assert view.rows.is_contiguous()
     q = unit_stride(q)
     out = q.new_empty(rows, heads, latent)
     lse = q.new_empty(rows, heads, dtype=torch.float32)
@@ -87,12 +86,13 @@ def attend_table(
     partial_lse = q.new_empty(schedule.partials, covered, dtype=torch.float32)
     capacity = len(schedule.entries)
     L = max(power_of_two(latent), LEAST_DIM)
+    cached, *_ = latent_pointers(view)
     arguments = (
-        q, view.rows, table.blocks, table.lengths, schedule.entries, schedule.bounds, out, lse,
+        q, cached, table.blocks, table.lengths, schedule.entries, schedule.bounds, out, lse,
         partial_out, partial_lse, softmax_scale * math.log2(math.e), heads, *q.stride()[:2],
         table.blocks.stride(0), capacity, schedule.partials,
     )  # fmt: skip
-    (kernel or _portable)(arguments, layout, block_size, plan)
+    (kernel or _portable)(arguments, view, block_size, plan)
     columns = L if rows * heads >= MANY else min(L, 128)
     merge[(rows, heads, -(-latent // columns))](
         partial_out, partial_lse, schedule.rows, out, lse, rows, heads, covered, capacity,
@@ -104,11 +104,12 @@ def attend_table(
 
 
 def _portable(
-    arguments: tuple[object, ...], layout: LatentLayout, block_size: int, plan: LaunchPlan
+    arguments: tuple[object, ...], view: LatentView, block_size: int, plan: LaunchPlan
 ) -> None:
+    layout, (_, scales, keys) = view.layout, latent_pointers(view)
     L, R = (max(power_of_two(dim), LEAST_DIM) for dim in (layout.latent, layout.rope))
     attend[(plan.programs,)](
-        *arguments, LATENT=layout.latent, ROPE=layout.rope, L=L, R=R, H=plan.head_tile,
-        HEAD_TILES=plan.head_tiles, TILE=plan.tile, BLOCK=block_size, STAGES=plan.stages,
-        num_warps=plan.warps, num_stages=plan.stages, maxnreg=plan.registers,
+        *arguments, scales, keys, **latent_places(view), LATENT=layout.latent, ROPE=layout.rope,
+        L=L, R=R, H=plan.head_tile, HEAD_TILES=plan.head_tiles, TILE=plan.tile, BLOCK=block_size,
+        STAGES=plan.stages, num_warps=plan.warps, num_stages=plan.stages, maxnreg=plan.registers,
     )  # fmt: skip

@@ -27,7 +27,15 @@ from torch import Tensor
 from trueline.cache.layout import LatentLayout
 from trueline.cache.store import LatentView
 from trueline.device import runs_gluon
-from trueline.ops.capabilities import CPU, GPU, HALF_PRECISION, Capabilities, Context, HeadDims
+from trueline.ops.capabilities import (
+    CPU,
+    GPU_LATENT,
+    HALF_PRECISION,
+    Capabilities,
+    Context,
+    HeadDims,
+    fp8_latent_refusals,
+)
 from trueline.ops.mla_decode import MLADecodeOp
 
 Form = Literal["expanded", "absorbed"]
@@ -123,10 +131,10 @@ class MaskedPrefill(MLAPrefill[Prepared], Protocol[Prepared]):
 def _hopper_refusals(context: Context) -> list[str]:
     from trueline.ops.mla_prefill.cut import hopper_refusals  # which needs this module
 
-    return hopper_refusals(context)
+    return hopper_refusals(context) or fp8_latent_refusals(context)
 
 
-_MASKED = replace(GPU, optional=("prepare_chosen", "run_chosen"))
+_MASKED = replace(GPU_LATENT, optional=("prepare_chosen", "run_chosen"))
 IMPLEMENTATIONS = {
     "cpu": CPU,
     "reference": CPU,

@@ -34,7 +34,7 @@ def prepare_chosen(parts: Sequence[Part], view: LatentView, heads: HeadDims) -> 
 
 
 def _plan(view: LatentView, heads: HeadDims) -> PrefillLaunchPlan:
-    return hopper_launch(heads, view.layout.rope, view.rows.dtype)
+    return hopper_launch(heads, view.layout.rope, view.dtype)
 
 
 def run(

@@ -9,6 +9,7 @@ import triton
 import triton.language as tl
 
 from trueline.ops.jit import kernel, pdl_wait
+from trueline.ops.triton_utils import scaled
 
 LN_2 = tl.constexpr(0.6931471805599453)
 FIELDS = tl.constexpr(8)
@@ -19,7 +20,9 @@ BITS = tl.constexpr(32)
 
 @kernel
 def gather(
-    rows, blocks, places, latent, rope,
+    rows, scales, keys, blocks, places, latent, rope,
+    ROW: tl.constexpr, KEY_ROW: tl.constexpr, KEY_AT: tl.constexpr, SCALE_ROW: tl.constexpr,
+    SCALE_AT: tl.constexpr, GROUP: tl.constexpr,
     LATENT: tl.constexpr, ROPE: tl.constexpr, L: tl.constexpr, R: tl.constexpr,
     COUNT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
@@ -32,14 +35,18 @@ def gather(
     held = n < tl.load(place + 2)
     to = (tl.load(place + 3) + n).to(tl.int64)
     block = tl.load(table + (first + n) // BLOCK, mask=held, other=0).to(tl.int64)
-    at = rows + (block * BLOCK + (first + n) % BLOCK) * (LATENT + ROPE)
+    cell = block * BLOCK + (first + n) % BLOCK
     l = tl.arange(0, L)  # noqa: E741
     r = tl.arange(0, R)
     mask = held[:, None] & (l < LATENT)[None, :]
-    value = tl.load(at[:, None] + l[None, :], mask=mask, other=0.0)
+    value = tl.load((rows + cell * ROW)[:, None] + l[None, :], mask=mask, other=0.0)
+    if scales is not None:
+        at = scales + cell * SCALE_ROW + SCALE_AT
+        value = scaled(value, at, held, l, LATENT, GROUP, latent.dtype.element_ty)
     tl.store(latent + to[:, None] * LATENT + l[None, :], value, mask=mask)
     mask = held[:, None] & (r < ROPE)[None, :]
-    value = tl.load(at[:, None] + LATENT + r[None, :], mask=mask, other=0.0)
+    at = (keys + cell * KEY_ROW + KEY_AT)[:, None] + r[None, :]
+    value = tl.load(at, mask=mask, other=0.0)
     tl.store(rope + to[:, None] * ROPE + r[None, :], value, mask=mask)
 
 

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from trueline.cache.store import LatentView
 from trueline.ops.capabilities import HeadDims
+from trueline.ops.latent_write.stored import stored_rows
 from trueline.ops.mla_decode import MLADecodeOp
 from trueline.ops.mla_prefill import IMPLEMENTATIONS, Form, HeadWeights, Part, PrefillRow
 
@@ -44,7 +45,7 @@ def attend(
     q: Tensor, view: LatentView, row: PrefillRow, heads: HeadWeights, *, softmax_scale: float
 ) -> Tensor:
     layout = view.layout
-    rows = view.rows[layout.cells(row.block_ids, 0, row.start + row.count)].double()
+    rows = stored_rows(view, layout.cells(row.block_ids, 0, row.start + row.count))
     out = torch.zeros(*q.shape[:2], heads.value.shape[1], dtype=torch.float64)
     for head in range(q.shape[1]):
         keys = torch.cat(

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from trueline.cache.store import LatentView
 from trueline.ops.capabilities import HeadDims, Opaque
+from trueline.ops.latent_pointers import latent_places, latent_pointers
 from trueline.ops.launch import power_of_two, unit_stride
 from trueline.ops.mla_decode import DecodeRows, MLADecodeOp, Tiling
 from trueline.ops.mla_prefill import FEW, IMPLEMENTATIONS, Form, HeadWeights, Part
@@ -83,14 +84,14 @@ def prepare(
     rows = None
     if few:
         rows = decode, decode.prepare(_decode_rows(few), view, TILING, heads.count)
-    plan = plan or launch(heads, view.layout.rope, view.rows.dtype)
+    plan = plan or launch(heads, view.layout.rope, view.dtype)
     return Prepared(few, rows, lists(many, plan, view.rows.device) if many else None)
 
 
 def prepare_chosen(
     parts: Sequence[Part], view: LatentView, heads: HeadDims, plan: PrefillLaunchPlan | None = None
 ) -> Prepared:
-    plan = plan or launch(heads, view.layout.rope, view.rows.dtype)
+    plan = plan or launch(heads, view.layout.rope, view.dtype)
     made = lists(parts, plan, view.rows.device)
     longest = max(part.row.start + part.row.count for part in parts)
     words = (longest + plan.keys) // BITS.value + 2  # a tile may begin at the last position
@@ -214,10 +215,10 @@ def _portable(
 def _gathered(view: LatentView, cut: Cut, chunk: Lists) -> tuple[Tensor, Tensor]:
     """The cached rows of a chunk's positions side by side: latent and rotated parts."""
     layout = view.layout
-    latent = view.rows.new_empty(chunk.total, layout.latent)
-    ropes = view.rows.new_empty(chunk.total, layout.rope)
+    latent = view.rows.new_empty(chunk.total, layout.latent, dtype=view.dtype)
+    ropes = view.rows.new_empty(chunk.total, layout.rope, dtype=view.dtype)
     gather[(len(chunk.places),)](
-        view.rows, cut.blocks, chunk.places, latent, ropes,
+        *latent_pointers(view), cut.blocks, chunk.places, latent, ropes, **latent_places(view),
         LATENT=layout.latent, ROPE=layout.rope, L=power_of_two(layout.latent),
         R=power_of_two(layout.rope), COUNT=GATHERED, BLOCK=layout.block_size,
     )  # fmt: skip

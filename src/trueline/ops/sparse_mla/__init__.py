@@ -20,7 +20,7 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from trueline.cache.store import LatentView
-from trueline.ops.capabilities import CPU, GPU, NATIVE, Capabilities
+from trueline.ops.capabilities import CPU, GPU_LATENT, NATIVE, Capabilities
 from trueline.ops.mla_decode import HOPPER, Tiling
 from trueline.ops.sparse_rows import SparseRows, Table
 
@@ -48,5 +48,5 @@ IMPLEMENTATIONS = {
     "cpu": CPU,
     "reference": CPU,
     "hopper": HOPPER,
-    "triton": GPU,
+    "triton": GPU_LATENT,
 }

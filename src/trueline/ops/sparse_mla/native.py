@@ -8,6 +8,7 @@ from torch import Tensor
 from trueline.cache.store import LatentView
 from trueline.native import library
 from trueline.ops.mla_decode import Tiling
+from trueline.ops.mla_decode.native import cached_rows
 from trueline.ops.sparse_mla import IMPLEMENTATIONS
 from trueline.ops.sparse_rows import SparseRows, Table
 
@@ -23,13 +24,13 @@ def run(
     q: Tensor, view: LatentView, prepared: Table, positions: Tensor, *, softmax_scale: float
 ) -> tuple[Tensor, Tensor]:
     q = q.contiguous()
-    rows, heads, width = q.shape
+    rows, heads, _ = q.shape
     cells, counts = prepared.cells(positions.contiguous(), view.layout)
     out = torch.empty(rows, heads, view.layout.latent)
     lse = torch.empty(rows, heads)
     library().sparse_mla(
-        *(q.data_ptr(), view.rows.data_ptr(), cells.data_ptr(), cells.shape[1]),
-        *(counts.data_ptr(), width, view.layout.latent, rows, heads, softmax_scale),
+        *(q.data_ptr(), *cached_rows(view), cells.data_ptr(), cells.shape[1]),
+        *(counts.data_ptr(), rows, heads, softmax_scale),
         *(out.data_ptr(), lse.data_ptr()),
     )
     return out, lse

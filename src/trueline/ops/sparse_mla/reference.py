@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from trueline.cache.store import LatentView
+from trueline.ops.latent_write.stored import stored_rows
 from trueline.ops.mla_decode import Tiling
 from trueline.ops.sparse_mla import IMPLEMENTATIONS
 from trueline.ops.sparse_rows import SparseRows, Table
@@ -30,10 +31,11 @@ def run(
     for row, block_ids in enumerate(owners):
         listed = positions[row].tolist()
         chosen = listed[: listed.index(-1)] if -1 in listed else listed
-        keys = [view.rows[block_ids[p // size] * size + p % size].double() for p in chosen]
-        for head in range(q.shape[1] if keys else 0):
+        cells = [block_ids[p // size] * size + p % size for p in chosen]
+        keys = stored_rows(view, cells) if cells else torch.empty(0)
+        for head in range(q.shape[1] if cells else 0):
             query = q[row, head].double()
             dots = torch.stack([query @ key for key in keys]) * softmax_scale
-            out[row, head] = dots.softmax(0) @ torch.stack(keys)[:, :latent]
+            out[row, head] = dots.softmax(0) @ keys[:, :latent]
             lse[row, head] = dots.logsumexp(0)
     return out.to(q.dtype), lse.float()

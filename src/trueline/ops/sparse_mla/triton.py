@@ -41,7 +41,7 @@ class Prepared:
 
 def launch_plan(heads: int, width: int, rows: int, view: LatentView) -> LaunchPlan:
     sms = num_sms(view.rows.device)
-    return launch(heads, view.layout, view.rows.dtype, sms, rows, width)
+    return launch(heads, view.layout, view.dtype, sms, rows, width)
 
 
 def prepare(rows: SparseRows | Table, view: LatentView, tiling: Tiling) -> Prepared:

@@ -12,6 +12,7 @@ from trueline.verify.faults.formats import FORMAT_FAULTS
 from trueline.verify.faults.gpu import GPU_FAULTS
 from trueline.verify.faults.index_cache import INDEX_FAULTS
 from trueline.verify.faults.indexer import INDEXER_FAULTS
+from trueline.verify.faults.latent_cache import LATENT_FAULTS
 from trueline.verify.faults.ling import LING_FAULTS
 from trueline.verify.faults.ranks import RANK_FAULTS
 from trueline.verify.faults.reference import REFERENCE_FAULTS
@@ -34,6 +35,7 @@ FAULTS: list[Fault] = [
     *STATE_FAULTS,
     *RANK_FAULTS,
     *INDEX_FAULTS,
+    *LATENT_FAULTS,
     *SELECTION_FAULTS,
     *GPU_FAULTS,
     *DRAFT_FAULTS,

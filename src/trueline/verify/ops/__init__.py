@@ -15,6 +15,7 @@ from trueline.verify.ops import (
     basic,
     index,
     latent,
+    latent_fp8,
     lightning,
     linear_layer,
     ranks,
@@ -53,17 +54,23 @@ OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
     ),
     "rms_norm": (OpCheck("numbers", basic.rms_norm),),
     "rope": (OpCheck("numbers", basic.rope),),
-    "latent_write": (OpCheck("numbers", latent.latent_write),),
+    "latent_write": (
+        OpCheck("numbers", latent.latent_write),
+        OpCheck("fp8", latent_fp8.latent_write),
+    ),
     "mla_decode": (
         OpCheck("numbers", attention.mla_decode),
         OpCheck("real dims", attention.mla_decode_wide),
         OpCheck("natural lse", attention.natural_lse),
+        OpCheck("fp8", latent_fp8.mla_decode),
         OpCheck("bits", attention.mla_decode_bits, True),
+        OpCheck("fp8 bits", latent_fp8.mla_decode_bits, True),
         OpCheck("ranks", ranks.mla_decode, True),
     ),
     "mla_prefill": (
         OpCheck("numbers", attention.mla_prefill),
         OpCheck("real dims", attention.mla_prefill_wide),
+        OpCheck("fp8", latent_fp8.mla_prefill),
     ),
     "lightning": (
         OpCheck("any cuts", lightning.any_cuts),
@@ -81,6 +88,7 @@ OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
     "sparse_mla": (
         OpCheck("numbers", sparse.sparse_mla),
         OpCheck("real dims", sparse.sparse_mla_wide),
+        OpCheck("fp8", latent_fp8.sparse_mla),
         OpCheck("ranks", ranks.sparse_mla, True),
     ),
     "route": (OpCheck("choices", basic.route),),
@@ -97,4 +105,6 @@ def attention_ops(subject: Subject) -> None:
     """Latent attention in every implementation that runs here."""
     for op in ("mla_decode", "mla_prefill"):
         for name in runnable(op, torch.float32):
-            OP_CHECKS[op][0].run(implementation(op, name))
+            for check in OP_CHECKS[op]:
+                if check.what in ("numbers", "fp8"):
+                    check.run(implementation(op, name))

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from trueline.cache.store import LatentView
+from trueline.ops.latent_write.stored import stored_rows
 from trueline.ops.mla_decode import DecodeRows
 from trueline.ops.mla_decode import reference as decode_reference
 from trueline.ops.mla_prefill import HeadWeights, PrefillRow
@@ -19,7 +20,7 @@ from trueline.verify.bounds import Attended
 def decode(q: Tensor, view: LatentView, rows: DecodeRows, scale: float) -> Attended:
     """q [n, heads, width] in the dtype that is computed in."""
     out, lse = decode_reference.run(q.double(), view, rows, softmax_scale=scale)
-    keys = [view.rows[rows.cells(row, view.layout)] for row in range(len(q))]
+    keys = [stored_rows(view, rows.cells(row, view.layout)) for row in range(len(q))]
     return Attended(out, lse, *_latent(q, keys, scale, view.layout.latent))
 
 
@@ -27,7 +28,7 @@ def listed(
     q: Tensor, view: LatentView, rows: SparseRows, positions: Tensor, scale: float
 ) -> Attended:
     out, lse = sparse_reference.run(q.double(), view, rows, positions, softmax_scale=scale)
-    keys = [view.rows[cells] for cells in _listed_cells(view, rows, positions)]
+    keys = [stored_rows(view, cells) for cells in _listed_cells(view, rows, positions)]
     return Attended(out, lse, *_latent(q, keys, scale, view.layout.latent))
 
 
@@ -68,7 +69,7 @@ def prefill(
 
 def _held(view: LatentView, row: PrefillRow) -> Tensor:
     """What the cache has of a run, [positions, width]."""
-    return view.rows[view.layout.cells(row.block_ids, 0, row.start + row.count)]
+    return stored_rows(view, view.layout.cells(row.block_ids, 0, row.start + row.count))
 
 
 def chosen(

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trueline.cache.kinds.latent import PrefillSlice
-from trueline.cache.layout import LatentLayout
+from trueline.cache.layout import LatentFp8, LatentLayout
 from trueline.cache.store import LatentStore
 from trueline.ops.capabilities import Opaque
 from trueline.ops.mla_decode import DecodeRows, DecodeTable, MLADecodeOp, Tiling
@@ -112,8 +112,13 @@ def natural_lse(op: MLADecodeOp, dtype: torch.dtype = torch.float32) -> None:
 
 
 def mla_decode_bits(op: MLADecodeOp) -> None:
+    bits_of_rows(op, None)
+
+
+def bits_of_rows(op: MLADecodeOp, fp8: LatentFp8 | None) -> None:
+    """Over a cache in this storage."""
     lengths = [1, 64, 65, 200, 130, 7, 300, 2]
-    view, rows = paged(lengths, 3)
+    view, rows = paged(lengths, 3, fp8=fp8)
     q = randn(8, H, L + R, seed=4)
     whole, _ = op.run(q, view, op.prepare(rows, view, FIXED, H), softmax_scale=SCALE)
     for some in ([3], [0, 7], [6, 2, 4], [5, 6, 7, 0, 1, 2, 3, 4]):

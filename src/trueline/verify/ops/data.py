@@ -4,12 +4,13 @@ is not owned."""
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from trueline.cache.layout import LatentLayout
+from trueline.cache.layout import LatentFp8, LatentLayout
 from trueline.cache.store import LatentStore, LatentView
 from trueline.device import interpreting
 from trueline.ops.capabilities import HeadDims
@@ -108,14 +109,17 @@ def paged(
     seed: int = 0,
     dtype: torch.dtype = torch.float32,
     dims: Dims = SMALL,
+    fp8: LatentFp8 | None = None,
+    factors: Callable[[int, int], Tensor] | None = None,
 ) -> tuple[LatentView, DecodeRows]:
-    """A cache with shuffled blocks and a needle in every row; every byte not owned is NaN."""
+    """A cache with shuffled blocks and a needle in every row; every byte not owned is NaN.
+    `factors(positions, channels)`: of latents."""
     counts = [-(-length // block_size) for length in lengths]
     num_blocks = sum(counts) + 8
     ids = shuffled(num_blocks - 1, seed)
     blocks = [[ids.pop() for _ in range(count)] for count in counts]
     latent = dims.latent
-    layout = LatentLayout(*dims.cached, block_size)
+    layout = LatentLayout(*dims.cached, block_size, fp8)
     store = LatentStore(layout, 1, num_blocks, dtype)
     store.poison(range(num_blocks))
     view = store.views[0]
@@ -123,6 +127,14 @@ def paged(
         if length:
             numbers = randn(length, dims.width, seed=seed + row + 1)
             numbers[length // 2] *= 12
+            if factors is not None:
+                numbers[:, :latent] *= factors(length, latent)
             cells = torch.tensor(layout.cells(blocks[row], 0, length))
             view.write(cells, numbers[:, :latent], numbers[:, latent:])
     return view, DecodeRows(lengths, blocks)
+
+
+def group_amax(x: Tensor, group: int) -> Tensor:
+    """[n, channels]: the largest size in each channel's group."""
+    parts = torch.split(x.abs(), group, dim=1)
+    return torch.cat([part.amax(1, keepdim=True).expand_as(part) for part in parts], dim=1)

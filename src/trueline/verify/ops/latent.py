@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from trueline.cache.layout import LatentLayout
-from trueline.cache.store import LatentStore
+from trueline.cache.store import LatentStore, LatentView
 from trueline.ops.latent_write import LatentWrite, Parts
 from trueline.ops.latent_write import reference as exact
 from trueline.ops.rms_norm import cpu as rms_norm
@@ -35,10 +35,10 @@ def latent_write(op: LatentWrite, dtype: torch.dtype = torch.float32) -> None:
                 store.rows.fill_(torch.nan)
             before = whole.clone()
             given = partial(
-                _written, latent=latent, key=key, queries=queries, cells=cells, norm=norm,
+                written, latent=latent, key=key, queries=queries, cells=cells, norm=norm,
                 angles=angles, pairing=pairing,
             )  # fmt: skip
-            ours, wanted = given(op, stores[0]), given(exact, stores[1])
+            ours, wanted = given(op, stores[0].views[0]), given(exact, stores[1].views[0])
             what = f"latent_write, {pairing}, {n} tokens"
             require(torch.equal(whole, before), f"{what}: writes its input")
             # either side of a rounding, ours and the reference's, before the weight and after it
@@ -56,9 +56,9 @@ def latent_write(op: LatentWrite, dtype: torch.dtype = torch.float32) -> None:
             require(bool(rows[others].isnan().all()), f"{what}: writes cells of others")
 
 
-def _written(
+def written(
     op: LatentWrite,
-    store: LatentStore,
+    view: LatentView,
     latent: Tensor,
     key: Tensor,
     queries: Tensor,
@@ -68,7 +68,7 @@ def _written(
     pairing: Pairing,
 ) -> Tensor:
     return op.run(
-        latent, key, queries, store.views[0], cells, norm=norm, eps=1e-2,
+        latent, key, queries, view, cells, norm=norm, eps=1e-2,
         cos=1.3 * angles.cos(), sin=1.3 * angles.sin(), pairing=pairing,
         parts=Parts(rms_norm, rope),
     )  # fmt: skip
