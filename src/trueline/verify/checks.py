@@ -31,7 +31,7 @@ from trueline.verify.lightning import (
     linear_is_a_sum,
     ranks_hold_their_heads,
 )
-from trueline.verify.ops import attention_ops
+from trueline.verify.ops import attention_ops, fp8_attention_ops
 from trueline.verify.rope import rope_contract
 from trueline.verify.routing import routing
 from trueline.verify.schedules import ENGINE_CHECKS
@@ -292,6 +292,7 @@ CHECKS: Mapping[str, Callable[[Subject], None]] = {
     "strict": strict,
     "routing": routing,
     "op = reference": attention_ops,
+    "fp8 op = reference": fp8_attention_ops,
     "sparse op = reference": sparse_ops,
     "index cache": index_cache,
     "latent cache": latent_cache,

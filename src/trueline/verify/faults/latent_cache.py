@@ -16,7 +16,7 @@ from trueline.verify.faults import Fault, Make
 
 _CACHE, _OPS, _ENGINE, _BITS, _ANY = (
     "latent cache",
-    "op = reference",
+    "fp8 op = reference",
     "fp8 latents",
     "fp8 latents, bitwise",
     "v3",

@@ -23,7 +23,17 @@ from trueline.verify.ops import (
 )
 from trueline.verify.ops.data import H, L, R, paged, randn
 
-__all__ = ["OP_CHECKS", "H", "L", "OpCheck", "R", "attention_ops", "paged", "randn"]
+__all__ = [
+    "OP_CHECKS",
+    "H",
+    "L",
+    "OpCheck",
+    "R",
+    "attention_ops",
+    "fp8_attention_ops",
+    "paged",
+    "randn",
+]
 
 
 @dataclass(frozen=True)
@@ -105,6 +115,13 @@ def attention_ops(subject: Subject) -> None:
     """Latent attention in every implementation that runs here."""
     for op in ("mla_decode", "mla_prefill"):
         for name in runnable(op, torch.float32):
-            for check in OP_CHECKS[op]:
-                if check.what in ("numbers", "fp8"):
-                    check.run(implementation(op, name))
+            OP_CHECKS[op][0].run(implementation(op, name))
+
+
+def fp8_attention_ops(subject: Subject) -> None:
+    """The same over a cache in fp8, and what writes it."""
+    for op in ("latent_write", "mla_decode", "mla_prefill"):
+        check = next(check for check in OP_CHECKS[op] if check.what == "fp8")
+        for name in runnable(op, torch.float32):
+            if name != "reference":
+                check.run(implementation(op, name))
