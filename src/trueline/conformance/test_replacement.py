@@ -22,7 +22,7 @@ from trueline.verify.schedules import ENGINE_CHECKS
 LING = "ling"
 CASES = ("v3-near", LING)
 RANKS = ("ranks = one", "ranks = one, bitwise")
-INVARIANT = ("batch-invariant", "ranks = one, bitwise")
+INVARIANT = ("batch-invariant", "ranks = one, bitwise", "fp8 latents, bitwise")
 
 
 @dataclass(frozen=True)
