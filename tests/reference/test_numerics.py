@@ -60,6 +60,8 @@ def rows() -> Tensor:
     for row, largest in enumerate((1.75, 3.5, 1e-4, 448 * 2.0**-9), start=5):
         x[row] = x[row] / x[row].abs().max() * largest
         x[row, 130] = largest
+    # a scale that is a power of two already: a larger one loses the smallest numbers
+    x[8, 131:256] = torch.logspace(-11, 1, 125, base=2.0, dtype=torch.float64) * 2.0**-9
     x[9, :] *= 1e-7
     x[10, 5], x[11, 5] = 448 * (1 + 2.0**-50), 448 * (1 - 2.0**-50)
     return x
