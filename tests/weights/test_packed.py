@@ -12,7 +12,7 @@ from torch import Tensor
 
 from trueline.weights.formats import Stored
 from trueline.weights.formats.block_fp8 import Fp8Stored
-from trueline.weights.formats.fp4 import Fp4Stored
+from trueline.weights.formats.fp4 import Fp4, Fp4Stored
 from trueline.weights.formats.pack_int4 import Int4Stored
 
 E2M1 = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0]
@@ -173,6 +173,7 @@ def test_every_nibble_and_scale_of_fp4() -> None:
     codes = torch.arange(256).to(torch.uint8).repeat(16, 1)
     for byte in (0, 1, 2, 127, 251, 252):
         scales = torch.full((16, 16), byte).to(torch.uint8)
+        assert Fp4(ignored_modules=()).open((), (codes, scales)).shape == (16, 512)
         numbers = Fp4Stored(codes, scales, 512).dequantise()
         for column in range(512):
             code = column // 2 % 16 if column % 2 == 0 else column // 2 // 16
