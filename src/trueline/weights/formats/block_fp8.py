@@ -136,7 +136,7 @@ def read_as(kind: type[B], section: Fields) -> B:
     section.choice(
         "activation_scheme", ("dynamic",), default=default("dynamic", "block fp8 has no other")
     )
-    section.must_equal("dequantize", False, "weights are dequantised on load anyway")
+    section.must_equal("dequantize", False, "each op decides, and the plan tells")
 
     def is_side(value: object) -> TypeGuard[int]:
         return type(value) is int and 0 < value <= 65536
