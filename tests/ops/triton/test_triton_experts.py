@@ -52,7 +52,7 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
             (op, name)
             for op in ("linear", "batched_gemm", "mlp", "experts")
             for name in OPS[op]
-            if "cuda" in capabilities(op, name).devices
+            if "cuda" in capabilities(op, name).devices and capabilities(op, name).formats is None
         ],
         reversed(DTYPES),
     ),

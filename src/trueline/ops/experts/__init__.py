@@ -71,5 +71,6 @@ IMPLEMENTATIONS = {
     "native": NATIVE_PACKING,
     "cpu": CPU,
     "reference": CPU,
+    "triton_quantised": replace(GPU, formats=("block fp8", "int4", "fp4")),
     "triton": replace(GPU, optional=("pack_with_shared",)),
 }

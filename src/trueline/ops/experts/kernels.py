@@ -69,7 +69,7 @@ def place(
 
 
 @triton.jit
-def _columns(n, width, GATED: tl.constexpr, BLOCK_N: tl.constexpr):
+def columns_of(n, width, GATED: tl.constexpr, BLOCK_N: tl.constexpr):
     """Output columns of tile n, and the weight rows they need: a gated column needs two, gate and
     up, which alternate so that both end up in the same thread."""
     row = tl.arange(0, BLOCK_N)
@@ -120,7 +120,7 @@ def _tile(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
 ):  # fmt: skip
     """Pairs `rows` times tile n of the expert's columns."""
-    columns, weight_rows = _columns(n, width, GATED, BLOCK_N)
+    columns, weight_rows = columns_of(n, width, GATED, BLOCK_N)
     inner = tl.arange(0, BLOCK_K)
     size = (2 if GATED else 1) * width * depth
     weight_at = weight + expert.to(tl.int64) * size + weight_rows[:, None] * depth + inner[None, :]

@@ -183,25 +183,9 @@ class _Step:
         return out
 
     def _sorted(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
-        """Pairs by expert in tiles of `rows`, the expert of each tile, and the number of tiles."""
-        experts, pairs = len(self.packed.down), self.pairs
-        bins, block = power_of_two(experts), SHORT if pairs <= SHORT else SEGMENT
-        segments = triton.cdiv(pairs, block)
-        room = (pairs + min(experts, pairs) * (rows - 1)) // rows
-        counts, order, tiles, total = (
-            self.ids.new_empty(size, dtype=torch.int32)
-            for size in (segments * bins, room * rows, room, 1)
+        return sort_pairs(
+            self.ids, len(self.packed.down), self.pairs, self.held, self.choices, rows
         )
-        shape = self.choices | {"BINS": bins, "BLOCK": block, "num_warps": 8}
-        if segments > 1:
-            kernels.count[(segments,)](self.ids, counts, pairs, *self.held, **shape)
-        kernels.place[(experts, segments)](
-            *(self.ids, counts, order, tiles, total, pairs, *self.held, segments, rows),
-            **shape,
-            MOST=MOST_ROWS,
-            ALONE=segments == 1,
-        )
-        return order, tiles, total
 
     def _product(
         self,
@@ -221,6 +205,33 @@ class _Step:
             **_tiled(cut, depth),
             GATED=gated,
         )
+
+
+def sort_pairs(
+    ids: Tensor,
+    experts: int,
+    pairs: int,
+    held: tuple[int, int],
+    choices: dict[str, int],
+    rows: int,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Pairs by expert in tiles of `rows`, the expert of each tile, and the number of tiles."""
+    bins, block = power_of_two(experts), SHORT if pairs <= SHORT else SEGMENT
+    segments = triton.cdiv(pairs, block)
+    room = (pairs + min(experts, pairs) * (rows - 1)) // rows
+    counts, order, tiles, total = (
+        ids.new_empty(size, dtype=torch.int32) for size in (segments * bins, room * rows, room, 1)
+    )
+    shape = choices | {"BINS": bins, "BLOCK": block, "num_warps": 8}
+    if segments > 1:
+        kernels.count[(segments,)](ids, counts, pairs, *held, **shape)
+    kernels.place[(experts, segments)](
+        *(ids, counts, order, tiles, total, pairs, *held, segments, rows),
+        **shape,
+        MOST=MOST_ROWS,
+        ALONE=segments == 1,
+    )
+    return order, tiles, total
 
 
 def _streamed(cut: GemmTiles, depth: int) -> dict[str, int]:

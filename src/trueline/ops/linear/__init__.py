@@ -10,6 +10,7 @@ of the sums whatever dtype x has, where `run` rounds them to x's; on a CPU, thos
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from torch import Tensor
@@ -45,6 +46,7 @@ IMPLEMENTATIONS = {
     "onednn": Capabilities(devices=("cpu",), batch_invariant=True, refuses=_onednn_refusals),
     "torch_mm": CPU,
     "reference": CPU,
+    "triton_quantised": replace(GPU, formats=("block fp8", "int4", "fp4")),
     "triton": GPU,
     "cublas": GPU,
 }

@@ -1,0 +1,101 @@
+"""Weights as they are stored, for any GPU: pairs sorted by expert, codes dequantised in the
+kernel's registers. Fewer bytes than dequantised weights have; the products are the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import triton
+from torch import Tensor
+
+from trueline.ops.codes import Codes, codes_of
+from trueline.ops.experts import IMPLEMENTATIONS, kernels, quantised_kernels
+from trueline.ops.experts.triton import SUM_BLOCK, sort_pairs
+from trueline.ops.launch import power_of_two, unit_stride
+from trueline.ops.linear import LinearOp
+from trueline.weights.value import Weight
+
+capabilities = IMPLEMENTATIONS["triton_quantised"]
+
+MOST_ROWS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    gate_up: Codes
+    down: Codes
+
+    @property
+    def nbytes(self) -> int:
+        return self.gate_up.nbytes + self.down.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class Tiles:
+    rows: int
+    """Pairs of one expert."""
+    columns: int = 64
+    """Rows of the weight; for gate and up together."""
+    inner: int = 64
+    """Bytes of a row that are loaded together."""
+    warps: int = 4
+    stages: int = 3
+
+
+def launch(tokens: int, top: int, experts: int) -> Tiles:
+    """One tile for nearly every expert, so that its weights are read once."""
+    mean = tokens * top / max(experts, 1)
+    return Tiles(min(max(power_of_two(int(mean + 1.5 * mean**0.5) + 1), 16), MOST_ROWS))
+
+
+def pack(gate_up: Weight | Tensor, down: Weight | Tensor, linear: LinearOp) -> Packed:
+    assert isinstance(gate_up, Weight), "the plan chose it for a quantised format"
+    assert isinstance(down, Weight), "the plan chose it for a quantised format"
+    return Packed(codes_of(gate_up), codes_of(down))
+
+
+def run(
+    x: Tensor, ids: Tensor, weights: Tensor, packed: Packed, linear: LinearOp, first: int = 0
+) -> Tensor:
+    how = launch(len(x), ids.shape[1], len(packed.down.numbers))
+    return run_with(how, x, ids, weights, packed, first)
+
+
+def run_with(
+    how: Tiles, x: Tensor, ids: Tensor, weights: Tensor, packed: Packed, first: int = 0
+) -> Tensor:
+    x, ids, weights = unit_stride(x), ids.contiguous(), weights.contiguous()
+    hidden, width, top = x.shape[1], packed.down.columns, ids.shape[1]
+    experts, pairs = len(packed.down.numbers), ids.numel()
+    order = sort_pairs(ids, experts, pairs, (first, experts), {"TOP": top, "SHARED": 0}, how.rows)
+    middle, parts = x.new_empty(pairs, width), x.new_empty(pairs, hidden)
+    _product(x, packed.gate_up, weights, middle, order, top, how, gated=True)
+    _product(middle, packed.down, weights, parts, order, top, how, gated=False)
+    out = x.new_empty(len(x), hidden)
+    kernels.combine[(len(x), triton.cdiv(hidden, SUM_BLOCK))](
+        *(parts, ids, out, first, experts, hidden), TOP=top, SHARED=0, BLOCK=SUM_BLOCK
+    )
+    return out
+
+
+def _product(
+    x: Tensor,
+    codes: Codes,
+    weights: Tensor,
+    out: Tensor,
+    order: tuple[Tensor, Tensor, Tensor],
+    top: int,
+    how: Tiles,
+    *,
+    gated: bool,
+) -> None:
+    pairs, width = out.shape
+    columns = triton.cdiv(width, how.columns // 2 if gated else how.columns)
+    quantised_kernels.grouped[(len(order[1]) * columns,)](
+        *(x, x.stride(0), codes.numbers, codes.numbers.shape[2]),
+        *(codes.scales, codes.scales.shape[2], codes.scales.shape[1]),
+        *(weights, out, *order, pairs, codes.columns, width),
+        TOP=top, SHARED=0, GATED=gated, SWAP=how.rows < 64, FORM=codes.form,
+        ROWS=codes.rows_per_scale, GROUP=codes.group, BLOCK_M=how.rows, BLOCK_N=how.columns,
+        BLOCK_K=how.inner, num_warps=how.warps, num_stages=how.stages,
+    )  # fmt: skip
