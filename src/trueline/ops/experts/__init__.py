@@ -19,9 +19,11 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
+import torch
 from torch import Tensor
 
-from trueline.ops.capabilities import CPU, GPU, NATIVE_PACKING, Capabilities
+from trueline import device
+from trueline.ops.capabilities import CPU, GPU, NATIVE_PACKING, Capabilities, Context
 from trueline.ops.linear import LinearOp
 from trueline.weights.value import Weight
 
@@ -67,10 +69,17 @@ class SharedExperts(Experts[Packed], Protocol[Packed]):
     ) -> Packed: ...
 
 
+def _hopper_refusals(context: Context) -> list[str]:
+    return device.hopper_refusals(context.compute_capability)
+
+
 IMPLEMENTATIONS = {
     "native": NATIVE_PACKING,
     "cpu": CPU,
     "reference": CPU,
+    "hopper_w4a16": replace(
+        GPU, dtypes=(torch.bfloat16,), formats=("int4", "fp4"), refuses=_hopper_refusals
+    ),
     "triton_quantised": replace(GPU, formats=("block fp8", "int4", "fp4")),
     "triton": replace(GPU, optional=("pack_with_shared",)),
 }

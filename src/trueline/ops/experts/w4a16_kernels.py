@@ -1,0 +1,275 @@
+# mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
+"""A few rows times int4 or fp4 weights (fragments.py) on Hopper GPUs, in Gluon: the stored codes go
+from memory to registers once, where they become bfloat16, which has all of them exactly. Tensor
+cores sum the products of a scale's columns; these sums are scaled and added in float32.
+
+The columns that a thread multiplies stand in the order in which rows of x are loaded, eight
+neighbours at a time: a sum does not depend on an order of columns that both sides share."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.ampere import mma_v2
+from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
+
+from trueline.ops.jit import Launcher
+
+MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8]))
+OF_ROWS = gl.constexpr(gl.SliceLayout(1, MMA.value))
+WEIGHTS = gl.constexpr(gl.DotOperandLayout(0, MMA.value, 2))
+TOKENS = gl.constexpr(gl.DotOperandLayout(1, MMA.value, 2))
+WORDS = gl.constexpr(gl.BlockedLayout([1, 4], [32, 1], [4, 1], [1, 0]))
+# Of a word in the one input, nibbles n and n + 4 become two bfloat16 numbers. int4: or-ed into the
+# fraction of 128, from which 136 is taken away.
+INT4 = gl.constexpr("""{
+    .reg .b32 t<4>, mask, one, bias;
+    mov.b32 mask, 0x000F000F;
+    mov.b32 one, 0x43004300;
+    mov.b32 bias, 0x43084308;
+    lop3.b32 t0, $8, mask, one, 0xEA;
+    shr.u32 t1, $8, 4;
+    lop3.b32 t1, t1, mask, one, 0xEA;
+    shr.u32 t2, $8, 8;
+    lop3.b32 t2, t2, mask, one, 0xEA;
+    shr.u32 t3, $8, 12;
+    lop3.b32 t3, t3, mask, one, 0xEA;
+    sub.rn.bf16x2 t0, t0, bias;
+    sub.rn.bf16x2 t1, t1, bias;
+    sub.rn.bf16x2 t2, t2, bias;
+    sub.rn.bf16x2 t3, t3, bias;
+    mov.b32 {$0, $1}, t0;
+    mov.b32 {$2, $3}, t1;
+    mov.b32 {$4, $5}, t2;
+    mov.b32 {$6, $7}, t3;
+}""")
+# fp4: shifted to where bfloat16 has its exponent and fraction, times 2^126 for the other bias.
+FP4 = gl.constexpr("""{
+    .reg .b32 t<4>, s<4>, power, size, sign;
+    mov.b32 power, 0x7E807E80;
+    mov.b32 size, 0x01C001C0;
+    mov.b32 sign, 0x80008000;
+    shl.b32 t0, $8, 6;
+    shl.b32 t1, $8, 2;
+    shr.u32 t2, $8, 2;
+    shr.u32 t3, $8, 6;
+    shl.b32 s0, $8, 12;
+    shl.b32 s1, $8, 8;
+    shl.b32 s2, $8, 4;
+    and.b32 s3, $8, sign;
+    and.b32 s0, s0, sign;
+    and.b32 s1, s1, sign;
+    and.b32 s2, s2, sign;
+    lop3.b32 t0, t0, size, s0, 0xEA;
+    lop3.b32 t1, t1, size, s1, 0xEA;
+    lop3.b32 t2, t2, size, s2, 0xEA;
+    lop3.b32 t3, t3, size, s3, 0xEA;
+    mul.rn.bf16x2 t0, t0, power;
+    mul.rn.bf16x2 t1, t1, power;
+    mul.rn.bf16x2 t2, t2, power;
+    mul.rn.bf16x2 t3, t3, power;
+    mov.b32 {$0, $1}, t0;
+    mov.b32 {$2, $3}, t1;
+    mov.b32 {$4, $5}, t2;
+    mov.b32 {$6, $7}, t3;
+}""")
+
+
+@gluon.constexpr_function
+def scale_layout(each):
+    """Of [64, each] scales: a thread has all of the rows of its accumulators."""
+    columns = [[0, 1 << bit] for bit in range(each.bit_length() - 1)]
+    lanes = [[0, 0], [0, 0], [1, 0], [2, 0], [4, 0]]
+    return gl.DistributedLinearLayout(
+        [*columns, [8, 0]], lanes, [[16, 0], [32, 0]], [], [64, each]
+    )
+
+
+@gluon.constexpr_function
+def token_layout(count):
+    """Of [count, 4, 8] numbers of x: a thread has eight neighbours of its accumulators' tokens."""
+    more = [[8, 0, 0]] if count == 16 else []
+    lanes = [[0, 1, 0], [0, 2, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]]
+    return gl.DistributedLinearLayout(
+        [[0, 0, 1], [0, 0, 2], [0, 0, 4], *more], lanes, [[0, 0, 0], [0, 0, 0]], [], [count, 4, 8]
+    )
+
+
+@gluon.jit
+def decoded(word, FORM: gl.constexpr):
+    """[128 threads, 2 rows] words -> [64, 32] bfloat16, as the tensor cores' threads have it."""
+    o = gl.inline_asm_elementwise(
+        FP4 if FORM == "fp4" else INT4,
+        "=h,=h,=h,=h,=h,=h,=h,=h,r",
+        [word],
+        (gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16,
+         gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16),
+        is_pure=True,
+        pack=1,
+    )  # fmt: skip
+    low = gl.join(gl.join(o[0], o[1]), gl.join(o[2], o[3]))
+    high = gl.join(gl.join(o[4], o[5]), gl.join(o[6], o[7]))
+    every = gl.reshape(gl.join(low, high), (4, 8, 4, 2, 2, 2, 2))
+    return gl.reshape(gl.permute(every, (0, 3, 1, 6, 5, 2, 4)), (64, 32))
+
+
+@gluon.jit
+def tokens_of(x, inside, T: gl.constexpr):
+    """x: where 8 neighbours of [T, 4, 8] are -> [32, T] for the tensor cores."""
+    value = gl.load(x, mask=inside, other=0)
+    value = gl.permute(gl.reshape(value, (T, 4, 2, 2, 2)), (2, 3, 1, 4, 0))
+    return gl.convert_layout(gl.reshape(value, (32, T)), TOKENS, assert_trivial=True)
+
+
+@gluon.jit
+def halved(x, EACH: gl.constexpr):
+    """[64, EACH] -> the even columns and the odd ones, [64, EACH / 2] each."""
+    return gl.split(gl.reshape(x, (64, EACH // 2, 2)))
+
+
+@gluon.jit
+def columns_of(x, EACH: gl.constexpr):
+    """[64, EACH] -> its columns."""
+    if EACH == 2:
+        every = gl.split(x)
+    elif EACH == 4:
+        even, odd = halved(x, 4)
+        a, c = gl.split(even)
+        b, d = gl.split(odd)
+        every = (a, b, c, d)
+    else:
+        even, odd = halved(x, 8)
+        ae, cg = halved(even, 4)
+        bf, dh = halved(odd, 4)
+        a, e = gl.split(ae)
+        b, f = gl.split(bf)
+        c, g = gl.split(cg)
+        d, h = gl.split(dh)
+        every = (a, b, c, d, e, f, g, h)
+    return every
+
+
+@gluon.jit
+def scales_of(stored, FORM: gl.constexpr):
+    """As stored -> float32, which has 2^-127 as a subnormal number."""
+    if FORM == "fp4":
+        bits = stored.to(gl.int32)
+        value = gl.where(bits == 0, 1 << 22, bits << 23).to(gl.float32, bitcast=True)
+    else:
+        value = stored.to(gl.float32)
+    return value
+
+
+@gluon.jit
+def blocks_of(words):
+    """A chunk's words [128, 4] -> of its two blocks of columns, [128, 2 rows] each."""
+    return gl.split(gl.permute(gl.reshape(words, (128, 2, 2)), (0, 2, 1)))
+
+
+@gluon.jit
+def add_chunks(
+    acc, words, stored, x_at, inside, column, rest,
+    CHUNKS: gl.constexpr, T: gl.constexpr, FORM: gl.constexpr, GROUP: gl.constexpr,
+):  # fmt: skip
+    """acc [64, T] and what CHUNKS chunks of columns add. x_at, column [T, 4, 8]: of the first
+    block; rest: columns from there on, if they may end among these."""
+    BLOCKS: gl.constexpr = GROUP // 32
+    scales = columns_of(scales_of(stored, FORM), 256 // GROUP)
+    for i in gl.static_range(2 * CHUNKS):
+        first, second = blocks_of(words[i // 2])
+        weights = decoded(second if i % 2 else first, FORM)
+        weights = gl.convert_layout(weights, WEIGHTS, assert_trivial=True)
+        there = inside if rest is None else inside & (column + i * 32 < rest)
+        if i % BLOCKS == 0:
+            part = gl.zeros([64, T], gl.float32, MMA)
+        part = mma_v2(weights, tokens_of(x_at + i * 32, there, T), part)
+        if i % BLOCKS == BLOCKS - 1 or i == 2 * CHUNKS - 1:
+            scale = gl.convert_layout(scales[i // BLOCKS], OF_ROWS, assert_trivial=True)
+            acc += part * scale[:, None]
+    return acc
+
+
+@gluon.jit
+def load_words(at, CHUNKS: gl.constexpr):
+    a = gl.load(at)
+    b = gl.load(at + 512) if CHUNKS > 1 else a
+    c = gl.load(at + 1024) if CHUNKS > 2 else a
+    d = gl.load(at + 1536) if CHUNKS > 3 else a
+    return a, b, c, d
+
+
+def kernel(**options):
+    return lambda fn: Launcher(gluon.jit(fn, **options), num_warps=4, launch_pdl=True)
+
+
+@kernel(do_not_specialize=["pairs"])
+def stream(
+    x, x_row, packed, scales, order, tiles, total, weights, out, pairs, depth, width,
+    TOP: gl.constexpr, T: gl.constexpr, GATED: gl.constexpr, FORM: gl.constexpr,
+    GROUP: gl.constexpr, STEPS: gl.constexpr, TAIL: gl.constexpr,
+):  # fmt: skip
+    """A program per 64 rows of the weight and tile of T pairs of one expert; as
+    `kernels.grouped` otherwise. STEPS: whether there are steps of 256 columns; TAIL: chunks of
+    64 columns after the last, whose columns may end before they do."""
+    EACH: gl.constexpr = 256 // GROUP
+    TAIL_GROUPS: gl.constexpr = (TAIL * 64 + GROUP - 1) // GROUP
+    SCALES: gl.constexpr = scale_layout(EACH)
+    LOADED: gl.constexpr = token_layout(T)
+    gdc_wait()
+    gdc_launch_dependents()
+    m, n = gl.program_id(1), gl.program_id(0)
+    if m >= gl.load(total):
+        return
+    steps = depth // 256
+    tile = gl.load(tiles + m).to(gl.int64) * gl.num_programs(0) + n
+    thread = gl.arange(0, 128, gl.SliceLayout(1, WORDS))
+    word = gl.arange(0, 4, gl.SliceLayout(0, WORDS))
+    word_at = packed + tile * (steps * 2048 + TAIL * 512) + thread[:, None] * 4 + word[None, :]
+    row = gl.arange(0, 64, gl.SliceLayout(1, SCALES))[:, None]
+    group = gl.arange(0, EACH, gl.SliceLayout(0, SCALES))[None, :]
+    scale_at = scales + tile * (steps * (64 * EACH) + 64 * TAIL_GROUPS)
+    t = gl.arange(0, T, gl.SliceLayout(1, gl.SliceLayout(2, LOADED)))
+    quad = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(2, LOADED)))
+    eight = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, LOADED)))
+    pair = gl.load(order + m * T + t)
+    live = (pair < pairs)[:, None, None]
+    source = (pair // TOP if GATED else pair).to(gl.int64)
+    column = quad[None, :, None] * 8 + eight[None, None, :]
+    x_at = x + source[:, None, None] * x_row + column
+    acc = gl.zeros([64, T], gl.float32, MMA)
+    if STEPS:
+        w0, w1, w2, w3 = load_words(word_at, 4)
+        stored = gl.load(scale_at + row * EACH + group)
+        for step in range(steps):
+            words, mine = (w0, w1, w2, w3), stored
+            then = gl.minimum(step + 1, steps - 1)
+            w0, w1, w2, w3 = load_words(word_at + then * 2048, 4)
+            stored = gl.load(scale_at + then * (64 * EACH) + row * EACH + group)
+            acc = add_chunks(
+                acc, words, mine, x_at + step * 256, live, column, None, 4, T, FORM, GROUP
+            )  # fmt: skip
+    if TAIL:
+        words = load_words(word_at + steps * 2048, TAIL)
+        tail_at = scale_at + steps * (64 * EACH) + row * TAIL_GROUPS + group
+        stored = gl.load(tail_at, mask=group < TAIL_GROUPS, other=0)
+        acc = add_chunks(
+            acc, words, stored, x_at + steps * 256, live, column, depth - steps * 256,
+            TAIL, T, FORM, GROUP,
+        )  # fmt: skip
+    if GATED:
+        both = gl.permute(gl.reshape(acc, (4, 2, 8, T)), (0, 2, 3, 1))
+        gate, up = gl.split(both)
+        y = gate / (1 + gl.exp(-gate)) * up
+        SPLIT: gl.constexpr = y.type.layout
+        warp = gl.arange(0, 4, gl.SliceLayout(1, gl.SliceLayout(2, SPLIT)))[:, None, None]
+        lane = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, SPLIT)))[None, :, None]
+        token = gl.arange(0, T, gl.SliceLayout(0, gl.SliceLayout(1, SPLIT)))
+        to = gl.load(order + m * T + token)[None, None, :]
+        place = n * 32 + warp * 8 + lane
+    else:
+        to = gl.load(order + m * T + gl.arange(0, T, gl.SliceLayout(0, MMA)))
+        y = acc * gl.load(weights + to, to < pairs, 0.0)[None, :]
+        to = to[None, :]
+        place = (n * 64 + gl.arange(0, 64, OF_ROWS))[:, None]
+    at = out + to.to(gl.int64) * width + place
+    gl.store(at, y.to(out.dtype.element_ty), (to < pairs) & (place < width))
