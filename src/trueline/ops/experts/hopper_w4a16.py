@@ -10,7 +10,7 @@ import triton
 from torch import Tensor
 
 from trueline.ops.experts import IMPLEMENTATIONS, kernels, triton_quantised
-from trueline.ops.experts.fragments import STEP, TILE_ROWS, Fragments, fragments_of
+from trueline.ops.experts.fragments import STEP, Fragments, fragments_of
 from trueline.ops.experts.triton import SUM_BLOCK, sort_pairs
 from trueline.ops.launch import power_of_two, unit_stride
 from trueline.ops.linear import LinearOp
@@ -19,6 +19,9 @@ from trueline.weights.value import Weight
 capabilities = IMPLEMENTATIONS["hopper_w4a16"]
 
 LEAST_ROWS, MOST_ROWS = 8, 16
+# Of a program that streams: steps of 256 columns that make up for its start; and programs that
+# there should be all the same.
+LONG_STREAM, MANY_PROGRAMS = 28, 2048
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +38,11 @@ def launch(tokens: int, top: int, experts: int) -> int:
     """Pairs of one expert in a tile: one tile for nearly every expert."""
     mean = tokens * top / max(experts, 1)
     return min(max(power_of_two(int(mean + 1.5 * mean**0.5) + 1), LEAST_ROWS), MOST_ROWS)
+
+
+def streamed(columns: int, steps: int, tiles: int) -> int:
+    """Tiles of an expert's rows that a program streams."""
+    return max(min(LONG_STREAM // steps, tiles * columns // MANY_PROGRAMS, columns), 1)
 
 
 def pack(
@@ -93,10 +101,11 @@ def _product(
     from trueline.ops.experts.w4a16_kernels import stream  # Gluon is not everywhere
 
     pairs, width = out.shape
-    columns = triton.cdiv(width, TILE_ROWS // 2 if gated else TILE_ROWS)
-    stream[(columns, len(order[1]))](
+    columns = weight.words.shape[1]
+    each = 1 if weight.tail else streamed(columns, weight.columns // STEP, len(order[1]))
+    stream[(triton.cdiv(columns, each), len(order[1]))](
         *(x, x.stride(0), weight.words, weight.scales, *order, weights, out),
-        *(pairs, weight.columns, width),
+        *(pairs, weight.columns, width, each, columns),
         TOP=top, T=rows, GATED=gated, FORM=weight.form, GROUP=weight.group,
         STEPS=weight.columns >= STEP, TAIL=weight.tail,
     )  # fmt: skip

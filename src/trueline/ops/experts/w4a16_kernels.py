@@ -202,26 +202,49 @@ def kernel(**options):
     return lambda fn: Launcher(gluon.jit(fn, **options), num_warps=4, launch_pdl=True)
 
 
-@kernel(do_not_specialize=["pairs"])
+@gluon.jit
+def store(acc, order, weights, out, n, pairs, width, T: gl.constexpr, GATED: gl.constexpr):
+    """What 64 rows of the weight give for a tile's T pairs, whose numbers are in `order`."""
+    if GATED:
+        both = gl.permute(gl.reshape(acc, (4, 2, 8, T)), (0, 2, 3, 1))
+        gate, up = gl.split(both)
+        y = gate / (1 + gl.exp(-gate)) * up
+        SPLIT: gl.constexpr = y.type.layout
+        warp = gl.arange(0, 4, gl.SliceLayout(1, gl.SliceLayout(2, SPLIT)))[:, None, None]
+        lane = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, SPLIT)))[None, :, None]
+        token = gl.arange(0, T, gl.SliceLayout(0, gl.SliceLayout(1, SPLIT)))
+        to = gl.load(order + token)[None, None, :]
+        place = n * 32 + warp * 8 + lane
+    else:
+        to = gl.load(order + gl.arange(0, T, gl.SliceLayout(0, MMA)))
+        y = acc * gl.load(weights + to, to < pairs, 0.0)[None, :]
+        to = to[None, :]
+        place = (n * 64 + gl.arange(0, 64, OF_ROWS))[:, None]
+    at = out + to.to(gl.int64) * width + place
+    gl.store(at, y.to(out.dtype.element_ty), (to < pairs) & (place < width))
+
+
+@kernel(do_not_specialize=["pairs", "each", "columns"])
 def stream(
-    x, x_row, packed, scales, order, tiles, total, weights, out, pairs, depth, width,
+    x, x_row, packed, scales, order, tiles, total, weights, out, pairs, depth, width, each, columns,
     TOP: gl.constexpr, T: gl.constexpr, GATED: gl.constexpr, FORM: gl.constexpr,
     GROUP: gl.constexpr, STEPS: gl.constexpr, TAIL: gl.constexpr,
 ):  # fmt: skip
-    """A program per 64 rows of the weight and tile of T pairs of one expert; as
-    `kernels.grouped` otherwise. STEPS: whether there are steps of 256 columns; TAIL: chunks of
-    64 columns after the last, whose columns may end before they do."""
+    """A program per tile of T pairs of one expert and `each` of the `columns` tiles of 64 rows of
+    the weight, which are one stream; as `kernels.grouped` otherwise. STEPS: whether there are steps
+    of 256 columns; TAIL: chunks of 64 columns after the last, whose columns may end before they do;
+    `each` is 1 then."""
     EACH: gl.constexpr = 256 // GROUP
     TAIL_GROUPS: gl.constexpr = (TAIL * 64 + GROUP - 1) // GROUP
     SCALES: gl.constexpr = scale_layout(EACH)
     LOADED: gl.constexpr = token_layout(T)
     gdc_wait()
     gdc_launch_dependents()
-    m, n = gl.program_id(1), gl.program_id(0)
+    m, n = gl.program_id(1), gl.program_id(0) * each
     if m >= gl.load(total):
         return
     steps = depth // 256
-    tile = gl.load(tiles + m).to(gl.int64) * gl.num_programs(0) + n
+    tile = gl.load(tiles + m).to(gl.int64) * columns + n
     thread = gl.arange(0, 128, gl.SliceLayout(1, WORDS))
     word = gl.arange(0, 4, gl.SliceLayout(0, WORDS))
     word_at = packed + tile * (steps * 2048 + TAIL * 512) + thread[:, None] * 4 + word[None, :]
@@ -231,23 +254,33 @@ def stream(
     t = gl.arange(0, T, gl.SliceLayout(1, gl.SliceLayout(2, LOADED)))
     quad = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(2, LOADED)))
     eight = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, LOADED)))
-    pair = gl.load(order + m * T + t)
+    order += m * T
+    pair = gl.load(order + t)
     live = (pair < pairs)[:, None, None]
     source = (pair // TOP if GATED else pair).to(gl.int64)
     column = quad[None, :, None] * 8 + eight[None, None, :]
     x_at = x + source[:, None, None] * x_row + column
     acc = gl.zeros([64, T], gl.float32, MMA)
     if STEPS:
+        last = gl.minimum(each, columns - n) * steps - 1
+        step = 0
         w0, w1, w2, w3 = load_words(word_at, 4)
         stored = gl.load(scale_at + row * EACH + group)
-        for step in range(steps):
+        for at in range(last + 1):
             words, mine = (w0, w1, w2, w3), stored
-            then = gl.minimum(step + 1, steps - 1)
+            then = gl.minimum(at + 1, last)
             w0, w1, w2, w3 = load_words(word_at + then * 2048, 4)
             stored = gl.load(scale_at + then * (64 * EACH) + row * EACH + group)
             acc = add_chunks(
                 acc, words, mine, x_at + step * 256, live, column, None, 4, T, FORM, GROUP
             )  # fmt: skip
+            step += 1
+            if TAIL == 0:
+                if step == steps:
+                    store(acc, order, weights, out, n, pairs, width, T, GATED)
+                    acc = gl.zeros([64, T], gl.float32, MMA)
+                    step = 0
+                    n += 1
     if TAIL:
         words = load_words(word_at + steps * 2048, TAIL)
         tail_at = scale_at + steps * (64 * EACH) + row * TAIL_GROUPS + group
@@ -256,20 +289,4 @@ def stream(
             acc, words, stored, x_at + steps * 256, live, column, depth - steps * 256,
             TAIL, T, FORM, GROUP,
         )  # fmt: skip
-    if GATED:
-        both = gl.permute(gl.reshape(acc, (4, 2, 8, T)), (0, 2, 3, 1))
-        gate, up = gl.split(both)
-        y = gate / (1 + gl.exp(-gate)) * up
-        SPLIT: gl.constexpr = y.type.layout
-        warp = gl.arange(0, 4, gl.SliceLayout(1, gl.SliceLayout(2, SPLIT)))[:, None, None]
-        lane = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, SPLIT)))[None, :, None]
-        token = gl.arange(0, T, gl.SliceLayout(0, gl.SliceLayout(1, SPLIT)))
-        to = gl.load(order + m * T + token)[None, None, :]
-        place = n * 32 + warp * 8 + lane
-    else:
-        to = gl.load(order + m * T + gl.arange(0, T, gl.SliceLayout(0, MMA)))
-        y = acc * gl.load(weights + to, to < pairs, 0.0)[None, :]
-        to = to[None, :]
-        place = (n * 64 + gl.arange(0, 64, OF_ROWS))[:, None]
-    at = out + to.to(gl.int64) * width + place
-    gl.store(at, y.to(out.dtype.element_ty), (to < pairs) & (place < width))
+        store(acc, order, weights, out, n, pairs, width, T, GATED)
