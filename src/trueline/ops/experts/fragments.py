@@ -2,8 +2,8 @@
 
 A matrix is tiles of 64 rows; a tile is chunks of 64 columns, and of each chunk what a thread needs,
 16 bytes: its two rows of two blocks of 32 columns, eight neighbours of each. Within a word the
-nibbles stand so that two that are 16 bits apart are a pair of the MMA's operand. Rows of gate and up
-alternate by eight, so that a thread has both. Scales stand row by row for up to 256 columns.
+nibbles stand so that two that are 16 bits apart are a pair of the MMA's operand. Rows of gate and
+up alternate by eight, so that a thread has both. Scales stand row by row for up to 256 columns.
 
 Nothing but padding is added: up to whole tiles of rows and chunks of columns."""
 

@@ -1,6 +1,7 @@
 """int4 and fp4 on Hopper GPUs, activations in bfloat16 (W4A16). Weights are packed as the tensor
-cores' threads want them (fragments.py), and dequantised in registers; each expert's are read once a
-tile of pairs. Weights whose scales are not for whole blocks of columns are triton_quantised.py's."""
+cores' threads want them (fragments.py), and dequantised in registers; each expert's are read once
+for a tile of pairs. Weights whose scales are not for whole blocks of columns are
+triton_quantised.py's."""
 
 from __future__ import annotations
 
@@ -98,7 +99,7 @@ def _product(
     *,
     gated: bool,
 ) -> None:
-    from trueline.ops.experts.w4a16_kernels import stream  # Gluon is not everywhere
+    from trueline.ops.experts.w4a16_stream import stream  # Gluon is not everywhere
 
     pairs, width = out.shape
     columns = weight.words.shape[1]

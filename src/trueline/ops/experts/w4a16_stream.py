@@ -13,76 +13,19 @@ from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.ampere import mma_v2
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from trueline.ops.experts.fragment_kernels import (
+    WORDS,
+    blocks_of,
+    columns_of,
+    decoded,
+    scale_layout,
+)
 from trueline.ops.jit import Launcher
 
 MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8]))
 OF_ROWS = gl.constexpr(gl.SliceLayout(1, MMA.value))
 WEIGHTS = gl.constexpr(gl.DotOperandLayout(0, MMA.value, 2))
 TOKENS = gl.constexpr(gl.DotOperandLayout(1, MMA.value, 2))
-WORDS = gl.constexpr(gl.BlockedLayout([1, 4], [32, 1], [4, 1], [1, 0]))
-# Of a word in the one input, nibbles n and n + 4 become two bfloat16 numbers. int4: or-ed into the
-# fraction of 128, from which 136 is taken away.
-INT4 = gl.constexpr("""{
-    .reg .b32 t<4>, mask, one, bias;
-    mov.b32 mask, 0x000F000F;
-    mov.b32 one, 0x43004300;
-    mov.b32 bias, 0x43084308;
-    lop3.b32 t0, $8, mask, one, 0xEA;
-    shr.u32 t1, $8, 4;
-    lop3.b32 t1, t1, mask, one, 0xEA;
-    shr.u32 t2, $8, 8;
-    lop3.b32 t2, t2, mask, one, 0xEA;
-    shr.u32 t3, $8, 12;
-    lop3.b32 t3, t3, mask, one, 0xEA;
-    sub.rn.bf16x2 t0, t0, bias;
-    sub.rn.bf16x2 t1, t1, bias;
-    sub.rn.bf16x2 t2, t2, bias;
-    sub.rn.bf16x2 t3, t3, bias;
-    mov.b32 {$0, $1}, t0;
-    mov.b32 {$2, $3}, t1;
-    mov.b32 {$4, $5}, t2;
-    mov.b32 {$6, $7}, t3;
-}""")
-# fp4: shifted to where bfloat16 has its exponent and fraction, times 2^126 for the other bias.
-FP4 = gl.constexpr("""{
-    .reg .b32 t<4>, s<4>, power, size, sign;
-    mov.b32 power, 0x7E807E80;
-    mov.b32 size, 0x01C001C0;
-    mov.b32 sign, 0x80008000;
-    shl.b32 t0, $8, 6;
-    shl.b32 t1, $8, 2;
-    shr.u32 t2, $8, 2;
-    shr.u32 t3, $8, 6;
-    shl.b32 s0, $8, 12;
-    shl.b32 s1, $8, 8;
-    shl.b32 s2, $8, 4;
-    and.b32 s3, $8, sign;
-    and.b32 s0, s0, sign;
-    and.b32 s1, s1, sign;
-    and.b32 s2, s2, sign;
-    lop3.b32 t0, t0, size, s0, 0xEA;
-    lop3.b32 t1, t1, size, s1, 0xEA;
-    lop3.b32 t2, t2, size, s2, 0xEA;
-    lop3.b32 t3, t3, size, s3, 0xEA;
-    mul.rn.bf16x2 t0, t0, power;
-    mul.rn.bf16x2 t1, t1, power;
-    mul.rn.bf16x2 t2, t2, power;
-    mul.rn.bf16x2 t3, t3, power;
-    mov.b32 {$0, $1}, t0;
-    mov.b32 {$2, $3}, t1;
-    mov.b32 {$4, $5}, t2;
-    mov.b32 {$6, $7}, t3;
-}""")
-
-
-@gluon.constexpr_function
-def scale_layout(each):
-    """Of [64, each] scales: a thread has all of the rows of its accumulators."""
-    columns = [[0, 1 << bit] for bit in range(each.bit_length() - 1)]
-    lanes = [[0, 0], [0, 0], [1, 0], [2, 0], [4, 0]]
-    return gl.DistributedLinearLayout(
-        [*columns, [8, 0]], lanes, [[16, 0], [32, 0]], [], [64, each]
-    )
 
 
 @gluon.constexpr_function
@@ -96,57 +39,11 @@ def token_layout(count):
 
 
 @gluon.jit
-def decoded(word, FORM: gl.constexpr):
-    """[128 threads, 2 rows] words -> [64, 32] bfloat16, as the tensor cores' threads have it."""
-    o = gl.inline_asm_elementwise(
-        FP4 if FORM == "fp4" else INT4,
-        "=h,=h,=h,=h,=h,=h,=h,=h,r",
-        [word],
-        (gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16,
-         gl.bfloat16, gl.bfloat16, gl.bfloat16, gl.bfloat16),
-        is_pure=True,
-        pack=1,
-    )  # fmt: skip
-    low = gl.join(gl.join(o[0], o[1]), gl.join(o[2], o[3]))
-    high = gl.join(gl.join(o[4], o[5]), gl.join(o[6], o[7]))
-    every = gl.reshape(gl.join(low, high), (4, 8, 4, 2, 2, 2, 2))
-    return gl.reshape(gl.permute(every, (0, 3, 1, 6, 5, 2, 4)), (64, 32))
-
-
-@gluon.jit
 def tokens_of(x, inside, T: gl.constexpr):
     """x: where 8 neighbours of [T, 4, 8] are -> [32, T] for the tensor cores."""
     value = gl.load(x, mask=inside, other=0)
     value = gl.permute(gl.reshape(value, (T, 4, 2, 2, 2)), (2, 3, 1, 4, 0))
     return gl.convert_layout(gl.reshape(value, (32, T)), TOKENS, assert_trivial=True)
-
-
-@gluon.jit
-def halved(x, EACH: gl.constexpr):
-    """[64, EACH] -> the even columns and the odd ones, [64, EACH / 2] each."""
-    return gl.split(gl.reshape(x, (64, EACH // 2, 2)))
-
-
-@gluon.jit
-def columns_of(x, EACH: gl.constexpr):
-    """[64, EACH] -> its columns."""
-    if EACH == 2:
-        every = gl.split(x)
-    elif EACH == 4:
-        even, odd = halved(x, 4)
-        a, c = gl.split(even)
-        b, d = gl.split(odd)
-        every = (a, b, c, d)
-    else:
-        even, odd = halved(x, 8)
-        ae, cg = halved(even, 4)
-        bf, dh = halved(odd, 4)
-        a, e = gl.split(ae)
-        b, f = gl.split(bf)
-        c, g = gl.split(cg)
-        d, h = gl.split(dh)
-        every = (a, b, c, d, e, f, g, h)
-    return every
 
 
 @gluon.jit
@@ -161,12 +58,6 @@ def scales_of(stored, FORM: gl.constexpr):
 
 
 @gluon.jit
-def blocks_of(words):
-    """A chunk's words [128, 4] -> of its two blocks of columns, [128, 2 rows] each."""
-    return gl.split(gl.permute(gl.reshape(words, (128, 2, 2)), (0, 2, 1)))
-
-
-@gluon.jit
 def add_chunks(
     acc, words, stored, x_at, inside, column, rest,
     CHUNKS: gl.constexpr, T: gl.constexpr, FORM: gl.constexpr, GROUP: gl.constexpr,
@@ -177,7 +68,7 @@ def add_chunks(
     scales = columns_of(scales_of(stored, FORM), 256 // GROUP)
     for i in gl.static_range(2 * CHUNKS):
         first, second = blocks_of(words[i // 2])
-        weights = decoded(second if i % 2 else first, FORM)
+        weights = decoded(second if i % 2 else first, None, FORM)
         weights = gl.convert_layout(weights, WEIGHTS, assert_trivial=True)
         there = inside if rest is None else inside & (column + i * 32 < rest)
         if i % BLOCKS == 0:
@@ -275,12 +166,11 @@ def stream(
                 acc, words, mine, x_at + step * 256, live, column, None, 4, T, FORM, GROUP
             )  # fmt: skip
             step += 1
-            if TAIL == 0:
-                if step == steps:
-                    store(acc, order, weights, out, n, pairs, width, T, GATED)
-                    acc = gl.zeros([64, T], gl.float32, MMA)
-                    step = 0
-                    n += 1
+            if TAIL == 0 and step == steps:
+                store(acc, order, weights, out, n, pairs, width, T, GATED)
+                acc = gl.zeros([64, T], gl.float32, MMA)
+                step = 0
+                n += 1
     if TAIL:
         words = load_words(word_at + steps * 2048, TAIL)
         tail_at = scale_at + steps * (64 * EACH) + row * TAIL_GROUPS + group
