@@ -9,6 +9,7 @@ from torch import Tensor
 from trueline.ops.codes import codes_of
 from trueline.ops.experts.fragments import ZERO_CODES, Fragments, fragments_of
 from trueline.ops.experts.hopper_w4a16 import launch, pack
+from trueline.ops.experts.quantised_kernels import permute_columns
 from trueline.ops.experts.triton_quantised import Packed as Codes
 from trueline.spec.source import Span
 from trueline.weights.formats.fp4 import Fp4Stored
@@ -145,3 +146,16 @@ def test_packed_bytes(form: str, group: int, ranks: int) -> None:
 def test_tiles_of_pairs() -> None:
     """One for nearly every expert."""
     assert [launch(tokens, 8, 384) for tokens in (1, 16, 64)] == [8, 8, 8]
+
+
+def test_permuted_columns() -> None:
+    """What stands in the order of fragments is what a thread multiplies its nibbles with."""
+    x = torch.arange(3 * 90).view(3, 90).float()
+    out = torch.full((3, 128), -1.0)
+    permute_columns[(3, 2)](x, 90, out, 128, 90, BLOCK=64)
+    for row in range(3):
+        for place in range(128):
+            block, within = place // 32, place % 32
+            mma, half, quad, one = within // 16, within // 8 % 2, within // 2 % 4, within % 2
+            column = block * 32 + quad * 8 + mma * 4 + half * 2 + one
+            assert out[row, place] == (row * 90 + column if column < 90 else 0)

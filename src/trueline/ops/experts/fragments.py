@@ -55,8 +55,8 @@ class Fragments:
 
 def fragments_of(weight: Weight, *, gated: bool) -> Fragments | None:
     """Of a stack of matrices, on the device where they are wanted, one after the other. None where
-    a scale is not for whole blocks, as after a cut inside of a group. `gated`: rows are those of
-    the gate, then as many of the up projection."""
+    a scale is not for whole blocks, as after a cut inside of a group, or has digits that bfloat16
+    has not. `gated`: rows are those of the gate, then as many of the up projection."""
     form, smallest, _ = common_blocks(weight)
     if form == "fp8" or smallest % BLOCK:
         return None
@@ -72,10 +72,12 @@ def fragments_of(weight: Weight, *, gated: bool) -> Fragments | None:
         codes = codes_of(matrix)
         words[index] = _words(codes, order, ZERO_CODES[form])
         mine = _scales(codes, order, group, chunks)
+        if mine.dtype not in (torch.bfloat16, torch.uint8):
+            return None
         if scales is None:
             scales = mine.new_empty(count, *mine.shape)
         scales[index] = mine
-    assert scales is not None
+    assert scales is not None, "there is an expert"
     return Fragments(form, words, scales, group, columns)
 
 

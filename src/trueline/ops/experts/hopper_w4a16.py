@@ -10,19 +10,24 @@ from dataclasses import dataclass
 import triton
 from torch import Tensor
 
-from trueline.ops.experts import IMPLEMENTATIONS, kernels, triton_quantised
-from trueline.ops.experts.fragments import STEP, Fragments, fragments_of
+from trueline.ops.experts import IMPLEMENTATIONS, kernels, quantised_kernels, triton_quantised
+from trueline.ops.experts.fragments import CHUNK, STEP, TILE_ROWS, Fragments, fragments_of
 from trueline.ops.experts.triton import SUM_BLOCK, sort_pairs
-from trueline.ops.launch import power_of_two, unit_stride
+from trueline.ops.launch import num_sms, power_of_two, unit_stride
 from trueline.ops.linear import LinearOp
 from trueline.weights.value import Weight
 
 capabilities = IMPLEMENTATIONS["hopper_w4a16"]
 
-LEAST_ROWS, MOST_ROWS = 8, 16
+LEAST_ROWS, MOST_ROWS = 8, 128
+STREAMED_ROWS = 8
+"""Pairs of an expert up to which its weights are streamed; more are the GEMM's."""
 # Of a program that streams: steps of 256 columns that make up for its start; and programs that
 # there should be all the same.
 LONG_STREAM, MANY_PROGRAMS = 28, 2048
+# Shared memory of a GEMM's program for what is copied ahead.
+AHEAD_BYTES = 176 << 10
+PERMUTED = 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,12 +80,12 @@ def run_with(
     rows: int, x: Tensor, ids: Tensor, weights: Tensor, packed: Packed, first: int = 0
 ) -> Tensor:
     x, ids, weights = unit_stride(x), ids.contiguous(), weights.contiguous()
-    hidden, width, top = x.shape[1], packed.down.columns, ids.shape[1]
-    experts, pairs = len(packed.down.words), ids.numel()
+    hidden, top, pairs = x.shape[1], ids.shape[1], ids.numel()
+    experts = len(packed.down.words)
     order = sort_pairs(ids, experts, pairs, (first, experts), {"TOP": top, "SHARED": 0}, rows)
-    middle, parts = x.new_empty(pairs, width), x.new_empty(pairs, hidden)
-    _product(x, packed.gate_up, weights, middle, order, top, rows, gated=True)
-    _product(middle, packed.down, weights, parts, order, top, rows, gated=False)
+    parts = x.new_empty(pairs, hidden)
+    product = _stream if rows <= STREAMED_ROWS else _gemm
+    product(x, packed, weights, parts, order, top, rows)
     out = x.new_empty(len(x), hidden)
     kernels.combine[(len(x), triton.cdiv(hidden, SUM_BLOCK))](
         *(parts, ids, out, first, experts, hidden), TOP=top, SHARED=0, BLOCK=SUM_BLOCK
@@ -88,25 +93,62 @@ def run_with(
     return out
 
 
-def _product(
-    x: Tensor,
-    weight: Fragments,
-    weights: Tensor,
-    out: Tensor,
-    order: tuple[Tensor, Tensor, Tensor],
-    top: int,
-    rows: int,
-    *,
-    gated: bool,
+Order = tuple[Tensor, Tensor, Tensor]
+
+
+def _stream(
+    x: Tensor, packed: Packed, weights: Tensor, parts: Tensor, order: Order, top: int, rows: int
 ) -> None:
     from trueline.ops.experts.w4a16_stream import stream  # Gluon is not everywhere
 
-    pairs, width = out.shape
-    columns = weight.words.shape[1]
-    each = 1 if weight.tail else streamed(columns, weight.columns // STEP, len(order[1]))
-    stream[(triton.cdiv(columns, each), len(order[1]))](
-        *(x, x.stride(0), weight.words, weight.scales, *order, weights, out),
-        *(pairs, weight.columns, width, each, columns),
-        TOP=top, T=rows, GATED=gated, FORM=weight.form, GROUP=weight.group,
-        STEPS=weight.columns >= STEP, TAIL=weight.tail,
-    )  # fmt: skip
+    middle = x.new_empty(len(parts), packed.down.columns)
+    for gated, source, weight, out in (
+        (True, x, packed.gate_up, middle),
+        (False, middle, packed.down, parts),
+    ):
+        columns, depth = weight.words.shape[1], weight.columns
+        each = 1 if weight.tail else streamed(columns, depth // STEP, len(order[1]))
+        stream[(triton.cdiv(columns, each), len(order[1]))](
+            *(source, source.stride(0), weight.words, weight.scales, *order, weights, out),
+            *(len(parts), depth, out.shape[1], each, columns),
+            **_compiled(weight, top, rows, gated),
+        )
+
+
+def _gemm(
+    x: Tensor, packed: Packed, weights: Tensor, parts: Tensor, order: Order, top: int, rows: int
+) -> None:
+    from trueline.ops.experts.w4a16_gemm import grouped_gemm  # Gluon is not everywhere
+
+    ordered = x.new_empty(len(x), packed.gate_up.words.shape[2] * CHUNK)
+    quantised_kernels.permute_columns[(len(x), triton.cdiv(ordered.shape[1], PERMUTED))](
+        x, x.stride(0), ordered, ordered.shape[1], x.shape[1], BLOCK=PERMUTED
+    )
+    # columns that no tile of the gate's rows writes are multiplied with zeros
+    width = packed.down.words.shape[2] * CHUNK
+    whole = packed.gate_up.words.shape[1] * TILE_ROWS // 2 == width
+    middle = (x.new_empty if whole else x.new_zeros)(len(parts), width)
+    for gated, source, weight, out in (
+        (True, ordered, packed.gate_up, middle),
+        (False, middle, packed.down, parts),
+    ):
+        grouped_gemm[(num_sms(x.device),)](
+            *(source, source.shape[1], weight.words, weight.scales, *order, weights, out),
+            *(len(parts), weight.columns, out.shape[1], weight.words.shape[1]),
+            **_compiled(weight, top, rows, gated),
+            STAGES=AHEAD_BYTES // (2 * CHUNK * (rows + TILE_ROWS // 2)),
+            HALVE=rows >= TILE_ROWS,
+        )
+
+
+def _compiled(weight: Fragments, top: int, rows: int, gated: bool) -> dict[str, object]:
+    """What both kernels are compiled for."""
+    return {
+        "TOP": top,
+        "T": rows,
+        "GATED": gated,
+        "FORM": weight.form,
+        "GROUP": weight.group,
+        "STEPS": weight.columns >= STEP,
+        "TAIL": weight.tail,
+    }

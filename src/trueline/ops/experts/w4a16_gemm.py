@@ -8,8 +8,6 @@ of 64 columns run, it dequantises the next 64."""
 
 from __future__ import annotations
 
-import triton
-import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 from triton.experimental.gluon.language.nvidia.hopper import (
@@ -21,7 +19,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-from trueline.ops import jit
 from trueline.ops.experts.fragment_kernels import (
     WORDS,
     blocks_of,
@@ -44,23 +41,6 @@ from trueline.ops.gluon import (
 FLAT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
 
 
-@jit.kernel
-def permute_columns(x, x_row, out, out_row, depth, BLOCK: tl.constexpr):
-    """Rows of x with their columns in the order of fragments, zeros from `depth` to `out_row`."""
-    jit.pdl_wait()
-    row = tl.program_id(0).to(tl.int64)
-    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    column = place // 32 * 32 + fragment_column(place % 32)
-    value = tl.load(x + row * x_row + column, mask=column < depth, other=0)
-    tl.store(out + row * out_row + place, value, mask=place < out_row)
-
-
-@triton.jit
-def fragment_column(place):
-    """Of 32 columns, the one that stands at 16 j + 8 h + 2 q + e: 8 q + 4 j + 2 h + e."""
-    return place // 2 % 4 * 8 + place // 16 * 4 + place // 8 % 2 * 2 + place % 2
-
-
 @gluon.constexpr_function
 def scale_copy_layout(each):
     """Of [128, each] scales: a thread copies a row."""
@@ -70,17 +50,6 @@ def scale_copy_layout(each):
 @gluon.constexpr_function
 def sums_layout(count):
     return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, count, 16])
-
-
-@gluon.jit
-def scale_numbers(stored, FORM: gl.constexpr):
-    """As stored -> bfloat16, which has 2^-127 as a subnormal number."""
-    if FORM == "fp4":
-        bits = stored.to(gl.int16)
-        value = gl.where(bits == 0, 1 << 6, bits << 7).to(gl.int16).to(gl.bfloat16, bitcast=True)
-    else:
-        value = stored
-    return value
 
 
 @gluon.jit
@@ -120,12 +89,11 @@ def produce(
         for chunk in range(4 * steps + TAIL):
             stage = loaded % STAGES
             mbarrier.wait(empty.index(stage), ((loaded // STAGES) & 1) ^ 1)
-            if STEPS:
-                if (chunk % 4 == 0) & (chunk < 4 * steps):
-                    async_copy.async_copy_global_to_shared(
-                        in_scales.index(slot % SLOTS), scale_at + chunk * (16 * EACH)
-                    )
-                    slot += 1
+            if STEPS and (chunk % 4 == 0) & (chunk < 4 * steps):
+                async_copy.async_copy_global_to_shared(
+                    in_scales.index(slot % SLOTS), scale_at + chunk * (16 * EACH)
+                )
+                slot += 1
             async_copy.async_copy_global_to_shared(in_words.index(2 * stage), word_at)
             async_copy.async_copy_global_to_shared(in_words.index(2 * stage + 1), word_at + second)
             copy_columns(in_x.index(stage), x_at, pair < pairs, 0, 64)
@@ -136,42 +104,23 @@ def produce(
 
 
 @gluon.jit
-def add_chunk(
-    acc, words, in_x, first_scale, second_scale, SUMS: gl.constexpr, N: gl.constexpr,
-    FORM: gl.constexpr,
-):  # fmt: skip
-    """acc and the products with 64 columns; not waited for."""
+def operand(words, first_scale, second_scale, FORM: gl.constexpr, SUMS: gl.constexpr):
+    """Of 64 columns of the own 64 rows."""
     first, second = blocks_of(words)
     first, second = decoded(first, first_scale, FORM), decoded(second, second_scale, FORM)
     a = gl.reshape(gl.permute(gl.join(first, second), (0, 2, 1)), (64, 64))
-    a = gl.convert_layout(a, gl.DotOperandLayout(0, SUMS, 2), assert_trivial=True)
-    return warpgroup_mma(a, in_x.slice(0, N, dim=0).permute((1, 0)), acc, is_async=True)
+    return gl.convert_layout(a, gl.DotOperandLayout(0, SUMS, 2), assert_trivial=True)
 
 
 @gluon.jit
-def add_chunks(
-    acc, shared, barriers, scales, used, begun,
-    CHUNKS: gl.constexpr, N: gl.constexpr, FORM: gl.constexpr, GROUP: gl.constexpr,
-    STAGES: gl.constexpr, WHO: gl.constexpr,
-):  # fmt: skip
-    """The first of the chunks is full. `begun`: whether the MMAs of the one before still run."""
-    SUMS: gl.constexpr = sums_layout(N)
-    in_x, in_words, _ = shared
-    full, empty = barriers
-    for i in gl.static_range(CHUNKS):
-        stage = used % STAGES
-        if i > 0:
-            mbarrier.wait(full.index(stage), (used // STAGES) & 1)
-        words = in_words.index(2 * stage + WHO).load(WORDS)
-        acc = add_chunk(
-            acc, words, in_x.index(stage), scales[i * 64 // GROUP], scales[(i * 64 + 32) // GROUP],
-            SUMS, N, FORM,
-        )  # fmt: skip
-        acc = warpgroup_mma_wait(1, deps=[acc])
-        if i > 0 or begun:
-            signal(empty.index((used + STAGES - 1) % STAGES))
-        used += 1
-    return acc, used
+def scales_of(stored, FORM: gl.constexpr, EACH: gl.constexpr):
+    """As stored -> each group's bfloat16, which has 2^-127 as a subnormal number."""
+    if FORM == "fp4":
+        bits = stored.to(gl.int16)
+        value = gl.where(bits == 0, 1 << 6, bits << 7).to(gl.int16).to(gl.bfloat16, bitcast=True)
+    else:
+        value = stored
+    return columns_of(value, EACH)
 
 
 @gluon.jit
@@ -186,32 +135,50 @@ def multiply(
     TAIL_GROUPS: gl.constexpr = (TAIL * 64 + GROUP - 1) // GROUP
     SCALES: gl.constexpr = scale_layout(EACH)
     SUMS: gl.constexpr = sums_layout(N)
-    _, _, in_scales = shared
+    in_x, in_words, in_scales = shared
     full, empty = barriers
     _, _, _, steps, columns, _ = work
     acc = gl.zeros([64, N], gl.float32, SUMS)
     if STEPS:
+        mbarrier.wait(full.index(used % STAGES), (used // STAGES) & 1)
+        own = in_scales.index(slot % SLOTS).slice(WHO * 64, 64, dim=0)
+        each = scales_of(own.load(SCALES), FORM, EACH)
+        words = in_words.index(used % STAGES * 2 + WHO).load(WORDS)
+        a = operand(words, each[0], each[32 // GROUP], FORM, SUMS)
         for step in range(steps):
-            mbarrier.wait(full.index(used % STAGES), (used // STAGES) & 1)
-            stored = in_scales.index(slot % SLOTS).slice(WHO * 64, 64, dim=0).load(SCALES)
-            each = columns_of(scale_numbers(stored, FORM), EACH)
-            acc, used = add_chunks(
-                acc, shared, barriers, each, used, step > 0, 4, N, FORM, GROUP, STAGES, WHO
-            )
-            slot += 1
+            for i in gl.static_range(1, 5):
+                x = in_x.index(used % STAGES).slice(0, N, dim=0)
+                acc = warpgroup_mma(a, x.permute((1, 0)), acc, is_async=True)
+                # of the last: once more itself, which is not empty yet
+                then = used + 1 if i < 4 else used + gl.where(step + 1 < steps, 1, 0)
+                mbarrier.wait(full.index(then % STAGES), (then // STAGES) & 1)
+                if i == 4:
+                    slot += 1
+                    of = gl.where(step + 1 < steps, slot, slot - 1) % SLOTS
+                    own = in_scales.index(of).slice(WHO * 64, 64, dim=0)
+                    each = scales_of(own.load(SCALES), FORM, EACH)
+                words = in_words.index(then % STAGES * 2 + WHO).load(WORDS)
+                a = operand(
+                    words, each[i % 4 * 64 // GROUP], each[(i % 4 * 64 + 32) // GROUP], FORM, SUMS
+                )
+                acc, a = warpgroup_mma_wait(0, deps=[acc, a])
+                signal(empty.index(used % STAGES))
+                used += 1
     if TAIL:
         row = gl.arange(0, 64, gl.SliceLayout(1, SCALES))[:, None]
         group = gl.arange(0, EACH, gl.SliceLayout(0, SCALES))[None, :]
         at = scales + tile * (steps * (64 * EACH) + 64 * TAIL_GROUPS) + steps * (64 * EACH)
         at += row * TAIL_GROUPS + group
-        stored = gl.load(at, mask=group < TAIL_GROUPS, other=0)
-        each = columns_of(scale_numbers(stored, FORM), EACH)
-        mbarrier.wait(full.index(used % STAGES), (used // STAGES) & 1)
-        acc, used = add_chunks(
-            acc, shared, barriers, each, used, STEPS, TAIL, N, FORM, GROUP, STAGES, WHO
-        )
-    acc = warpgroup_mma_wait(0, deps=[acc])
-    signal(empty.index((used + STAGES - 1) % STAGES))
+        each = scales_of(gl.load(at, mask=group < TAIL_GROUPS, other=0), FORM, EACH)
+        for i in gl.static_range(TAIL):
+            stage = used % STAGES
+            mbarrier.wait(full.index(stage), (used // STAGES) & 1)
+            words = in_words.index(2 * stage + WHO).load(WORDS)
+            a = operand(words, each[i * 64 // GROUP], each[(i * 64 + 32) // GROUP], FORM, SUMS)
+            x = in_x.index(stage).slice(0, N, dim=0)
+            acc = warpgroup_mma(a, x.permute((1, 0)), acc)
+            signal(empty.index(stage))
+            used += 1
     if n < columns:
         if GATED:
             store_gated(acc, order, out, n, pairs, width, N)
@@ -256,7 +223,7 @@ def consume(
     STEPS: gl.constexpr, TAIL: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr,
     HALVE: gl.constexpr, WHO: gl.constexpr,
 ):  # fmt: skip
-    order, tiles, pairs, steps, columns, count = work
+    order, tiles, pairs, _, columns, count = work
     both = gl.cdiv(columns, 2)
     used = 0
     slot = 0
