@@ -76,6 +76,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             for each in replacements
             if each.registry is OPS
             for check in OP_CHECKS[each.kind]
+            if check.fits(each.registry.get(each.kind, each.name).capabilities)
         ]
         metafunc.parametrize(("replacement", "check"), cases)
     else:

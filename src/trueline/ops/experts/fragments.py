@@ -113,6 +113,6 @@ def _scales(codes: Codes, order: Tensor, group: int, chunks: int) -> Tensor:
     block = torch.arange(0, codes.columns, group, device=order.device) // codes.group
     finer = codes.scales[0][:, block]
     groups = -(-chunks * CHUNK // group)
-    filled = pad(finer, (0, groups - finer.shape[1], 0, 1))[order].unflatten(0, (-1, TILE_ROWS))
+    filled = pad(finer, (0, groups - finer.shape[1], 0, 1))[order].view(-1, TILE_ROWS, groups)
     steps = filled.split(STEP // group, dim=2)
     return torch.cat([step.flatten(1) for step in steps], dim=1)
