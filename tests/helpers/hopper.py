@@ -28,8 +28,13 @@ import trueline.ops.launch as op_launch
 from trueline.config import EngineConfig
 from trueline.device import Device
 from trueline.models import read_model
+from trueline.models.parameters import parameters
 from trueline.ops.batched_gemm import cublas as batched_gemm
 from trueline.ops.linear import cublas as linear
+from trueline.spec.model import ModelSpec
+from trueline.weights import dummy
+from trueline.weights.dummy import DummyWeights
+from trueline.weights.formats import format_of
 from trueline.weights.value import Weight
 
 SMS = 132
@@ -134,15 +139,23 @@ def _only_zeros() -> None:
 
 
 class Zeros:
-    def __init__(self, parameters: Any, dtype: torch.dtype) -> None:
-        self._shapes = {parameter.name: parameter.shape for parameter in parameters}
-        self._dtype = dtype
+    """Quantised weights as they are stored; of the others nothing is read."""
+
+    def __init__(self, spec: ModelSpec, dtype: torch.dtype) -> None:
+        self._parameters = {parameter.name: parameter for parameter in parameters(spec)}
+        self._spec, self._dtype = spec, dtype
+        dummy._draw_bytes = lambda shape, _: zeros(shape, dtype=torch.uint8)
+        dummy._draw_scales = lambda shape, *_: zeros(shape)
+        self._stored = DummyWeights(spec, dtype=dtype, device=torch.device("cpu"), seed=0)
 
     def __iter__(self) -> Any:
-        return iter(self._shapes)
+        return iter(self._parameters)
 
     def pop(self, name: str) -> Weight:
-        return Weight.of(UNTOUCHED(self._shapes.pop(name), dtype=self._dtype))
+        parameter = self._parameters.pop(name)
+        if any(format_of(self._spec, parameter, piece) for piece in parameter.pieces):
+            return self._stored.pop(name)
+        return Weight.of(UNTOUCHED(parameter.shape, dtype=self._dtype))
 
 
 def run(model: Path, fp8_latents: bool) -> None:
@@ -150,7 +163,6 @@ def run(model: Path, fp8_latents: bool) -> None:
     from trueline.engine.core import EngineCore
     from trueline.engine.executor import LocalExecutor
     from trueline.engine.runner import Runner, build_decoder
-    from trueline.models.parameters import parameters
     from trueline.plan.plan import make_plan
     from trueline.verify.engine import Ask, serve
     from trueline.verify.graphs import again
@@ -163,7 +175,7 @@ def run(model: Path, fp8_latents: bool) -> None:
         kv_cache_dtype="e4m3fn" if fp8_latents else "auto",
     )
     plan = make_plan(spec, options, H200)
-    decoder = build_decoder(spec, plan, Zeros(parameters(spec), plan.weight_dtype))
+    decoder = build_decoder(spec, plan, Zeros(spec, plan.weight_dtype))
     runner = Runner(spec, plan, decoder, capture=again)
     assert runner.graphs is not None
     with torch.inference_mode():

@@ -99,7 +99,7 @@ Order = tuple[Tensor, Tensor, Tensor]
 def _stream(
     x: Tensor, packed: Packed, weights: Tensor, parts: Tensor, order: Order, top: int, rows: int
 ) -> None:
-    from trueline.ops.experts.w4a16_stream import stream  # Gluon is not everywhere
+    from trueline.ops.experts.w4a16_stream import stream_fragments  # Gluon is not everywhere
 
     middle = x.new_empty(len(parts), packed.down.columns)
     for gated, source, weight, out in (
@@ -108,7 +108,7 @@ def _stream(
     ):
         columns, depth = weight.words.shape[1], weight.columns
         each = 1 if weight.tail else streamed(columns, depth // STEP, len(order[1]))
-        stream[(triton.cdiv(columns, each), len(order[1]))](
+        stream_fragments[(triton.cdiv(columns, each), len(order[1]))](
             *(source, source.stride(0), weight.words, weight.scales, *order, weights, out),
             *(len(parts), depth, out.shape[1], each, columns),
             **_compiled(weight, top, rows, gated),

@@ -116,7 +116,7 @@ def store(acc, order, weights, out, n, pairs, width, T: gl.constexpr, GATED: gl.
 
 
 @kernel(do_not_specialize=["pairs", "each", "columns"])
-def stream(
+def stream_fragments(
     x, x_row, packed, scales, order, tiles, total, weights, out, pairs, depth, width, each, columns,
     TOP: gl.constexpr, T: gl.constexpr, GATED: gl.constexpr, FORM: gl.constexpr,
     GROUP: gl.constexpr, STEPS: gl.constexpr, TAIL: gl.constexpr,
