@@ -25,6 +25,7 @@ from triton.runtime.jit import JITFunction
 
 import trueline.device as device
 import trueline.ops.launch as op_launch
+from stored_zeros import StoredZeros
 from trueline.config import EngineConfig
 from trueline.device import Device
 from trueline.models import read_model
@@ -32,9 +33,6 @@ from trueline.models.parameters import parameters
 from trueline.ops.batched_gemm import cublas as batched_gemm
 from trueline.ops.linear import cublas as linear
 from trueline.spec.model import ModelSpec
-from trueline.weights import dummy
-from trueline.weights.dummy import DummyWeights
-from trueline.weights.formats import format_of
 from trueline.weights.value import Weight
 
 SMS = 132
@@ -139,23 +137,19 @@ def _only_zeros() -> None:
 
 
 class Zeros:
-    """Quantised weights as they are stored; of the others nothing is read."""
-
     def __init__(self, spec: ModelSpec, dtype: torch.dtype) -> None:
-        self._parameters = {parameter.name: parameter for parameter in parameters(spec)}
-        self._spec, self._dtype = spec, dtype
-        dummy._draw_bytes = lambda shape, _: zeros(shape, dtype=torch.uint8)
-        dummy._draw_scales = lambda shape, *_: zeros(shape)
-        self._stored = DummyWeights(spec, dtype=dtype, device=torch.device("cpu"), seed=0)
+        self._shapes = {parameter.name: parameter.shape for parameter in parameters(spec)}
+        self._dtype = dtype
+        self._stored = StoredZeros(spec, dtype, torch.device("cpu"))
 
     def __iter__(self) -> Any:
-        return iter(self._parameters)
+        return iter(self._shapes)
 
     def pop(self, name: str) -> Weight:
-        parameter = self._parameters.pop(name)
-        if any(format_of(self._spec, parameter, piece) for piece in parameter.pieces):
+        shape = self._shapes.pop(name)
+        if name in self._stored:
             return self._stored.pop(name)
-        return Weight.of(UNTOUCHED(parameter.shape, dtype=self._dtype))
+        return Weight.of(UNTOUCHED(shape, dtype=self._dtype))
 
 
 def run(model: Path, fp8_latents: bool) -> None:
