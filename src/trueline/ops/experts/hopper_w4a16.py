@@ -19,7 +19,8 @@ from trueline.weights.value import Weight
 
 capabilities = IMPLEMENTATIONS["hopper_w4a16"]
 
-LEAST_ROWS, MOST_ROWS = 8, 128
+TILES = (8, 16, 32, 64, 128)
+"""Pairs of one expert."""
 STREAMED_ROWS = 8
 """Pairs of an expert up to which its weights are streamed; more are the GEMM's."""
 # Of a program that streams: steps of 256 columns that make up for its start; and programs that
@@ -43,7 +44,7 @@ class Packed:
 def launch(tokens: int, top: int, experts: int) -> int:
     """Pairs of one expert in a tile: one tile for nearly every expert."""
     mean = tokens * top / max(experts, 1)
-    return min(max(power_of_two(int(mean + 1.5 * mean**0.5) + 1), LEAST_ROWS), MOST_ROWS)
+    return min(max(power_of_two(int(mean + 1.5 * mean**0.5) + 1), TILES[0]), TILES[-1])
 
 
 def streamed(columns: int, steps: int, tiles: int) -> int:

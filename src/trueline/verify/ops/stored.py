@@ -80,7 +80,7 @@ MAKERS: dict[str, Callable[[int, int, int, int], Quantised]] = {
 }
 
 
-def _stack(label: str, shape: tuple[int, int, int], group: int, halves: int, seed: int) -> Weight:
+def stack(label: str, shape: tuple[int, int, int], group: int, halves: int, seed: int) -> Weight:
     """Of each matrix, `halves` parts of equally many rows."""
     count, rows, columns = shape
     parts = tuple(
@@ -108,8 +108,8 @@ def experts(op: Experts[Opaque], dtype: torch.dtype = torch.float32) -> None:
     E, K, first = 3, 2, 2
     for label, group in _labels(op.capabilities):
         for hidden, width, cut in ((256, 64, 0), (288, 96, 32), (320, 72, 8)):
-            gate_up = _stack(label, (E, 2 * width, hidden), group, 2, seed=1)
-            wider = _stack(label, (E, hidden, 128 * -(-(width + cut) // 128)), group, 1, seed=2)
+            gate_up = stack(label, (E, 2 * width, hidden), group, 2, seed=1)
+            wider = stack(label, (E, hidden, 128 * -(-(width + cut) // 128)), group, 1, seed=2)
             down = wider.cut(2, Span(cut, cut + width, wider.shape[2]))
             packed = op.pack(gate_up, down, torch_linear())
             numbers = gate_up.dequantise(), down.dequantise()
@@ -133,7 +133,7 @@ def linear(op: LinearOp, dtype: torch.dtype = torch.float32) -> None:
     for label, group in _labels(op.capabilities):
         for rows, columns, cut in ((40, 256, 0), (33, 352, 32), (130, 190, 8)):
             total = 128 * -(-(columns + cut) // 128)
-            (wider,) = _stack(label, (1, rows, total), group, 1, seed=6).unstack()
+            (wider,) = stack(label, (1, rows, total), group, 1, seed=6).unstack()
             weight = wider.cut(1, Span(cut, cut + columns, total))
             packed, numbers = op.pack(weight), weight.dequantise().double()
             for tokens in (1, 5, 70):
