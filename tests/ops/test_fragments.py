@@ -7,14 +7,16 @@ import torch
 from torch import Tensor
 
 from trueline.ops.codes import codes_of
-from trueline.ops.experts.fragments import ZERO_CODES, Fragments, fragments_of
-from trueline.ops.experts.hopper_w4a16 import launch, pack
+from trueline.ops.experts.fragments import Fragments, fragments_of
+from trueline.ops.experts.hopper_w4a16 import launch, pack, streamed
 from trueline.ops.experts.quantised_kernels import permute_columns
 from trueline.ops.experts.triton_quantised import Packed as Codes
 from trueline.spec.source import Span
 from trueline.weights.formats.fp4 import Fp4Stored
 from trueline.weights.formats.pack_int4 import Int4Stored
 from trueline.weights.value import StoredPart, Weight
+
+ZERO_CODES = {"int4": 8, "fp4": 0}
 
 
 def experts(form: str, count: int, rows: int, columns: int, group: int = 32) -> Weight:
@@ -127,6 +129,14 @@ def test_cuts_inside_a_group_stay_codes() -> None:
     assert fragments_of(experts("int4", 1, 16, 64, 16), gated=False) is None
 
 
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_scales_with_more_digits_stay_codes(dtype: torch.dtype) -> None:
+    packed = torch.zeros(64, 8, dtype=torch.int32)
+    stored = Int4Stored(packed, torch.ones(64, 2, dtype=dtype), 32, 64)
+    weight = Weight((1, 64, 64), torch.bfloat16, (StoredPart(stored, "int4", (0, 0, 0)),))
+    assert fragments_of(weight, gated=False) is None
+
+
 @pytest.mark.parametrize(("form", "group"), [("int4", 32), ("int4", 128), ("fp4", 32)])
 @pytest.mark.parametrize("ranks", [1, 8, 16])
 def test_packed_bytes(form: str, group: int, ranks: int) -> None:
@@ -144,8 +154,20 @@ def test_packed_bytes(form: str, group: int, ranks: int) -> None:
 
 
 def test_tiles_of_pairs() -> None:
-    """One for nearly every expert."""
-    assert [launch(tokens, 8, 384) for tokens in (1, 16, 64)] == [8, 8, 8]
+    """Of Kimi-K2.5's experts: decode streams their weights, unless it is of so few tokens that
+    streams do not fill a GPU; prefill multiplies, with one tile for nearly every expert."""
+    rows = {tokens: launch(tokens, 8, 384) for tokens in (1, 4, 5, 16, 64, 256, 512, 1024, 8192)}
+    assert rows == {1: 16, 4: 16, 5: 8, 16: 8, 64: 8, 256: 8, 512: 16, 1024: 32, 8192: 128}
+    assert [launch(tokens, 2, 4) for tokens in (16, 17, 60, 400)] == [16, 16, 64, 128]
+
+
+def test_streams() -> None:
+    """Long ones where there are enough of them all the same."""
+    assert streamed(columns=32, steps=28, tiles=400) == 1
+    assert streamed(columns=112, steps=4, tiles=400) == 7
+    assert streamed(columns=112, steps=4, tiles=64) == 3
+    assert streamed(columns=112, steps=4, tiles=8) == 1
+    assert streamed(columns=2, steps=1, tiles=4000) == 2
 
 
 def test_permuted_columns() -> None:

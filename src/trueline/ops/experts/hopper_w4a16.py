@@ -19,10 +19,11 @@ from trueline.weights.value import Weight
 
 capabilities = IMPLEMENTATIONS["hopper_w4a16"]
 
-TILES = (8, 16, 32, 64, 128)
-"""Pairs of one expert."""
-STREAMED_ROWS = 8
-"""Pairs of an expert up to which its weights are streamed; more are the GEMM's."""
+STREAMED, MULTIPLIED = 8, (16, 32, 64, 128)
+"""Pairs of one expert in a tile of what streams its weights, and in one of the GEMM."""
+# As measured on an H200 with Kimi-K2.5's widths. So few pairs that streams do not fill the GPU; and
+# pairs of an expert, in the mean, up to which its weights are streamed.
+FEW_PAIRS, FEW_EACH = 32, 6
 # Of a program that streams: steps of 256 columns that make up for its start; and programs that
 # there should be all the same.
 LONG_STREAM, MANY_PROGRAMS = 28, 2048
@@ -42,9 +43,12 @@ class Packed:
 
 
 def launch(tokens: int, top: int, experts: int) -> int:
-    """Pairs of one expert in a tile: one tile for nearly every expert."""
+    """Pairs of one expert in a tile: of a GEMM, one tile for nearly every expert."""
     mean = tokens * top / max(experts, 1)
-    return min(max(power_of_two(int(mean + 1.5 * mean**0.5) + 1), TILES[0]), TILES[-1])
+    if tokens * top > FEW_PAIRS and mean <= FEW_EACH:
+        return STREAMED
+    rows = power_of_two(int(mean + 1.5 * mean**0.5) + 1)
+    return min(max(rows, MULTIPLIED[0]), MULTIPLIED[-1])
 
 
 def streamed(columns: int, steps: int, tiles: int) -> int:
@@ -85,8 +89,10 @@ def run_with(
     experts = len(packed.down.words)
     order = sort_pairs(ids, experts, pairs, (first, experts), {"TOP": top, "SHARED": 0}, rows)
     parts = x.new_empty(pairs, hidden)
-    product = _stream if rows <= STREAMED_ROWS else _gemm
-    product(x, packed, weights, parts, order, top, rows)
+    if rows == STREAMED:
+        _stream(x, packed, weights, parts, order, top)
+    else:
+        _gemm(x, packed, weights, parts, order, top, rows)
     out = x.new_empty(len(x), hidden)
     kernels.combine[(len(x), triton.cdiv(hidden, SUM_BLOCK))](
         *(parts, ids, out, first, experts, hidden), TOP=top, SHARED=0, BLOCK=SUM_BLOCK
@@ -98,7 +104,7 @@ Order = tuple[Tensor, Tensor, Tensor]
 
 
 def _stream(
-    x: Tensor, packed: Packed, weights: Tensor, parts: Tensor, order: Order, top: int, rows: int
+    x: Tensor, packed: Packed, weights: Tensor, parts: Tensor, order: Order, top: int
 ) -> None:
     from trueline.ops.experts.w4a16_stream import stream_fragments  # Gluon is not everywhere
 
@@ -112,7 +118,7 @@ def _stream(
         stream_fragments[(triton.cdiv(columns, each), len(order[1]))](
             *(source, source.stride(0), weight.words, weight.scales, *order, weights, out),
             *(len(parts), depth, out.shape[1], each, columns),
-            **_compiled(weight, top, rows, gated),
+            **_compiled(weight, top, gated),
         )
 
 
@@ -136,17 +142,17 @@ def _gemm(
         grouped_gemm[(num_sms(x.device),)](
             *(source, source.shape[1], weight.words, weight.scales, *order, weights, out),
             *(len(parts), weight.columns, out.shape[1], weight.words.shape[1]),
-            **_compiled(weight, top, rows, gated),
+            **_compiled(weight, top, gated),
+            T=rows,
             STAGES=AHEAD_BYTES // (2 * CHUNK * (rows + TILE_ROWS // 2)),
             HALVE=rows >= TILE_ROWS,
         )
 
 
-def _compiled(weight: Fragments, top: int, rows: int, gated: bool) -> dict[str, object]:
+def _compiled(weight: Fragments, top: int, gated: bool) -> dict[str, object]:
     """What both kernels are compiled for."""
     return {
         "TOP": top,
-        "T": rows,
         "GATED": gated,
         "FORM": weight.form,
         "GROUP": weight.group,

@@ -26,20 +26,22 @@ MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8]))
 OF_ROWS = gl.constexpr(gl.SliceLayout(1, MMA.value))
 WEIGHTS = gl.constexpr(gl.DotOperandLayout(0, MMA.value, 2))
 TOKENS = gl.constexpr(gl.DotOperandLayout(1, MMA.value, 2))
-
-
-@gluon.constexpr_function
-def token_layout(count):
-    """Of [count, 4, 8] numbers of x: a thread has eight neighbours of its accumulators' tokens."""
-    more = [[8, 0, 0]] if count == 16 else []
-    lanes = [[0, 1, 0], [0, 2, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]]
-    return gl.DistributedLinearLayout(
-        [[0, 0, 1], [0, 0, 2], [0, 0, 4], *more], lanes, [[0, 0, 0], [0, 0, 0]], [], [count, 4, 8]
+# Of numbers of x: a thread has eight neighbours of the tokens of its accumulators.
+LOADED = gl.constexpr(
+    gl.DistributedLinearLayout(
+        [[0, 0, 1], [0, 0, 2], [0, 0, 4]],
+        [[0, 1, 0], [0, 2, 0], [1, 0, 0], [2, 0, 0], [4, 0, 0]],
+        [[0, 0, 0], [0, 0, 0]],
+        [],
+        [8, 4, 8],
     )
+)
+T = gl.constexpr(8)
+"""Pairs of a tile."""
 
 
 @gluon.jit
-def tokens_of(x, inside, T: gl.constexpr):
+def tokens_of(x, inside):
     """x: where 8 neighbours of [T, 4, 8] are -> [32, T] for the tensor cores."""
     value = gl.load(x, mask=inside, other=0)
     value = gl.permute(gl.reshape(value, (T, 4, 2, 2, 2)), (2, 3, 1, 4, 0))
@@ -60,7 +62,7 @@ def scales_of(stored, FORM: gl.constexpr):
 @gluon.jit
 def add_chunks(
     acc, words, stored, x_at, inside, column, rest,
-    CHUNKS: gl.constexpr, T: gl.constexpr, FORM: gl.constexpr, GROUP: gl.constexpr,
+    CHUNKS: gl.constexpr, FORM: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
     """acc [64, T] and what CHUNKS chunks of columns add. x_at, column [T, 4, 8]: of the first
     block; rest: columns from there on, if they may end among these."""
@@ -73,7 +75,7 @@ def add_chunks(
         there = inside if rest is None else inside & (column + i * 32 < rest)
         if i % BLOCKS == 0:
             part = gl.zeros([64, T], gl.float32, MMA)
-        part = mma_v2(weights, tokens_of(x_at + i * 32, there, T), part)
+        part = mma_v2(weights, tokens_of(x_at + i * 32, there), part)
         if i % BLOCKS == BLOCKS - 1 or i == 2 * CHUNKS - 1:
             scale = gl.convert_layout(scales[i // BLOCKS], OF_ROWS, assert_trivial=True)
             acc += part * scale[:, None]
@@ -94,7 +96,7 @@ def kernel(**options):
 
 
 @gluon.jit
-def store(acc, order, weights, out, n, pairs, width, T: gl.constexpr, GATED: gl.constexpr):
+def store(acc, order, weights, out, n, pairs, width, GATED: gl.constexpr):
     """What 64 rows of the weight give for a tile's T pairs, whose numbers are in `order`."""
     if GATED:
         both = gl.permute(gl.reshape(acc, (4, 2, 8, T)), (0, 2, 3, 1))
@@ -118,7 +120,7 @@ def store(acc, order, weights, out, n, pairs, width, T: gl.constexpr, GATED: gl.
 @kernel(do_not_specialize=["pairs", "each", "columns"])
 def stream_fragments(
     x, x_row, packed, scales, order, tiles, total, weights, out, pairs, depth, width, each, columns,
-    TOP: gl.constexpr, T: gl.constexpr, GATED: gl.constexpr, FORM: gl.constexpr,
+    TOP: gl.constexpr, GATED: gl.constexpr, FORM: gl.constexpr,
     GROUP: gl.constexpr, STEPS: gl.constexpr, TAIL: gl.constexpr,
 ):  # fmt: skip
     """A program per tile of T pairs of one expert and `each` of the `columns` tiles of 64 rows of
@@ -128,7 +130,6 @@ def stream_fragments(
     EACH: gl.constexpr = 256 // GROUP
     TAIL_GROUPS: gl.constexpr = (TAIL * 64 + GROUP - 1) // GROUP
     SCALES: gl.constexpr = scale_layout(EACH)
-    LOADED: gl.constexpr = token_layout(T)
     gdc_wait()
     gdc_launch_dependents()
     m, n = gl.program_id(1), gl.program_id(0) * each
@@ -163,11 +164,11 @@ def stream_fragments(
             w0, w1, w2, w3 = load_words(word_at + then * 2048, 4)
             stored = gl.load(scale_at + then * (64 * EACH) + row * EACH + group)
             acc = add_chunks(
-                acc, words, mine, x_at + step * 256, live, column, None, 4, T, FORM, GROUP
+                acc, words, mine, x_at + step * 256, live, column, None, 4, FORM, GROUP
             )  # fmt: skip
             step += 1
             if TAIL == 0 and step == steps:
-                store(acc, order, weights, out, n, pairs, width, T, GATED)
+                store(acc, order, weights, out, n, pairs, width, GATED)
                 acc = gl.zeros([64, T], gl.float32, MMA)
                 step = 0
                 n += 1
@@ -177,6 +178,6 @@ def stream_fragments(
         stored = gl.load(tail_at, mask=group < TAIL_GROUPS, other=0)
         acc = add_chunks(
             acc, words, stored, x_at + steps * 256, live, column, depth - steps * 256,
-            TAIL, T, FORM, GROUP,
+            TAIL, FORM, GROUP,
         )  # fmt: skip
-        store(acc, order, weights, out, n, pairs, width, T, GATED)
+        store(acc, order, weights, out, n, pairs, width, GATED)
