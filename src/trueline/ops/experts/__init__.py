@@ -21,7 +21,7 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from trueline.ops.capabilities import CPU, GPU, NATIVE_PACKING, Capabilities
+from trueline.ops.capabilities import CPU, GPU, HOPPER_FP8, NATIVE_PACKING, Capabilities
 from trueline.ops.linear import LinearOp
 from trueline.weights.value import Weight
 
@@ -71,6 +71,9 @@ IMPLEMENTATIONS = {
     "native": NATIVE_PACKING,
     "cpu": CPU,
     "reference": CPU,
-    "triton_quantised": replace(GPU, formats=("block fp8", "int4", "fp4")),
+    "hopper_fp8": replace(HOPPER_FP8, optional=("pack_with_shared",)),
+    "triton_quantised": replace(
+        GPU, formats=("block fp8", "int4", "fp4"), optional=("pack_with_shared",)
+    ),
     "triton": replace(GPU, optional=("pack_with_shared",)),
 }

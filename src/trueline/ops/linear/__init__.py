@@ -15,7 +15,15 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from trueline.ops.capabilities import CPU, GPU, NATIVE_PACKING, Capabilities, Context, Opaque
+from trueline.ops.capabilities import (
+    CPU,
+    GPU,
+    HOPPER_FP8,
+    NATIVE_PACKING,
+    Capabilities,
+    Context,
+    Opaque,
+)
 from trueline.weights.value import Weight
 
 Packed = TypeVar("Packed")
@@ -46,6 +54,7 @@ IMPLEMENTATIONS = {
     "onednn": Capabilities(devices=("cpu",), batch_invariant=True, refuses=_onednn_refusals),
     "torch_mm": CPU,
     "reference": CPU,
+    "hopper_fp8": HOPPER_FP8,
     "triton_quantised": replace(GPU, formats=("block fp8", "int4", "fp4")),
     "triton": GPU,
     "cublas": GPU,

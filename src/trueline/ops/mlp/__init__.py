@@ -12,7 +12,7 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from trueline.ops.capabilities import CPU, GPU, NATIVE_PACKING, Capabilities
+from trueline.ops.capabilities import CPU, GPU, HOPPER_FP8, NATIVE_PACKING, Capabilities
 from trueline.ops.linear import LinearOp
 from trueline.weights.value import Weight
 
@@ -35,4 +35,10 @@ class InvariantMLP(MLP[Packed], Protocol[Packed]):
     def down(self, middle: Tensor, packed: Packed, linear: LinearOp) -> Tensor: ...
 
 
-IMPLEMENTATIONS = {"native": NATIVE_PACKING, "cpu": CPU, "reference": CPU, "triton": GPU}
+IMPLEMENTATIONS = {
+    "native": NATIVE_PACKING,
+    "cpu": CPU,
+    "reference": CPU,
+    "hopper_fp8": HOPPER_FP8,
+    "triton": GPU,
+}
