@@ -21,7 +21,7 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from trueline.ops.capabilities import CPU, GPU, NATIVE_PACKING, Capabilities
+from trueline.ops.capabilities import CPU, GPU, NATIVE_PACKING, NUMERICS, Capabilities
 from trueline.ops.linear import LinearOp
 from trueline.weights.value import Weight
 
@@ -69,7 +69,7 @@ class SharedExperts(Experts[Packed], Protocol[Packed]):
 
 IMPLEMENTATIONS = {
     "native": NATIVE_PACKING,
-    "cpu": CPU,
+    "cpu": replace(CPU, numerics=NUMERICS),
     "reference": CPU,
     "triton_quantised": replace(GPU, formats=("block fp8", "int4", "fp4")),
     "triton": replace(GPU, optional=("pack_with_shared",)),

@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from trueline.models.parameters import parameters
 from trueline.spec.model import ModelSpec, WeightStorage
@@ -61,6 +61,9 @@ class Storage(WeightStorage, ABC):
 @dataclass(frozen=True, kw_only=True)
 class Format(Storage, ABC):
     """A format with the facts of one checkpoint, which has it for all that it quantises."""
+
+    numerics: ClassVar[tuple[str, ...]] = ("weights",)
+    """Its products: with activations as computed ("weights"), or quantised too ("activations")."""
 
     @property
     def formats(self) -> tuple[Format, ...]:
