@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from trueline.errors import UsageError
 from trueline.layers.context import ANYWHERE, Build, Weights
 from trueline.spec.feedforward import DenseSpec, MoESpec
 from trueline.weights.value import Weight
@@ -13,6 +14,7 @@ class GatedMLP:
     def __init__(self, build: Build, weights: Weights, name: str) -> None:
         self.row_parallel = build.row_parallel
         gate_up, down = _gate_up_down(weights, name)
+        _require_alike(build, name, gate_up, down)
         chosen = build.packing(gate_up, down)
         self.op, self.linear, self.invariant = chosen.mlp, chosen.linear, chosen.invariant_mlp
         self.packed = self.op.pack(gate_up, down, self.linear)
@@ -29,6 +31,15 @@ class GatedMLP:
         middle = mlp.middle(x, packed, linear)
         out = self.row_parallel.run(middle, lambda full: mlp.down(full, packed, linear))
         return out.to(x.dtype)
+
+
+def _require_alike(build: Build, name: str, *weights: Weight) -> None:
+    if build.mixes_numerics(*weights):
+        raise UsageError(
+            f"{name}: gate_proj, up_proj and down_proj are stored in several formats, which "
+            f"numerics='{build.plan.numerics.name}' multiplies in different ways; accepted here: "
+            "numerics='weights'"
+        )
 
 
 def _gate_up_down(weights: Weights, name: str) -> tuple[Weight, Weight]:
@@ -61,6 +72,7 @@ class MoE:
             self.bias = weights.take(f"{name}.gate.e_score_correction_bias")
         gate_up = weights.stored(f"{name}.experts.gate_up_proj")
         down = weights.stored(f"{name}.experts.down_proj")
+        _require_alike(build, f"{name}.experts", gate_up, down)
         self.shared: GatedMLP | None = None
         shared, chosen = f"{name}.shared_experts", build.packing(gate_up, down)
         self.op, self.linear, fused = chosen.experts, chosen.linear, chosen.shared_experts

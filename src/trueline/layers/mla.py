@@ -19,7 +19,6 @@ from trueline.layers.linear import WeightGemm
 from trueline.ops.capabilities import Opaque
 from trueline.ops.mla_prefill import HeadWeights
 from trueline.spec.mixer import MLASpec
-from trueline.weights.value import Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,7 +44,7 @@ class MLA:
         index_width = sum(key.shape[0] for key in index)
         self.widths = [query.shape[0], spec.kv_lora_rank, spec.qk_rope_head_dim, index_width]
         # One GEMM gives the query (or its latent), the key-value latent and the index key.
-        self.first = WeightGemm(build, Weight.concat((query, latent, *index)))
+        self.first = WeightGemm(build, query, latent, *index)
         if spec.q_lora_rank is not None:
             self.q_norm = weights.take(f"{name}.q_a_layernorm.weight")
             self.q_b = WeightGemm(build, weights.stored(f"{name}.q_b_proj.weight"))

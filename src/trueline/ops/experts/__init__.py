@@ -21,7 +21,14 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from trueline.ops.capabilities import CPU, GPU, HOPPER_FP8, NATIVE_PACKING, Capabilities
+from trueline.ops.capabilities import (
+    CPU,
+    GPU,
+    HOPPER_FP8,
+    NATIVE_PACKING,
+    NUMERICS,
+    Capabilities,
+)
 from trueline.ops.linear import LinearOp
 from trueline.weights.value import Weight
 
@@ -69,7 +76,7 @@ class SharedExperts(Experts[Packed], Protocol[Packed]):
 
 IMPLEMENTATIONS = {
     "native": NATIVE_PACKING,
-    "cpu": CPU,
+    "cpu": replace(CPU, numerics=NUMERICS),
     "reference": CPU,
     "hopper_fp8": replace(HOPPER_FP8, optional=("pack_with_shared",)),
     "triton_quantised": replace(

@@ -8,11 +8,19 @@ x; `down` then returns them. Only batch-invariant mode calls the two."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from trueline.ops.capabilities import CPU, GPU, HOPPER_FP8, NATIVE_PACKING, Capabilities
+from trueline.ops.capabilities import (
+    CPU,
+    GPU,
+    HOPPER_FP8,
+    NATIVE_PACKING,
+    NUMERICS,
+    Capabilities,
+)
 from trueline.ops.linear import LinearOp
 from trueline.weights.value import Weight
 
@@ -37,8 +45,8 @@ class InvariantMLP(MLP[Packed], Protocol[Packed]):
 
 IMPLEMENTATIONS = {
     "native": NATIVE_PACKING,
-    "cpu": CPU,
+    "cpu": replace(CPU, numerics=NUMERICS),
     "reference": CPU,
     "hopper_fp8": HOPPER_FP8,
-    "triton": GPU,
+    "triton": replace(GPU, numerics=NUMERICS),
 }

@@ -13,6 +13,7 @@ from trueline.verify.cases import Subject
 from trueline.verify.ops import (
     attention,
     basic,
+    fp8_inputs,
     index,
     latent,
     latent_fp8,
@@ -24,6 +25,7 @@ from trueline.verify.ops import (
 from trueline.verify.ops.data import H, L, R, paged, randn
 
 __all__ = [
+    "FP8_CHECKS",
     "OP_CHECKS",
     "H",
     "L",
@@ -109,6 +111,23 @@ OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
         OpCheck("batch", sampling.alone_or_together),
     ),
 }
+
+
+FP8_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
+    "linear": (
+        OpCheck("fp8 inputs", fp8_inputs.linear),
+        OpCheck("fp8 inputs, bits", fp8_inputs.linear_bits, True),
+    ),
+    "mlp": (
+        OpCheck("fp8 inputs", fp8_inputs.mlp),
+        OpCheck("fp8 inputs, bits", fp8_inputs.mlp_bits, True),
+    ),
+    "experts": (
+        OpCheck("fp8 inputs", fp8_inputs.experts),
+        OpCheck("fp8 inputs, bits", fp8_inputs.experts_bits, True),
+    ),
+}
+"""Of implementations that declare the numerics `activations`."""
 
 
 def attention_ops(subject: Subject) -> None:
