@@ -30,6 +30,11 @@ from trueline.device import Device
 from trueline.models import read_model
 from trueline.ops.batched_gemm import cublas as batched_gemm
 from trueline.ops.linear import cublas as linear
+from trueline.weights import dummy
+from trueline.weights.dummy import DummyWeights
+from trueline.weights.formats import Format, Stored
+from trueline.weights.formats.block_fp8 import BlockFp8, Fp8Stored
+from trueline.weights.formats.pack_int4 import WORD, Int4Stored, PackInt4
 from trueline.weights.value import Weight
 
 SMS = 132
@@ -131,18 +136,28 @@ def _only_zeros() -> None:
     linear.run = gemm
     linear.run_wide = lambda x, packed: gemm(x, packed).float()
     batched_gemm.run = heads
+    dummy.draw_stored = zeros_stored
 
 
-class Zeros:
-    def __init__(self, parameters: Any, dtype: torch.dtype) -> None:
-        self._shapes = {parameter.name: parameter.shape for parameter in parameters}
-        self._dtype = dtype
-
-    def __iter__(self) -> Any:
-        return iter(self._shapes)
+class Zeros(DummyWeights):
+    """Quantised ones as they are stored."""
 
     def pop(self, name: str) -> Weight:
-        return Weight.of(UNTOUCHED(self._shapes.pop(name), dtype=self._dtype))
+        parameter = self._parameters[name]
+        if any(self._format(parameter, piece) for piece in parameter.pieces):
+            return super().pop(name)
+        return Weight.of(UNTOUCHED(self._parameters.pop(name).shape, dtype=self._dtype))
+
+
+def zeros_stored(fmt: Format, shape: Any, plain: torch.dtype, _: object) -> Stored:
+    rows, columns = shape
+    if isinstance(fmt, BlockFp8):
+        grid = [-(-size // block) for size, block in zip(shape, fmt.block, strict=True)]
+        codes = UNTOUCHED(shape, dtype=torch.float8_e4m3fn)
+        return Fp8Stored(codes, zeros(grid), fmt.block, powers_of_two=fmt.powers_of_two)
+    assert isinstance(fmt, PackInt4)
+    packed = UNTOUCHED((rows, columns // WORD), dtype=torch.int32)
+    return Int4Stored(packed, zeros(rows, columns // fmt.group, dtype=plain), fmt.group, columns)
 
 
 def run(model: Path, fp8_latents: bool) -> None:
@@ -150,7 +165,6 @@ def run(model: Path, fp8_latents: bool) -> None:
     from trueline.engine.core import EngineCore
     from trueline.engine.executor import LocalExecutor
     from trueline.engine.runner import Runner, build_decoder
-    from trueline.models.parameters import parameters
     from trueline.plan.plan import make_plan
     from trueline.verify.engine import Ask, serve
     from trueline.verify.graphs import again
@@ -163,7 +177,9 @@ def run(model: Path, fp8_latents: bool) -> None:
         kv_cache_dtype="e4m3fn" if fp8_latents else "auto",
     )
     plan = make_plan(spec, options, H200)
-    decoder = build_decoder(spec, plan, Zeros(parameters(spec), plan.weight_dtype))
+    cpu = torch.device("cpu")
+    weights = Zeros(spec, dtype=plan.weight_dtype, device=cpu, seed=0)
+    decoder = build_decoder(spec, plan, weights)
     runner = Runner(spec, plan, decoder, capture=again)
     assert runner.graphs is not None
     with torch.inference_mode():

@@ -11,9 +11,8 @@ from trueline.weights.value import Weight
 
 
 class GatedMLP:
-    def __init__(self, build: Build, weights: Weights, name: str) -> None:
+    def __init__(self, build: Build, gate_up: Weight, down: Weight, name: str) -> None:
         self.row_parallel = build.row_parallel
-        gate_up, down = _gate_up_down(weights, name)
         _require_alike(build, name, gate_up, down)
         chosen = build.packing(gate_up, down)
         self.op, self.linear, self.invariant = chosen.mlp, chosen.linear, chosen.invariant_mlp
@@ -53,7 +52,7 @@ class Dense:
     capabilities = ANYWHERE
 
     def __init__(self, spec: DenseSpec, build: Build, weights: Weights, name: str) -> None:
-        self.mlp = GatedMLP(build, weights, name)
+        self.mlp = GatedMLP(build, *_gate_up_down(weights, name), name)
 
     def forward(self, x: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor | None]:
         return self.mlp.forward(x), None
@@ -77,12 +76,13 @@ class MoE:
         shared, chosen = f"{name}.shared_experts", build.packing(gate_up, down)
         self.op, self.linear, fused = chosen.experts, chosen.linear, chosen.shared_experts
         self.invariant = chosen.invariant_experts
-        if _fits(spec) and fused is not None:
-            more = _gate_up_down(weights, shared)
+        more = _gate_up_down(weights, shared) if spec.shared_width else None
+        every = (gate_up, down, *(more or ()))
+        if more and fused is not None and _fits(spec) and len({w.format for w in every}) == 1:
             self.experts = fused.pack_with_shared(gate_up, down, *more, self.linear)
         else:
             self.experts = self.op.pack(gate_up, down, self.linear)
-            self.shared = GatedMLP(build, weights, shared) if spec.shared_width else None
+            self.shared = GatedMLP(build, *more, shared) if more else None
 
     def forward(self, x: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The output, and the experts chosen (so that they can be recorded)."""
