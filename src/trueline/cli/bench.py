@@ -57,7 +57,7 @@ def throughput(
     ----------
     model
         A model directory, a config.json, or one of mid, mid-hybrid, mid-sparse, v2lite, ling25s,
-        v32s (then weights are drawn).
+        v32s, k25s (then weights are drawn).
     batch
         Requests at once.
     kv_cache_dtype
@@ -95,7 +95,7 @@ def latency(
     ----------
     model
         A model directory, a config.json, or one of mid, mid-hybrid, mid-sparse, v2lite, ling25s,
-        v32s (then weights are drawn).
+        v32s, k25s (then weights are drawn).
     kv_cache_dtype
         Of latents: auto (as computed), e4m3fn (also fp8, fp8_e4m3), e4m3fnuz.
     repeats
@@ -127,7 +127,7 @@ def context(
     ----------
     model
         A model directory, a config.json, or one of mid, mid-hybrid, mid-sparse, v2lite, ling25s,
-        v32s (then weights are drawn).
+        v32s, k25s (then weights are drawn).
     length
         Tokens of context. May be given several times.
     batch
@@ -196,7 +196,7 @@ def compare(
     ----------
     config
         A config.json, or the name of one of ours: mid, mid-hybrid, mid-sparse, v2lite, ling25s,
-        v32s.
+        v32s, k25s.
     peer
         Must be installed.
     """
