@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from trueline.bench.gpu.kernels.timing import Cell, Ways, asked, graph_time, last_line, recorded
+from trueline.bench.gpu.roofline import MULTIPLY, READ
 from trueline.ops.batched_gemm import cublas as head_cublas
 from trueline.ops.batched_gemm import triton as batched_gemm
 from trueline.ops.experts import triton as experts
@@ -36,7 +37,6 @@ from trueline.spec.feedforward import RouterSpec
 
 LINEAR = implementation("linear", "triton")
 """For ops that multiply by weights which they do not keep themselves."""
-READ, MULTIPLY = 4.39e12, 770e12
 CALLS = 20
 BF16 = torch.bfloat16
 WORKERS = 12
