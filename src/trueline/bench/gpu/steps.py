@@ -19,7 +19,7 @@ NAMED = 12
 """Kernels reported by name; the rest is summed up."""
 
 
-def decode_profile(engine: LLMEngine, batch: int, context: int) -> dict[str, object]:
+def decode_profile(engine: LLMEngine, batch: int, context: int) -> JSON:
     """The graph replayed on contexts of one length, over whatever is in the cache. Nothing is
     drawn for anybody."""
     graphs = local_runner(engine.core.executor).graphs

@@ -369,7 +369,7 @@ def measure_all() -> Iterator[JSON]:
                 yield row
         except Exception as error:
             print("FAIL", *traceback.format_exc().splitlines()[-5:], sep="\n     ", flush=True)
-            yield {"op": str(group), "error": last_line(error)}
+            yield {"op": repr(group), "error": last_line(error)}
 
 
 def main() -> None:
