@@ -104,16 +104,21 @@ def _draw_matrix(name: str) -> Weight:
     return Weight(MATRIX, torch.bfloat16, (StoredPart(stored, fmt.label, (0, 0)),))
 
 
-def format_engine(model: str, name: str, **options: Any) -> LLMEngine:
-    """The config's model with weights drawn in a format."""
+def format_config(model: str, name: str) -> JSON:
+    """A config's own, with the quantization_config of a format."""
     directory, _ = find_bench_model(model)
     config = read_json(directory / "config.json" if directory.is_dir() else directory)
     for part in (config, config.get("text_config", {})):
         part.pop("quantization_config", None)
     change_config(config, {}, storage=_storage(config["model_type"], name))
+    return config
+
+
+def format_engine(model: str, name: str, **options: Any) -> LLMEngine:
+    """The config's model with weights drawn in a format."""
     dtype = name if name in PLAIN else "bfloat16"
     with tempfile.TemporaryDirectory() as scratch:
-        (Path(scratch) / "config.json").write_text(json.dumps(config))
+        (Path(scratch) / "config.json").write_text(json.dumps(format_config(model, name)))
         return bench_engine(scratch, dtype=dtype, **options)
 
 

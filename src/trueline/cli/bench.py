@@ -15,6 +15,7 @@ from cyclopts import App, Parameter
 from trueline.cli.bench_cache_noise import cache_noise
 from trueline.cli.bench_formats import formats
 from trueline.cli.bench_gpu import gpu
+from trueline.cli.bench_memory import memory
 from trueline.cli.bench_neighbours import neighbours
 from trueline.cli.bench_overhead import overhead
 from trueline.cli.bench_serve import serve
@@ -33,6 +34,7 @@ bench = App(name="bench", help="Measure speed: throughput, latency, or side by s
 bench.command(cache_noise, name="cache-noise")
 bench.command(formats, name="formats")
 bench.command(gpu, name="gpu")
+bench.command(memory, name="memory")
 bench.command(neighbours, name="neighbours")
 bench.command(serve, name="serve")
 bench.command(overhead, name="overhead")
