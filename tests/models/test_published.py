@@ -293,7 +293,9 @@ def test_dense_layers_come_first(write_config: WriteConfig) -> None:
     ]
 
 
-@pytest.mark.parametrize("config", ["mid", "v2lite", "mid-hybrid", "ling25s", "mid-sparse", "v32s"])
+@pytest.mark.parametrize(
+    "config", ["mid", "v2lite", "mid-hybrid", "ling25s", "mid-sparse", "v32s", "k25s"]
+)
 def test_benchmark_configs(config: str) -> None:
     directory = CONFIGS / config
     spec = read_model(directory)

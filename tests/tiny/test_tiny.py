@@ -152,10 +152,13 @@ def test_yarn_can_be_put_in(tmp_path: Path) -> None:
     assert read_model(tmp_path / "m").layers[0].mixer.rope.yarn is not None
 
 
-@pytest.mark.parametrize("config", ["mid", "v2lite", "mid-hybrid", "ling25s", "mid-sparse", "v32s"])
+@pytest.mark.parametrize(
+    "config", ["mid", "v2lite", "mid-hybrid", "ling25s", "mid-sparse", "v32s", "k25s"]
+)
 def test_from_a_config_file(config: str, tmp_path: Path) -> None:
     """Benchmark configs, made narrow: the file's other keys stay as they are."""
-    narrow = ("--layers", "2", "--hidden", "64", "--width", "32", "--expert-width", "16")
+    width = "32" if config == "k25s" else "16"  # int4 has groups of 32
+    narrow = ("--layers", "2", "--hidden", "64", "--width", "32", "--expert-width", width)
     if config in ("mid-hybrid", "ling25s"):
         narrow = (*narrow, "--layer-group", "2", "--linear-head", "24", "--norm-groups", "3")
     if config in ("mid-sparse", "v32s"):

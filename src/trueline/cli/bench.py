@@ -15,6 +15,7 @@ from cyclopts import App, Parameter
 from trueline.cli.bench_cache_noise import cache_noise
 from trueline.cli.bench_formats import formats
 from trueline.cli.bench_gpu import gpu
+from trueline.cli.bench_memory import memory
 from trueline.cli.bench_neighbours import neighbours
 from trueline.cli.bench_overhead import overhead
 from trueline.cli.bench_serve import serve
@@ -33,6 +34,7 @@ bench = App(name="bench", help="Measure speed: throughput, latency, or side by s
 bench.command(cache_noise, name="cache-noise")
 bench.command(formats, name="formats")
 bench.command(gpu, name="gpu")
+bench.command(memory, name="memory")
 bench.command(neighbours, name="neighbours")
 bench.command(serve, name="serve")
 bench.command(overhead, name="overhead")
@@ -58,7 +60,7 @@ def throughput(
     ----------
     model
         A model directory, a config.json, or one of mid, mid-hybrid, mid-sparse, v2lite, ling25s,
-        v32s (then weights are drawn).
+        v32s, k25s (then weights are drawn).
     batch
         Requests at once.
     kv_cache_dtype
@@ -101,7 +103,7 @@ def latency(
     ----------
     model
         A model directory, a config.json, or one of mid, mid-hybrid, mid-sparse, v2lite, ling25s,
-        v32s (then weights are drawn).
+        v32s, k25s (then weights are drawn).
     kv_cache_dtype
         Of latents: auto (as computed), e4m3fn (also fp8, fp8_e4m3), e4m3fnuz.
     numerics
@@ -138,7 +140,7 @@ def context(
     ----------
     model
         A model directory, a config.json, or one of mid, mid-hybrid, mid-sparse, v2lite, ling25s,
-        v32s (then weights are drawn).
+        v32s, k25s (then weights are drawn).
     length
         Tokens of context. May be given several times.
     batch
@@ -207,7 +209,7 @@ def compare(
     ----------
     config
         A config.json, or the name of one of ours: mid, mid-hybrid, mid-sparse, v2lite, ling25s,
-        v32s.
+        v32s, k25s.
     peer
         Must be installed.
     """

@@ -36,7 +36,7 @@ def formats(
     ----------
     model
         A config.json, a model directory, or one of mid, mid-hybrid, mid-sparse, v2lite, ling25s,
-        v32s. Weights are drawn.
+        v32s, k25s. Weights are drawn.
     format
         May be given several times; the ratios are over the first. block-fp8 has all matrices but
         the head's, int4 and fp4 the routed experts, as published; the rest is bfloat16.
@@ -69,7 +69,7 @@ def formats(
     engines: dict[str, LLMEngine] = {}
     for name in format:
         _say(f"drawing weights in {name}")
-        engines[name] = format_engine(model, name, max(batch))
+        engines[name] = format_engine(model, name, max_num_seqs=max(batch))
     found = measure_formats(engines, batch, output_len, rounds, _say)
     if as_json:
         print(json.dumps([each.as_json() for each in found], indent=1))

@@ -36,7 +36,7 @@ def neighbours(
     ----------
     model
         A model directory, a config.json, or one of mid, mid-hybrid, mid-sparse, v2lite, ling25s,
-        v32s (then weights are drawn).
+        v32s, k25s (then weights are drawn).
     batch
         Requests at once. May be given several times.
     neighbours

@@ -42,7 +42,7 @@ def overhead(
     ----------
     model
         A model directory, a config.json, or one of mid, mid-hybrid, mid-sparse, v2lite, ling25s,
-        v32s (then weights are drawn).
+        v32s, k25s (then weights are drawn).
     streams
         Requests at once. May be given several times.
     repeats

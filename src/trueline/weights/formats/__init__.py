@@ -121,15 +121,18 @@ def format_of(spec: ModelSpec, parameter: Parameter, piece: Piece) -> Format | N
 
 def weight_bytes(spec: ModelSpec, itemsize: int, as_stored: Callable[[str], bool]) -> int:
     """Of all parameters: those of formats that stay as stored, and plain float of this size."""
-    total = 0
-    for parameter in parameters(spec):
-        numbers = stored = 0
-        for piece in parameter.pieces:
-            fmt, count = format_of(spec, parameter, piece), prod(piece.shape)
-            kept = fmt.stored_bytes(piece.shape) if fmt and as_stored(fmt.label) else None
-            numbers, stored = numbers + count, stored + (count * itemsize if kept is None else kept)
-        total += parameter.count * stored // numbers  # this rank's share of what is stored
-    return total
+    return sum(parameter_bytes(spec, each, itemsize, as_stored) for each in parameters(spec))
+
+
+def parameter_bytes(
+    spec: ModelSpec, parameter: Parameter, itemsize: int, as_stored: Callable[[str], bool]
+) -> int:
+    numbers = stored = 0
+    for piece in parameter.pieces:
+        fmt, count = format_of(spec, parameter, piece), prod(piece.shape)
+        kept = fmt.stored_bytes(piece.shape) if fmt and as_stored(fmt.label) else None
+        numbers, stored = numbers + count, stored + (count * itemsize if kept is None else kept)
+    return parameter.count * stored // numbers  # this rank's share of what is stored
 
 
 def quantised_formats(spec: ModelSpec) -> tuple[Format, ...]:
