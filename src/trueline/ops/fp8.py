@@ -52,18 +52,15 @@ def quantise(
     TOP: tl.constexpr, SHARED: tl.constexpr, PLACED: tl.constexpr, GATED: tl.constexpr,
     POWERS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
-    """out [rows, depth] = x in fp8, or its codes in a dtype that has them all; scales [depth /
-    GROUP, scale_row], powers of two if POWERS. Bit by bit what float32 gives on any machine.
-    PLACED: the row of each of a token's pairs is the one that `places` says. GATED: x has 2 depth
-    columns, a gate and what it lets pass."""
+    """out [rows, depth] = x in fp8; scales [depth / GROUP, scale_row], powers of two if POWERS. Bit
+    by bit what float32 gives on any machine. PLACED: the row of each of a token's pairs is the one
+    that `places` says. GATED: x has 2 depth columns, a gate and what it lets pass."""
     pdl_wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     groups = in_groups(x + row * x_row, column, depth, GATED, BLOCK, GROUP)
     scale = scales_of(groups, POWERS)
     exact = tl.div_rn(groups, tl.broadcast_to(scale[:, None], (BLOCK // GROUP, GROUP)))
-    if out.dtype.element_ty.primitive_bitwidth > 8:
-        exact = rounded(exact)
     codes = tl.reshape(exact, (BLOCK,)).to(out.dtype.element_ty)
     group = tl.program_id(1) * (BLOCK // GROUP) + tl.arange(0, BLOCK // GROUP)
     inside, group_inside = column < depth, group * GROUP < depth

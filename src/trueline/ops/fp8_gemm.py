@@ -26,6 +26,8 @@ from trueline.ops.gluon import kernel, made_barriers, signal
 BLOCK = gl.constexpr(128)
 """Rows of a tile, and numbers that share a scale, along each side."""
 OWN = gl.constexpr(64)
+WRITTEN = gl.constexpr(16)
+"""Rows that are written together."""
 SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32]))
 CONSUMER_REGISTERS = gl.constexpr(232)
 LARGEST = gl.constexpr(448.0)
@@ -51,12 +53,21 @@ def expert_of(experts, m, GROUPED: gl.constexpr):
 
 
 @gluon.jit
+def is_live(order, row, pairs, GROUPED: gl.constexpr):
+    """Whether there is such a row. An expert's tile has its pairs first, then none."""
+    if GROUPED:
+        row = gl.load(order + row)
+    return row < pairs
+
+
+@gluon.jit
 def load_weights(
-    b, in_b, full, stage, expert, n, k, width, GATED: gl.constexpr, HALVES: gl.constexpr
+    b, in_b, full, stage, expert, n, k, second, width, GATED: gl.constexpr, HALVES: gl.constexpr
 ):
-    """Of a step; its barrier also waits for the rows."""
+    """Of a step; its barrier also waits for 64 rows of a, and 64 more if there is a second half."""
     bar = full.index(stage)
-    mbarrier.expect(bar, (1 + HALVES) * BLOCK * BLOCK)
+    mbarrier.expect(bar, (OWN + HALVES * BLOCK) * BLOCK, second == 0)
+    mbarrier.expect(bar, (BLOCK + HALVES * BLOCK) * BLOCK, second)
     if GATED:
         left = expert * 2 * width + n * BLOCK
         right = left + width
@@ -71,7 +82,7 @@ def load_weights(
 
 @gluon.jit
 def produce(
-    a, b, shared, barriers, experts, work, depth, width,
+    a, b, shared, barriers, experts, order, pairs, work, depth, width,
     GATED: gl.constexpr, GROUPED: gl.constexpr, GROUP: gl.constexpr, HALVES: gl.constexpr,
     STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -83,9 +94,10 @@ def produce(
     ahead = 0
     if m < row_tiles:
         expert = expert_of(experts, m, GROUPED)
+        second = is_live(order, m * BLOCK + OWN, pairs, GROUPED)
         for early in gl.static_range(STAGES):
             if early * BLOCK < depth:
-                load_weights(b, in_b, full, early, expert, n, early, width, GATED, HALVES)
+                load_weights(b, in_b, full, early, expert, n, early, second, width, GATED, HALVES)
                 ahead += 1
     gdc_wait()
     gdc_launch_dependents()
@@ -94,21 +106,26 @@ def produce(
         m, n = tile_at(at, columns, GROUP)
         if m < row_tiles:
             expert = expert_of(experts, m, GROUPED)
+            second = is_live(order, m * BLOCK + OWN, pairs, GROUPED)
             for k in range(gl.cdiv(depth, BLOCK)):
                 stage = loaded % STAGES
                 mbarrier.wait(empty.index(stage), ((loaded // STAGES) & 1) ^ 1)
                 if loaded >= ahead:
-                    load_weights(b, in_b, full, stage, expert, n, k, width, GATED, HALVES)
-                bar = full.index(stage)
-                tma.async_copy_global_to_shared(a, [m * BLOCK, k * BLOCK], bar, in_a.index(stage))
+                    load_weights(b, in_b, full, stage, expert, n, k, second, width, GATED, HALVES)
+                bar, own = full.index(stage), 2 * stage
+                row = m * BLOCK
+                tma.async_copy_global_to_shared(a, [row, k * BLOCK], bar, in_a.index(own))
+                tma.async_copy_global_to_shared(
+                    a, [row + OWN, k * BLOCK], bar, in_a.index(own + 1), pred=second
+                )
                 loaded += 1
 
 
 @gluon.jit
-def half(a, b, WHO: gl.constexpr):
+def half(a, b):
     """[64, 128] sums over 128 products."""
     part = warpgroup_mma(
-        a.slice(WHO * OWN, OWN, dim=0),
+        a,
         b.permute((1, 0)),
         gl.zeros([OWN, BLOCK], gl.float32, SUMS),
         use_acc=False,
@@ -118,14 +135,17 @@ def half(a, b, WHO: gl.constexpr):
 
 
 @gluon.jit
-def write(out, staged, value, row, column):
-    """Once the tile before has been written."""
+def write(out, staged, value, order, pairs, row, column, GROUPED: gl.constexpr):
+    """The rows that there are, once the tile before has been written."""
     tma.store_wait(0)
     gl.thread_barrier()
     staged.store(value.to(staged.dtype))
     fence_async_shared()
     gl.thread_barrier()
-    tma.async_copy_shared_to_global(out, [row, column], staged)
+    for at in gl.static_range(0, OWN, WRITTEN):
+        if is_live(order, row + at, pairs, GROUPED):
+            some = staged.slice(at, WRITTEN, dim=0)
+            tma.async_copy_shared_to_global(out, [row + at, column], some)
 
 
 @gluon.jit
@@ -155,10 +175,7 @@ def consume(
                 b_left = of_b + (expert * blocks + HALVES * n) * steps
                 b_right = b_left + gl.where(HALVES * n + 1 < blocks, steps, 0)
             at_row = m * BLOCK + WHO * OWN
-            if GROUPED:  # its pairs come first, then none
-                live = gl.load(order + at_row) < pairs
-            else:
-                live = at_row < pairs
+            live = is_live(order, at_row, pairs, GROUPED)
             a_at = of_a + m * BLOCK + own
             left = gl.zeros([OWN, BLOCK], gl.float32, SUMS)
             right = gl.zeros([OWN, BLOCK], gl.float32, SUMS)
@@ -176,11 +193,11 @@ def consume(
                 stage = used % STAGES
                 mbarrier.wait(full.index(stage), (used // STAGES) & 1)
                 if live:
-                    a, b = in_a.index(stage), HALVES * stage
-                    part = half(a, in_b.index(b), WHO)
+                    a, b = in_a.index(2 * stage + WHO), HALVES * stage
+                    part = half(a, in_b.index(b))
                     if HALVES == 2:
                         left += part * to_left[:, None]
-                        part = half(a, in_b.index(b + 1), WHO)
+                        part = half(a, in_b.index(b + 1))
                         signal(empty.index(stage))
                         right += part * to_right[:, None]
                     else:
@@ -197,11 +214,14 @@ def consume(
                         bits = scale.to(gl.int32, bitcast=True)
                         scale = ((bits + 0x7FFFFF) & 0x7F800000).to(gl.float32, bitcast=True)
                     gl.store(of_out + n * out_row + m * BLOCK + own, scale)
-                    write(out, staged, y / scale[:, None], at_row, n * BLOCK)
+                    y /= scale[:, None]
+                    write(out, staged, y, order, pairs, at_row, n * BLOCK, GROUPED)
                 else:
-                    write(out, staged, left, at_row, n * HALVES * BLOCK)
+                    column = n * HALVES * BLOCK
+                    write(out, staged, left, order, pairs, at_row, column, GROUPED)
                     if HALVES == 2:
-                        write(out, staged, right, at_row, n * 2 * BLOCK + BLOCK)
+                        column += BLOCK
+                        write(out, staged, right, order, pairs, at_row, column, GROUPED)
     tma.store_wait(0)
 
 
@@ -214,13 +234,13 @@ def gemm(
     """out [rows, width] = a [rows, depth] × bᵀ, b [experts × width, depth]. Scales of a are
     [depth / 128, a_row], those of b [experts × width / 128, depth / 128], rounded up.
 
-    The kernel before wrote no weights, and, of what is GROUPED, neither `experts` nor `total`.
+    The kernel before wrote no weights, and, of what is GROUPED, not `experts`, `order`, `total`.
     GROUPED: row tile m takes b of experts[m]; order has the pairs of the rows, none from `pairs`
     on, and those first in their tile; total[0] is the number of row tiles. Otherwise there is one
     expert, and `pairs` rows. GATED: b [experts × 2 width, depth] has the gate's rows and then those
     of the up projection; out is fp8 of silu(gate) × up, its scales [width / 128, out_row], powers
     of two if POWERS."""
-    in_a = gl.allocate_shared_memory(a.dtype, [STAGES, BLOCK, BLOCK], a.layout)
+    in_a = gl.allocate_shared_memory(a.dtype, [2 * STAGES, OWN, BLOCK], a.layout)
     in_b = gl.allocate_shared_memory(b.dtype, [HALVES * STAGES, BLOCK, BLOCK], b.layout)
     in_out = gl.allocate_shared_memory(out.dtype, [2, OWN, BLOCK], out.layout)
     barriers = (made_barriers(STAGES, 1), made_barriers(STAGES, 2))
@@ -238,7 +258,7 @@ def gemm(
             (
                 produce,
                 (
-                    a, b, shared, barriers, experts, work, depth, width,
+                    a, b, shared, barriers, experts, order, pairs, work, depth, width,
                     GATED, GROUPED, GROUP, HALVES, STAGES,
                 ),
             ),

@@ -20,17 +20,19 @@ if TYPE_CHECKING:
 
 TILE = 128
 """Rows of a tile of the GEMM; scales are for as many rows and columns of the weight."""
+WRITTEN_ROWS = 16
+"""Of a tile, that are written together."""
 QUANTISED = 2048
 """Numbers that a program quantises."""
 FEW_ROWS = 64
 """That the kernel for few rows takes together."""
 MOST_FEW = 128
 """Rows for which that is faster than the GEMM."""
-ROW_TILES = MOST_FEW // FEW_ROWS
+ROW_TILES = 4
+"""Of one tile of the weight that the kernel for few rows may split the depth for."""
 MOST_PARTS = 8
-SHORT_DEPTH = 2048
-STREAM_ROWS = 64
-"""Of the weight, that a program of the stream has."""
+SMALL_WEIGHT = 16 << 20
+"""Numbers of one that few rows share in smaller tiles."""
 CODES = torch.float8_e4m3fn
 
 
@@ -79,24 +81,19 @@ def fits(codes: Codes) -> bool:
     return codes.form == "fp8" and blocks == (TILE, TILE) and whole and not columns % KNOWN_MULTIPLE
 
 
-def room(rows: int, depth: int, like: Tensor, dtype: torch.dtype = CODES) -> Fp8Rows:
+def room(rows: int, depth: int, like: Tensor) -> Fp8Rows:
     whole = max(triton.cdiv(rows, TILE), 1) * TILE
     scales = like.new_empty(triton.cdiv(depth, GROUP), whole, dtype=torch.float32)
-    return Fp8Rows(like.new_empty(whole, depth, dtype=dtype), scales, rows)
+    return Fp8Rows(like.new_empty(whole, depth, dtype=CODES), scales, rows)
 
 
 def quantised(
-    x: Tensor,
-    *,
-    powers: bool,
-    gated: bool = False,
-    placed: Placed | None = None,
-    dtype: torch.dtype = CODES,
+    x: Tensor, *, powers: bool, gated: bool = False, placed: Placed | None = None
 ) -> Fp8Rows:
     """x's rows, or those of each token's pairs where they are placed; gated: silu × up."""
     x = unit_stride(x)
     depth = x.shape[1] // (2 if gated else 1)
-    made = room(len(x) if placed is None else len(placed.order), depth, x, dtype)
+    made = room(len(x) if placed is None else len(placed.order), depth, x)
     fp8.quantise[(len(x), triton.cdiv(depth, QUANTISED))](
         *(x, x.stride(0), made.codes, made.scales, made.scales.shape[1], depth),
         *((x, x, 0, 0) if placed is None else (placed.ids, placed.places, *placed.held)),
@@ -147,12 +144,13 @@ class GemmLaunch:
     """Row tiles that go over the columns together."""
 
 
-def gemm_launch(rows: int, width: int, depth: int, *, gated: bool, sms: int) -> GemmLaunch:
-    """As measured on an H200. rows: of all tiles; of experts, of one on average."""
+def gemm_launch(rows: int, width: int, *, grouped: bool, gated: bool, sms: int) -> GemmLaunch:
+    """As measured on an H200. rows: of experts, of one on average."""
     tiles = triton.cdiv(rows, TILE)
+    if grouped:
+        return GemmLaunch(2, 4, 2 if tiles > 1 else 1)
     group = next(each for each in (4, 2, 1) if tiles % each == 0 or tiles >= 8 * each)
-    wide = tiles * triton.cdiv(width, 2 * TILE)
-    if gated or (depth <= SHORT_DEPTH and wide >= 4 * sms):
+    if gated or 5 * tiles * triton.cdiv(width, 2 * TILE) >= 4 * sms:
         return GemmLaunch(2, 4, group)
     return GemmLaunch(1, 6, group)
 
@@ -178,48 +176,20 @@ def gemm(
     scales = x.scales.new_empty(groups, len(x.codes))
     if how is None:
         rows = x.count if placed is None else placed.pairs // experts
-        how = gemm_launch(rows, width, weight.columns, gated=gated, sms=num_sms(device))
-    box = TILE, TILE
+        grouped = placed is not None
+        how = gemm_launch(rows, width, grouped=grouped, gated=gated, sms=num_sms(device))
     fp8_gemm.gemm[(num_sms(device),)](
-        _described(x.codes, box), _described(_numbers(weight), box),
+        _described(x.codes, (TILE // 2, TILE)), _described(_numbers(weight), (TILE, TILE)),
         *(x.scales, x.scales.shape[1], weight.scales),
         *((x.scales, x.scales) if placed is None else (placed.tiles, placed.order)),
         x.count if placed is None else placed.pairs,
         x.scales if placed is None else placed.total,
-        _described(out, (TILE // 2, TILE)),
+        _described(out, (WRITTEN_ROWS, TILE)),
         *(scales, scales.shape[1], weight.columns, width),
         GATED=gated, POWERS=powers, GROUPED=placed is not None, GROUP=how.group,
         HALVES=how.halves, STAGES=how.stages,
     )  # fmt: skip
     return out, scales
-
-
-def stream(
-    x: Fp8Rows,
-    weight: Codes,
-    weights: Tensor,
-    placed: Placed,
-    *,
-    gated: bool,
-    rows: int,
-    dtype: torch.dtype,
-) -> Tensor:
-    """A few rows of each expert, `rows` in a tile, times its weight; x in bfloat16, a row per token
-    or, if not gated, per pair."""
-    from trueline.ops import fp8_stream  # Gluon is not everywhere
-
-    width = weight.numbers.shape[1] // (2 if gated else 1)
-    out = x.codes.new_empty(placed.pairs, width, dtype=dtype)
-    fp8_stream.product[(weight.numbers.shape[1] // STREAM_ROWS, len(placed.tiles))](
-        *(x.codes, x.codes.stride(0), x.scales, x.scales.shape[1]),
-        *(weight.numbers.view(torch.int32), weight.scales),
-        *(placed.order, placed.tiles, placed.total, weights, out),
-        *(placed.pairs, weight.columns, width),
-        **placed.choices,
-        GATED=gated,
-        T=rows,
-    )
-    return out
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,12 +203,16 @@ class FewLaunch:
 
 def few_launch(rows: int, width: int, depth: int, sms: int) -> FewLaunch:
     """As measured on an H200: about as many programs as run at a time, if each has work."""
-    together = min(max(power_of_two(rows), 8), FEW_ROWS)
-    tiles = triton.cdiv(width, TILE) * triton.cdiv(rows, together)
+    most = FEW_ROWS // 2 if width * depth <= SMALL_WEIGHT else FEW_ROWS
+    together = min(max(power_of_two(rows), 8), most)
+    row_tiles = triton.cdiv(rows, together)
+    tiles = triton.cdiv(width, TILE) * row_tiles
+    least = (16 if together > 16 else 8) * TILE
     parts = 1
-    if triton.cdiv(rows, together) <= ROW_TILES:
-        while parts < MOST_PARTS and tiles * parts < sms and depth >= 8 * TILE * parts:
-            parts *= 2
+    while row_tiles <= ROW_TILES and parts < MOST_PARTS and tiles * parts < sms:
+        if depth < least * parts:
+            break
+        parts *= 2
     return FewLaunch(together, parts, 4 if together < FEW_ROWS else 3)
 
 

@@ -1,6 +1,6 @@
-"""Block fp8 on Hopper GPUs, activations quantised too (numerics `activations`): a few rows of each
-expert stream its weights through registers, more are a grouped GEMM. Weights whose blocks these do
-not take are the portable kernel's."""
+"""Block fp8 on Hopper GPUs, activations quantised too (numerics `activations`): one grouped GEMM
+for few rows of an expert and for many. Weights whose blocks it does not take are the portable
+kernel's."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trueline.ops.experts import IMPLEMENTATIONS, triton_quantised
-from trueline.ops.experts.triton import SUM_BLOCK, sort_pairs, sum_pairs
+from trueline.ops.experts.triton import SUM_BLOCK, sort_pairs
 from trueline.ops.experts.triton_quantised import Packed, pack, pack_with_shared
 from trueline.ops.fp8_launch import (
     TILE,
@@ -20,7 +20,6 @@ from trueline.ops.fp8_launch import (
     fits,
     gemm,
     quantised,
-    stream,
     through_fp8,
 )
 from trueline.ops.linear import LinearOp
@@ -28,11 +27,6 @@ from trueline.ops.linear import LinearOp
 __all__ = ["capabilities", "pack", "pack_with_shared", "run"]
 
 capabilities = IMPLEMENTATIONS["hopper_fp8"]
-
-STREAMED = 8
-"""Pairs of one expert that are streamed together."""
-MOST_STREAMED = 3
-"""Pairs of an expert, on average."""
 
 
 def run(
@@ -44,38 +38,20 @@ def run(
         how = triton_quantised.launch(len(x), ids.shape[1], experts - shared)
         through = partial(through_fp8, powers=powers)
         return triton_quantised.run_with(how, x, ids, weights, packed, first, through)
-    weights = weights.contiguous()
-    rows = launch(len(x), ids.shape[1], experts - shared)
-    placed = place(ids, experts, shared, first, rows)
-    out = x.new_empty(len(x), x.shape[1])
-    if rows < TILE:
-        codes = quantised(x, powers=powers, dtype=x.dtype)
-        step = partial(stream, weights=weights, placed=placed, rows=rows)
-        middle = step(codes, packed.gate_up, gated=True, dtype=torch.float32)
-        codes = quantised(middle, powers=powers, dtype=x.dtype)
-        parts = step(codes, packed.down, gated=False, dtype=x.dtype)
-        sum_pairs(parts, placed.ids, placed.held, placed.choices, out)
-        return out
+    placed = place(ids, experts, shared, first)
     product = partial(gemm, powers=powers, dtype=x.dtype, placed=placed)
-    numbers, scales = product(
-        quantised(x, powers=powers, placed=placed), packed.gate_up, gated=True
-    )
-    parts, _ = product(Fp8Rows(numbers, scales, len(numbers)), packed.down, gated=False)
-    combine(parts, weights, placed, out, SUM_BLOCK)
+    codes, scales = product(quantised(x, powers=powers, placed=placed), packed.gate_up, gated=True)
+    parts, _ = product(Fp8Rows(codes, scales, len(codes)), packed.down, gated=False)
+    out = x.new_empty(len(x), x.shape[1])
+    combine(parts, weights.contiguous(), placed, out, SUM_BLOCK)
     return out
 
 
-def launch(tokens: int, top: int, experts: int) -> int:
-    """Rows of a tile, as measured on an H200."""
-    mean = tokens * top / max(experts, 1)
-    return STREAMED if mean <= MOST_STREAMED else TILE
-
-
-def place(ids: Tensor, experts: int, shared: int, first: int, rows: int) -> Placed:
+def place(ids: Tensor, experts: int, shared: int, first: int) -> Placed:
     ids = ids.contiguous()
     top, held = ids.shape[1], (first, experts - shared)
     pairs = len(ids) * (top + shared)
     places = ids.new_empty(pairs, dtype=torch.int32)
     choices = {"TOP": top, "SHARED": shared}
-    order, tiles, total = sort_pairs(ids, experts, pairs, held, choices, rows, places)
+    order, tiles, total = sort_pairs(ids, experts, pairs, held, choices, TILE, places)
     return Placed(ids, order, tiles, total, places, held, top, shared)

@@ -32,6 +32,7 @@ from trueline.config import EngineConfig
 from trueline.device import find_device
 from trueline.ops.capabilities import Context
 from trueline.ops.registry import implementation
+from trueline.plan.numerics import WEIGHTS, choose_numerics
 from trueline.plan.select import PACKING, choose_ops
 from trueline.spec.feedforward import MoESpec
 from trueline.spec.model import ModelSpec
@@ -107,7 +108,10 @@ def chosen(spec: ModelSpec) -> tuple[str, dict[str, str], dict[str, str]]:
     label = quantised_formats(spec)[0].label
     device = find_device(DEVICE.type)
     context = Context(dtype=BF16, device=device.kind, compute_capability=device.compute_capability)
-    plain, by_format = choose_ops(PACKING, EngineConfig(), context, [label])
+    config = EngineConfig()
+    numerics = choose_numerics(spec, config, context)
+    of_format = numerics.name if label in numerics.formats else WEIGHTS
+    plain, by_format = choose_ops(PACKING, config, context, {label: of_format})
     ours, plain_names = (
         {op: each.name for op, each in of.items()} for of in (by_format[label], plain)
     )
