@@ -26,8 +26,8 @@ from trueline.ops.gluon import kernel, made_barriers, signal
 BLOCK = gl.constexpr(128)
 """Rows of a tile, and numbers that share a scale, along each side."""
 OWN = gl.constexpr(64)
-WRITTEN = gl.constexpr(16)
-"""Rows that are written together."""
+FEW = gl.constexpr(16)
+"""Rows of an expert that are written together: most have few."""
 SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32]))
 CONSUMER_REGISTERS = gl.constexpr(232)
 LARGEST = gl.constexpr(448.0)
@@ -61,10 +61,19 @@ def is_live(order, row, pairs, GROUPED: gl.constexpr):
 
 
 @gluon.jit
+def has_second(order, m, pairs, GROUPED: gl.constexpr):
+    """Whether the second half of a tile's rows is loaded: a dense tile's always is."""
+    second = pairs >= 0
+    if GROUPED:
+        second = is_live(order, m * BLOCK + OWN, pairs, GROUPED)
+    return second
+
+
+@gluon.jit
 def load_weights(
     b, in_b, full, stage, expert, n, k, second, width, GATED: gl.constexpr, HALVES: gl.constexpr
 ):
-    """Of a step; its barrier also waits for 64 rows of a, and 64 more if there is a second half."""
+    """Of a step; its barrier also waits for 64 rows of a, and 64 more if those are there."""
     bar = full.index(stage)
     mbarrier.expect(bar, (OWN + HALVES * BLOCK) * BLOCK, second == 0)
     mbarrier.expect(bar, (BLOCK + HALVES * BLOCK) * BLOCK, second)
@@ -81,6 +90,16 @@ def load_weights(
 
 
 @gluon.jit
+def load_rows(a, into, bar, row, k, second, GROUPED: gl.constexpr):
+    if GROUPED:
+        low, high = into.slice(0, OWN, dim=0), into.slice(OWN, OWN, dim=0)
+        tma.async_copy_global_to_shared(a, [row, k * BLOCK], bar, low)
+        tma.async_copy_global_to_shared(a, [row + OWN, k * BLOCK], bar, high, pred=second)
+    else:
+        tma.async_copy_global_to_shared(a, [row, k * BLOCK], bar, into)
+
+
+@gluon.jit
 def produce(
     a, b, shared, barriers, experts, order, pairs, work, depth, width,
     GATED: gl.constexpr, GROUPED: gl.constexpr, GROUP: gl.constexpr, HALVES: gl.constexpr,
@@ -94,7 +113,7 @@ def produce(
     ahead = 0
     if m < row_tiles:
         expert = expert_of(experts, m, GROUPED)
-        second = is_live(order, m * BLOCK + OWN, pairs, GROUPED)
+        second = has_second(order, m, pairs, GROUPED)
         for early in gl.static_range(STAGES):
             if early * BLOCK < depth:
                 load_weights(b, in_b, full, early, expert, n, early, second, width, GATED, HALVES)
@@ -106,18 +125,13 @@ def produce(
         m, n = tile_at(at, columns, GROUP)
         if m < row_tiles:
             expert = expert_of(experts, m, GROUPED)
-            second = is_live(order, m * BLOCK + OWN, pairs, GROUPED)
+            second = has_second(order, m, pairs, GROUPED)
             for k in range(gl.cdiv(depth, BLOCK)):
                 stage = loaded % STAGES
                 mbarrier.wait(empty.index(stage), ((loaded // STAGES) & 1) ^ 1)
                 if loaded >= ahead:
                     load_weights(b, in_b, full, stage, expert, n, k, second, width, GATED, HALVES)
-                bar, own = full.index(stage), 2 * stage
-                row = m * BLOCK
-                tma.async_copy_global_to_shared(a, [row, k * BLOCK], bar, in_a.index(own))
-                tma.async_copy_global_to_shared(
-                    a, [row + OWN, k * BLOCK], bar, in_a.index(own + 1), pred=second
-                )
+                load_rows(a, in_a.index(stage), full.index(stage), m * BLOCK, k, second, GROUPED)
                 loaded += 1
 
 
@@ -142,10 +156,13 @@ def write(out, staged, value, order, pairs, row, column, GROUPED: gl.constexpr):
     staged.store(value.to(staged.dtype))
     fence_async_shared()
     gl.thread_barrier()
-    for at in gl.static_range(0, OWN, WRITTEN):
-        if is_live(order, row + at, pairs, GROUPED):
-            some = staged.slice(at, WRITTEN, dim=0)
-            tma.async_copy_shared_to_global(out, [row + at, column], some)
+    if GROUPED:
+        for at in gl.static_range(0, OWN, FEW):
+            if is_live(order, row + at, pairs, GROUPED):
+                some = staged.slice(at, FEW, dim=0)
+                tma.async_copy_shared_to_global(out, [row + at, column], some)
+    else:
+        tma.async_copy_shared_to_global(out, [row, column], staged)
 
 
 @gluon.jit
@@ -193,7 +210,7 @@ def consume(
                 stage = used % STAGES
                 mbarrier.wait(full.index(stage), (used // STAGES) & 1)
                 if live:
-                    a, b = in_a.index(2 * stage + WHO), HALVES * stage
+                    a, b = in_a.index(stage).slice(WHO * OWN, OWN, dim=0), HALVES * stage
                     part = half(a, in_b.index(b))
                     if HALVES == 2:
                         left += part * to_left[:, None]
@@ -240,7 +257,7 @@ def gemm(
     expert, and `pairs` rows. GATED: b [experts × 2 width, depth] has the gate's rows and then those
     of the up projection; out is fp8 of silu(gate) × up, its scales [width / 128, out_row], powers
     of two if POWERS."""
-    in_a = gl.allocate_shared_memory(a.dtype, [2 * STAGES, OWN, BLOCK], a.layout)
+    in_a = gl.allocate_shared_memory(a.dtype, [STAGES, BLOCK, BLOCK], a.layout)
     in_b = gl.allocate_shared_memory(b.dtype, [HALVES * STAGES, BLOCK, BLOCK], b.layout)
     in_out = gl.allocate_shared_memory(out.dtype, [2, OWN, BLOCK], out.layout)
     barriers = (made_barriers(STAGES, 1), made_barriers(STAGES, 2))

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 TILE = 128
 """Rows of a tile of the GEMM; scales are for as many rows and columns of the weight."""
-WRITTEN_ROWS = 16
-"""Of a tile, that are written together."""
+FEW_WRITTEN = 16
+"""Rows of an expert that are written together."""
 QUANTISED = 2048
 """Numbers that a program quantises."""
 FEW_ROWS = 64
@@ -174,19 +174,20 @@ def gemm(
     out = x.codes.new_empty(len(x.codes), width, dtype=CODES if gated else dtype)
     groups = triton.cdiv(width, GROUP) if gated else 1
     scales = x.scales.new_empty(groups, len(x.codes))
+    grouped = placed is not None
     if how is None:
         rows = x.count if placed is None else placed.pairs // experts
-        grouped = placed is not None
         how = gemm_launch(rows, width, grouped=grouped, gated=gated, sms=num_sms(device))
     fp8_gemm.gemm[(num_sms(device),)](
-        _described(x.codes, (TILE // 2, TILE)), _described(_numbers(weight), (TILE, TILE)),
+        _described(x.codes, (TILE // 2 if grouped else TILE, TILE)),
+        _described(_numbers(weight), (TILE, TILE)),
         *(x.scales, x.scales.shape[1], weight.scales),
         *((x.scales, x.scales) if placed is None else (placed.tiles, placed.order)),
         x.count if placed is None else placed.pairs,
         x.scales if placed is None else placed.total,
-        _described(out, (WRITTEN_ROWS, TILE)),
+        _described(out, (FEW_WRITTEN if grouped else TILE // 2, TILE)),
         *(scales, scales.shape[1], weight.columns, width),
-        GATED=gated, POWERS=powers, GROUPED=placed is not None, GROUP=how.group,
+        GATED=gated, POWERS=powers, GROUPED=grouped, GROUP=how.group,
         HALVES=how.halves, STAGES=how.stages,
     )  # fmt: skip
     return out, scales
