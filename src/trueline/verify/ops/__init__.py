@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
-from trueline.ops.registry import implementation, runnable
+from trueline.ops.registry import OPS, capabilities, implementation, runnable
 from trueline.verify import sparse
 from trueline.verify.cases import Subject
 from trueline.verify.ops import (
@@ -33,6 +33,7 @@ __all__ = [
     "R",
     "attention_ops",
     "fp8_attention_ops",
+    "fp8_input_ops",
     "paged",
     "randn",
 ]
@@ -144,3 +145,12 @@ def fp8_attention_ops(subject: Subject) -> None:
         for name in runnable(op, torch.float32):
             if name != "reference":
                 check.run(implementation(op, name))
+
+
+def fp8_input_ops(subject: Subject) -> None:
+    """Products whose inputs go through fp8, in every implementation for CPUs."""
+    for op, (numbers, _) in FP8_CHECKS.items():
+        for name in OPS[op]:
+            declared = capabilities(op, name)
+            if "activations" in declared.numerics and "cpu" in declared.devices:
+                numbers.run(implementation(op, name))
