@@ -29,10 +29,9 @@ from stored_zeros import StoredZeros
 from trueline.config import EngineConfig
 from trueline.device import Device
 from trueline.models import read_model
-from trueline.models.parameters import parameters
 from trueline.ops.batched_gemm import cublas as batched_gemm
 from trueline.ops.linear import cublas as linear
-from trueline.spec.model import ModelSpec
+from trueline.spec.parameters import Parameter
 from trueline.weights.value import Weight
 
 SMS = 132
@@ -136,20 +135,9 @@ def _only_zeros() -> None:
     batched_gemm.run = heads
 
 
-class Zeros:
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype) -> None:
-        self._shapes = {parameter.name: parameter.shape for parameter in parameters(spec)}
-        self._dtype = dtype
-        self._stored = StoredZeros(spec, dtype, torch.device("cpu"))
-
-    def __iter__(self) -> Any:
-        return iter(self._shapes)
-
-    def pop(self, name: str) -> Weight:
-        shape = self._shapes.pop(name)
-        if name in self._stored:
-            return self._stored.pop(name)
-        return Weight.of(UNTOUCHED(shape, dtype=self._dtype))
+class Zeros(StoredZeros):
+    def plain(self, parameter: Parameter) -> Weight:
+        return Weight.of(UNTOUCHED(parameter.shape, dtype=self._dtype))
 
 
 def run(model: Path, fp8_latents: bool) -> None:
@@ -169,7 +157,9 @@ def run(model: Path, fp8_latents: bool) -> None:
         kv_cache_dtype="e4m3fn" if fp8_latents else "auto",
     )
     plan = make_plan(spec, options, H200)
-    decoder = build_decoder(spec, plan, Zeros(spec, plan.weight_dtype))
+    cpu = torch.device("cpu")
+    weights = Zeros(spec, dtype=plan.weight_dtype, device=cpu, seed=0)
+    decoder = build_decoder(spec, plan, weights)
     runner = Runner(spec, plan, decoder, capture=again)
     assert runner.graphs is not None
     with torch.inference_mode():

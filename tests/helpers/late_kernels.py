@@ -33,8 +33,7 @@ from stored_zeros import StoredZeros
 from trueline.config import EngineConfig
 from trueline.device import META, Device
 from trueline.models import read_model
-from trueline.models.parameters import parameters
-from trueline.spec.model import ModelSpec
+from trueline.spec.parameters import Parameter
 from trueline.weights.load import FLOAT32_KINDS
 from trueline.weights.value import Weight
 
@@ -92,19 +91,8 @@ def answer(value: bool) -> None:
     torch.Tensor.__bool__ = told  # type: ignore[method-assign]
 
 
-class NoData:
-    def __init__(self, spec: ModelSpec, dtype: torch.dtype) -> None:
-        self._parameters = {parameter.name: parameter for parameter in parameters(spec)}
-        self._dtype = dtype
-        self._stored = StoredZeros(spec, dtype, torch.device(META))
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._parameters)
-
-    def pop(self, name: str) -> Weight:
-        parameter = self._parameters.pop(name)
-        if name in self._stored:
-            return self._stored.pop(name)
+class NoData(StoredZeros):
+    def plain(self, parameter: Parameter) -> Weight:
         dtype = torch.float32 if parameter.kind in FLOAT32_KINDS else self._dtype
         return Weight.of(torch.empty(parameter.shape, dtype=dtype, device=META))
 
@@ -122,7 +110,8 @@ def warm(model: Path, cold: bool, most: int | None = None) -> tuple[Any, Any]:
     config = EngineConfig(device="cuda", max_model_len=most)
     plan = make_plan(spec, config, H200)
     answer(False)  # no weight has more digits than its dtype
-    dry = DryRun(spec, plan, build_decoder(spec, plan, NoData(spec, plan.weight_dtype)))
+    weights = NoData(spec, dtype=plan.weight_dtype, device=torch.device(META), seed=0)
+    dry = DryRun(spec, plan, build_decoder(spec, plan, weights))
     asked = Asked()
     with dry_run(asked):
         if cold:

@@ -18,7 +18,7 @@ from trueline.ops.mla_decode import DecodeRows
 from trueline.ops.registry import implementation, needed, runnable
 from trueline.ops.rms_norm import cpu as rms_norm
 from trueline.verify.failed import CheckFailed
-from trueline.verify.ops import OP_CHECKS
+from trueline.verify.ops import FP8_CHECKS, OP_CHECKS
 from trueline.verify.ops.data import WIDE
 from trueline.weights.value import Weight
 
@@ -33,9 +33,9 @@ class Mistake:
     function: str
     broken: Callable[[Function], Function]
 
-    def implementation(self) -> SimpleNamespace:
-        """What the engine would take here, but for one function."""
-        right = implementation(self.op, runnable(self.op, torch.float32)[0])
+    def implementation(self, name: str | None = None) -> SimpleNamespace:
+        """What the engine would take here, or the one of a name, but for one function."""
+        right = implementation(self.op, name or runnable(self.op, torch.float32)[0])
         declared = right.capabilities
         functions = {name: getattr(right, name) for name in needed(self.op, declared)}
         functions |= {self.function: self.broken(functions[self.function])}
@@ -351,6 +351,32 @@ MISTAKES = [
 ]  # fmt: skip
 
 
+FP8_MISTAKES = [
+    Mistake("the last bit of inputs", "linear", "fp8 inputs", "run",
+            lambda run: lambda x, packed: run(x * (1 + 2.0**-22), packed)),
+    Mistake("inputs of 16 bits", "linear", "fp8 inputs", "run_wide",
+            lambda run: lambda x, packed: run(x.bfloat16().float(), packed)),
+    Mistake("bits of the count", "linear", "fp8 inputs, bits", "run", of_the_count),
+    Mistake("digits of float16", "mlp", "fp8 inputs", "run", from_float16),
+    Mistake("bits of the count", "mlp", "fp8 inputs, bits", "run", of_the_count),
+    Mistake("another middle in two steps", "mlp", "fp8 inputs, bits", "middle", from_float16),
+    Mistake("experts counted from 0", "experts", "fp8 inputs", "run",
+            lambda run: lambda x, ids, weights, packed, linear, first=0:
+                run(x, ids, weights, packed, linear, 0)),
+    Mistake("bits of the count", "experts", "fp8 inputs, bits", "run", of_the_count),
+    Mistake("from the last id to the first", "experts", "fp8 inputs, bits", "combine",
+            lambda combine: lambda each, weights: combine(each.flip(1), weights.flip(1))),
+]  # fmt: skip
+WITH_FP8_INPUTS = {"linear": "fp8_inputs", "mlp": "cpu", "experts": "cpu"}
+
+
+@pytest.mark.parametrize("mistake", FP8_MISTAKES, ids=lambda m: f"{m.op} {m.check}: {m.what}")
+def test_mistake_with_fp8_inputs_turns_its_check_red(mistake: Mistake) -> None:
+    check = next(check for check in FP8_CHECKS[mistake.op] if check.what == mistake.check)
+    with pytest.raises(CheckFailed):
+        check.run(mistake.implementation(WITH_FP8_INPUTS[mistake.op]))
+
+
 @pytest.mark.parametrize("mistake", MISTAKES, ids=lambda m: f"{m.op} {m.check}: {m.what}")
 def test_mistake_turns_its_check_red(mistake: Mistake) -> None:
     check = next(check for check in OP_CHECKS[mistake.op] if check.what == mistake.check)
@@ -378,3 +404,5 @@ def test_rows_that_read_too_late_are_seen() -> None:
 def test_every_check_has_a_mistake() -> None:
     named = {(mistake.op, mistake.check) for mistake in MISTAKES}
     assert named == {(op, check.what) for op, checks in OP_CHECKS.items() for check in checks}
+    named = {(mistake.op, mistake.check) for mistake in FP8_MISTAKES}
+    assert named == {(op, check.what) for op, checks in FP8_CHECKS.items() for check in checks}

@@ -24,7 +24,7 @@ from trueline.ops.mla_prefill import cheaper_form
 from trueline.ops.registry import FUNCTIONS, OPS, capabilities, implementation, needed, refusals
 from trueline.plan.select import is_batch_invariant
 from trueline.verify.bounds import softmax
-from trueline.verify.ops import OP_CHECKS, OpCheck, randn
+from trueline.verify.ops import FP8_CHECKS, OP_CHECKS, OpCheck, randn
 from trueline.verify.ops.data import within
 
 ALL = [
@@ -49,6 +49,20 @@ def test_op(op: str, name: str, check: OpCheck) -> None:
     refused = refusals(op, name, context)
     if refused:
         pytest.skip(f"refused here: {refused}")
+    check.run(implementation(op, name))
+
+
+WITH_FP8_INPUTS = [
+    pytest.param(op, name, check, id=f"{op} {name} {check.what}")
+    for op, checks in FP8_CHECKS.items()
+    for name in OPS[op]
+    for check in checks
+    if "activations" in capabilities(op, name).numerics and "cpu" in capabilities(op, name).devices
+]
+
+
+@pytest.mark.parametrize(("op", "name", "check"), WITH_FP8_INPUTS)
+def test_op_with_fp8_inputs(op: str, name: str, check: OpCheck) -> None:
     check.run(implementation(op, name))
 
 

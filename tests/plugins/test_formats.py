@@ -121,7 +121,9 @@ def test_the_plan_names_its_format(int8: Path) -> None:
     lines = list(load_engine(int8, replace(BASE, ops={"linear": "torch_mm"})).plan.lines())
     assert "linear       torch_mm (asked for)" in lines
     assert "linear       int8 per row: torch_mm (asked for)" in lines
+    assert "numerics     weights: int8 per row is weight-only" in lines
     assert {line.split()[0] for line in lines if "int8 per row" in line} == {
+        "numerics",
         "linear",
         "mlp",
         "experts",

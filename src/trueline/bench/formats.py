@@ -7,29 +7,33 @@ import json
 import tempfile
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
 
 from trueline.bench.models import find_bench_model
 from trueline.bench.workload import Workload, bench_engine, timed
 from trueline.llm import LLMEngine
+from trueline.models import read_model
 from trueline.ops.linear import native as linear
 from trueline.plan.plan import DTYPES
 from trueline.spec.fields import read_json
+from trueline.spec.model import ModelSpec
 from trueline.tiny.configs import change_config
 from trueline.tiny.quantise import published_storage
 from trueline.utils.json_types import JSON
 from trueline.weights.dummy import draw_stored
+from trueline.weights.formats import Storage
 from trueline.weights.value import StoredPart, Weight
 
 PLAIN = ("float32", "bfloat16")
 STORED = ("block-fp8", "int4", "fp4")
 """Beside bfloat16, as published: int4 and fp4 are the routed experts alone."""
-
-
+PUBLISHED = {"v2lite": "block-fp8", "v32s": "block-fp8", "k25s": "int4"}
+"""The format that checkpoints of such widths are published in."""
 MATRIX = (16384, 8192)
 """Of the GEMM: in four bits it is still larger than the caches of most CPUs."""
 
@@ -100,18 +104,36 @@ def _draw_matrix(name: str) -> Weight:
     return Weight(MATRIX, torch.bfloat16, (StoredPart(stored, fmt.label, (0, 0)),))
 
 
-def format_engine(model: str, name: str, batch: int) -> LLMEngine:
-    """The config's model with weights drawn in a format."""
+def format_config(model: str, name: str) -> JSON:
+    """A config's own, with the quantization_config of a format."""
     directory, _ = find_bench_model(model)
     config = read_json(directory / "config.json" if directory.is_dir() else directory)
-    storage = None if name in PLAIN else published_storage(name)
-    dtype = name if name in PLAIN else "bfloat16"
     for part in (config, config.get("text_config", {})):
         part.pop("quantization_config", None)
-    change_config(config, {}, storage=storage)
+    change_config(config, {}, storage=_storage(config["model_type"], name))
+    return config
+
+
+def format_engine(model: str, name: str, **options: Any) -> LLMEngine:
+    """The config's model with weights drawn in a format."""
+    dtype = name if name in PLAIN else "bfloat16"
     with tempfile.TemporaryDirectory() as scratch:
-        (Path(scratch) / "config.json").write_text(json.dumps(config))
-        return bench_engine(scratch, dtype=dtype, max_num_seqs=batch)
+        (Path(scratch) / "config.json").write_text(json.dumps(format_config(model, name)))
+        return bench_engine(scratch, dtype=dtype, **options)
+
+
+def format_spec(model: str, name: str) -> ModelSpec:
+    """The spec of the same model."""
+    directory, _ = find_bench_model(model)
+    spec = read_model(directory)
+    return replace(spec, storage=_storage(spec.family, name))
+
+
+def _storage(family: str, name: str) -> Storage | None:
+    """As published: the scales of DeepSeek's block fp8 are powers of two since V3.1."""
+    if name in PLAIN:
+        return None
+    return published_storage(name, power_of_two_scales=family == "deepseek_v32")
 
 
 def measure_formats(

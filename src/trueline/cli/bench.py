@@ -15,6 +15,7 @@ from cyclopts import App, Parameter
 from trueline.cli.bench_cache_noise import cache_noise
 from trueline.cli.bench_formats import formats
 from trueline.cli.bench_gpu import gpu
+from trueline.cli.bench_memory import memory
 from trueline.cli.bench_neighbours import neighbours
 from trueline.cli.bench_overhead import overhead
 from trueline.cli.bench_serve import serve
@@ -33,6 +34,7 @@ bench = App(name="bench", help="Measure speed: throughput, latency, or side by s
 bench.command(cache_noise, name="cache-noise")
 bench.command(formats, name="formats")
 bench.command(gpu, name="gpu")
+bench.command(memory, name="memory")
 bench.command(neighbours, name="neighbours")
 bench.command(serve, name="serve")
 bench.command(overhead, name="overhead")
@@ -47,6 +49,7 @@ def throughput(
     prompt_len: int = 128,
     output_len: int = 64,
     kv_cache_dtype: str = "auto",
+    numerics: Literal["auto", "weights", "activations"] = "auto",
     batch_invariant: Annotated[bool, Parameter(negative=())] = False,
     repeats: int = 1,
     as_json: Json = False,
@@ -62,6 +65,9 @@ def throughput(
         Requests at once.
     kv_cache_dtype
         Of latents: auto (as computed), e4m3fn (also fp8, fp8_e4m3), e4m3fnuz.
+    numerics
+        Of block fp8: weights (activations as computed), activations (in fp8 too). auto:
+        activations on a GPU of compute capability 9.0.
     repeats
         Take the best of this many runs.
     """
@@ -70,6 +76,7 @@ def throughput(
     engine = bench_engine(
         model,
         kv_cache_dtype=kv_cache_dtype,
+        numerics=numerics,
         batch_invariant=batch_invariant,
         max_num_seqs=max(batch, 1),
     )
@@ -85,6 +92,7 @@ def latency(
     prompt_len: int = 128,
     output_len: int = 64,
     kv_cache_dtype: str = "auto",
+    numerics: Literal["auto", "weights", "activations"] = "auto",
     batch_invariant: Annotated[bool, Parameter(negative=())] = False,
     repeats: int = 3,
     as_json: Json = False,
@@ -98,12 +106,17 @@ def latency(
         v32s, k25s (then weights are drawn).
     kv_cache_dtype
         Of latents: auto (as computed), e4m3fn (also fp8, fp8_e4m3), e4m3fnuz.
+    numerics
+        Of block fp8: weights (activations as computed), activations (in fp8 too). auto:
+        activations on a GPU of compute capability 9.0.
     repeats
         Take the best of this many runs.
     """
     from trueline.bench.workload import Workload, bench_engine, measure
 
-    engine = bench_engine(model, kv_cache_dtype=kv_cache_dtype, batch_invariant=batch_invariant)
+    engine = bench_engine(
+        model, kv_cache_dtype=kv_cache_dtype, numerics=numerics, batch_invariant=batch_invariant
+    )
     _print([("trueline", measure(engine, Workload(1, prompt_len, output_len), repeats))], as_json)
 
 

@@ -69,7 +69,7 @@ def formats(
     engines: dict[str, LLMEngine] = {}
     for name in format:
         _say(f"drawing weights in {name}")
-        engines[name] = format_engine(model, name, max(batch))
+        engines[name] = format_engine(model, name, max_num_seqs=max(batch))
     found = measure_formats(engines, batch, output_len, rounds, _say)
     if as_json:
         print(json.dumps([each.as_json() for each in found], indent=1))

@@ -70,6 +70,9 @@ class OfflineEngine:
     """Positions in a cache block. Default: chosen by the plan."""
     kv_cache_dtype: str = "auto"
     """Of latents: auto (as computed), e4m3fn (also fp8, fp8_e4m3), e4m3fnuz."""
+    numerics: Literal["auto", "weights", "activations"] = "auto"
+    """Of block fp8: weights (activations as computed), activations (in fp8 too). auto:
+    activations on a GPU of compute capability 9.0."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto is the GPU where there is one."""
     gpu_memory_utilization: float | None = None
@@ -98,6 +101,7 @@ class OfflineEngine:
             max_num_seqs=self.max_num_seqs,
             block_size=self.block_size or "auto",
             kv_cache_dtype=self.kv_cache_dtype,
+            numerics=self.numerics,
             device=self.device,
             gpu_memory_utilization=self.gpu_memory_utilization,
             enforce_eager=self.enforce_eager,

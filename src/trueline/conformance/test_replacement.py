@@ -16,13 +16,20 @@ from trueline.ops.registry import REGISTRY as OPS
 from trueline.plan.select import LAYERS
 from trueline.plugins import Registry
 from trueline.verify.cases import Subject, make_subject
-from trueline.verify.ops import OP_CHECKS, OpCheck
+from trueline.verify.numerics import NUMERICS_CHECKS
+from trueline.verify.ops import FP8_CHECKS, OP_CHECKS, OpCheck
 from trueline.verify.schedules import ENGINE_CHECKS
 
 LING = "ling"
 CASES = ("v3-near", LING)
 RANKS = ("ranks = one", "ranks = one, bitwise")
-INVARIANT = ("batch-invariant", "ranks = one, bitwise", "fp8 latents, bitwise")
+INVARIANT = (
+    "batch-invariant",
+    "ranks = one, bitwise",
+    "fp8 latents, bitwise",
+    "fp8 activations, bitwise",
+)
+FP8_CASES = ("fp8-inputs", "fp8-inputs-ue8m0")
 
 
 @dataclass(frozen=True)
@@ -34,17 +41,35 @@ class Replacement:
     def __str__(self) -> str:
         return f"{self.registry.noun} {self.kind}={self.name}"
 
+    @property
+    def declared(self) -> Capabilities:
+        declared: Capabilities = self.registry.get(self.kind, self.name).capabilities
+        return declared
+
     def load(self, *, invariant: bool) -> object:
         """Skips what it refuses of batch-invariant mode; any other refusal is a failure."""
-        found = self.registry.get(self.kind, self.name)
-        declared: Capabilities = found.capabilities
-        refused = declared.refusals(Context(dtype=torch.float32))
+        found, declared = self.registry.get(self.kind, self.name), self.declared
+        context = Context(dtype=torch.float32, numerics=declared.numerics[0])
+        refused = declared.refusals(context)
         assert not refused, f"{self} cannot run here: {refused}"
-        context = Context(dtype=torch.float32, batch_invariant=True)
+        context = replace(context, batch_invariant=True)
         refused = declared.refusals(context) if invariant else []
         if refused:
             pytest.skip(f"{self} refuses batch-invariant mode: {refused[0]}")
         return found
+
+    def op_checks(self) -> Iterator[OpCheck]:
+        yield from (check for check in OP_CHECKS[self.kind] if check.fits(self.declared))
+        if "activations" in self.declared.numerics:
+            yield from FP8_CHECKS.get(self.kind, ())
+
+    def engine_checks(self) -> Iterator[tuple[str, str]]:
+        """With the cases that each runs on."""
+        if "weights" in self.declared.numerics:
+            for check in ENGINE_CHECKS:
+                yield from ((check, case) for case in self.cases(check))
+        if "activations" in self.declared.numerics:
+            yield from ((check, case) for check in NUMERICS_CHECKS for case in FP8_CASES)
 
     def options(self) -> dict[str, dict[str, str]]:
         return {f"{self.registry.noun}s": {self.kind: self.name}}
@@ -75,16 +100,14 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             pytest.param(each, check, id=f"{each}: {check.what}")
             for each in replacements
             if each.registry is OPS
-            for check in OP_CHECKS[each.kind]
-            if check.fits(each.registry.get(each.kind, each.name).capabilities)
+            for check in each.op_checks()
         ]
         metafunc.parametrize(("replacement", "check"), cases)
     else:
         cases = [
             pytest.param(each, check, case, id=f"{each}: {check} on {case}")
             for each in replacements
-            for check in ENGINE_CHECKS
-            for case in each.cases(check)
+            for check, case in each.engine_checks()
         ]
         metafunc.parametrize(("replacement", "check", "case"), cases)
 
@@ -93,7 +116,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def subjects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Subject]:
     """Tiny models, each made once."""
     root = tmp_path_factory.mktemp("conformance")
-    return {case: make_subject(case, root / case) for case in CASES}
+    return {case: make_subject(case, root / case) for case in (*CASES, *FP8_CASES)}
 
 
 def test_against_the_reference(replacement: Replacement, check: OpCheck) -> None:
@@ -104,4 +127,5 @@ def test_in_the_engine(
     replacement: Replacement, check: str, case: str, subjects: dict[str, Subject]
 ) -> None:
     replacement.load(invariant=check in INVARIANT)
-    ENGINE_CHECKS[check](replace(subjects[case], options=replacement.options()))
+    checks = ENGINE_CHECKS | NUMERICS_CHECKS
+    checks[check](replace(subjects[case], options=replacement.options()))

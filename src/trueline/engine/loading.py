@@ -88,7 +88,7 @@ def _fingerprint(model: Path, plan: Plan) -> str:
     """What a cached token depends on besides the tokens before it."""
     files = sorted(model.glob("*.safetensors")) if model.is_dir() else []
     stats = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
-    kept = (plan.compute_dtype, plan.kinds, plan.slots)
+    kept = (plan.compute_dtype, plan.numerics.name, plan.kinds, plan.slots)
     text = repr((str(model.resolve()), stats, kept))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 

@@ -96,6 +96,12 @@ class Build:
         formats = {weight.format for weight in weights}
         return Packing(self.plan, formats.pop() if len(formats) == 1 else DENSE.label)
 
+    def mixes_numerics(self, *weights: Weight) -> bool:
+        """Whether activations are quantised for some of their formats only: no op may pack them
+        together then."""
+        formats = {part.format for weight in weights for part in weight.parts}
+        return len(formats) > 1 and not formats.isdisjoint(self.plan.numerics.formats)
+
 
 class Parameters(Protocol):
     """By name; read or drawn before, or when they are taken."""

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from trueline.errors import UsageError
 from trueline.layers.context import ANYWHERE, Build, Weights
 from trueline.spec.feedforward import DenseSpec, MoESpec
 from trueline.weights.value import Weight
 
 
 class GatedMLP:
-    def __init__(self, build: Build, weights: Weights, name: str) -> None:
+    def __init__(self, build: Build, gate_up: Weight, down: Weight, name: str) -> None:
         self.row_parallel = build.row_parallel
-        gate_up, down = _gate_up_down(weights, name)
+        _require_alike(build, name, gate_up, down)
         chosen = build.packing(gate_up, down)
         self.op, self.linear, self.invariant = chosen.mlp, chosen.linear, chosen.invariant_mlp
         self.packed = self.op.pack(gate_up, down, self.linear)
@@ -31,6 +32,15 @@ class GatedMLP:
         return out.to(x.dtype)
 
 
+def _require_alike(build: Build, name: str, *weights: Weight) -> None:
+    if build.mixes_numerics(*weights):
+        raise UsageError(
+            f"{name}: gate_proj, up_proj and down_proj are stored in several formats, which "
+            f"numerics='{build.plan.numerics.name}' multiplies in different ways; accepted here: "
+            "numerics='weights'"
+        )
+
+
 def _gate_up_down(weights: Weights, name: str) -> tuple[Weight, Weight]:
     gate, up, down = (
         weights.stored(f"{name}.{part}_proj.weight") for part in ("gate", "up", "down")
@@ -42,7 +52,7 @@ class Dense:
     capabilities = ANYWHERE
 
     def __init__(self, spec: DenseSpec, build: Build, weights: Weights, name: str) -> None:
-        self.mlp = GatedMLP(build, weights, name)
+        self.mlp = GatedMLP(build, *_gate_up_down(weights, name), name)
 
     def forward(self, x: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor | None]:
         return self.mlp.forward(x), None
@@ -61,16 +71,18 @@ class MoE:
             self.bias = weights.take(f"{name}.gate.e_score_correction_bias")
         gate_up = weights.stored(f"{name}.experts.gate_up_proj")
         down = weights.stored(f"{name}.experts.down_proj")
+        _require_alike(build, f"{name}.experts", gate_up, down)
         self.shared: GatedMLP | None = None
         shared, chosen = f"{name}.shared_experts", build.packing(gate_up, down)
         self.op, self.linear, fused = chosen.experts, chosen.linear, chosen.shared_experts
         self.invariant = chosen.invariant_experts
-        if _fits(spec) and fused is not None:
-            more = _gate_up_down(weights, shared)
+        more = _gate_up_down(weights, shared) if spec.shared_width else None
+        every = (gate_up, down, *(more or ()))
+        if more and fused is not None and _fits(spec) and len({w.format for w in every}) == 1:
             self.experts = fused.pack_with_shared(gate_up, down, *more, self.linear)
         else:
             self.experts = self.op.pack(gate_up, down, self.linear)
-            self.shared = GatedMLP(build, weights, shared) if spec.shared_width else None
+            self.shared = GatedMLP(build, *more, shared) if more else None
 
     def forward(self, x: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The output, and the experts chosen (so that they can be recorded)."""

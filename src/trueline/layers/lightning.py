@@ -13,7 +13,6 @@ from trueline.layers.context import ANYWHERE, Build, Rope, StepInput, Weights
 from trueline.layers.linear import WeightGemm
 from trueline.ops.capabilities import Opaque
 from trueline.spec.mixer import LightningSpec
-from trueline.weights.value import Weight
 
 
 class Lightning:
@@ -26,7 +25,7 @@ class Lightning:
         parts = tuple(
             weights.stored(f"{name}.{part}.weight") for part in ("query_key_value", "g_proj")
         )
-        self.qkv_gate = WeightGemm(build, Weight.concat(parts))
+        self.qkv_gate = WeightGemm(build, *parts)
         self.norms = None
         if spec.qk_norm:
             names = (f"{name}.query_layernorm.weight", f"{name}.key_layernorm.weight")

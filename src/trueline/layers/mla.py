@@ -19,7 +19,6 @@ from trueline.layers.linear import WeightGemm
 from trueline.ops.capabilities import Opaque
 from trueline.ops.mla_prefill import HeadWeights
 from trueline.spec.mixer import MLASpec
-from trueline.weights.value import Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,9 +42,10 @@ class MLA:
         latent = weights.stored(f"{name}.kv_a_proj_with_mqa.weight")
         index = [weights.stored(f"{name}.indexer.wk.weight")] if own else []
         index_width = sum(key.shape[0] for key in index)
-        self.widths = [query.shape[0], spec.kv_lora_rank, spec.qk_rope_head_dim, index_width]
-        # One GEMM gives the query (or its latent), the key-value latent and the index key.
-        self.first = WeightGemm(build, Weight.concat((query, latent, *index)))
+        self.widths = [query.shape[0], index_width, spec.kv_lora_rank, spec.qk_rope_head_dim]
+        # One GEMM gives the query (or its latent), the index key and the key-value latent: last,
+        # since it is the one that does not end where a block of fp8 does.
+        self.first = WeightGemm(build, query, *index, latent)
         if spec.q_lora_rank is not None:
             self.q_norm = weights.take(f"{name}.q_a_layernorm.weight")
             self.q_b = WeightGemm(build, weights.stored(f"{name}.q_b_proj.weight"))
@@ -117,7 +117,7 @@ class MLA:
 
     def _project(self, x: Tensor) -> Projected:
         spec, ops = self.spec, self.ops
-        q, latent, key, index_key = torch.split(self.first(x), self.widths, dim=-1)
+        q, index_key, latent, key = torch.split(self.first(x), self.widths, dim=-1)
         if spec.q_lora_rank is not None:
             q_latent = ops.rms_norm.run(q, self.q_norm, spec.latent_norm_eps)
             q = self.q_b(q_latent)

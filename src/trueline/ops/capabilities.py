@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from trueline import native
+from trueline import device, native
 from trueline.cache.layout import IndexLayout, LatentLayout
 from trueline.native import scaled
 from trueline.spec.mixer import MLASpec
@@ -45,6 +45,9 @@ class Context:
     compute_capability: tuple[int, int] | None = None
     """Of an NVIDIA GPU."""
     batch_invariant: bool = False
+    numerics: str = "weights"
+    """How weights of the format that is packed are multiplied: with activations as computed, or
+    "activations": with what fp8 makes of them."""
     heads: HeadDims | None = None
     latent: LatentLayout | None = None
     index: IndexLayout | None = None
@@ -67,6 +70,8 @@ class Capabilities:
     keeps: tuple[str, ...] = ()
     """Where `formats` is None: labels of the formats whose weights `pack` keeps as they are
     stored."""
+    numerics: tuple[str, ...] = ("weights",)
+    """That its products have. One that leaves them to the op `linear` has all."""
     batch_invariant: bool = False
     """Whether a row's bits depend on nothing but the row, whatever shares its step."""
     capture: bool = False
@@ -88,6 +93,10 @@ class Capabilities:
             return []
         return [f"packs {' and '.join(self.formats)} weights, not {stored} ones"]
 
+    def packs(self, stored: str, numerics: str) -> bool:
+        """Whether it takes weights of a format, and multiplies as is wanted."""
+        return not self.not_packed(stored) and numerics in self.numerics
+
     def as_stored(self, stored: str) -> bool:
         """Whether weights of a format that it takes stay as they are stored."""
         return stored in (self.keeps if self.formats is None else self.formats)
@@ -97,6 +106,8 @@ class Capabilities:
         reasons: list[str] = []
         if self.dtypes is not None and context.dtype not in self.dtypes:
             reasons.append(_other_dtype(context.dtype, self.dtypes))
+        if context.numerics not in self.numerics:
+            reasons.append(f"numerics of {' and '.join(self.numerics)}, not of {context.numerics}")
         if context.batch_invariant and not self.batch_invariant:
             reasons.append("not batch-invariant: a row's bits depend on the batch")
         return reasons or self.refuses(context)
@@ -133,6 +144,8 @@ NATIVE = Capabilities(
 )
 NATIVE_PACKING = replace(NATIVE, keeps=scaled.FORMATS)
 """Of the ops that keep weights."""
+NUMERICS = ("weights", "activations")
+"""Of an implementation that leaves all products to the op `linear`."""
 GPU = Capabilities(devices=("cuda",), dtypes=FLOATS, capture=True)
 """Ours for an NVIDIA GPU, which are not batch-invariant so far."""
 
@@ -147,6 +160,20 @@ def fp8_latent_refusals(context: Context) -> list[str]:
     return []
 
 
+def _hopper_refusals(context: Context) -> list[str]:
+    return device.hopper_refusals(context.compute_capability)
+
+
+HOPPER_FP8 = Capabilities(
+    devices=("cuda",),
+    dtypes=(torch.bfloat16,),
+    formats=("block fp8",),
+    numerics=("activations",),
+    capture=True,
+    refuses=_hopper_refusals,
+)
+"""Of the ops that multiply fp8 with fp8."""
+HOPPER_W4A16 = replace(HOPPER_FP8, formats=("int4", "fp4"), numerics=("weights",))
 MOST_SCALES = 16
 """Of a cache row: kernels for an NVIDIA GPU hold them all in registers."""
 GPU_LATENT = replace(GPU, refuses=fp8_latent_refusals)

@@ -34,6 +34,8 @@ class Codes:
     rows_per_scale: int
     group: int
     columns: int
+    powers_of_two: bool
+    """Of fp8: whether scales are, those of fp8 activations included."""
 
     @property
     def nbytes(self) -> int:
@@ -45,6 +47,11 @@ def codes_of(weight: Weight) -> Codes:
     matrices = list(weight.unstack()) if len(weight.shape) == 3 else [weight]
     parts = [list(_parts(matrix)) for matrix in matrices]
     form, group, rows_per_scale = common_blocks(weight)
+    (powers_of_two,) = {
+        isinstance(stored, Fp8Stored) and stored.powers_of_two
+        for mine in parts
+        for _, stored in mine
+    }
     columns = weight.shape[-1]
     numbers = torch.empty(
         *(len(matrices), weight.shape[-2], columns if form == "fp8" else -(-columns // 2)),
@@ -61,7 +68,7 @@ def codes_of(weight: Weight) -> Codes:
             if part.read:
                 part.read()
         scales.append(torch.cat(found))
-    return Codes(form, numbers, torch.stack(scales), rows_per_scale, group, columns)
+    return Codes(form, numbers, torch.stack(scales), rows_per_scale, group, columns, powers_of_two)
 
 
 def _parts(matrix: Weight) -> Iterator[tuple[StoredPart, Quantised]]:

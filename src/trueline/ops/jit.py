@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import ClassVar, Protocol, overload
+from typing import ClassVar, Protocol, overload, runtime_checkable
 
 import triton
 import triton.language as tl
@@ -31,6 +31,15 @@ class Param(Protocol):
     is_constexpr: bool
     do_not_specialize: bool
     do_not_specialize_on_alignment: bool
+
+
+@runtime_checkable
+class Described(Protocol):
+    """A tensor as TMA copies it: Gluon's class, which is not everywhere."""
+
+    base: Tensor
+    block_shape: list[int]
+    layout: object
 
 
 class Launchable(Protocol):
@@ -75,6 +84,8 @@ def _compiled_for(param: Param, value: object) -> object:
     if param.is_constexpr or value is None:
         return value
     aligned = not (param.do_not_specialize or param.do_not_specialize_on_alignment)
+    if isinstance(value, Described):
+        return value.base.dtype, tuple(value.block_shape), value.layout
     if isinstance(value, Tensor):
         return value.dtype, aligned and value.data_ptr() % KNOWN_MULTIPLE == 0
     if isinstance(value, int) and not param.do_not_specialize:

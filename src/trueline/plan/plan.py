@@ -37,6 +37,7 @@ from trueline.plan.memory import (
     plan_groups,
     slot_plan,
 )
+from trueline.plan.numerics import Numerics, choose_numerics
 from trueline.plan.select import (
     OWN,
     LayerClass,
@@ -71,6 +72,7 @@ class Plan:
     weight_dtype: torch.dtype
     compute_dtype: torch.dtype
     dtype_reason: str
+    numerics: Numerics
     kinds: tuple[AnyKind, ...]
     """What the layers keep between steps."""
     groups: tuple[GroupPlan, ...]
@@ -124,6 +126,8 @@ class Plan:
         yield f"device       {self.device.kind} ({self.device.name}), {self._where()}"
         yield f"compute      {self.compute_dtype} ({self.dtype_reason})".replace("torch.", "")
         yield f"weights      {self.weight_bytes / 1e6:,.1f} MB in {self._weight_formats()}"
+        if self.by_format:
+            yield f"numerics     {self.numerics}"
         for group in self.groups:
             tokens = (group.num_blocks - 1) * group.block_size
             yield (
@@ -195,7 +199,9 @@ def make_plan(
     slot_bytes = sum(kind.slot_bytes for kind in kinds if isinstance(kind, SlottedKind))
     unused = ops_of_kinds() - {op for kind in kinds for op in kind.ops}
     used = [op for op in OPS if op not in unused]
-    chosen = choose(spec, used, config, _op_context(config, device, compute, kinds))
+    context = _op_context(config, device, compute, kinds)
+    numerics = choose_numerics(spec, config, context)
+    chosen = choose(spec, used, config, context, numerics.name)
     max_len = max_model_len(spec, config)
     # Some kernels multiply by weights as they are stored; others want them as they compute.
     kept = storage if chosen.multiplies_with(storage) else compute
@@ -216,6 +222,7 @@ def make_plan(
         weight_dtype=kept,
         compute_dtype=compute,
         dtype_reason=reason,
+        numerics=numerics,
         kinds=kinds,
         groups=groups,
         slots=slots,

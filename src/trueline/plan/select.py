@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any, Protocol
@@ -59,12 +59,12 @@ class Selection:
 
 
 def choose_ops(
-    ops: Iterable[str], config: EngineConfig, context: Context, formats: Sequence[str]
+    ops: Iterable[str], config: EngineConfig, context: Context, formats: Mapping[str, str]
 ) -> tuple[dict[str, Selection], dict[str, dict[str, Selection]]]:
     """All of them, where weights are dense; and by each further weight format, those that keep
-    weights."""
-    stored = (DENSE.label, *formats)
-    packing = {op: _choose_by_format(op, config, context, stored) for op in PACKING}
+    weights. `formats`: with the numerics of each."""
+    numerics = {DENSE.label: context.numerics, **formats}
+    packing = {op: _choose_by_format(op, config, context, numerics) for op in PACKING}
     selections = {
         op: packing[op][DENSE.label] if op in packing else choose_op(op, config, context)
         for op in ops
@@ -73,20 +73,25 @@ def choose_ops(
 
 
 def _choose_by_format(
-    op: str, config: EngineConfig, context: Context, formats: Sequence[str]
+    op: str, config: EngineConfig, context: Context, formats: Mapping[str, str]
 ) -> dict[str, Selection]:
     """For an op that keeps weights: one for each weight format of the model. One that was asked
-    for is taken wherever it packs the format, which must be somewhere."""
+    for is taken wherever it packs the format with its numerics, which must be somewhere."""
     asked = config.ops.get(op)
     others = replace(config, ops={name: config.ops[name] for name in config.ops if name != op})
     packed = [
-        form for form in formats if asked is None or not capabilities(op, asked).not_packed(form)
+        form
+        for form, numerics in formats.items()
+        if asked is None or capabilities(op, asked).packs(form, numerics)
     ]
     return {
         form: choose_op(
-            op, config if form in packed or not packed else others, context, stored=form
+            op,
+            config if form in packed or not packed else others,
+            replace(context, numerics=numerics),
+            stored=form,
         )
-        for form in formats
+        for form, numerics in formats.items()
     }
 
 
@@ -127,9 +132,13 @@ class Implementations:
 
 
 def choose(
-    spec: ModelSpec, ops: Iterable[str], config: EngineConfig, context: Context
+    spec: ModelSpec, ops: Iterable[str], config: EngineConfig, context: Context, numerics: str
 ) -> Implementations:
-    formats = [quantised.label for quantised in quantised_formats(spec)]
+    """`numerics`: of the formats that have them; all other products are of `weights`."""
+    formats = {
+        quantised.label: numerics if numerics in quantised.numerics else context.numerics
+        for quantised in quantised_formats(spec)
+    }
     selections, by_format = choose_ops(ops, config, context, formats)
     return Implementations(selections, by_format, choose_layers(spec, config, context))
 

@@ -61,7 +61,7 @@ def make_checkpoint(
     try:
         spec = read_model(file)
         write_tokenizer(directory, spec.vocab.total, text.get("bos_token_id"), spec.eos_token_ids)
-        _write_shards(directory, _tensors(spec, options), options.max_shard_bytes, progress)
+        write_shards(directory, _tensors(spec, options), options.max_shard_bytes, progress)
     except BaseException:
         for made in directory.iterdir():
             made.unlink()
@@ -119,12 +119,13 @@ def _shrink_latents(value: Tensor, name: str, spec: ModelSpec) -> None:
         value[: latent.kv_lora_rank] *= 0.1
 
 
-def _write_shards(
+def write_shards(
     directory: Path,
     tensors: Iterator[tuple[str, Tensor, int, int]],
     max_bytes: int,
     progress: Callable[[int, int], None] | None,
 ) -> None:
+    """`tensors`: (stored name, tensor, parameters so far, parameters in all)."""
     shards: list[tuple[Path, list[str]]] = []
     shard: dict[str, Tensor] = {}
 

@@ -10,10 +10,10 @@ from torch import Tensor
 
 from trueline.errors import UsageError
 from trueline.utils.json_types import JSON
-from trueline.weights.formats import Format, Storage
-from trueline.weights.formats.block_fp8 import BlockFp8
+from trueline.weights.formats import Format, Storage, Stored
+from trueline.weights.formats.block_fp8 import BlockFp8, Fp8Stored
 from trueline.weights.formats.fp4 import CODES, GROUP, E8m0BlockFp8, Fp4, Fp4Experts
-from trueline.weights.formats.pack_int4 import WORD, PackInt4
+from trueline.weights.formats.pack_int4 import WORD, Int4Stored, PackInt4
 
 FP8_MAX = 448.0
 SMALLEST = 2.0**-100
@@ -101,6 +101,14 @@ def quantise(value: Tensor, fmt: Format, plain: torch.dtype) -> tuple[Tensor, ..
         return _fp4(value)
     assert isinstance(fmt, BlockFp8), fmt.label
     return _block_fp8(value, fmt)
+
+
+def file_tensors(stored: Stored) -> tuple[Tensor, ...]:
+    """Of a whole matrix, those that `names` of its format has, as a file holds them."""
+    if isinstance(stored, Int4Stored):
+        return stored.packed, stored.scales, torch.tensor(stored.shape)
+    assert isinstance(stored, Fp8Stored), stored
+    return stored.numbers, stored.scales
 
 
 def _block_fp8(value: Tensor, fmt: BlockFp8) -> tuple[Tensor, Tensor]:

@@ -98,13 +98,20 @@ def mlp(
     gate, up = (x @ gate_up.mT).chunk(2, dim=-1)
     off = gemm(x, gate_up, dtype, rounded)
     off_gate, off_up = (off + stored(x @ gate_up.mT, dtype)).chunk(2, dim=-1)
-    middle = gate * gate.sigmoid() * up
-    # the slope of silu is at most 1.1; exp loses as many units as its argument is large
-    off_middle = 1.1 * off_gate * up.abs() + gate.sigmoid() * gate.abs() * off_up
-    off_middle += rounding(AROUND) * (1 + gate.abs() * (-gate).sigmoid()) * middle.abs()
-    off_middle += stored(middle, dtype)
+    middle, off_middle = gated(gate, up, off_gate, off_up, dtype)
     passed = (off_middle.square() @ down.square().mT).sqrt()
     return passed + gemm(middle, down, dtype, rounded) + stored(middle @ down.mT, dtype)
+
+
+def gated(
+    gate: Tensor, up: Tensor, off_gate: Tensor, off_up: Tensor, dtype: torch.dtype
+) -> tuple[Tensor, Tensor]:
+    """silu(gate) · up, and how far it may be off."""
+    middle = gate * gate.sigmoid() * up
+    # the slope of silu is at most 1.1; exp loses as many units as its argument is large
+    off = 1.1 * off_gate * up.abs() + gate.sigmoid() * gate.abs() * off_up
+    off += rounding(AROUND) * (1 + gate.abs() * (-gate).sigmoid()) * middle.abs()
+    return middle, off + stored(middle, dtype)
 
 
 @dataclass(frozen=True)

@@ -90,6 +90,7 @@ FP8_EXEMPT = BlockFp8(
     # layer 0 is dense: its gate_proj is quantised, though a name in this list is part of its name
     ignored_modules=("model.layers.0.mlp.gate", "model.layers.0.self_attn.kv_b_proj", "lm_head"),
 )
+FP8_UE8M0 = BlockFp8(block=(32, 32), power_of_two_scales=True, ignored_modules=())
 INT4 = PackInt4(group=32, ignored_modules=KIMI_IGNORES)
 # Beside the experts all that a rank cuts: shared experts, the dense MLP, attention. Groups of 8, so
 # that widths need no large common divisor.
@@ -100,6 +101,13 @@ FP4 = Fp4Experts(
 )
 # Widths of experts in whole groups.
 _GROUPED: JSON = {"hidden_size": 96, "moe_intermediate_size": 64}
+# Groups of 128 inputs, the last ones partial.
+_FP8_INPUTS: JSON = {
+    "hidden_size": 160,
+    "intermediate_size": 192,
+    "moe_intermediate_size": 144,
+    "num_hidden_layers": 2,
+}
 _GROUPED_ALL: JSON = {
     "hidden_size": 80,
     "moe_intermediate_size": 24,
@@ -213,6 +221,8 @@ CASES: Mapping[str, Case] = {
     "bf16": Case("deepseek_v3", dtype="bfloat16"),
     "fp8": Case("deepseek_v3", storage=FP8_32),
     "fp8-exempt": Case("deepseek_v3", storage=FP8_EXEMPT),
+    "fp8-inputs": Case("deepseek_v3", keys=_FP8_INPUTS, storage=FP8_32),
+    "fp8-inputs-ue8m0": Case("deepseek_v3", keys=_FP8_INPUTS, storage=FP8_UE8M0),
     "int4": Case("kimi_k2", keys=_GROUPED, storage=INT4, dtype="bfloat16"),
     "int4-all": Case("kimi_k2", keys=_GROUPED_ALL, storage=INT4_ALL),
     "k25-int4": Case("kimi_k25", keys=_GROUPED, storage=INT4),

@@ -31,7 +31,8 @@ from trueline.verify.lightning import (
     linear_is_a_sum,
     ranks_hold_their_heads,
 )
-from trueline.verify.ops import attention_ops, fp8_attention_ops
+from trueline.verify.numerics import NUMERICS_CHECKS
+from trueline.verify.ops import attention_ops, fp8_attention_ops, fp8_input_ops
 from trueline.verify.rope import rope_contract
 from trueline.verify.routing import routing
 from trueline.verify.schedules import ENGINE_CHECKS
@@ -293,6 +294,7 @@ CHECKS: Mapping[str, Callable[[Subject], None]] = {
     "routing": routing,
     "op = reference": attention_ops,
     "fp8 op = reference": fp8_attention_ops,
+    "fp8 inputs, op = reference": fp8_input_ops,
     "sparse op = reference": sparse_ops,
     "index cache": index_cache,
     "latent cache": latent_cache,
@@ -301,6 +303,7 @@ CHECKS: Mapping[str, Callable[[Subject], None]] = {
     "index = sum": index_is_a_sum,
     "ranks = whole": ranks_hold_their_heads,
     **ENGINE_CHECKS,
+    **NUMERICS_CHECKS,
     **GPU_CHECKS,
     **DRAFT_CHECKS,
 }

@@ -3,7 +3,7 @@ or against the reference."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -200,7 +200,7 @@ def ranks_have_the_bits_of_one(subject: Subject) -> None:
     ranks_are_as_one(subject.model, ON_RANKS, config, 2)
 
 
-ENGINE_CHECKS: Mapping[str, Callable[[Subject], None]] = {
+ENGINE_CHECKS: dict[str, Callable[[Subject], None]] = {
     "engine oracle": engine_oracle,
     "split = whole": split_is_whole,
     "solo = batch": solo_is_batch,

@@ -110,9 +110,9 @@ def draw_stored(
         codes = numbers.clamp_(-FP8_LARGEST, FP8_LARGEST).to(torch.float8_e4m3fn)
         grid = [-(-size // block) for size, block in zip(shape, fmt.block, strict=True)]
         scales = _draw_scales(grid, FP8_SPREAD, columns, generator)
-        if fmt.power_of_two_scales or "F32" not in fmt.scale_dtypes:
+        if fmt.powers_of_two:
             scales = scales.log2().round().exp2()
-        return Fp8Stored(codes, scales, fmt.block)
+        return Fp8Stored(codes, scales, fmt.block, powers_of_two=fmt.powers_of_two)
     if isinstance(fmt, PackInt4):
         packed = _draw_bytes((rows, 4 * -(-columns // WORD)), generator).view(torch.int32)
         scales = _draw_scales([rows, -(-columns // fmt.group)], INT4_SPREAD, columns, generator)

@@ -8,8 +8,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from trueline.bench.footprint import peak_bytes, resident_bytes, tensor_bytes
+from trueline.bench.formats import format_engine
+from trueline.bench.gpu.roofline import checkpoint_bytes, decode_bytes
 from trueline.bench.gpu.steps import decode_profile
 from trueline.bench.workload import Workload, bench_engine, measure
+from trueline.device import find_device
+from trueline.engine.executor import local_runner
 from trueline.llm import LLMEngine
 from trueline.utils.json_types import JSON
 
@@ -17,19 +22,64 @@ CELLS = Path(__file__).parent / "cells.json"
 LONG = 4096
 SPARE = 64
 """Positions beyond the longest cell's."""
+FORMAT_DECODE: list[JSON] = [
+    *({"B": batch, "inp": 1024, "out": 128} for batch in (1, 16, 64)),
+    {"B": 256, "inp": 1024, "out": 128, "repeats": 1},
+    {"B": 16, "inp": 32768},
+]
+FORMAT_PREFILL: list[JSON] = [{"B": 8, "inp": 4096}]
 
 
 def run_cells(name: str, started: float) -> JSON:
-    """Every cell of the model, reported on stderr as it is done."""
+    """Every cell of a model that peers were timed on."""
     cells = json.loads(CELLS.read_text())
     decode, prefill = (
         [cell for cell in cells[kind] if cell["model"] == name] for kind in ("decode", "prefill")
     )
-    longest = max(cell["inp"] + cell.get("out", 1) for cell in decode + prefill) + SPARE
-    engine = bench_engine(name, max_model_len=longest)
+    engine = bench_engine(name, max_model_len=_longest(decode + prefill))
+    return {"model": name} | _measured(engine, decode, prefill, started)
+
+
+def run_format(name: str, form: str, started: float) -> JSON:
+    """The cells of a model whose weights are drawn in a format, and what it takes of memory."""
+    find_device("auto")  # what a GPU's driver takes once is not the model's
+    before = resident_bytes()
+    engine = format_engine(name, form, max_model_len=_longest(FORMAT_DECODE + FORMAT_PREFILL))
+    memory: JSON = {
+        "loaded_bytes": tensor_bytes(local_runner(engine.core.executor).decoder),
+        "checkpoint_bytes": checkpoint_bytes(engine.spec),
+        "host_peak_bytes": None if before is None else (peak_bytes() or 0) - before,
+    }
+    decode = [{"model": name} | cell | _roofline(engine, cell) for cell in FORMAT_DECODE]
+    prefill = [{"model": name} | cell for cell in FORMAT_PREFILL]
+    implementations = {
+        label: {op: each.name for op, each in ops.items()}
+        for label, ops in engine.plan.by_format.items()
+    }
+    about: JSON = {"model": name, "format": form, "implementations": implementations}
+    return about | {"memory": memory} | _measured(engine, decode, prefill, started)
+
+
+def _longest(cells: list[JSON]) -> int:
+    return max(int(cell["inp"]) + int(cell.get("out", 1)) for cell in cells) + SPARE
+
+
+def _roofline(engine: LLMEngine, cell: JSON) -> JSON:
+    """In the middle of the cell's outputs."""
+    context = cell["inp"] + cell.get("out", 0) // 2
+    step = decode_bytes(engine.spec, engine.plan.kinds, cell["B"], context)
+    return {
+        "weight_bytes": step.weights,
+        "cache_bytes": step.cache,
+        "roofline_ms": 1e3 * step.seconds,
+    }
+
+
+def _measured(engine: LLMEngine, decode: list[JSON], prefill: list[JSON], started: float) -> JSON:
+    """Each cell is reported on stderr as it is done. One without `out` is measured on the device
+    alone."""
     measure(engine, Workload(1, 16, 2))
     found: JSON = {
-        "model": name,
         "start_s": time.time() - started,
         "start_phases": engine.startup_seconds,
         "plan": list(engine.plan.lines()),
@@ -37,22 +87,26 @@ def run_cells(name: str, started: float) -> JSON:
         "prefill": [],
     }
     for cell in decode:
-        _try(found["decode"], cell, lambda cell: _decode(engine, cell))
+        served = "out" in cell
+        found["decode"].append(_try(cell, lambda cell: _decode(engine, cell)) if served else cell)
     for cell in prefill:
-        _try(found["prefill"], cell, lambda cell: _prefill(engine, cell))
+        found["prefill"].append(_try(cell, lambda cell: _prefill(engine, cell)))
     # last: once a profiler has run, every launch takes longer
-    for cell in found["decode"]:
-        cell |= decode_profile(engine, cell["B"], cell["inp"])
+    found["decode"] = [
+        _try(cell, lambda cell: decode_profile(engine, cell["B"], cell["inp"]))
+        for cell in found["decode"]
+    ]
     return found
 
 
-def _try(into: list[JSON], cell: JSON, run: Callable[[JSON], JSON]) -> None:
-    """A cell that fails is reported and does not stop the others."""
+def _try(cell: JSON, run: Callable[[JSON], JSON]) -> JSON:
+    """The cell with its figures. One that fails is reported and does not stop the others."""
     try:
-        into.append(cell | run(cell))
+        figures = run(cell)
     except Exception as error:
-        into.append(cell | {"error": repr(error)})
-    print(json.dumps(into[-1])[:400], file=sys.stderr, flush=True)
+        figures = {"error": repr(error)}
+    print(json.dumps(cell | figures)[:400], file=sys.stderr, flush=True)
+    return cell | figures
 
 
 def _decode(engine: LLMEngine, cell: JSON) -> JSON:
@@ -60,7 +114,7 @@ def _decode(engine: LLMEngine, cell: JSON) -> JSON:
     long = cell["inp"] > LONG
     if long:  # what is compiled for such contexts
         measure(engine, Workload(1, cell["inp"], 2))
-    figures = measure(engine, work, repeats=1 if long else 2)
+    figures = measure(engine, work, repeats=1 if long else cell.get("repeats", 2))
     rate = figures.decode_tokens_per_s
     return {
         "tok_s": rate,
@@ -76,4 +130,6 @@ def _prefill(engine: LLMEngine, cell: JSON) -> JSON:
 
 
 if __name__ == "__main__":
-    print(json.dumps(run_cells(sys.argv[1], float(sys.argv[2]))))
+    model, *form, started = sys.argv[1:]
+    found = run_format(model, form[0], float(started)) if form else run_cells(model, float(started))
+    print(json.dumps(found))

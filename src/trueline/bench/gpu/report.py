@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
+from trueline.bench.gpu.format_report import step_ms
 from trueline.utils.json_types import JSON
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 PEER = "vllm"
 PEERS = Path(__file__).parent / "peers-h200.json"
@@ -88,13 +95,26 @@ def kernel_rows(found: list[JSON]) -> list[JSON]:
     return rows
 
 
-def plot(rows: list[JSON], file: Path) -> None:
-    """Decode: the roofline as a line, ours and the peer's as bars, per cell."""
+def plot(peers: list[JSON], formats: list[JSON], file: Path) -> None:
+    """Decode cells: bars, and the roofline as a line. One panel for bfloat16 beside the peer, one
+    for stored formats beside bfloat16; each if there are cells."""
     from matplotlib.figure import Figure
 
-    cells = [row for row in rows if "ms_step" in row]
-    figure = Figure(figsize=(11, 4.4), layout="constrained")
-    axes = figure.subplots()
+    panels: list[Callable[[Axes], None]] = []
+    if peers:
+        panels.append(partial(_plot_peers, [row for row in peers if "ms_step" in row]))
+    if formats:
+        panels.append(partial(_plot_formats, [row for row in formats if step_ms(row)]))
+    figure = Figure(figsize=(11, 4.4 * len(panels)), layout="constrained")
+    for panel, axes in zip(panels, figure.subplots(len(panels), squeeze=False)[:, 0], strict=True):
+        panel(axes)
+        axes.set_ylabel("ms per decode step")
+        axes.legend(frameon=False)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.savefig(file)
+
+
+def _plot_peers(cells: list[JSON], axes: Axes) -> None:
     places = range(len(cells))
     axes.bar([p - 0.2 for p in places], [c["ms_step"] for c in cells], 0.38, label="Trueline")
     axes.bar([p + 0.2 for p in places], [c["vllm_ms"] or 0 for c in cells], 0.38, color="#bbbbbb",
@@ -102,10 +122,25 @@ def plot(rows: list[JSON], file: Path) -> None:
     for place, cell in enumerate(cells):
         axes.hlines(cell["roofline_ms"], place - 0.4, place + 0.4, color="black", linewidth=1.5)
     axes.plot([], [], color="black", label="roofline: bytes read once")
-    names = [f"{c['model']}\nB={c['B']}" + ("\n32k" if c["inp"] > 4096 else "") for c in cells]
-    axes.set_xticks(list(places), names, fontsize=8)
-    axes.set_ylabel("ms per decode step")
+    axes.set_xticks(list(places), [_cell_name(cell) for cell in cells], fontsize=8)
     axes.set_title("Decode on one H200, bfloat16, random weights")
-    axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
-    figure.savefig(file)
+
+
+def _plot_formats(cells: list[JSON], axes: Axes) -> None:
+    places = range(len(cells))
+    plain = [step_ms({key: c[f"bf16_{key}"] for key in ("ms_step", "step_us")}) for c in cells]
+    axes.bar([p - 0.2 for p in places], [step_ms(c) or 0 for c in cells], 0.38, label="as stored")
+    axes.bar([p + 0.2 for p in places], [ms or 0 for ms in plain], 0.38, color="#bbbbbb",
+             label="bfloat16, same run")  # fmt: skip
+    for place, cell in enumerate(cells):
+        for key, left in (("roofline_ms", place - 0.4), ("bf16_roofline_ms", place)):
+            if cell[key] is not None:
+                axes.hlines(cell[key], left, left + 0.4, color="black", linewidth=1.5)
+    axes.plot([], [], color="black", label="roofline: bytes read once")
+    names = [f"{_cell_name(cell)}\n{cell['format']}" for cell in cells]
+    axes.set_xticks(list(places), names, fontsize=8)
+    axes.set_title("Decode on one H200, weights as stored, drawn at random")
+
+
+def _cell_name(cell: JSON) -> str:
+    return f"{cell['model']}\nB={cell['B']}" + ("\n32k" if cell["inp"] > 4096 else "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -11,13 +12,14 @@ from torch.profiler import ProfilerActivity, profile
 from trueline.engine.executor import local_runner
 from trueline.engine.memory import made_up_batch
 from trueline.llm import LLMEngine
+from trueline.utils.json_types import JSON
 
 REPLAYS = 4
 NAMED = 12
 """Kernels reported by name; the rest is summed up."""
 
 
-def decode_profile(engine: LLMEngine, batch: int, context: int) -> dict[str, object]:
+def decode_profile(engine: LLMEngine, batch: int, context: int) -> JSON:
     """The graph replayed on contexts of one length, over whatever is in the cache. Nothing is
     drawn for anybody."""
     graphs = local_runner(engine.core.executor).graphs
@@ -25,9 +27,32 @@ def decode_profile(engine: LLMEngine, batch: int, context: int) -> dict[str, obj
         return {}
     rows = made_up_batch(engine.core.plan, [(context, 1)] * batch, spread=True)
     replay = graphs.dummy_step(rows)
+    kernels = kernel_times(replay)
+    return {
+        "step_us": _replay_time(replay),
+        "busy_us": sum(each.us for each in kernels),
+        "launches_per_layer": sum(each.calls for each in kernels) / len(engine.spec.layers),
+        "kernels": [each.as_json() for each in kernels[:NAMED]],
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class KernelTime:
+    """Of all launches of a kernel in one run."""
+
+    name: str
+    us: float
+    calls: float
+
+    def as_json(self) -> JSON:
+        return {"name": self.name[:70], "us": round(self.us, 1), "calls": round(self.calls, 1)}
+
+
+def kernel_times(run: Callable[[], object]) -> list[KernelTime]:
+    """What a run launches, the longest first."""
     with profile(activities=[ProfilerActivity.CUDA]) as trace:
         for _ in range(REPLAYS):
-            replay()
+            run()
         torch.cuda.synchronize()
     times: Counter[str] = Counter()
     calls: Counter[str] = Counter()
@@ -35,16 +60,7 @@ def decode_profile(engine: LLMEngine, batch: int, context: int) -> dict[str, obj
         if event.self_device_time_total > 0:
             times[event.key] += event.self_device_time_total / REPLAYS
             calls[event.key] += event.count / REPLAYS
-    layers = len(engine.spec.layers)
-    return {
-        "step_us": _replay_time(replay),
-        "busy_us": sum(times.values()),
-        "launches_per_layer": sum(calls.values()) / layers,
-        "kernels": [
-            {"name": name[:70], "us": round(us, 1), "calls": round(calls[name], 1)}
-            for name, us in times.most_common(NAMED)
-        ],
-    }
+    return [KernelTime(name, us, calls[name]) for name, us in times.most_common()]
 
 
 def _replay_time(replay: Callable[[], object]) -> float:

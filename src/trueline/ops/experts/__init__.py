@@ -19,11 +19,17 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
-import torch
 from torch import Tensor
 
-from trueline import device
-from trueline.ops.capabilities import CPU, GPU, NATIVE_PACKING, Capabilities, Context
+from trueline.ops.capabilities import (
+    CPU,
+    GPU,
+    HOPPER_FP8,
+    HOPPER_W4A16,
+    NATIVE_PACKING,
+    NUMERICS,
+    Capabilities,
+)
 from trueline.ops.linear import LinearOp
 from trueline.weights.value import Weight
 
@@ -69,17 +75,14 @@ class SharedExperts(Experts[Packed], Protocol[Packed]):
     ) -> Packed: ...
 
 
-def _hopper_refusals(context: Context) -> list[str]:
-    return device.hopper_refusals(context.compute_capability)
-
-
 IMPLEMENTATIONS = {
     "native": NATIVE_PACKING,
-    "cpu": CPU,
+    "cpu": replace(CPU, numerics=NUMERICS),
     "reference": CPU,
-    "hopper_w4a16": replace(
-        GPU, dtypes=(torch.bfloat16,), formats=("int4", "fp4"), refuses=_hopper_refusals
+    "hopper_fp8": replace(HOPPER_FP8, optional=("pack_with_shared",)),
+    "hopper_w4a16": HOPPER_W4A16,
+    "triton_quantised": replace(
+        GPU, formats=("block fp8", "int4", "fp4"), optional=("pack_with_shared",)
     ),
-    "triton_quantised": replace(GPU, formats=("block fp8", "int4", "fp4")),
     "triton": replace(GPU, optional=("pack_with_shared",)),
 }

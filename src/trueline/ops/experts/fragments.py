@@ -114,5 +114,5 @@ def _scales(codes: Codes, order: Tensor, group: int, chunks: int) -> Tensor:
     finer = codes.scales[0][:, block]
     groups = -(-chunks * CHUNK // group)
     filled = pad(finer, (0, groups - finer.shape[1], 0, 1))[order].view(-1, TILE_ROWS, groups)
-    steps = filled.split(STEP // group, dim=2)
+    steps = torch.split(filled, STEP // group, dim=2)
     return torch.cat([step.flatten(1) for step in steps], dim=1)

@@ -28,13 +28,14 @@ def count(
 
 @kernel(do_not_specialize=["pairs", "first", "held", "segments", "tile"])
 def place(
-    ids, counts, order, tiles, total, pairs, first, held, segments, tile,
+    ids, counts, order, tiles, total, places, pairs, first, held, segments, tile,
     TOP: tl.constexpr, SHARED: tl.constexpr, BINS: tl.constexpr, BLOCK: tl.constexpr,
-    MOST: tl.constexpr, ALONE: tl.constexpr,
+    MOST: tl.constexpr, ALONE: tl.constexpr, PLACES: tl.constexpr,
 ):  # fmt: skip
     """A program per expert and segment. `order` gets the expert's pairs as they come, filled up to
     whole tiles (of at most MOST rows) with `pairs`, which no pair has; `tiles` the expert of each
-    tile; `total` their number. ALONE: there is one segment, and each program counts it itself."""
+    tile; `total` their number; with PLACES, `places` where each pair is. ALONE: there is one
+    segment, and each program counts it itself."""
     pdl_wait()
     expert, segment = tl.program_id(0), tl.program_id(1)
     pair = segment * BLOCK + tl.arange(0, BLOCK)
@@ -57,6 +58,8 @@ def place(
     rank = earlier + tl.cumsum(match.to(tl.int32), axis=0) - 1
     order += start * tile
     tl.store(order + rank, pair, mask=match)
+    if PLACES:
+        tl.store(places + pair, start * tile + rank, mask=match)
     if segment == 0:
         own = tl.cdiv(mine, tile)
         rest = mine + tl.arange(0, MOST)

@@ -177,9 +177,7 @@ class _Step:
         self._product(x, self.packed.gate_up, middle, how.first, order, True)
         self._product(middle, self.packed.down, parts, how.second, order, False)
         out = x.new_empty(len(x), hidden)
-        kernels.combine[(len(x), triton.cdiv(hidden, SUM_BLOCK))](
-            *(parts, self.ids, out, *self.held, hidden), **self.choices, BLOCK=SUM_BLOCK
-        )
+        sum_pairs(parts, self.ids, self.held, self.choices, out)
         return out
 
     def _sorted(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -214,8 +212,10 @@ def sort_pairs(
     held: tuple[int, int],
     choices: dict[str, int],
     rows: int,
+    places: Tensor | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Pairs by expert in tiles of `rows`, the expert of each tile, and the number of tiles."""
+    """Pairs by expert in tiles of `rows`, the expert of each tile, and the number of tiles.
+    `places`: to be filled with where each pair is then."""
     bins, block = power_of_two(experts), SHORT if pairs <= SHORT else SEGMENT
     segments = triton.cdiv(pairs, block)
     room = (pairs + min(experts, pairs) * (rows - 1)) // rows
@@ -226,12 +226,23 @@ def sort_pairs(
     if segments > 1:
         kernels.count[(segments,)](ids, counts, pairs, *held, **shape)
     kernels.place[(experts, segments)](
-        *(ids, counts, order, tiles, total, pairs, *held, segments, rows),
+        *(ids, counts, order, tiles, total, order if places is None else places),
+        *(pairs, *held, segments, rows),
         **shape,
         MOST=MOST_ROWS,
         ALONE=segments == 1,
+        PLACES=places is not None,
     )
     return order, tiles, total
+
+
+def sum_pairs(
+    parts: Tensor, ids: Tensor, held: tuple[int, int], choices: dict[str, int], out: Tensor
+) -> None:
+    hidden = out.shape[1]
+    kernels.combine[(len(out), triton.cdiv(hidden, SUM_BLOCK))](
+        *(parts, ids, out, *held, hidden), **choices, BLOCK=SUM_BLOCK
+    )
 
 
 def _streamed(cut: GemmTiles, depth: int) -> dict[str, int]:

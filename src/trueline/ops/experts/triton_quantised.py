@@ -3,14 +3,16 @@ kernel's registers. Fewer bytes than dequantised weights have; the products are 
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import triton
 from torch import Tensor
 
 from trueline.ops.codes import Codes, codes_of
-from trueline.ops.experts import IMPLEMENTATIONS, kernels, quantised_kernels
-from trueline.ops.experts.triton import SUM_BLOCK, sort_pairs
+from trueline.ops.experts import IMPLEMENTATIONS, quantised_kernels
+from trueline.ops.experts.shared import with_shared
+from trueline.ops.experts.triton import sort_pairs, sum_pairs
 from trueline.ops.launch import power_of_two, unit_stride
 from trueline.ops.linear import LinearOp
 from trueline.weights.value import Weight
@@ -24,6 +26,8 @@ MOST_ROWS = 64
 class Packed:
     gate_up: Codes
     down: Codes
+    shared: int
+    """Of the experts, those at the end that every token takes with weight 1."""
 
     @property
     def nbytes(self) -> int:
@@ -51,30 +55,50 @@ def launch(tokens: int, top: int, experts: int) -> Tiles:
 def pack(gate_up: Weight | Tensor, down: Weight | Tensor, linear: LinearOp) -> Packed:
     assert isinstance(gate_up, Weight), "the plan chose it for a quantised format"
     assert isinstance(down, Weight), "the plan chose it for a quantised format"
-    return Packed(codes_of(gate_up), codes_of(down))
+    return Packed(codes_of(gate_up), codes_of(down), 0)
+
+
+def pack_with_shared(
+    gate_up: Weight | Tensor,
+    down: Weight | Tensor,
+    shared_gate_up: Weight | Tensor,
+    shared_down: Weight | Tensor,
+    linear: LinearOp,
+) -> Packed:
+    routed, shared = (gate_up, down), (shared_gate_up, shared_down)
+    every = [each for each in (*routed, *shared) if isinstance(each, Weight)]
+    assert len(every) == len(routed) + len(shared), "the plan chose it for a quantised format"
+    gate_up, down, count = with_shared(*every)
+    return Packed(codes_of(gate_up), codes_of(down), count)
 
 
 def run(
     x: Tensor, ids: Tensor, weights: Tensor, packed: Packed, linear: LinearOp, first: int = 0
 ) -> Tensor:
-    how = launch(len(x), ids.shape[1], len(packed.down.numbers))
+    how = launch(len(x), ids.shape[1], len(packed.down.numbers) - packed.shared)
     return run_with(how, x, ids, weights, packed, first)
 
 
 def run_with(
-    how: Tiles, x: Tensor, ids: Tensor, weights: Tensor, packed: Packed, first: int = 0
+    how: Tiles,
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    packed: Packed,
+    first: int = 0,
+    through: Callable[[Tensor], Tensor] = unit_stride,
 ) -> Tensor:
-    x, ids, weights = unit_stride(x), ids.contiguous(), weights.contiguous()
+    """`through`: what activations go through before each of the two GEMMs."""
+    x, ids, weights = through(x), ids.contiguous(), weights.contiguous()
     hidden, width, top = x.shape[1], packed.down.columns, ids.shape[1]
-    experts, pairs = len(packed.down.numbers), ids.numel()
-    order = sort_pairs(ids, experts, pairs, (first, experts), {"TOP": top, "SHARED": 0}, how.rows)
+    experts, choices = len(packed.down.numbers), {"TOP": top, "SHARED": packed.shared}
+    pairs, held = len(x) * (top + packed.shared), (first, experts - packed.shared)
+    order = sort_pairs(ids, experts, pairs, held, choices, how.rows)
     middle, parts = x.new_empty(pairs, width), x.new_empty(pairs, hidden)
-    _product(x, packed.gate_up, weights, middle, order, top, how, gated=True)
-    _product(middle, packed.down, weights, parts, order, top, how, gated=False)
+    _product(x, packed.gate_up, weights, middle, order, choices, how, gated=True)
+    _product(through(middle), packed.down, weights, parts, order, choices, how, gated=False)
     out = x.new_empty(len(x), hidden)
-    kernels.combine[(len(x), triton.cdiv(hidden, SUM_BLOCK))](
-        *(parts, ids, out, first, experts, hidden), TOP=top, SHARED=0, BLOCK=SUM_BLOCK
-    )
+    sum_pairs(parts, ids, held, choices, out)
     return out
 
 
@@ -84,7 +108,7 @@ def _product(
     weights: Tensor,
     out: Tensor,
     order: tuple[Tensor, Tensor, Tensor],
-    top: int,
+    choices: dict[str, int],
     how: Tiles,
     *,
     gated: bool,
@@ -95,7 +119,7 @@ def _product(
         *(x, x.stride(0), codes.numbers, codes.numbers.shape[2]),
         *(codes.scales, codes.scales.shape[2], codes.scales.shape[1]),
         *(weights, out, *order, pairs, codes.columns, width),
-        TOP=top, SHARED=0, GATED=gated, SWAP=how.rows < 64, FORM=codes.form,
+        **choices, GATED=gated, SWAP=how.rows < 64, FORM=codes.form,
         ROWS=codes.rows_per_scale, GROUP=codes.group, BLOCK_M=how.rows, BLOCK_N=how.columns,
         BLOCK_K=how.inner, num_warps=how.warps, num_stages=how.stages,
     )  # fmt: skip

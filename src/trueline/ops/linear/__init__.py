@@ -3,7 +3,8 @@
 The weight is a `Weight` (weights/value.py), or a tensor, which is its own dense weight. `pack`
 calls `dense` where the implementation multiplies with plain numbers; one that keeps quantised
 weights as they are stored says which in `keeps`, or in `formats` if it is to be given no others.
-The packed form belongs to the implementation; the weight may be freed.
+The packed form belongs to the implementation; the weight may be freed. One that quantises x too
+declares `numerics=("activations",)`; docs/checkpoints.md has its definition.
 
 `run_wide(x, packed)` -> [n, out] in float32, of which logits are made. On a GPU it has the digits
 of the sums whatever dtype x has, where `run` rounds them to x's; on a CPU, those of `run`."""
@@ -15,7 +16,15 @@ from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from trueline.ops.capabilities import CPU, GPU, NATIVE_PACKING, Capabilities, Context, Opaque
+from trueline.ops.capabilities import (
+    CPU,
+    GPU,
+    HOPPER_FP8,
+    NATIVE_PACKING,
+    Capabilities,
+    Context,
+    Opaque,
+)
 from trueline.weights.value import Weight
 
 Packed = TypeVar("Packed")
@@ -45,7 +54,9 @@ IMPLEMENTATIONS = {
     "native": NATIVE_PACKING,
     "onednn": Capabilities(devices=("cpu",), batch_invariant=True, refuses=_onednn_refusals),
     "torch_mm": CPU,
+    "fp8_inputs": replace(CPU, numerics=("activations",)),
     "reference": CPU,
+    "hopper_fp8": HOPPER_FP8,
     "triton_quantised": replace(GPU, formats=("block fp8", "int4", "fp4")),
     "triton": GPU,
     "cublas": GPU,

@@ -8,11 +8,19 @@ x; `down` then returns them. Only batch-invariant mode calls the two."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol, TypeVar
 
 from torch import Tensor
 
-from trueline.ops.capabilities import CPU, GPU, NATIVE_PACKING, Capabilities
+from trueline.ops.capabilities import (
+    CPU,
+    GPU,
+    HOPPER_FP8,
+    NATIVE_PACKING,
+    NUMERICS,
+    Capabilities,
+)
 from trueline.ops.linear import LinearOp
 from trueline.weights.value import Weight
 
@@ -35,4 +43,10 @@ class InvariantMLP(MLP[Packed], Protocol[Packed]):
     def down(self, middle: Tensor, packed: Packed, linear: LinearOp) -> Tensor: ...
 
 
-IMPLEMENTATIONS = {"native": NATIVE_PACKING, "cpu": CPU, "reference": CPU, "triton": GPU}
+IMPLEMENTATIONS = {
+    "native": NATIVE_PACKING,
+    "cpu": replace(CPU, numerics=NUMERICS),
+    "reference": CPU,
+    "hopper_fp8": HOPPER_FP8,
+    "triton": replace(GPU, numerics=NUMERICS),
+}

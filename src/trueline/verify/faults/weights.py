@@ -89,7 +89,7 @@ def _merged(original: Method) -> Method:
         numbers, scales = (
             torch.cat([getattr(each, name) for each in fp8], axis) for name in ("numbers", "scales")
         )
-        one = Fp8Stored(numbers, scales, fp8[0].block, fp8[0].first)
+        one = replace(fp8[0], numbers=numbers, scales=scales)
         return replace(right, parts=(replace(right.parts[0], stored=one),))
 
     return classmethod(broken)

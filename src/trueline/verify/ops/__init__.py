@@ -8,12 +8,13 @@ from dataclasses import dataclass
 import torch
 
 from trueline.ops.capabilities import Capabilities
-from trueline.ops.registry import implementation, runnable
+from trueline.ops.registry import OPS, capabilities, implementation, runnable
 from trueline.verify import sparse
 from trueline.verify.cases import Subject
 from trueline.verify.ops import (
     attention,
     basic,
+    fp8_inputs,
     index,
     latent,
     latent_fp8,
@@ -26,6 +27,7 @@ from trueline.verify.ops import (
 from trueline.verify.ops.data import H, L, R, paged, randn
 
 __all__ = [
+    "FP8_CHECKS",
     "OP_CHECKS",
     "H",
     "L",
@@ -33,6 +35,7 @@ __all__ = [
     "R",
     "attention_ops",
     "fp8_attention_ops",
+    "fp8_input_ops",
     "paged",
     "randn",
 ]
@@ -51,7 +54,8 @@ class OpCheck:
     some formats does not take."""
 
     def fits(self, declared: Capabilities) -> bool:
-        return self.stored or declared.formats is None
+        """Of OP_CHECKS: whether an implementation is asked for it."""
+        return "weights" in declared.numerics and (self.stored or declared.formats is None)
 
 
 OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
@@ -124,6 +128,23 @@ OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
 }
 
 
+FP8_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
+    "linear": (
+        OpCheck("fp8 inputs", fp8_inputs.linear),
+        OpCheck("fp8 inputs, bits", fp8_inputs.linear_bits, True),
+    ),
+    "mlp": (
+        OpCheck("fp8 inputs", fp8_inputs.mlp),
+        OpCheck("fp8 inputs, bits", fp8_inputs.mlp_bits, True),
+    ),
+    "experts": (
+        OpCheck("fp8 inputs", fp8_inputs.experts),
+        OpCheck("fp8 inputs, bits", fp8_inputs.experts_bits, True),
+    ),
+}
+"""Of implementations that declare the numerics `activations`."""
+
+
 def attention_ops(subject: Subject) -> None:
     """Latent attention in every implementation that runs here."""
     for op in ("mla_decode", "mla_prefill"):
@@ -138,3 +159,12 @@ def fp8_attention_ops(subject: Subject) -> None:
         for name in runnable(op, torch.float32):
             if name != "reference":
                 check.run(implementation(op, name))
+
+
+def fp8_input_ops(subject: Subject) -> None:
+    """Products whose inputs go through fp8, in every implementation for CPUs."""
+    for op, (numbers, _) in FP8_CHECKS.items():
+        for name in OPS[op]:
+            declared = capabilities(op, name)
+            if "activations" in declared.numerics and "cpu" in declared.devices:
+                numbers.run(implementation(op, name))

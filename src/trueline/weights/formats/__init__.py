@@ -13,7 +13,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, ClassVar, Protocol
 
 from trueline.models.parameters import parameters
 from trueline.spec.model import ModelSpec, WeightStorage
@@ -61,6 +61,9 @@ class Storage(WeightStorage, ABC):
 @dataclass(frozen=True, kw_only=True)
 class Format(Storage, ABC):
     """A format with the facts of one checkpoint, which has it for all that it quantises."""
+
+    numerics: ClassVar[tuple[str, ...]] = ("weights",)
+    """Its products: with activations as computed ("weights"), or quantised too ("activations")."""
 
     @property
     def formats(self) -> tuple[Format, ...]:
@@ -118,15 +121,18 @@ def format_of(spec: ModelSpec, parameter: Parameter, piece: Piece) -> Format | N
 
 def weight_bytes(spec: ModelSpec, itemsize: int, as_stored: Callable[[str], bool]) -> int:
     """Of all parameters: those of formats that stay as stored, and plain float of this size."""
-    total = 0
-    for parameter in parameters(spec):
-        numbers = stored = 0
-        for piece in parameter.pieces:
-            fmt, count = format_of(spec, parameter, piece), prod(piece.shape)
-            kept = fmt.stored_bytes(piece.shape) if fmt and as_stored(fmt.label) else None
-            numbers, stored = numbers + count, stored + (count * itemsize if kept is None else kept)
-        total += parameter.count * stored // numbers  # this rank's share of what is stored
-    return total
+    return sum(parameter_bytes(spec, each, itemsize, as_stored) for each in parameters(spec))
+
+
+def parameter_bytes(
+    spec: ModelSpec, parameter: Parameter, itemsize: int, as_stored: Callable[[str], bool]
+) -> int:
+    numbers = stored = 0
+    for piece in parameter.pieces:
+        fmt, count = format_of(spec, parameter, piece), prod(piece.shape)
+        kept = fmt.stored_bytes(piece.shape) if fmt and as_stored(fmt.label) else None
+        numbers, stored = numbers + count, stored + (count * itemsize if kept is None else kept)
+    return parameter.count * stored // numbers  # this rank's share of what is stored
 
 
 def quantised_formats(spec: ModelSpec) -> tuple[Format, ...]:

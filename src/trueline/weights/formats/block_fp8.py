@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
+INPUT_GROUP = 128
+"""Channels of a token that share a scale where activations are quantised too, whatever the blocks
+of the weight are; the last group of a row may be partial."""
+
+
 @dataclass(frozen=True, slots=True)
 class Fp8Stored:
     numbers: Tensor  # [rows, columns] float8_e4m3fn
@@ -27,6 +32,8 @@ class Fp8Stored:
     block: tuple[int, int]
     first: tuple[int, int] = (0, 0)
     """Where the first row and column stand in their block: a cut may begin inside of one."""
+    powers_of_two: bool = False
+    """Whether all scales are: those of quantised activations then are too."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -72,6 +79,7 @@ class BlockFp8(Format):
     """W = weight × weight_scale_inv of its block."""
 
     label = "block fp8"
+    numerics = ("weights", "activations")
     scale_name: ClassVar[str] = "weight_scale_inv"
     """Of the scales, in the module of their weight."""
     scale_dtypes: ClassVar[tuple[str, ...]] = ("F32", "F8_E8M0")
@@ -79,6 +87,11 @@ class BlockFp8(Format):
     block: tuple[int, int]
     power_of_two_scales: bool
     ignored_modules: tuple[str, ...]
+
+    @property
+    def powers_of_two(self) -> bool:
+        """Whether all scales are, by what the config says or by how they are stored."""
+        return self.power_of_two_scales or "F32" not in self.scale_dtypes
 
     def names(self, weight: str) -> tuple[str, ...]:
         return weight, beside(weight, self.scale_name)
@@ -112,7 +125,7 @@ class BlockFp8(Format):
             raise CheckpointError(
                 f"{tensors[1]}: scale_fmt is ue8m0, but not all are powers of two"
             )
-        return Fp8Stored(weight, scales, self.block)
+        return Fp8Stored(weight, scales, self.block, powers_of_two=self.powers_of_two)
 
 
 def _has_nan(numbers: Tensor) -> bool:

@@ -30,10 +30,9 @@ from trueline.bench.gpu.kernels.attention_work import (
     sparse_work,
 )
 from trueline.bench.gpu.kernels.timing import asked, graph_time, last_line
+from trueline.bench.gpu.roofline import READ
 from trueline.utils.json_types import JSON
 
-READ = 4.39e12
-"""Bytes a second that an H200's memory was seen to give."""
 GATE = 8e-3
 """Relative error of a row in bfloat16."""
 DECODE = (

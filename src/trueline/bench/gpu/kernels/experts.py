@@ -22,7 +22,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from trueline.bench.gpu.kernels.timing import Cell, Ways, asked, graph_time, last_line, recorded
+from trueline.bench.gpu.kernels.timing import (
+    Cell,
+    Ways,
+    asked,
+    graph_time,
+    last_line,
+    recorded,
+    routes,
+)
+from trueline.bench.gpu.roofline import MULTIPLY, READ
 from trueline.ops.batched_gemm import cublas as head_cublas
 from trueline.ops.batched_gemm import triton as batched_gemm
 from trueline.ops.experts import triton as experts
@@ -36,7 +45,6 @@ from trueline.spec.feedforward import RouterSpec
 
 LINEAR = implementation("linear", "triton")
 """For ops that multiply by weights which they do not keep themselves."""
-READ, MULTIPLY = 4.39e12, 770e12
 CALLS = 20
 BF16 = torch.bfloat16
 WORKERS = 12
@@ -122,19 +130,6 @@ def _draw(*shape: int) -> Tensor:
     return torch.randn(*shape, dtype=BF16, device="cuda") / math.sqrt(shape[-1])
 
 
-def _routes(model: Model, tokens: int, calls: int) -> list[Tensor]:
-    """Experts of every token, different in every call; where a step takes few, none that the
-    last step took."""
-    generator = torch.Generator().manual_seed(tokens)
-    if tokens * model.top <= model.experts // 4:
-        order = torch.randperm(model.experts, generator=generator).repeat(2 * calls)
-        each = order[: calls * tokens * model.top].view(calls, tokens, model.top)
-    else:
-        shape = (calls, tokens, model.experts)
-        each = torch.rand(shape, generator=generator).topk(model.top).indices
-    return [ids.cuda() for ids in each]
-
-
 # -- configurations ------------------------------------------------------------------------
 
 
@@ -206,18 +201,18 @@ def _experts(data: Data, name: str, tokens: int, shared: bool) -> ExpertsWork:
     model = MODELS[name]
     packed = data.experts(model, shared)
     calls = 4 if tokens > 1000 else CALLS
-    routes = _routes(model, tokens, calls)
-    x = [torch.randn(tokens, model.hidden, device="cuda", dtype=BF16) for _ in routes]
+    chosen = [ids.cuda() for ids in routes(model.experts, model.top, tokens, calls)]
+    x = [torch.randn(tokens, model.hidden, device="cuda", dtype=BF16) for _ in chosen]
     weights = torch.rand(tokens, model.top, device="cuda")
-    active = sum(len(set(ids.flatten().tolist())) + packed.shared for ids in routes) / calls
+    active = sum(len(set(ids.flatten().tolist())) + packed.shared for ids in chosen) / calls
     each = 3 * model.width * model.hidden
     flops = 2 * each * tokens * (model.top + packed.shared)
 
-    inputs = list(zip(x, routes, strict=True))
+    inputs = list(zip(x, chosen, strict=True))
 
     def exact() -> list[tuple[Tensor, Tensor]]:
-        ours = experts.run(x[0], routes[0], weights, packed, LINEAR)
-        return [(ours, _exact_experts(x[0], routes[0], weights, packed))]
+        ours = experts.run(x[0], chosen[0], weights, packed, LINEAR)
+        return [(ours, _exact_experts(x[0], chosen[0], weights, packed))]
 
     cuts = expert_cuts(model, tokens, packed.shared, 3 if shared else 10)
     roofline = max(active * each * 2 / READ, flops / MULTIPLY)

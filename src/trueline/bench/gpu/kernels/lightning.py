@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from trueline.bench.gpu.kernels.timing import ENGINE, Calls, Ways, asked, graph_time, recorded
+from trueline.bench.gpu.roofline import READ
 from trueline.cache.layout import LatentLayout
 from trueline.cache.state import StateStore, StateView
 from trueline.cache.store import LatentStore
@@ -35,7 +36,6 @@ from trueline.ops.rms_norm import triton as rms_norm
 from trueline.ops.rope import triton as rope
 from trueline.utils.json_types import JSON
 
-READ = 4.39e12
 DEVICE = torch.device("cuda")
 DTYPE = torch.bfloat16
 D, SCALE, SMS = 128, 0.09, 132

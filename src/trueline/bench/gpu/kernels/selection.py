@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from trueline.bench.gpu.kernels.timing import Calls, Cell, Ways, graph_time, last_line
+from trueline.bench.gpu.roofline import MULTIPLY, READ
 from trueline.cache.index import IndexStore, IndexView
 from trueline.cache.layout import IndexLayout
 from trueline.ops.index_scores import triton as scores
@@ -33,7 +34,6 @@ from trueline.ops.sparse_rows import Run, SparseRows, Table
 from trueline.ops.topk import triton as top
 from trueline.utils.json_types import JSON
 
-READ, MULTIPLY = 4.39e12, 770e12
 CALLS, WORKERS = 20, 8
 DEVICE, BF16 = "cuda", torch.bfloat16
 HEADS, DIM, ROPE, TOPK, VOCABULARY = 64, 128, 64, 2048, 102_400

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import torch
+from torch import Tensor
 
 from trueline.bench.gpu.report import peers
 from trueline.utils.json_types import JSON
@@ -53,6 +54,18 @@ def graph_time(calls: Sequence[Callable[[], object]], repeat: int = 12) -> float
         end.synchronize()
         times.append(1000 * begin.elapsed_time(end) / len(calls))
     return statistics.median(times[3:])
+
+
+def routes(count: int, top: int, tokens: int, calls: int) -> list[Tensor]:
+    """Experts of every token, different in every call; where a step takes few, none that the
+    last step took."""
+    generator = torch.Generator().manual_seed(tokens)
+    if tokens * top <= count // 4:
+        order = torch.randperm(count, generator=generator).repeat(2 * calls)
+        each = order[: calls * tokens * top].view(calls, tokens, top)
+    else:
+        each = torch.rand(calls, tokens, count, generator=generator).topk(top).indices
+    return list(each)
 
 
 def recorded(op: str, **wanted: object) -> dict[str, float]:

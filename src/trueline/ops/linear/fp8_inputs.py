@@ -1,0 +1,54 @@
+"""Numerics `activations`: what fp8 makes of x, times what the weight means, in float32."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from trueline.cache.fp8 import dequantise, fp8_scales
+from trueline.cache.layout import STORAGES
+from trueline.ops.linear import IMPLEMENTATIONS, torch_mm
+from trueline.weights.formats.block_fp8 import INPUT_GROUP, Fp8Stored
+from trueline.weights.value import Weight
+
+capabilities = IMPLEMENTATIONS["fp8_inputs"]
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    weight: torch_mm.Packed
+    powers_of_two: bool
+    """Whether scales of x are."""
+
+
+def pack(weight: Weight | Tensor) -> Packed:
+    if isinstance(weight, Tensor):
+        return Packed(torch_mm.pack(weight.float()), powers_of_two=False)
+    (powers_of_two,) = {
+        isinstance(part.stored, Fp8Stored) and part.stored.powers_of_two for part in weight.parts
+    }
+    return Packed(torch_mm.pack(weight.dequantise(torch.float32)), powers_of_two)
+
+
+def run(x: Tensor, packed: Packed) -> Tensor:
+    return run_wide(x, packed).to(x.dtype)
+
+
+def run_wide(x: Tensor, packed: Packed) -> Tensor:
+    return torch_mm.run(through_fp8(x.float(), packed.powers_of_two), packed.weight)
+
+
+def through_fp8(x: Tensor, powers_of_two: bool) -> Tensor:
+    """x [n, channels] in float32, as codes and scales of each token's groups mean it; what is left
+    of the channels is a group too."""
+    e4m3 = STORAGES["e4m3fn"].fp8
+    assert e4m3 is not None
+    rows, channels = x.shape
+    count = -(-channels // INPUT_GROUP)
+    groups = pad(x, (0, count * INPUT_GROUP - channels)).reshape(rows, count, INPUT_GROUP)
+    scales = fp8_scales(groups, e4m3, powers_of_two)
+    codes = (groups / scales[..., None]).to(torch.float8_e4m3fn)
+    return dequantise(codes.float(), scales).flatten(1)[:, :channels]

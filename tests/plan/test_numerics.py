@@ -1,0 +1,167 @@
+"""Which numerics quantised weights are multiplied in, and what the plan says of it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from importlib.metadata import EntryPoint
+from pathlib import Path
+
+import pytest
+import torch
+
+from trueline.config import EngineConfig
+from trueline.device import find_device
+from trueline.engine.loading import load_engine
+from trueline.errors import UsageError
+from trueline.models import read_model
+from trueline.ops import experts, linear, mlp
+from trueline.ops.capabilities import Capabilities, Context
+from trueline.ops.registry import REGISTRY
+from trueline.plan.numerics import choose_numerics
+from trueline.plan.plan import make_plan
+from trueline.plan.select import PACKING
+from trueline.spec.shard import local_spec
+from trueline.verify.cases import FP4, FP8_32, INT4
+from trueline.weights.formats import Storage
+from trueline.weights.formats.block_fp8 import BlockFp8
+
+Tiny = Callable[..., Path]
+WIDE = {"hidden_size": 160, "moe_intermediate_size": 64, "num_hidden_layers": 2}
+BASE = EngineConfig(device="cpu", max_model_len=64, max_num_seqs=2)
+ASKED = replace(BASE, numerics="activations")
+HOPPER = Context(dtype=torch.bfloat16, device="cuda", compute_capability=(9, 0))
+HOPPER_FP8 = Capabilities(
+    devices=("cuda",), formats=("block fp8",), numerics=("activations",), capture=True
+)
+
+
+@pytest.fixture
+def hopper_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As if there were kernels for it."""
+    for op in (linear, mlp, experts):
+        declared = {"hopper_fp8": HOPPER_FP8, **op.IMPLEMENTATIONS}
+        monkeypatch.setattr(op, "IMPLEMENTATIONS", declared)
+    keys = [f"{op}.hopper_fp8" for op in PACKING]
+    made = {key: EntryPoint(key, "nowhere", REGISTRY.group) for key in keys}
+    monkeypatch.setattr(REGISTRY, "own", made | REGISTRY.own)
+
+
+def line(config: EngineConfig, model: Path) -> str:
+    plan = make_plan(read_model(model), config, find_device("cpu"))
+    (found,) = (each for each in plan.lines() if each.startswith("numerics "))
+    return found
+
+
+@pytest.mark.parametrize(
+    ("storage", "asked", "told"),
+    [
+        (FP8_32, "auto", "weights: the default on a CPU"),
+        (FP8_32, "weights", "weights: asked for"),
+        (FP8_32, "activations", "activations: asked for"),
+        (INT4, "auto", "weights: int4 is weight-only (W4A16)"),
+        (FP4, "auto", "weights: the default on a CPU; fp4 is weight-only (W4A16)"),
+        (FP4, "activations", "activations: asked for; fp4 is weight-only (W4A16)"),
+    ],
+)
+def test_the_plan_says_which_and_why(storage: Storage, asked: str, told: str, tiny: Tiny) -> None:
+    model = tiny("deepseek_v3", keys=WIDE, storage=storage)
+    assert line(EngineConfig(device="cpu", numerics=asked), model) == f"numerics     {told}"  # type: ignore[arg-type]
+
+
+def test_plain_float_has_no_line(tiny: Tiny) -> None:
+    plan = make_plan(read_model(tiny("deepseek_v3")), BASE, find_device("cpu"))
+    assert plan.numerics.name == "weights"
+    assert not any(each.startswith("numerics") for each in plan.lines())
+
+
+@pytest.mark.parametrize(
+    ("storage", "told"), [(None, "plain float"), (INT4, "int4")], ids=["plain", "int4"]
+)
+def test_activations_without_block_fp8_are_refused(
+    storage: Storage | None, told: str, tiny: Tiny
+) -> None:
+    model = tiny("deepseek_v3", keys=WIDE, storage=storage)
+    wanted = rf"numerics = 'activations': .* no weights in block fp8 \(they are {told}\); accepted"
+    with pytest.raises(UsageError, match=wanted):
+        load_engine(model, ASKED)
+
+
+def test_an_unknown_one_is_refused() -> None:
+    with pytest.raises(UsageError, match=r"numerics = 'fp8': accepted: .*'weights', 'activations'"):
+        EngineConfig(numerics="fp8")  # type: ignore[arg-type]
+
+
+def test_only_block_fp8_sees_activations(tiny: Tiny) -> None:
+    """fp4, plain float, and products that are no packed weights' have `weights`."""
+    model = tiny("deepseek_v3", keys=WIDE, storage=FP4)
+    plain, plan = (load_engine(model, config).plan for config in (BASE, ASKED))
+    assert plan.selections == plain.selections
+    assert plan.by_format["fp4"] == plain.by_format["fp4"]
+    chosen = {op: each.name for op, each in plan.by_format["block fp8"].items()}
+    assert chosen == {"linear": "fp8_inputs", "mlp": "cpu", "experts": "cpu"}
+
+
+def test_one_that_was_asked_for_runs_where_it_can(tiny: Tiny) -> None:
+    model = tiny("deepseek_v3", keys=WIDE, storage=FP8_32)
+    plan = load_engine(model, replace(ASKED, ops={"linear": "torch_mm"})).plan
+    assert plan.selections["linear"].name == "torch_mm"
+    assert plan.by_format["block fp8"]["linear"].name == "fp8_inputs"
+    with pytest.raises(UsageError, match="refuses: numerics of activations, not of weights"):
+        load_engine(model, replace(BASE, ops={"linear": "fp8_inputs"}))
+
+
+@pytest.mark.parametrize(
+    ("changes", "told"),
+    [
+        ({}, "activations: GEMMs of fp8 are the faster ones here"),
+        ({"batch_invariant": True}, "weights: the default of batch invariance"),
+        (
+            {"compute_capability": (8, 9)},
+            "weights: the default on all GPUs but those of compute capability 9.0",
+        ),
+        ({"device": "cpu"}, "weights: the default on a CPU"),
+    ],
+)
+def test_auto(changes: dict[str, object], told: str, tiny: Tiny, hopper_kernels: None) -> None:
+    spec = read_model(tiny("deepseek_v3", keys=WIDE, storage=FP8_32))
+    context = replace(HOPPER, **changes)  # type: ignore[arg-type]
+    assert str(choose_numerics(spec, EngineConfig(), context)) == told
+
+
+def test_auto_without_kernels(tiny: Tiny, hopper_kernels: None) -> None:
+    """Nor with an op that was asked for and has other numerics."""
+    spec = read_model(tiny("deepseek_v3", keys=WIDE, storage=FP8_32))
+    config = EngineConfig(ops={"linear": "triton_quantised"})
+    told = str(choose_numerics(spec, config, HOPPER))
+    assert told.startswith("weights: with activations in fp8, op linear=triton_quantised was asked")
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_rank_s_part_is_whole_groups(rank: int, tiny: Tiny, hopper_kernels: None) -> None:
+    """Both ranks decide alike: where one begins inside of a group, the other ends there."""
+    divided = {"num_attention_heads": 4, "v_head_dim": 24, "intermediate_size": 256}
+    spec = read_model(tiny("deepseek_v3", keys=WIDE | divided, storage=FP8_32))
+    local, device = local_spec(spec, rank, 2), find_device("cpu")
+    told = (
+        rf"o_proj.weight: this rank has columns {48 * rank} to {48 * rank + 48} of 96, cut inside"
+    )
+    with pytest.raises(UsageError, match=told):
+        make_plan(local, ASKED, device)
+    assert choose_numerics(local, EngineConfig(), HOPPER).name == "weights"
+    invariant = local_spec(spec, rank, 2, invariant_sums=True)
+    plan = make_plan(invariant, replace(ASKED, batch_invariant=True), device)
+    assert plan.numerics.name == "activations"
+    whole = WIDE | divided | {"v_head_dim": 64, "n_shared_experts": 4}
+    spec = read_model(tiny("deepseek_v3", keys=whole, storage=FP8_32))
+    assert make_plan(local_spec(spec, rank, 2), ASKED, device).numerics.name == "activations"
+
+
+def test_an_mlp_of_two_numerics_is_refused(tiny: Tiny) -> None:
+    storage = BlockFp8(
+        block=(32, 32), power_of_two_scales=False, ignored_modules=("0.mlp.up_proj",)
+    )
+    model = tiny("deepseek_v3", keys=WIDE, storage=storage)
+    load_engine(model, BASE).core.close()
+    with pytest.raises(UsageError, match=r"model\.layers\.0\.mlp: .* accepted here: numerics='wei"):
+        load_engine(model, ASKED)
