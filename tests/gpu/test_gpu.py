@@ -26,7 +26,7 @@ from trueline.verify.faults.drafts import DRAFT_FAULTS
 from trueline.verify.faults.gpu import GPU_FAULTS
 from trueline.verify.graphs import GPU_CHECKS, graph_is_eager
 from trueline.verify.half_precision import half_is_float64
-from trueline.verify.ops import FP8_CHECKS, OP_CHECKS, OpCheck, lightning
+from trueline.verify.ops import OP_CHECKS, OpCheck, lightning
 from trueline.verify.ops.attention import TILINGS, decode_table, mla_prefill_wide
 from trueline.verify.ops.data import SMALL, WIDE, Dims, paged, randn
 from trueline.verify.schedules import ENGINE_CHECKS
@@ -45,12 +45,6 @@ IMPLEMENTATIONS = [
     for check in OP_CHECKS[op]
     if not check.invariant and (name != "hopper" or check.what == "real dims")
     for dtype in capabilities(op, name).dtypes or DTYPES
-]
-FP8_INPUTS = [
-    pytest.param(op, name, checks[0], id=f"{op}-{name}")
-    for op, checks in FP8_CHECKS.items()
-    for name in OPS[op]
-    if "cuda" in capabilities(op, name).devices and "activations" in capabilities(op, name).numerics
 ]
 # One of each family, and shapes that hide nothing.
 SUBJECTS = ("v2", "v3", "k2", "glm", "ling", "v32", "glm5")
@@ -123,20 +117,6 @@ def test_op_equals_its_reference(op: str, name: str, check: OpCheck, dtype: torc
             check.run(implementation(op, name))
         else:
             pytest.skip("float32 only: what it is given is")
-
-
-@pytest.mark.parametrize(("op", "name", "check"), FP8_INPUTS)
-def test_op_with_fp8_inputs(op: str, name: str, check: OpCheck) -> None:
-    context = Context(
-        dtype=torch.bfloat16,
-        device="cuda",
-        compute_capability=compute_capability(),
-        numerics="activations",
-    )
-    if refused := refusals(op, name, context):
-        pytest.skip(f"refused here: {refused}")
-    with torch.device("cuda"):
-        check.run(implementation(op, name), torch.bfloat16)
 
 
 @pytest.mark.parametrize(
