@@ -30,7 +30,10 @@ from trueline.plan.select import Selection
 # v2lite's kernels are among those of the others, at other sizes.
 # A length just above a multiple of what a kernel takes at a time.
 MODELS = [
-    *(pytest.param(name, (), marks=pytest.mark.slow) for name in ("v2lite", "ling25s", "v32s")),
+    *(
+        pytest.param(name, (), marks=pytest.mark.slow)
+        for name in ("v2lite", "ling25s", "v32s", "k25s")
+    ),
     ("v32s", ("--most", "32960")),
 ]
 

@@ -14,10 +14,14 @@ from implementations import lightning_dims
 from trueline.config import EngineConfig
 from trueline.device import compute_capability
 from trueline.ops.capabilities import Context
+from trueline.ops.experts import hopper_w4a16
+from trueline.ops.experts import reference as experts_reference
 from trueline.ops.mla_prefill import cut as prefill_cut
 from trueline.ops.mla_prefill import hopper
 from trueline.ops.mla_prefill import triton as prefill
 from trueline.ops.registry import OPS, capabilities, implementation, refusals
+from trueline.verify.bounds import require_within
+from trueline.verify.bounds import stored as stored_bound
 from trueline.verify.cases import Subject, make_subject
 from trueline.verify.drafts import DRAFT_CHECKS
 from trueline.verify.failed import CheckFailed
@@ -28,7 +32,9 @@ from trueline.verify.graphs import GPU_CHECKS, graph_is_eager
 from trueline.verify.half_precision import half_is_float64
 from trueline.verify.ops import OP_CHECKS, OpCheck, lightning
 from trueline.verify.ops.attention import TILINGS, decode_table, mla_prefill_wide
+from trueline.verify.ops.basic import experts_bound
 from trueline.verify.ops.data import SMALL, WIDE, Dims, paged, randn
+from trueline.verify.ops.stored import stack
 from trueline.verify.schedules import ENGINE_CHECKS
 from trueline.verify.soak import soak
 
@@ -41,9 +47,10 @@ IMPLEMENTATIONS = [
     pytest.param(op, name, check, dtype, id=f"{op}-{name}-{check.what}-{dtype}")
     for op, names in OPS.items()
     for name in names
-    if "cuda" in capabilities(op, name).devices and capabilities(op, name).formats is None
+    if "cuda" in capabilities(op, name).devices
     for check in OP_CHECKS[op]
-    if not check.invariant and (name != "hopper" or check.what == "real dims")
+    if check.fits(capabilities(op, name)) and not check.invariant
+    if name != "hopper" or check.what == "real dims"
     for dtype in capabilities(op, name).dtypes or DTYPES
 ]
 # One of each family, and shapes that hide nothing.
@@ -149,6 +156,32 @@ def test_decode_over_a_table(name: str, dtype: torch.dtype, heads: int, dims: Di
             graph.replay()
             for ours, theirs in zip(captured, call(), strict=True):
                 assert torch.equal(ours, theirs), lengths
+
+
+@pytest.mark.parametrize("rows", [hopper_w4a16.STREAMED, *hopper_w4a16.MULTIPLIED])
+@pytest.mark.parametrize(
+    ("label", "group"), [("int4", 32), ("int4", 64), ("int4", 128), ("fp4", 32)]
+)
+def test_w4a16_experts_in_tiles(label: str, group: int, rows: int) -> None:
+    """Of any number of pairs: full, half full and hardly begun ones, experts that nobody takes;
+    columns in whole steps and not."""
+    skip_refused("experts", "hopper_w4a16", torch.bfloat16)
+    for hidden, width, tokens in ((512, 256, 2 * rows), (704, 352, 5), (1024, 160, rows + 1)):
+        with torch.device("cuda"):
+            gate_up = stack(label, (6, 2 * width, hidden), group, 2, seed=rows)
+            down = stack(label, (6, hidden, width), group, 1, seed=rows + 1)
+            packed = hopper_w4a16.pack(gate_up, down, None)
+            assert isinstance(packed, hopper_w4a16.Packed)
+            x = (randn(tokens, hidden) / 16).bfloat16()
+            weights = randn(tokens, 2, seed=1).abs()
+            ids = randn(tokens, 4, seed=2).argsort(1)[:, :2] + 1
+            numbers = gate_up.dequantise(), down.dequantise()
+            exact_of = experts_reference.pack(*numbers, None)
+            exact = experts_reference.run(x.double(), ids, weights.double(), exact_of, None)
+            off = experts_bound(x, ids, weights, *numbers, rounded=torch.bfloat16)
+            ours = hopper_w4a16.run_with(rows, x, ids, weights, packed)
+            off += stored_bound(exact, torch.bfloat16)
+            require_within(f"{hidden} × {width}, {tokens} tokens", ours, exact, off)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

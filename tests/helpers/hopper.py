@@ -25,16 +25,13 @@ from triton.runtime.jit import JITFunction
 
 import trueline.device as device
 import trueline.ops.launch as op_launch
+from stored_zeros import StoredZeros
 from trueline.config import EngineConfig
 from trueline.device import Device
 from trueline.models import read_model
 from trueline.ops.batched_gemm import cublas as batched_gemm
 from trueline.ops.linear import cublas as linear
-from trueline.weights import dummy
-from trueline.weights.dummy import DummyWeights
-from trueline.weights.formats import Format, Stored
-from trueline.weights.formats.block_fp8 import BlockFp8, Fp8Stored
-from trueline.weights.formats.pack_int4 import WORD, Int4Stored, PackInt4
+from trueline.spec.parameters import Parameter
 from trueline.weights.value import Weight
 
 SMS = 132
@@ -136,28 +133,11 @@ def _only_zeros() -> None:
     linear.run = gemm
     linear.run_wide = lambda x, packed: gemm(x, packed).float()
     batched_gemm.run = heads
-    dummy.draw_stored = zeros_stored
 
 
-class Zeros(DummyWeights):
-    """Quantised ones as they are stored."""
-
-    def pop(self, name: str) -> Weight:
-        parameter = self._parameters[name]
-        if any(self._format(parameter, piece) for piece in parameter.pieces):
-            return super().pop(name)
-        return Weight.of(UNTOUCHED(self._parameters.pop(name).shape, dtype=self._dtype))
-
-
-def zeros_stored(fmt: Format, shape: Any, plain: torch.dtype, _: object) -> Stored:
-    rows, columns = shape
-    if isinstance(fmt, BlockFp8):
-        grid = [-(-size // block) for size, block in zip(shape, fmt.block, strict=True)]
-        codes = UNTOUCHED(shape, dtype=torch.float8_e4m3fn)
-        return Fp8Stored(codes, zeros(grid), fmt.block, powers_of_two=fmt.powers_of_two)
-    assert isinstance(fmt, PackInt4)
-    packed = UNTOUCHED((rows, columns // WORD), dtype=torch.int32)
-    return Int4Stored(packed, zeros(rows, columns // fmt.group, dtype=plain), fmt.group, columns)
+class Zeros(StoredZeros):
+    def plain(self, parameter: Parameter) -> Weight:
+        return Weight.of(UNTOUCHED(parameter.shape, dtype=self._dtype))
 
 
 def run(model: Path, fp8_latents: bool) -> None:

@@ -29,9 +29,11 @@ from triton import knobs
 import trueline.device as device
 import trueline.ops.launch as op_launch
 from hopper import H200, SMS, Hopper
+from stored_zeros import StoredZeros
 from trueline.config import EngineConfig
 from trueline.device import META, Device
 from trueline.models import read_model
+from trueline.spec.parameters import Parameter
 from trueline.weights.load import FLOAT32_KINDS
 from trueline.weights.value import Weight
 
@@ -89,16 +91,8 @@ def answer(value: bool) -> None:
     torch.Tensor.__bool__ = told  # type: ignore[method-assign]
 
 
-class NoData:
-    def __init__(self, parameters: Any, dtype: torch.dtype) -> None:
-        self._parameters = {parameter.name: parameter for parameter in parameters}
-        self._dtype = dtype
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._parameters)
-
-    def pop(self, name: str) -> Weight:
-        parameter = self._parameters.pop(name)
+class NoData(StoredZeros):
+    def plain(self, parameter: Parameter) -> Weight:
         dtype = torch.float32 if parameter.kind in FLOAT32_KINDS else self._dtype
         return Weight.of(torch.empty(parameter.shape, dtype=dtype, device=META))
 
@@ -109,7 +103,6 @@ def warm(model: Path, cold: bool, most: int | None = None) -> tuple[Any, Any]:
     from trueline.engine.dry_run import DryRun
     from trueline.engine.runner import build_decoder
     from trueline.engine.warmup import Asked, sweep
-    from trueline.models.parameters import parameters
     from trueline.ops.jit import dry_run
     from trueline.plan.plan import make_plan
 
@@ -117,7 +110,8 @@ def warm(model: Path, cold: bool, most: int | None = None) -> tuple[Any, Any]:
     config = EngineConfig(device="cuda", max_model_len=most)
     plan = make_plan(spec, config, H200)
     answer(False)  # no weight has more digits than its dtype
-    dry = DryRun(spec, plan, build_decoder(spec, plan, NoData(parameters(spec), plan.weight_dtype)))
+    weights = NoData(spec, dtype=plan.weight_dtype, device=torch.device(META), seed=0)
+    dry = DryRun(spec, plan, build_decoder(spec, plan, weights))
     asked = Asked()
     with dry_run(asked):
         if cold:

@@ -20,6 +20,7 @@ from trueline.ops.rms_norm import cpu as rms_norm
 from trueline.verify.failed import CheckFailed
 from trueline.verify.ops import FP8_CHECKS, OP_CHECKS
 from trueline.verify.ops.data import WIDE
+from trueline.weights.value import Weight
 
 Function = Callable[..., Any]
 
@@ -222,6 +223,30 @@ def other_scales(view: LatentView) -> LatentView:
     return replace(view, layout=replace(view.layout, fp8=other))
 
 
+def of_weights(changed: Callable[[Any], Any]) -> Callable[[Function], Function]:
+    """What it packs, where that is stored in codes."""
+
+    def change(weight: Weight) -> Weight:
+        parts = (replace(part, stored=changed(part.stored)) for part in weight.parts)
+        return replace(weight, parts=tuple(parts))
+
+    return lambda pack: (
+        lambda *given: pack(*(change(each) if isinstance(each, Weight) else each for each in given))
+    )
+
+
+def nibbles_swapped(stored: Any) -> Any:
+    if not hasattr(stored, "packed"):
+        return stored
+    codes = stored.packed.contiguous().view(torch.uint8)
+    swapped = codes << 4 | codes >> 4
+    return replace(stored, packed=swapped.view(stored.packed.dtype))
+
+
+def neighbours_scale(stored: Any) -> Any:
+    return replace(stored, scales=stored.scales.roll(1, 0))
+
+
 ROUNDED = {
     **dict.fromkeys(("linear", "batched_gemm", "mlp", "rms_norm", "rope", "latent_write"), "run"),
     **dict.fromkeys(("mla_decode", "mla_prefill", "sparse_mla", "index_scores", "experts"), "run"),
@@ -233,6 +258,8 @@ MISTAKES = [
       for op, function in ROUNDED.items()),
     Mistake("rounded GEMM", "linear", "numbers", "run",
             lambda run: lambda x, packed: run(x.bfloat16().float(), packed)),
+    Mistake("nibbles swapped", "linear", "stored", "pack", of_weights(nibbles_swapped)),
+    Mistake("scales of the row before", "linear", "stored", "pack", of_weights(neighbours_scale)),
     Mistake("bits of the count", "linear", "bits", "run", of_the_count),
     Mistake("bits of the columns", "linear", "ranks", "run", of_the_columns),
     Mistake("heads reversed", "batched_gemm", "numbers", "run",
@@ -309,6 +336,8 @@ MISTAKES = [
     Mistake("experts counted from 0", "experts", "numbers", "run",
             lambda run: lambda x, ids, weights, packed, linear, first=0:
                 run(x, ids, weights, packed, linear, 0)),
+    Mistake("nibbles swapped", "experts", "stored", "pack", of_weights(nibbles_swapped)),
+    Mistake("scales of the row before", "experts", "stored", "pack", of_weights(neighbours_scale)),
     Mistake("from the last id to the first", "experts", "ranks", "combine",
             lambda combine: lambda each, weights: combine(each.flip(1), weights.flip(1))),
     Mistake("others' experts given too", "experts", "ranks", "each",

@@ -59,9 +59,9 @@ class Replacement:
         return found
 
     def op_checks(self) -> Iterator[OpCheck]:
-        for numerics, checks in (("weights", OP_CHECKS), ("activations", FP8_CHECKS)):
-            if numerics in self.declared.numerics:
-                yield from checks.get(self.kind, ())
+        yield from (check for check in OP_CHECKS[self.kind] if check.fits(self.declared))
+        if "activations" in self.declared.numerics:
+            yield from FP8_CHECKS.get(self.kind, ())
 
     def engine_checks(self) -> Iterator[tuple[str, str]]:
         """With the cases that each runs on."""

@@ -173,6 +173,7 @@ HOPPER_FP8 = Capabilities(
     refuses=_hopper_refusals,
 )
 """Of the ops that multiply fp8 with fp8."""
+HOPPER_W4A16 = replace(HOPPER_FP8, formats=("int4", "fp4"), numerics=("weights",))
 MOST_SCALES = 16
 """Of a cache row: kernels for an NVIDIA GPU hold them all in registers."""
 GPU_LATENT = replace(GPU, refuses=fp8_latent_refusals)

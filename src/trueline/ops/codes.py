@@ -46,7 +46,7 @@ def codes_of(weight: Weight) -> Codes:
     """Of a matrix, or of a stack of them, on the device where it is wanted."""
     matrices = list(weight.unstack()) if len(weight.shape) == 3 else [weight]
     parts = [list(_parts(matrix)) for matrix in matrices]
-    form, group, rows_per_scale = _common(parts)
+    form, group, rows_per_scale = common_blocks(weight)
     (powers_of_two,) = {
         isinstance(stored, Fp8Stored) and stored.powers_of_two
         for mine in parts
@@ -76,22 +76,23 @@ def _parts(matrix: Weight) -> Iterator[tuple[StoredPart, Quantised]]:
     for part in sorted(matrix.parts, key=lambda part: part.begin):
         stored = part.stored
         assert isinstance(stored, Quantised), f"{part.format}: kernels for codes take no others"
-        assert stored.shape[1] == matrix.shape[1], "a part has all columns"
+        assert stored.shape[1] == matrix.shape[-1], "a part has all columns"
         yield part, stored
 
 
-def _common(parts: list[list[tuple[StoredPart, Quantised]]]) -> tuple[Form, int, int]:
-    """Their form, and the largest blocks of scales that all of them can be cut into."""
-    (form,) = {FORMS[type(stored)] for mine in parts for _, stored in mine}
+def common_blocks(weight: Weight) -> tuple[Form, int, int]:
+    """The form of its parts, and columns and rows of the largest blocks of scales that all of them
+    can be cut into."""
+    parts = list(_parts(weight))
+    (form,) = {FORMS[type(stored)] for _, stored in parts}
     group = rows = 0
-    for mine in parts:
-        for part, stored in mine:
-            if isinstance(stored, Fp8Stored):
-                block, first = stored.block, stored.first
-            else:
-                block, first = (1, stored.group), (0, stored.first)
-            group = gcd(group, block[1], first[1])
-            rows = gcd(rows, block[0], first[0], part.begin[-2])
+    for part, stored in parts:
+        if isinstance(stored, Fp8Stored):
+            block, first = stored.block, stored.first
+        else:
+            block, first = (1, stored.group), (0, stored.first)
+        group = gcd(group, block[1], first[1])
+        rows = gcd(rows, block[0], first[0], part.begin[-2])
     return form, group, rows
 
 

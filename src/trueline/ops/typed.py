@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from trueline.ops.batched_gemm import triton as batched_gemm_triton
     from trueline.ops.experts import Experts, InvariantExperts, SharedExperts
     from trueline.ops.experts import cpu as experts_cpu
+    from trueline.ops.experts import hopper_w4a16 as experts_hopper_w4a16
     from trueline.ops.experts import native as experts_native
     from trueline.ops.experts import reference as experts_reference
     from trueline.ops.experts import triton as experts_triton
@@ -209,6 +210,7 @@ if TYPE_CHECKING:
     experts(experts_native)
     experts(experts_cpu)
     experts(experts_reference)
+    experts(experts_hopper_w4a16)
     experts(experts_triton)
     sampling: tuple[Sampling, ...] = (
         sampling_cpu,

@@ -71,10 +71,13 @@ def scattered(size: Tensor, dtype: torch.dtype) -> Tensor:
     return size * (SURE * unit(dtype) / math.sqrt(3) if narrow(dtype) else 0.0)
 
 
-def gemm(x: Tensor, weight: Tensor, dtype: torch.dtype) -> Tensor:
-    """Of x [..., in] times weight [out, in]."""
+def gemm(
+    x: Tensor, weight: Tensor, dtype: torch.dtype, rounded: torch.dtype = torch.float32
+) -> Tensor:
+    """Of x [..., in] times weight [out, in]; `rounded`: what the weight's numbers may have been
+    rounded to before."""
     size = (x.double().square() @ weight.double().square().mT).sqrt()
-    return dot_bound(x.shape[-1], size, dtype)
+    return dot_bound(x.shape[-1], size, dtype) + scattered(size, rounded)
 
 
 def stored(exact: Tensor, dtype: torch.dtype) -> Tensor:
@@ -85,15 +88,22 @@ def stored(exact: Tensor, dtype: torch.dtype) -> Tensor:
 # -- what ops are made of --------------------------------------------------------------
 
 
-def mlp(x: Tensor, gate_up: Tensor, down: Tensor, dtype: torch.dtype) -> Tensor:
-    """Of down (silu(gate) · up), [n, out]: errors of the middle's channels are independent."""
+def mlp(
+    x: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    dtype: torch.dtype,
+    rounded: torch.dtype = torch.float32,
+) -> Tensor:
+    """Of down (silu(gate) · up), [n, out]: errors of the middle's channels are independent.
+    `rounded` as in `gemm`."""
     x, gate_up, down = x.double(), gate_up.double(), down.double()
     gate, up = (x @ gate_up.mT).chunk(2, dim=-1)
-    off = gemm(x, gate_up, dtype)
+    off = gemm(x, gate_up, dtype, rounded)
     off_gate, off_up = (off + stored(x @ gate_up.mT, dtype)).chunk(2, dim=-1)
     middle, off_middle = gated(gate, up, off_gate, off_up, dtype)
     passed = (off_middle.square() @ down.square().mT).sqrt()
-    return passed + gemm(middle, down, dtype) + stored(middle @ down.mT, dtype)
+    return passed + gemm(middle, down, dtype, rounded) + stored(middle @ down.mT, dtype)
 
 
 def gated(

@@ -60,7 +60,7 @@ def poison(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_op(which: tuple[str, str], dtype: torch.dtype) -> None:
     op, name = which
     for check in OP_CHECKS[op]:
-        if not check.invariant:
+        if not check.invariant and not check.stored:
             check.run(implementation(op, name), dtype)
 
 

@@ -11,6 +11,8 @@ from trueline.ops.codes import codes_of
 from trueline.ops.experts import reference as experts_reference
 from trueline.ops.experts import triton_quantised as experts
 from trueline.ops.linear import triton_quantised as linear
+from trueline.ops.registry import implementation
+from trueline.verify.ops import OP_CHECKS
 from trueline.weights.formats.block_fp8 import Fp8Stored
 from trueline.weights.formats.fp4 import Fp4Stored
 from trueline.weights.formats.pack_int4 import Int4Stored
@@ -134,3 +136,9 @@ def test_experts(form: str) -> None:
             assert worst(got, exact) < GATE
         share = experts.run(x, ids + 2, weights, packed, None, first=2)
         assert worst(share, exact) < GATE
+
+
+@pytest.mark.parametrize("op", ["linear", "experts"])
+def test_conforms(op: str) -> None:
+    check = next(check for check in OP_CHECKS[op] if check.stored)
+    check.run(implementation(op, "triton_quantised"))

@@ -25,6 +25,7 @@ from trueline.ops.capabilities import (
     CPU,
     GPU,
     HOPPER_FP8,
+    HOPPER_W4A16,
     NATIVE_PACKING,
     NUMERICS,
     Capabilities,
@@ -79,6 +80,7 @@ IMPLEMENTATIONS = {
     "cpu": replace(CPU, numerics=NUMERICS),
     "reference": CPU,
     "hopper_fp8": replace(HOPPER_FP8, optional=("pack_with_shared",)),
+    "hopper_w4a16": HOPPER_W4A16,
     "triton_quantised": replace(
         GPU, formats=("block fp8", "int4", "fp4"), optional=("pack_with_shared",)
     ),

@@ -1,8 +1,9 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
-"""`kernels.grouped` with weights as they are stored."""
+"""`kernels.grouped` with weights as they are stored; and x for weights in an order of their own."""
 
 from __future__ import annotations
 
+import triton
 import triton.language as tl
 
 from trueline.ops.codes_kernels import coded_product
@@ -45,3 +46,21 @@ def grouped(
         y = acc * weight_of(weights, rows, live, TOP, SHARED)[:, None]
     to = out + rows.to(tl.int64)[:, None] * width + columns[None, :]
     tl.store(to, y.to(out.dtype.element_ty), mask=live[:, None] & (columns < width)[None, :])
+
+
+@kernel
+def permute_columns(x, x_row, out, out_row, depth, BLOCK: tl.constexpr):
+    """Rows of x with their columns in the order of fragments (fragment_kernels.py); zeros from
+    `depth` to `out_row`."""
+    pdl_wait()
+    row = tl.program_id(0).to(tl.int64)
+    place = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    column = place // 32 * 32 + _fragment_column(place % 32)
+    value = tl.load(x + row * x_row + column, mask=column < depth, other=0)
+    tl.store(out + row * out_row + place, value, mask=place < out_row)
+
+
+@triton.jit
+def _fragment_column(place):
+    """The one of 32 that stands at 16 j + 8 h + 2 q + e: 8 q + 4 j + 2 h + e."""
+    return place // 2 % 4 * 8 + place // 16 * 4 + place // 8 % 2 * 2 + place % 2

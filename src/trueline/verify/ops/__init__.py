@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from trueline.ops.capabilities import Capabilities
 from trueline.ops.registry import OPS, capabilities, implementation, runnable
 from trueline.verify import sparse
 from trueline.verify.cases import Subject
@@ -21,6 +22,7 @@ from trueline.verify.ops import (
     linear_layer,
     ranks,
     sampling,
+    stored,
 )
 from trueline.verify.ops.data import H, L, R, paged, randn
 
@@ -47,11 +49,19 @@ class OpCheck:
     CheckFailed with the evidence."""
     invariant: bool = False
     """Asks for what only batch-invariant mode needs: an implementation may refuse that mode."""
+    stored: bool = False
+    """Packs weights as they are stored. Others pack plain numbers, which an implementation for
+    some formats does not take."""
+
+    def fits(self, declared: Capabilities) -> bool:
+        """Of OP_CHECKS: whether an implementation is asked for it."""
+        return "weights" in declared.numerics and (self.stored or declared.formats is None)
 
 
 OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
     "linear": (
         OpCheck("numbers", basic.linear),
+        OpCheck("stored", stored.linear, stored=True),
         OpCheck("bits", basic.linear_bits, True),
         OpCheck("ranks", ranks.linear, True),
     ),
@@ -105,7 +115,11 @@ OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
         OpCheck("ranks", ranks.sparse_mla, True),
     ),
     "route": (OpCheck("choices", basic.route),),
-    "experts": (OpCheck("numbers", basic.experts), OpCheck("ranks", ranks.experts, True)),
+    "experts": (
+        OpCheck("numbers", basic.experts),
+        OpCheck("stored", stored.experts, stored=True),
+        OpCheck("ranks", ranks.experts, True),
+    ),
     "sampling": (
         OpCheck("definition", sampling.sampling),
         OpCheck("scores", sampling.scores),

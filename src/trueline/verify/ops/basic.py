@@ -299,13 +299,21 @@ def _experts(
     within(what, ours[~zero], exact[~zero], off[~zero])
 
 
-def experts_bound(x: Tensor, ids: Tensor, weights: Tensor, gate_up: Tensor, down: Tensor) -> Tensor:
-    """Of the weighted sum over experts; ids that name none here add nothing."""
+def experts_bound(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    gate_up: Tensor,
+    down: Tensor,
+    rounded: torch.dtype = torch.float32,
+) -> Tensor:
+    """Of the weighted sum over experts; ids that name none here add nothing. `rounded`: what
+    numbers of the weights may have been rounded to before."""
     off = torch.zeros(x.shape, dtype=torch.float64)
     for expert in range(len(down)):
         tokens, places = (ids == expert).nonzero(as_tuple=True)
         if len(tokens):
-            each = bounds.mlp(x[tokens], gate_up[expert], down[expert], x.dtype)
+            each = bounds.mlp(x[tokens], gate_up[expert], down[expert], x.dtype, rounded)
             packed = mlp_reference.pack(gate_up[expert], down[expert], None)
             size = mlp_reference.run(x[tokens].double(), packed, None)
             each = each + bounds.rounding(bounds.AROUND) * size.abs()
