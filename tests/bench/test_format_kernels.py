@@ -11,11 +11,13 @@ import torch
 from trueline.bench.gpu.kernels import format_work, formats
 from trueline.bench.gpu.kernels.timing import Calls
 from trueline.bench.gpu.roofline import READ
+from trueline.bench.gpu.steps import KernelTime
 from trueline.tiny.quantise import published_storage
 from trueline.utils.json_types import JSON
 
 Tiny = Callable[..., Path]
 US = 10.0
+KERNELS = [KernelTime("sort", 3.0, 3.0), KernelTime("grouped", 8.0, 2.0)]
 
 
 @pytest.fixture
@@ -27,7 +29,7 @@ def on_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(format_work, "DEVICE", torch.device("cpu"))
     monkeypatch.setattr(formats, "graph_time", once)
-    monkeypatch.setattr(formats, "kernel_times", lambda run: [])
+    monkeypatch.setattr(formats, "kernel_times", lambda run: KERNELS)
     monkeypatch.setattr(format_work, "ALTERNATING", 1)
     monkeypatch.setattr(format_work, "CALLS", 2)
     monkeypatch.setattr(format_work, "ROWS", (1, 5))
@@ -71,9 +73,10 @@ def test_a_prefill_step_has_a_target(
     (work,) = format_work.experts(model("block-fp8"), (8,))
     row = formats.measure(work)
     assert set(row["us"]) == {"stored", "bfloat16", "cublas"}
-    assert row["target"] == {"tflops": 900}
+    assert row["gemm_tflops"] == pytest.approx(row["flops"] / 8e6)
+    assert row["target"] == {"gemm_tflops": 900}
     assert row["met"] is False
-    assert row["kernels"] == []
+    assert [each["name"] for each in row["kernels"]] == ["sort", "grouped"]
 
 
 @pytest.mark.usefixtures("on_cpu")
