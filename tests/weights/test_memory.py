@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import mmap
 import subprocess
 import sys
@@ -10,14 +11,21 @@ from pathlib import Path
 
 import pytest
 import torch
+from torch import Tensor
 
 from paths import CONFIGS
+from trueline import native
 from trueline.cli import main
 from trueline.models import read_model
+from trueline.ops.codes import codes_of
+from trueline.ops.linear import native as linear
 from trueline.tiny.quantise import published_storage
 from trueline.weights.checkpoint import open_checkpoint
+from trueline.weights.dummy import draw_stored
+from trueline.weights.formats import Stored
 from trueline.weights.formats.block_fp8 import BlockFp8
 from trueline.weights.load import load_weights
+from trueline.weights.value import StoredPart, Weight
 
 Tiny = Callable[..., Path]
 MB = 1_000_000
@@ -104,6 +112,52 @@ def test_every_tensor_of_a_weight_is_given_back(
     whole = {tensor: (low, high - low) for tensor, (low, high) in inside.items() if low < high}
     assert any("scale" in tensor for tensor in whole) == (name != "block-fp8")
     assert [tensor for tensor, pages in whole.items() if pages not in given_back] == []
+
+
+def packed_natively(weight: Weight) -> list[Tensor]:
+    if reason := native.unavailable():
+        pytest.skip(reason)
+    return [linear.run(torch.eye(weight.shape[1]), linear.pack(weight))]
+
+
+def dequantised(weight: Weight) -> list[Tensor]:
+    return [weight.dequantise()]
+
+
+def as_codes(weight: Weight) -> list[Tensor]:
+    codes = codes_of(weight)
+    return [codes.numbers, codes.scales]
+
+
+@pytest.mark.parametrize("name", ["block-fp8", "int4", "fp4"])
+@pytest.mark.parametrize(
+    "pack", [packed_natively, as_codes, dequantised], ids=lambda function: function.__name__
+)
+def test_nothing_is_read_after_it_was_given_back(
+    name: str, pack: Callable[[Weight], list[Tensor]]
+) -> None:
+    """Pages that are read again stay in memory until all is loaded."""
+    fmt = published_storage(name).formats[0]
+
+    def drawn() -> Stored:
+        generator = torch.Generator().manual_seed(0)
+        return draw_stored(fmt, (256, 128), torch.bfloat16, generator)
+
+    def weight(stored: Stored, read: Callable[[], None] | None) -> Weight:
+        part = StoredPart(stored, fmt.label, (0, 0), read)
+        return Weight((256, 128), torch.bfloat16, (part,))
+
+    given_back = drawn()
+
+    def forget() -> None:
+        for each in gc.get_referents(given_back):
+            if isinstance(each, Tensor):
+                each.view(torch.uint8).fill_(1)
+
+    wanted = pack(weight(drawn(), None))
+    for mine, theirs in zip(pack(weight(given_back, forget)), wanted, strict=True):
+        assert torch.equal(mine, theirs)
+    assert not torch.equal(given_back.dequantise(), drawn().dequantise())
 
 
 @needs_proc
