@@ -53,9 +53,9 @@ def test_every_kernel_compiles(name: str, tmp_path: Path) -> None:
 
 def test_every_kernel_compiles_once(tmp_path: Path) -> None:
     """For the first arguments that it is launched with. v2lite's are among those of the others."""
-    compiles(["ling25s", "v32s"], tmp_path, "--once")
-    # disassembling takes as long as compiling: only those with MMAs, where reads of
-    # what nobody wrote were seen
+    compiles(["ling25s", "v32s"], tmp_path, "--once", "--ptx")
+    # assembling and disassembling take as long as compiling: only those with MMAs, where reads
+    # of what nobody wrote were seen
     multiply = [
         kernel
         for kernel in tmp_path.rglob("*.cubin")
