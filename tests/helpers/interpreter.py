@@ -212,21 +212,36 @@ def _computed_in(
     return found
 
 
-def _checked(
-    self: Any,
-    lhs: Any,
-    rhs: Any,
-    allow_lhs_ptr: bool = False,
-    allow_rhs_ptr: bool = False,
-    arithmetic_check: bool = True,
-    div_or_mod: bool = False,
-) -> Any:
-    """Two tensors of one dtype, neither of them pointers, are computed in it."""
-    if type(lhs) is type(rhs) is tl.tensor and not div_or_mod:
+_CONSTANTS: dict[tuple[Any, ...], Any] = {}
+_MOST_NUMBERS = 1 << 14
+"""Of a constant that is kept."""
+
+
+def _checked(self: Any, lhs: Any, rhs: Any, *how: bool) -> Any:
+    """Two tensors of one dtype, neither of them pointers, are computed in it unless they are
+    divided. A number beside a tensor that stays as it is becomes the same tensor every time."""
+    left, right = type(lhs), type(rhs)
+    if left is right is tl.tensor:
         scalar = lhs.type.scalar
-        if scalar is rhs.type.scalar and not scalar.is_ptr():
+        if scalar is rhs.type.scalar and not any(how[3:]) and not scalar.is_ptr():
             return _broadcast(self, lhs, rhs)
-    return _check_types(self, lhs, rhs, allow_lhs_ptr, allow_rhs_ptr, arithmetic_check, div_or_mod)
+        return _check_types(self, lhs, rhs, *how)
+    key: tuple[Any, ...]
+    if left is tl.tensor:
+        key = lhs.type.name, right, rhs, how
+    elif right is tl.tensor:
+        key = left, lhs, rhs.type.name, how
+    else:
+        return _check_types(self, lhs, rhs, *how)
+    kept = _CONSTANTS.get(key)
+    if kept is not None:
+        return (lhs, kept) if left is tl.tensor else (kept, rhs)
+    ours, theirs = _check_types(self, lhs, rhs, *how)
+    made, stays = (theirs, ours is lhs) if left is tl.tensor else (ours, theirs is rhs)
+    if stays and made.handle.data.size <= _MOST_NUMBERS:
+        made.handle.data.flags.writeable = False
+        _CONSTANTS[key] = made
+    return ours, theirs
 
 
 _WHOLE = frozenset(tl.dtype.SINT_TYPES + tl.dtype.UINT_TYPES)
