@@ -23,13 +23,13 @@ from trueline.tiny.configs import change_config
 from trueline.tiny.quantise import published_storage
 from trueline.utils.json_types import JSON
 from trueline.weights.dummy import draw_stored
+from trueline.weights.formats import Storage
 from trueline.weights.value import StoredPart, Weight
 
 PLAIN = ("float32", "bfloat16")
-STORED = ("block-fp8", "int4", "fp4")
+STORED = ("block-fp8", "block-fp8-ue8m0", "int4", "fp4")
 """Beside bfloat16, as published: int4 and fp4 are the routed experts alone."""
-
-
+UE8M0 = "-ue8m0"
 MATRIX = (16384, 8192)
 """Of the GEMM: in four bits it is still larger than the caches of most CPUs."""
 
@@ -95,16 +95,21 @@ def _draw_matrix(name: str) -> Weight:
     generator = torch.Generator().manual_seed(0)
     if name in PLAIN:
         return Weight.of(torch.randn(MATRIX, generator=generator).to(DTYPES[name]))
-    fmt = published_storage(name).formats[0]
+    fmt = storage_of(name).formats[0]
     stored = draw_stored(fmt, MATRIX, torch.bfloat16, generator)
     return Weight(MATRIX, torch.bfloat16, (StoredPart(stored, fmt.label, (0, 0)),))
+
+
+def storage_of(name: str) -> Storage:
+    """One of STORED."""
+    return published_storage(name.removesuffix(UE8M0), power_of_two_scales=name.endswith(UE8M0))
 
 
 def format_engine(model: str, name: str, batch: int) -> LLMEngine:
     """The config's model with weights drawn in a format."""
     directory, _ = find_bench_model(model)
     config = read_json(directory / "config.json" if directory.is_dir() else directory)
-    storage = None if name in PLAIN else published_storage(name)
+    storage = None if name in PLAIN else storage_of(name)
     dtype = name if name in PLAIN else "bfloat16"
     for part in (config, config.get("text_config", {})):
         part.pop("quantization_config", None)
