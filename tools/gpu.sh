@@ -40,7 +40,7 @@ test) # the soak begins first; the others share what is left of the GPU
     export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2}
     failed=0
     "$PYTHON" -m pytest -q -m gpu -n "${WORKERS:-8}" --maxschedchunk=1 -p no:cacheprovider \
-        tests/gpu/test_gpu.py "$@" || failed=1
+        tests/gpu "$@" || failed=1
     "$PYTHON" -m trueline.verify.machine_code || failed=1
     exit $failed ;;
 bench) exec "$PYTHON" -m trueline bench gpu "$@" ;;

@@ -89,6 +89,26 @@ def _free_memory() -> int:
     return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
 
 
+def resident_bytes() -> int | None:
+    """Of this process in host memory, now; None where the system does not tell."""
+    return _status("VmRSS")
+
+
+def peak_resident_bytes() -> int | None:
+    """The most that it had there at any time."""
+    return _status("VmHWM")
+
+
+def _status(key: str) -> int | None:
+    try:
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith(f"{key}:"):
+                return int(line.split()[1]) * 1024
+    except OSError:
+        pass
+    return None
+
+
 def large_empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
     """Uninitialised memory for weights, in large pages where the system has them: reading hundreds
     of megabytes a step, a core spends much of its time looking up small ones."""

@@ -75,8 +75,11 @@ class Registry:
         return package(entry) if entry and entry.dist else None
 
     def get(self, kind: str, name: str) -> Any:
-        self.check_name(kind, name)
-        entry = self._entries()[f"{kind}.{name}"]
+        entries = self._entries()
+        key = f"{kind}.{name}"
+        if key not in entries:
+            self.check_name(kind, name)  # says what is accepted
+        entry = entries[key]
         return self._checked(kind, entry) if entry.dist else entry.load()
 
     def _checked(self, kind: str, entry: EntryPoint) -> object:

@@ -11,12 +11,13 @@ import pytest
 import torch
 
 from trueline.bench import formats, memory
-from trueline.bench.footprint import STATUS, tensor_bytes
+from trueline.bench.footprint import tensor_bytes
 from trueline.cli import main
+from trueline.device import resident_bytes
 from trueline.errors import UsageError
 
 Tiny = Callable[..., Path]
-needs_proc = pytest.mark.skipif(not STATUS.exists(), reason="needs /proc to measure memory")
+needs_proc = pytest.mark.skipif(resident_bytes() is None, reason="needs /proc")
 
 
 def bench(*arguments: str | Path) -> int:

@@ -25,7 +25,7 @@ from trueline.bench.neighbours import start_neighbours
 from trueline.cli.bench import comparison
 from trueline.engine.params import SamplingParams
 from trueline.utils.progress import human_bytes, human_count, progress_bar
-from trueline.verify.cases import FP4
+from trueline.verify.cases import FP4, FP8_32
 
 Tiny = Callable[..., Path]
 WriteConfig = Callable[[dict[str, Any]], Path]
@@ -346,6 +346,32 @@ def test_bench_formats(tiny: Tiny, run: Run, monkeypatch: pytest.MonkeyPatch) ->
     code, _, err = run("bench", "formats", wide, "--rounds", "0")
     assert code == 2
     assert "--rounds" in err
+
+
+def test_bench_format_noise(tiny: Tiny, run: Run) -> None:
+    """float32 is as near to float64 as it can be; activations in fp8 are not."""
+    wide = tiny("deepseek_v3", keys={"hidden_size": 96, "moe_intermediate_size": 64})
+    flags = ["--noise", "--prompts", "2"]
+    rows = json.loads(run("bench", "formats", wide, *flags, "--json")[1])
+    fp8, ue8m0 = "block-fp8", "block-fp8-ue8m0"
+    assert [(row["format"], row["numerics"]) for row in rows] == [
+        *((name, numerics) for name in (fp8, ue8m0) for numerics in ("weights", "activations")),
+        ("int4", "weights"),
+        ("fp4", "weights"),
+        ("fp4", "activations"),
+    ]
+    for row in rows:
+        assert row["positions"] == 128
+        assert (row["mean_kl"] < 1e-10) == (row["numerics"] == "weights"), row
+    code, out, _ = run("bench", "formats", wide, *flags, "--format", "int4")
+    assert code == 0
+    assert "100.0 % of 128" in out
+    stored = tiny("deepseek_v3", storage=FP8_32)
+    for model, told in ((stored, "has quantised weights"), ("mid", "has no weights")):
+        code, _, err = run("bench", "formats", model, *flags)
+        assert code == 2
+        assert told in err
+    assert run("bench", "formats", wide, "--noise", "--prompts", "0")[0] == 2
 
 
 def test_bench_cache_noise(tiny: Tiny, run: Run) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from spread import diagonal
 from trueline.cache.blocks import BlockPool
 from trueline.cache.groups import BlockGroups
 from trueline.config import EngineConfig
@@ -189,8 +190,10 @@ def test_answers_end_where_they_would(max_tokens: int, tiny: Tiny) -> None:
     assert max(done.logits[0]) == 6 + max_tokens - 2, "the last token is never computed"
 
 
-@pytest.mark.parametrize("family", ["deepseek_v3", "bailing_moe_v2_5", "deepseek_v32"])
-@pytest.mark.parametrize("pattern", [*patterns(2)])
+@pytest.mark.parametrize(
+    ("pattern", "family"),
+    diagonal(patterns(2), ["deepseek_v3", "bailing_moe_v2_5", "deepseek_v32"]),
+)
 def test_a_stop_in_a_row_leaves_a_right_cache(
     family: str, pattern: tuple[bool, ...], tiny: Tiny
 ) -> None:

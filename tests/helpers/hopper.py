@@ -1,11 +1,12 @@
 """Every kernel that a model's steps launch, compiled for a Hopper GPU on a machine that has none.
 
-    python tests/helpers/hopper.py [--once] [--fp8-latents] DIRECTORY...  # of a config.json each
+    python tests/helpers/hopper.py [--once] [--ptx] [--fp8-latents] DIRECTORY...
 
-runs the engine as on such a GPU: its plan, its graphs, prompts long and short, greedy and drawn. A
-launch compiles its kernel, with the very arguments it would be launched with, and runs nothing; all
-numbers are zeros. Tells the kernels, which are in TRITON_CACHE_DIR then. --once: each kernel for
-the first arguments only. --fp8-latents: the latent cache in e4m3fn. Needs TRITON_INTERPRET unset.
+(of a config.json each) runs the engine as on such a GPU: its plan, its graphs, prompts long and
+short, greedy and drawn. A launch compiles its kernel, with the very arguments it would be launched
+with, and runs nothing; all numbers are zeros. Tells the kernels, which are in TRITON_CACHE_DIR
+then. --once: each kernel for the first arguments only. --ptx: to machine code only where a kernel
+has MMAs. --fp8-latents: the latent cache in e4m3fn. Needs TRITON_INTERPRET unset.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 import triton
 from torch import Tensor
 from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend
 from triton.runtime.jit import JITFunction
 
 import trueline.device as device
@@ -65,12 +67,17 @@ class Hopper:
         return 0
 
 
-def pretend(once: bool) -> dict[str, Any]:
+def pretend(once: bool, ptx: bool) -> dict[str, Any]:
     """From here on this machine has a GPU; the kernels it compiles, by the hash of each."""
     compiled: dict[str, Any] = {}
     seen: set[object] = set()
     triton.runtime.driver.set_active(Hopper())
     run = JITFunction.run
+    if ptx:
+        assemble = CUDABackend.make_cubin
+        CUDABackend.make_cubin = lambda self, ptx, *rest: (
+            assemble(self, ptx, *rest) if "wgmma.mma" in ptx else b""
+        )
 
     def compile_only(self: Any, *arguments: Any, **options: Any) -> Any:
         if once and self in seen:
@@ -173,7 +180,7 @@ def run(model: Path, fp8_latents: bool) -> None:
 
 if __name__ == "__main__":
     given = {argument for argument in sys.argv[1:] if argument.startswith("--")}
-    found = pretend("--once" in given)
+    found = pretend("--once" in given, "--ptx" in given)
     for model in sys.argv[1:]:
         if model not in given:
             run(Path(model), "--fp8-latents" in given)

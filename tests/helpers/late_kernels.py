@@ -19,6 +19,7 @@ from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import ModuleType
 from typing import Any
 
 import torch
@@ -72,6 +73,7 @@ class Recorder:
 
 def pretend() -> Recorder:
     """From here on this machine has a Hopper GPU, whose memory is nowhere."""
+    without_dynamo()
     triton.runtime.driver.set_active(Hopper())
     device.supports_pdl = device.runs_gluon = lambda: True
     op_launch.num_sms = lambda _: SMS  # type: ignore[assignment]
@@ -79,6 +81,14 @@ def pretend() -> Recorder:
     asked = Recorder()
     knobs.runtime.jit_cache_hook = asked
     return asked
+
+
+def without_dynamo() -> None:
+    """PyTorch keeps its compiler off what computes shapes; nothing is compiled here, and to import
+    it takes longer than the requests."""
+    dynamo = ModuleType("torch._dynamo")
+    dynamo.disable = lambda function, *_, **__: function  # type: ignore[attr-defined]
+    sys.modules[dynamo.__name__] = torch._dynamo = dynamo
 
 
 def answer(value: bool) -> None:

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from implementations import with_threads
 from trueline import native
-from trueline.device import compiler, cpu_features
 from trueline.errors import UsageError
 from trueline.ops.capabilities import NATIVE, Context
 from trueline.ops.registry import implementation
@@ -46,26 +45,6 @@ def test_without_a_compiler_it_says_so(
     monkeypatch.setenv("CXX", program)
     assert part in (native.unavailable() or "")
     assert NATIVE.refusals(Context(dtype=torch.float32)) == [native.unavailable()]
-
-
-@pytest.mark.parametrize("target", ["x86-64-v3", "x86-64-v4"])
-def test_what_kernels_are_compiled_for(
-    fresh: Path, target: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Or a reason; never code that this CPU does not have."""
-    monkeypatch.setenv("TRUELINE_NATIVE_TARGET", target)
-    missing = set(native.TARGETS[target]) - set(cpu_features().split())
-    if missing and compiler():
-        assert "this CPU has no" in (native.unavailable() or "")
-    if native.unavailable():
-        pytest.skip(f"not built here: {native.unavailable()}")
-    assert native.panel() == (32 if target == "x86-64-v4" else 16)
-    (first,) = fresh.iterdir()
-    monkeypatch.setenv("TRUELINE_NATIVE_TARGET", "off")
-    native.library.cache_clear()
-    native.unavailable.cache_clear()
-    assert native.unavailable() == "TRUELINE_NATIVE_TARGET is off"
-    assert list(fresh.iterdir()) == [first]
 
 
 def test_an_unknown_target_is_refused(fresh: Path, monkeypatch: pytest.MonkeyPatch) -> None:

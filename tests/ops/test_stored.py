@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from trueline import native
+from trueline.device import compiler, cpu_features
 from trueline.ops.experts import reference as experts_reference
 from trueline.ops.registry import implementation
 from trueline.spec.source import Span
@@ -296,10 +297,21 @@ def test_packed_bytes(label: str) -> None:
 
 @pytest.mark.parametrize("target", ["x86-64", "x86-64-v3", "x86-64-v4"])
 def test_on_other_cpus(fresh: Path, target: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without AVX2, with it, and with AVX-512."""
+    """Without AVX2, with it, and with AVX-512. Or a reason; never code that this CPU does not
+    have."""
     monkeypatch.setitem(native.TARGETS, "x86-64", ())
     monkeypatch.setenv("TRUELINE_NATIVE_TARGET", target)
+    missing = set(native.TARGETS[target]) - set(cpu_features().split())
+    if missing and compiler():
+        assert "this CPU has no" in (native.unavailable() or "")
     if native.unavailable():
         pytest.skip(f"not built here: {native.unavailable()}")
+    assert native.panel() == (32 if target == "x86-64-v4" else 16)
     for make in FORMATS.values():
         same_bits(make(PANEL + 5, 41, 0))
+    (first,) = fresh.iterdir()
+    monkeypatch.setenv("TRUELINE_NATIVE_TARGET", "off")
+    native.library.cache_clear()
+    native.unavailable.cache_clear()
+    assert native.unavailable() == "TRUELINE_NATIVE_TARGET is off"
+    assert list(fresh.iterdir()) == [first]

@@ -143,7 +143,14 @@ def in_transformers(name: str) -> Any:
     return model
 
 
-@pytest.mark.parametrize("name", IN_TRANSFORMERS)
+@pytest.mark.parametrize(
+    "name",
+    [
+        # v3's blocks under other names, of which test_reference_oracle.py has a case
+        pytest.param(name, marks=[pytest.mark.slow] if name == "witness-k25" else [])
+        for name in IN_TRANSFORMERS
+    ],
+)
 def test_transformers_agrees(name: str) -> None:
     """Every position of a short and a long problem. Its index scores are float32, so that a sparse
     model may see another key of about the same score."""

@@ -49,7 +49,7 @@ class Noise:
 
 def cache_noise(model: str, prompts: int, length: int) -> list[Noise]:
     path, has_weights = find_bench_model(model)
-    asks = [Ask(tokens, 1) for tokens in _prompts(model, path, prompts, length)]
+    asks = [Ask(tokens, 1) for tokens in noise_prompts(model, path, prompts, length)]
     config = EngineConfig(
         max_num_seqs=prompts,
         enable_prefix_caching=False,
@@ -62,7 +62,7 @@ def cache_noise(model: str, prompts: int, length: int) -> list[Noise]:
     return list({noise.storage: noise for noise in found}.values())
 
 
-def _prompts(model: str, path: Path, count: int, length: int) -> list[list[int]]:
+def noise_prompts(model: str, path: Path, count: int, length: int) -> list[list[int]]:
     """Solved problems, as it was trained on them, of a built-in model; else random tokens."""
     if builtin_model(model) is None:
         return Workload(count, length, 1).prompts(read_model(path).vocab.total)

@@ -30,10 +30,12 @@ from trueline.weights.formats import Storage
 from trueline.weights.value import StoredPart, Weight
 
 PLAIN = ("float32", "bfloat16")
-STORED = ("block-fp8", "int4", "fp4")
+STORED = ("block-fp8", "block-fp8-ue8m0", "int4", "fp4")
 """Beside bfloat16, as published: int4 and fp4 are the routed experts alone."""
-PUBLISHED = {"v2lite": "block-fp8", "v32s": "block-fp8", "k25s": "int4"}
-"""The format that checkpoints of such widths are published in."""
+PUBLISHED = {"v2lite": "block-fp8", "v32s": "block-fp8-ue8m0", "k25s": "int4"}
+"""The format that checkpoints of such widths are published in: the scales of DeepSeek's block fp8
+are powers of two since V3.1."""
+UE8M0 = "-ue8m0"
 MATRIX = (16384, 8192)
 """Of the GEMM: in four bits it is still larger than the caches of most CPUs."""
 
@@ -99,9 +101,14 @@ def _draw_matrix(name: str) -> Weight:
     generator = torch.Generator().manual_seed(0)
     if name in PLAIN:
         return Weight.of(torch.randn(MATRIX, generator=generator).to(DTYPES[name]))
-    fmt = published_storage(name).formats[0]
+    fmt = storage_of(name).formats[0]
     stored = draw_stored(fmt, MATRIX, torch.bfloat16, generator)
     return Weight(MATRIX, torch.bfloat16, (StoredPart(stored, fmt.label, (0, 0)),))
+
+
+def storage_of(name: str) -> Storage:
+    """One of STORED."""
+    return published_storage(name.removesuffix(UE8M0), power_of_two_scales=name.endswith(UE8M0))
 
 
 def format_config(model: str, name: str) -> JSON:
@@ -110,7 +117,7 @@ def format_config(model: str, name: str) -> JSON:
     config = read_json(directory / "config.json" if directory.is_dir() else directory)
     for part in (config, config.get("text_config", {})):
         part.pop("quantization_config", None)
-    change_config(config, {}, storage=_storage(config["model_type"], name))
+    change_config(config, {}, storage=None if name in PLAIN else storage_of(name))
     return config
 
 
@@ -126,14 +133,7 @@ def format_spec(model: str, name: str) -> ModelSpec:
     """The spec of the same model."""
     directory, _ = find_bench_model(model)
     spec = read_model(directory)
-    return replace(spec, storage=_storage(spec.family, name))
-
-
-def _storage(family: str, name: str) -> Storage | None:
-    """As published: the scales of DeepSeek's block fp8 are powers of two since V3.1."""
-    if name in PLAIN:
-        return None
-    return published_storage(name, power_of_two_scales=family == "deepseek_v32")
+    return replace(spec, storage=None if name in PLAIN else storage_of(name))
 
 
 def measure_formats(

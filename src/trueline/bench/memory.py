@@ -16,9 +16,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trueline.bench.footprint import peak_bytes, resident_bytes, tensor_bytes
+from trueline.bench.footprint import tensor_bytes
 from trueline.bench.formats import format_config
-from trueline.device import find_device
+from trueline.device import find_device, peak_resident_bytes, resident_bytes
 from trueline.engine.executor import local_runner
 from trueline.errors import UsageError
 from trueline.llm import LLMEngine
@@ -145,7 +145,7 @@ def load(directory: str) -> JSON:
     return {
         "device": device.kind,
         "seconds": time.perf_counter() - start,
-        "peak_bytes": (peak_bytes() or 0) - before,
+        "peak_bytes": (peak_resident_bytes() or 0) - before,
         "loaded_bytes": tensor_bytes(local_runner(engine.core.executor).decoder),
     }
 

@@ -118,14 +118,14 @@ class LatentStore:
     def poison(self, blocks: Iterable[int]) -> None:
         """Fill blocks that nobody owns with NaN: a read of them shows in the results."""
         size = self.layout.block_size
-        for block in blocks:
-            self._poison(slice(block * size, (block + 1) * size))
+        starts = torch.tensor(list(blocks), dtype=torch.long)[:, None] * size
+        self._poison((starts + torch.arange(size)).flatten())
 
     def poison_cells(self, cells: list[int]) -> None:
         """The same for single rows: the unused tail of a block."""
         self._poison(cells)
 
-    def _poison(self, cells: slice | list[int]) -> None:
+    def _poison(self, cells: Tensor | list[int]) -> None:
         """What is read there is no number: in fp8 by its code, by its scale, and by its key."""
         if self.layout.fp8 is None:
             self.rows[:, cells] = torch.nan

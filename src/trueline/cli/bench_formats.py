@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Sequence
 from statistics import median
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -16,18 +17,21 @@ if TYPE_CHECKING:
     from trueline.bench.formats import FormatFigures, GemmFigures
     from trueline.llm import LLMEngine
 
-FormatName = Literal["float32", "bfloat16", "block-fp8", "int4", "fp4"]
+FormatName = Literal["float32", "bfloat16", "block-fp8", "block-fp8-ue8m0", "int4", "fp4"]
+NOISY: tuple[FormatName, ...] = ("block-fp8", "block-fp8-ue8m0", "int4", "fp4")
 
 
 def formats(
     model: str,
     /,
     *,
-    format: tuple[FormatName, ...] = ("float32", "bfloat16", "block-fp8", "int4"),
+    format: tuple[FormatName, ...] = (),
     batch: tuple[int, ...] = (1, 8),
     output_len: int = 33,
     rounds: int = 5,
     gemm: Annotated[bool, Parameter(negative=())] = False,
+    noise: Annotated[bool, Parameter(negative=())] = False,
+    prompts: int = 8,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> None:
     """Decode rates of one model whose weights are drawn in several formats, measured in turn.
@@ -39,7 +43,8 @@ def formats(
         v32s, k25s. Weights are drawn.
     format
         May be given several times; the ratios are over the first. block-fp8 has all matrices but
-        the head's, int4 and fp4 the routed experts, as published; the rest is bfloat16.
+        the head's, int4 and fp4 the routed experts, as published; the rest is bfloat16. Default:
+        float32, bfloat16, block-fp8, int4; with --noise all that are quantised.
     batch
         Requests at once. May be given several times.
     output_len
@@ -49,9 +54,18 @@ def formats(
     gemm
         Time our CPU kernel on one matrix of 16,384 x 8,192 instead, with so many rows as `batch`
         says.
+    noise
+        Quantise the weights of a checkpoint instead, and compare logprobs at every position of the
+        same tokens, in each of the format's numerics, with the reference in float64.
+    prompts
+        With --noise: how many; solved problems for a built-in model, else random tokens.
     as_json
         Print the figures of every round as JSON.
     """
+    if noise:
+        _noise(model, format or NOISY, prompts, as_json)
+        return
+    format = format or ("float32", "bfloat16", "block-fp8", "int4")
     if min(*batch, rounds) < 1 or output_len < 2:
         raise UsageError("--batch and --rounds take numbers above 0, --output-len above 1")
     from trueline import native
@@ -75,6 +89,27 @@ def formats(
         print(json.dumps([each.as_json() for each in found], indent=1))
     else:
         _print(found)
+
+
+def _noise(model: str, names: Sequence[FormatName], prompts: int, as_json: bool) -> None:
+    if prompts < 1:
+        raise UsageError("--prompts takes numbers from 1 up")
+    from rich import box
+    from rich.table import Table
+
+    from trueline.bench.format_noise import format_noise
+
+    found = format_noise(model, names, prompts, _say)
+    if as_json:
+        print(json.dumps([each.as_json() for each in found], indent=1))
+        return
+    table = Table("format", "numerics", "mean KL", "worst KL", "top-1", box=box.SIMPLE_HEAD)
+    for each in found:
+        band = each.noise
+        sizes = (f"{size:.2g}" for size in (band.mean_kl, band.worst_kl))
+        share = f"{100 * band.top1:.1f} % of {band.positions}"
+        table.add_row(each.format, each.numerics, *sizes, share)
+    tables().print(table)
 
 
 def _print_gemm(figures: list[GemmFigures]) -> None:

@@ -34,7 +34,7 @@ def gpu(
 ) -> int:
     """Decode, prefill and start-up of models with random weights on this GPU, and their kernels:
     in bfloat16, beside the figures of peers on an H200; and in stored formats, beside bfloat16 in
-    the same run. All with the roofline that memory sets. Takes about nine minutes.
+    the same run. All with the roofline that memory sets. models and kernels take four minutes.
 
     Parameters
     ----------

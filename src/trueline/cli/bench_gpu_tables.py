@@ -104,7 +104,7 @@ def _print_format_decode(console: Console, rows: list[JSON]) -> None:
 
 def _print_format_kernels(console: Console, rows: list[JSON]) -> None:
     table = _table("kernel", "rows", "per expert", "implementation", "µs", "of roofline",
-                   "TFLOP/s", "bfloat16 µs", "cuBLAS µs", "off", "met")  # fmt: skip
+                   "TFLOP/s", "GEMMs alone", "bfloat16 µs", "cuBLAS µs", "off", "met")  # fmt: skip
     for row in rows:
         if "us" not in row:
             table.add_row(row["op"], "", row["error"][:60])
@@ -114,7 +114,7 @@ def _print_format_kernels(console: Console, rows: list[JSON]) -> None:
             f"{row['op']} {row['of']}, {row['format']}", f"{row['rows']:,}",
             "–" if each is None else f"{each:,.1f}", row["implementations"]["stored"],
             f"{us['stored']:,.1f}", f"{row['of_roofline']:.0%}", f"{row['tflops']:,.0f}",
-            f"{us['bfloat16']:,.1f}", _or_dash(us.get("cublas")),
+            _or_dash(row.get("gemm_tflops")), f"{us['bfloat16']:,.1f}", _or_dash(us.get("cublas")),
             row.get("error", f"{row['off']:.1e}"), _met(row),
         )  # fmt: skip
     _show(console, table)

@@ -24,6 +24,9 @@ from trueline.spec.source import Span
 def parameters(spec: ModelSpec) -> Iterator[Parameter]:
     if spec.not_runnable:
         raise ConfigError(f"{spec.family}: {spec.not_runnable}")
+    if not spec.renamed:
+        yield from _parameters(spec)
+        return
     for parameter in _parameters(spec):
         pieces = tuple(
             replace(piece, source=_rename(piece.source, spec.renamed)) for piece in parameter.pieces

@@ -70,7 +70,8 @@ def pack(weights: Sequence[Weight], lanes: Tensor, empty: Callable[..., Tensor])
     for weight, layout, to in zip(weights, layouts, data, strict=True):
         header = layout.header(stride)
         to[: len(header)] = header
-        codes, scales = _codes(weight), layout.scales(weight)
+        scales = layout.scales(weight)
+        codes = _codes(weight)  # after which the pages of its file have been given back
         library().pack_scaled(
             *(codes.data_ptr(), scales.data_ptr(), lanes.data_ptr()),
             *(layout.scale_rows.data_ptr(), len(lanes) // panel(), weight.shape[1]),

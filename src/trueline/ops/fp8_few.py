@@ -38,8 +38,12 @@ def load_rows(x, in_x, full, m, k, stage, T: gl.constexpr):
     tma.async_copy_global_to_shared(x, [m * T, k * BLOCK], full.index(stage), in_x.index(stage))
 
 
-@gluon.jit(do_not_specialize=["x_row", "rows"])
-def _few(
+def kernel(**options):
+    return lambda fn: Launcher(gluon.jit(fn, **options), num_warps=4, launch_pdl=True)
+
+
+@kernel(do_not_specialize=["x_row", "rows"])
+def few(
     weight, x, of_weight, of_x, x_row, out, parts, arrived, rows, depth, width,
     T: gl.constexpr, SPLIT: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
@@ -102,6 +106,3 @@ def _few(
             gl.store(arrived + tile, 0)
     else:
         gl.store(out + to, y.to(out.dtype.element_ty), inside)
-
-
-few = Launcher(_few, num_warps=4, launch_pdl=True)

@@ -50,8 +50,10 @@ def make_checkpoint(
     config: JSON,
     options: TinyOptions,
     progress: Callable[[int, int], None] | None = None,
+    values: Callable[[str], Tensor] | None = None,
 ) -> ModelSpec:
-    """Write config.json, weights and tokenizer into `directory`, which must be new or empty."""
+    """Write config.json, weights and tokenizer into `directory`, which must be new or empty.
+    `values`: float32 weights by their names in the checkpoint, instead of drawn ones."""
     if directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise UsageError(f"{directory}: exists and is not empty; accepted: a new directory")
     directory.mkdir(parents=True, exist_ok=True)
@@ -61,7 +63,7 @@ def make_checkpoint(
     try:
         spec = read_model(file)
         write_tokenizer(directory, spec.vocab.total, text.get("bos_token_id"), spec.eos_token_ids)
-        write_shards(directory, _tensors(spec, options), options.max_shard_bytes, progress)
+        write_shards(directory, _tensors(spec, options, values), options.max_shard_bytes, progress)
     except BaseException:
         for made in directory.iterdir():
             made.unlink()
@@ -70,7 +72,9 @@ def make_checkpoint(
     return spec
 
 
-def _tensors(spec: ModelSpec, options: TinyOptions) -> Iterator[tuple[str, Tensor, int, int]]:
+def _tensors(
+    spec: ModelSpec, options: TinyOptions, values: Callable[[str], Tensor] | None
+) -> Iterator[tuple[str, Tensor, int, int]]:
     """(stored name, tensor, parameters so far, parameters in all)."""
     table = list(parameters(spec))
     total = sum(parameter.count for parameter in table)
@@ -78,19 +82,22 @@ def _tensors(spec: ModelSpec, options: TinyOptions) -> Iterator[tuple[str, Tenso
     prefix = PREFIX.get(spec.family, "")
     for parameter in table:
         fuse = options.fused_experts and parameter.fused is not None
-        values = []
+        fused_values = []
         for piece in parameter.pieces:
-            value = draw(piece.source, piece.shape, parameter.kind, options.seed)
-            _shrink_latents(value, piece.source, spec)
+            if values is not None:
+                value = values(prefix + piece.source)
+            else:
+                value = draw(piece.source, piece.shape, parameter.kind, options.seed)
+                _shrink_latents(value, piece.source, spec)
             done += value.numel()
             if fuse:
-                values.append(value)
+                fused_values.append(value)
                 continue
             for name, tensor in _stored(prefix + piece.source, value, spec, options, parameter):
                 yield name, tensor, done, total
         if fuse and parameter.fused is not None:
             fused = torch.empty(parameter.shape)
-            for piece, value in zip(parameter.pieces, values, strict=True):
+            for piece, value in zip(parameter.pieces, fused_values, strict=True):
                 fused[piece.put] = value
             yield prefix + parameter.fused.source, fused.to(DTYPES[options.dtype]), done, total
 

@@ -22,6 +22,9 @@ GROUP = 16
 """Products that a tensor core adds before it cuts."""
 AROUND = 4.0
 """Roundings beside a sum: a scale, a maximum taken off, exp, the result."""
+FP8_MMA = 2.0**-12
+"""Tensor cores of Hopper GPUs add products of fp8 numbers with 13 digits after the first of the
+largest, and round none: what they lose, of the sum of absolute products."""
 
 
 def unit(dtype: torch.dtype = torch.float32) -> float:

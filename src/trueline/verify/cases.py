@@ -104,7 +104,7 @@ _GROUPED: JSON = {"hidden_size": 96, "moe_intermediate_size": 64}
 # Groups of 128 inputs, the last ones partial.
 _FP8_INPUTS: JSON = {
     "hidden_size": 160,
-    "intermediate_size": 192,
+    "intermediate_size": 200,
     "moe_intermediate_size": 144,
     "num_hidden_layers": 2,
 }
@@ -223,6 +223,9 @@ CASES: Mapping[str, Case] = {
     "fp8-exempt": Case("deepseek_v3", storage=FP8_EXEMPT),
     "fp8-inputs": Case("deepseek_v3", keys=_FP8_INPUTS, storage=FP8_32),
     "fp8-inputs-ue8m0": Case("deepseek_v3", keys=_FP8_INPUTS, storage=FP8_UE8M0),
+    "fp8-inputs-exempt": Case(
+        "deepseek_v3", keys=_FP8_INPUTS, storage=replace(FP8_32, ignored_modules=("q_a_proj",))
+    ),
     "int4": Case("kimi_k2", keys=_GROUPED, storage=INT4, dtype="bfloat16"),
     "int4-all": Case("kimi_k2", keys=_GROUPED_ALL, storage=INT4_ALL),
     "k25-int4": Case("kimi_k25", keys=_GROUPED, storage=INT4),

@@ -73,13 +73,15 @@ class _Files:
             data = data.clone()
         return data.view(dtype).view(stored.shape)
 
-    def release(self, stored: StoredTensor) -> None:
-        """Give the pages that lie wholly inside this tensor back to the system."""
+    def release(self, use: Use) -> None:
+        """Give the pages that lie wholly inside a weight's tensors, scales among them, back to the
+        system."""
         page = mmap.PAGESIZE
-        first = -(-stored.begin // page) * page
-        length = stored.end // page * page - first
-        if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
-            self._map(stored.file).madvise(mmap.MADV_DONTNEED, first, length)
+        for stored in use.tensors:
+            first = -(-stored.begin // page) * page
+            length = stored.end // page * page - first
+            if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
+                self._map(stored.file).madvise(mmap.MADV_DONTNEED, first, length)
 
 
 class StoredWeights:
@@ -115,12 +117,13 @@ class StoredWeights:
 
     def _parts(self, wanted: Wanted) -> Iterator[StoredPart]:
         """What this rank has of a stored tensor, at its place in the parameter."""
-        label, read = wanted.use.format.label, partial(self._finish, wanted.use.tensor)
+        label, read = wanted.use.format.label, partial(self._finish, wanted.use)
         for stored, put in opened(self._files, wanted):
             yield replace(placed(stored, label, put), read=read)
 
-    def _finish(self, tensor: StoredTensor) -> None:
-        self._files.release(tensor)
+    def _finish(self, use: Use) -> None:
+        tensor = use.tensor
+        self._files.release(use)
         if tensor.name in self._read:  # another run of its rows came before
             return
         self._read.add(tensor.name)
@@ -173,7 +176,7 @@ def stream_weights(
         for stored, _ in opened(files, wanted):
             for numbers in runs(stored):
                 yield wanted.piece.source, numbers
-        files.release(wanted.use.tensor)
+        files.release(wanted.use)
         done += wanted.use.tensor.nbytes
         if progress:
             progress(done, total)

@@ -30,6 +30,13 @@ ALL = {
     *("split_gemm", "choose", "gated", "place", "count", "combine", "gate"),
     *("best", "mass", "noisy", "settle"),
 }
+BLOCK_FP8 = {
+    "quant_method": "fp8",
+    "fmt": "e4m3",
+    "activation_scheme": "dynamic",
+    "weight_block_size": [128, 128],
+    "scale_fmt": "ue8m0",
+}
 # Fewer layers and experts, and hardly any words: the same shapes of everything else.
 MODELS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "v2lite": ({"num_hidden_layers": 2, "n_routed_experts": 16}, {"attend", "down", "grouped"}),
@@ -41,6 +48,10 @@ MODELS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "k25s": (
         {"num_hidden_layers": 2, "n_routed_experts": 16},
         {"down", "down_at_once", "stream_fragments", "grouped_gemm", "permute_columns"},
+    ),
+    "v32s-fp8": (
+        {"num_hidden_layers": 2, "n_routed_experts": 16, "quantization_config": BLOCK_FP8},
+        {"write", "rotate", "scores", "select", "look_up", "set_bits", "gemm", "few", "quantise"},
     ),
     "v32s": (
         {"num_hidden_layers": 2, "n_routed_experts": 16},
@@ -58,9 +69,9 @@ def test_every_kernel_compiles(name: str, tmp_path: Path) -> None:
 
 def test_every_kernel_compiles_once(tmp_path: Path) -> None:
     """For the first arguments that it is launched with. v2lite's are among those of the others."""
-    compiles(["ling25s", "k25s", "v32s"], tmp_path, "--once")
-    # disassembling takes as long as compiling: only those with MMAs, where reads of
-    # what nobody wrote were seen
+    compiles(["ling25s", "k25s", "v32s-fp8"], tmp_path, "--once", "--ptx")
+    # assembling and disassembling take as long as compiling: only those with MMAs, where reads
+    # of what nobody wrote were seen
     multiply = [
         kernel
         for kernel in tmp_path.rglob("*.cubin")
@@ -98,7 +109,7 @@ def compiles(
 
 def write_config(directory: Path, name: str) -> None:
     keys, _ = MODELS[name]
-    config = json.loads((CONFIGS / name / "config.json").read_text()) | keys
+    config = json.loads((CONFIGS / name.partition("-")[0] / "config.json").read_text()) | keys
     config |= {"vocab_size": 4096} | {key: 0 for key in config if key.endswith("_token_id")}
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(config))

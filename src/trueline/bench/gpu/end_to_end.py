@@ -8,12 +8,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from trueline.bench.footprint import peak_bytes, resident_bytes, tensor_bytes
+from trueline.bench.footprint import tensor_bytes
 from trueline.bench.formats import format_engine
 from trueline.bench.gpu.roofline import checkpoint_bytes, decode_bytes
 from trueline.bench.gpu.steps import decode_profile
 from trueline.bench.workload import Workload, bench_engine, measure
-from trueline.device import find_device
+from trueline.device import find_device, peak_resident_bytes, resident_bytes
 from trueline.engine.executor import local_runner
 from trueline.llm import LLMEngine
 from trueline.utils.json_types import JSON
@@ -48,7 +48,7 @@ def run_format(name: str, form: str, started: float) -> JSON:
     memory: JSON = {
         "loaded_bytes": tensor_bytes(local_runner(engine.core.executor).decoder),
         "checkpoint_bytes": checkpoint_bytes(engine.spec),
-        "host_peak_bytes": None if before is None else (peak_bytes() or 0) - before,
+        "host_peak_bytes": None if before is None else (peak_resident_bytes() or 0) - before,
     }
     decode = [{"model": name} | cell | _roofline(engine, cell) for cell in FORMAT_DECODE]
     prefill = [{"model": name} | cell for cell in FORMAT_PREFILL]

@@ -115,6 +115,16 @@ def _scales_of_the_last(original: Make) -> Make:
     return broken
 
 
+def _doubled_e8m0(original: Make) -> Make:
+    def broken(fmt: Format, tensors: Sequence[StoredTensor], values: Sequence[Tensor]) -> Stored:
+        numbers, scales = values
+        e8m0 = scales.dtype == torch.float8_e8m0fnu
+        opened: Stored = original(fmt, tensors, (numbers, scales.float() * (2 if e8m0 else 1)))
+        return opened
+
+    return broken
+
+
 def _swapped_in(label: str) -> Make:
     """Gate and up trade places where they are stored in one format."""
 
@@ -169,6 +179,12 @@ FORMAT_FAULTS = [
           "int4", pack_int4.PackInt4, "exempts", _never),
     Fault("fp8-ignored-quantised", "an exempt layer may be quantised all the same", "strict",
           "fp8-exempt", block_fp8.BlockFp8, "exempts", _never),
+    Fault("fp8-scales-of-another", "an expert has the fp8 scales of another one", "ledger", "fp8",
+          block_fp8.BlockFp8, "open", _scales_of_the_last),
+    Fault("fp8-gate-up-swapped", "up before gate, in fp8 experts only", "ledger", "fp8",
+          load, "opened", _swapped_in("block fp8")),
+    Fault("fp8-exponent-bias", "e8m0 scales of block fp8 with a bias of 126", "ledger", "fp4",
+          block_fp8.BlockFp8, "open", _doubled_e8m0),
     Fault("fp4-nibble-order", "the even column in the high nibble", "ledger", "fp4",
           Fp4Stored, "dequantise", _fp4(nibbles=_high_first)),
     Fault("fp4-exponent-bias", "e8m0 with a bias of 128", "ledger", "fp4",

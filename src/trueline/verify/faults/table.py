@@ -14,6 +14,7 @@ from trueline.verify.faults.index_cache import INDEX_FAULTS
 from trueline.verify.faults.indexer import INDEXER_FAULTS
 from trueline.verify.faults.latent_cache import LATENT_FAULTS
 from trueline.verify.faults.ling import LING_FAULTS
+from trueline.verify.faults.numerics import NUMERICS_FAULTS
 from trueline.verify.faults.ranks import RANK_FAULTS
 from trueline.verify.faults.reference import REFERENCE_FAULTS
 from trueline.verify.faults.selection import SELECTION_FAULTS
@@ -29,6 +30,7 @@ FAULTS: list[Fault] = [
     *SPEC_FAULTS,
     *WEIGHT_FAULTS,
     *FORMAT_FAULTS,
+    *NUMERICS_FAULTS,
     *LING_FAULTS,
     *INDEXER_FAULTS,
     *ENGINE_FAULTS,

@@ -59,6 +59,10 @@ def _whole_blocks_only(
     return weight * scale[at[0]][:, at[1]]
 
 
+def _next(columns: Tensor, block: int, count: int) -> Tensor:
+    return ((columns + 1) // block).clamp_max(count - 1)
+
+
 def _scales_cut_across(original: Make) -> Make:
     """A cut of columns takes rows of the scales, and the other way round."""
 
@@ -142,6 +146,15 @@ WEIGHT_FAULTS = [
           block_fp8.BlockFp8, "exempts", _ignored_by_part),
     Fault("fp8-partial-block", "a partial edge block gets its neighbour's scale", "ledger", "fp8",
           block_fp8, "dequantise", _dequantise(_whole_blocks_only)),
+    Fault("fp8-scale-transposed", "scales of blocks column by column", "ledger", "fp8",
+          block_fp8, "dequantise",
+          _dequantise(lambda w, s, r, c, b: w * s.T.reshape(s.shape)[r // b[0]][:, c // b[1]])),
+    Fault("fp8-block-edge", "the last column of a block has the next one's scale", "ledger", "fp8",
+          block_fp8, "dequantise",
+          _dequantise(lambda w, s, r, c, b: w * s[r // b[0]][:, _next(c, b[1], s.shape[1])])),
+    Fault("fp8-scales-to-powers", "scales to the nearest powers of two", "ledger", "fp8",
+          block_fp8, "dequantise",
+          _dequantise(lambda w, s, r, c, b: w * s.log2().round().exp2()[r // b[0]][:, c // b[1]])),
     Fault("fp8-cut-across", "scales cut along the other axis", "weight values", "fp8",
           block_fp8.Fp8Stored, "cut", _scales_cut_across),
     Fault("fp8-cut-on-edges", "a cut is taken to begin where a block does", "weight values", "fp8",

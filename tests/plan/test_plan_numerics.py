@@ -21,7 +21,9 @@ from trueline.ops.registry import REGISTRY
 from trueline.plan.numerics import choose_numerics
 from trueline.plan.plan import make_plan
 from trueline.plan.select import PACKING
+from trueline.spec.feedforward import DenseSpec
 from trueline.spec.shard import local_spec
+from trueline.spec.source import Span
 from trueline.verify.cases import FP4, FP8_32, INT4
 from trueline.weights.formats import Storage
 from trueline.weights.formats.block_fp8 import BlockFp8
@@ -155,6 +157,17 @@ def test_a_rank_s_part_is_whole_groups(rank: int, tiny: Tiny, hopper_kernels: No
     whole = WIDE | divided | {"v_head_dim": 64, "n_shared_experts": 4}
     spec = read_model(tiny("deepseek_v3", keys=whole, storage=FP8_32))
     assert make_plan(local_spec(spec, rank, 2), ASKED, device).numerics.name == "activations"
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_last_rank_may_end_in_a_partial_group(rank: int, tiny: Tiny) -> None:
+    spec = read_model(tiny("deepseek_v3", keys=WIDE, storage=FP8_32))
+    dense = spec.layers[0].feed_forward
+    assert isinstance(dense, DenseSpec)
+    halves = (Span(0, 128, 200), Span(128, 200, 200))
+    layer = replace(spec.layers[0], feed_forward=replace(dense, width=halves[rank]))
+    local = replace(spec, layers=(layer,))
+    assert make_plan(local, ASKED, find_device("cpu")).numerics.name == "activations"
 
 
 def test_an_mlp_of_two_numerics_is_refused(tiny: Tiny) -> None:

@@ -12,6 +12,7 @@ import torch
 
 from trueline import reference
 from trueline.config import EngineConfig
+from trueline.engine.loading import load_engine
 from trueline.errors import UsageError
 from trueline.verify.cases import FP4, FP8_32, FP8_UE8M0, Subject
 from trueline.verify.engine import run
@@ -129,6 +130,14 @@ def test_noise_is_that_of_the_reference(name: str, tiny: Tiny) -> None:
     assert right.mean_kl > 1e-4
     assert noise.mean_kl == pytest.approx(right.mean_kl, rel=0.1)
     assert noise.top1 == pytest.approx(right.top1, abs=0.05)
+
+
+def test_cached_tokens_are_of_one_numerics(tiny: Tiny) -> None:
+    """The hashes of their blocks begin with it."""
+    model = made(tiny, "v3")
+    plain = load_engine(model, replace(BASE, numerics="weights")).core.fingerprint
+    first, again = (load_engine(model, BASE).core.fingerprint for _ in range(2))
+    assert plain != first == again
 
 
 def test_another_numerics_is_seen(tiny: Tiny) -> None:

@@ -1,0 +1,17 @@
+"""An MLP that leaves its products to `linear` has the numerics of `linear`."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from trueline.device import interpreting
+from trueline.ops.registry import implementation
+from trueline.verify.ops import FP8_CHECKS
+
+pytestmark = pytest.mark.skipif(not interpreting(), reason="kernels run on a CPU only interpreted")
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_mlp(dtype: torch.dtype) -> None:
+    FP8_CHECKS["mlp"][0].run(implementation("mlp", "triton"), dtype)
