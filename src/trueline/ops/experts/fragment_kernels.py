@@ -140,3 +140,14 @@ def columns_of(x, EACH: gl.constexpr):
         d, h = gl.split(dh)
         every = (a, b, c, d, e, f, g, h)
     return every
+
+
+@gluon.jit
+def tail_scales(at, GROUP: gl.constexpr, TAIL: gl.constexpr):
+    """Of the TAIL chunks after the last step, whose scales begin at `at`: [64, 256 / GROUP]."""
+    EACH: gl.constexpr = 256 // GROUP
+    GROUPS: gl.constexpr = (TAIL * 64 + GROUP - 1) // GROUP
+    LAYOUT: gl.constexpr = scale_layout(EACH)
+    row = gl.arange(0, 64, gl.SliceLayout(1, LAYOUT))[:, None]
+    group = gl.arange(0, EACH, gl.SliceLayout(0, LAYOUT))[None, :]
+    return gl.load(at + row * GROUPS + group, mask=group < GROUPS, other=0)

@@ -25,6 +25,7 @@ from trueline.ops.experts.fragment_kernels import (
     columns_of,
     decoded,
     scale_layout,
+    tail_scales,
 )
 from trueline.ops.gluon import (
     CONSUMER_REGISTERS,
@@ -165,11 +166,8 @@ def multiply(
                 signal(empty.index(used % STAGES))
                 used += 1
     if TAIL:
-        row = gl.arange(0, 64, gl.SliceLayout(1, SCALES))[:, None]
-        group = gl.arange(0, EACH, gl.SliceLayout(0, SCALES))[None, :]
         at = scales + tile * (steps * (64 * EACH) + 64 * TAIL_GROUPS) + steps * (64 * EACH)
-        at += row * TAIL_GROUPS + group
-        each = scales_of(gl.load(at, mask=group < TAIL_GROUPS, other=0), FORM, EACH)
+        each = scales_of(tail_scales(at, GROUP, TAIL), FORM, EACH)
         for i in gl.static_range(TAIL):
             stage = used % STAGES
             mbarrier.wait(full.index(stage), (used // STAGES) & 1)

@@ -19,6 +19,7 @@ from trueline.ops.experts.fragment_kernels import (
     columns_of,
     decoded,
     scale_layout,
+    tail_scales,
 )
 from trueline.ops.jit import Launcher
 
@@ -120,8 +121,8 @@ def store(acc, order, weights, out, n, pairs, width, GATED: gl.constexpr):
 @kernel(do_not_specialize=["pairs", "each", "columns"])
 def stream_fragments(
     x, x_row, packed, scales, order, tiles, total, weights, out, pairs, depth, width, each, columns,
-    TOP: gl.constexpr, GATED: gl.constexpr, FORM: gl.constexpr,
-    GROUP: gl.constexpr, STEPS: gl.constexpr, TAIL: gl.constexpr,
+    TOP: gl.constexpr, GATED: gl.constexpr, FORM: gl.constexpr, GROUP: gl.constexpr,
+    STEPS: gl.constexpr, TAIL: gl.constexpr,
 ):  # fmt: skip
     """A program per tile of T pairs of one expert and `each` of the `columns` tiles of 64 rows of
     the weight, which are one stream; as `kernels.grouped` otherwise. STEPS: whether there are steps
@@ -165,7 +166,7 @@ def stream_fragments(
             stored = gl.load(scale_at + then * (64 * EACH) + row * EACH + group)
             acc = add_chunks(
                 acc, words, mine, x_at + step * 256, live, column, None, 4, FORM, GROUP
-            )  # fmt: skip
+            )
             step += 1
             if TAIL == 0 and step == steps:
                 store(acc, order, weights, out, n, pairs, width, GATED)
@@ -174,10 +175,7 @@ def stream_fragments(
                 n += 1
     if TAIL:
         words = load_words(word_at + steps * 2048, TAIL)
-        tail_at = scale_at + steps * (64 * EACH) + row * TAIL_GROUPS + group
-        stored = gl.load(tail_at, mask=group < TAIL_GROUPS, other=0)
-        acc = add_chunks(
-            acc, words, stored, x_at + steps * 256, live, column, depth - steps * 256,
-            TAIL, FORM, GROUP,
-        )  # fmt: skip
+        stored = tail_scales(scale_at + steps * (64 * EACH), GROUP, TAIL)
+        x_at += steps * 256
+        acc = add_chunks(acc, words, stored, x_at, live, column, depth % 256, TAIL, FORM, GROUP)
         store(acc, order, weights, out, n, pairs, width, GATED)
