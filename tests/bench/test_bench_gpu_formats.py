@@ -125,7 +125,7 @@ def test_parts_are_measured_alone(
         == {
             "models": [("v32s",)],
             "formats": [
-                *(("v32s", "bfloat16"), ("v32s", "block-fp8")),
+                *(("v32s", "bfloat16"), ("v32s", "block-fp8-ue8m0")),
                 *(("k25s", "bfloat16"), ("k25s", "int4")),
             ],
             "kernels": [(name, "--engine") for name in ("attention", "lightning", "experts")],

@@ -11,13 +11,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from trueline import reference
 from trueline.config import EngineConfig
 from trueline.device import compute_capability, hopper_refusals
 from trueline.ops.registry import OPS, capabilities, implementation
 from trueline.reference import Reference
 from trueline.verify.engine import Ask, EngineRun, run
-from trueline.verify.numerics import Noise, load_activations
+from trueline.verify.numerics import Noise, load_activations, load_exact
 from trueline.verify.ops import FP8_CHECKS, OpCheck
 from trueline.verify.schedules import prompt
 from trueline.weights.formats.block_fp8 import BlockFp8
@@ -73,7 +72,7 @@ def test_fp8_activations_are_inside_the_band(
     plan = ours.core.plan
     assert plan.numerics.name == "activations"
     assert {each.name for each in plan.by_format[BlockFp8.label].values()} == {"hopper_fp8"}
-    plain, quantised = reference.load(model), load_activations(model)
+    plain, quantised = load_exact(model), load_activations(model)
     of_half = Noise.of(*_both(plain, asks, half))
     of_ours = Noise.of(*_both(plain, asks, ours))
     exact = [plain.logprobs(each) for each in _sequences(asks, ours)]

@@ -149,8 +149,21 @@ def half(a, b):
 
 
 @gluon.jit
-def write(out, staged, value, order, pairs, row, column, GROUPED: gl.constexpr):
+def quantised(gate, up, scales, POWERS: gl.constexpr):
+    """Codes of silu(gate) × up, not yet rounded; their scales are stored."""
+    y = gate / (1 + gl.exp(-gate)) * up
+    scale = gl.maximum(gl.max(gl.abs(y), 1), SMALLEST) / LARGEST
+    if POWERS:  # the next power of two
+        bits = scale.to(gl.int32, bitcast=True)
+        scale = ((bits + 0x7FFFFF) & 0x7F800000).to(gl.float32, bitcast=True)
+    gl.store(scales, scale)
+    return y / scale[:, None]
+
+
+@gluon.jit
+def write(out, staged, value, rows, column, GROUPED: gl.constexpr):
     """The rows that there are, once the tile before has been written."""
+    order, pairs, row = rows
     tma.store_wait(0)
     gl.thread_barrier()
     staged.store(value.to(staged.dtype))
@@ -166,6 +179,11 @@ def write(out, staged, value, order, pairs, row, column, GROUPED: gl.constexpr):
 
 
 @gluon.jit
+def scales_at(a, a_row, left, right, step):
+    return gl.load(a + step * a_row), gl.load(left + step), gl.load(right + step)
+
+
+@gluon.jit
 def consume(
     shared, barriers, scales, experts, order, pairs, out, work, depth, width,
     GATED: gl.constexpr, POWERS: gl.constexpr, GROUPED: gl.constexpr, GROUP: gl.constexpr,
@@ -175,8 +193,7 @@ def consume(
     full, empty = barriers
     of_a, a_row, of_b, of_out, out_row = scales
     row_tiles, columns, tiles = work
-    steps = gl.cdiv(depth, BLOCK)
-    blocks = gl.cdiv(width, BLOCK)
+    steps, blocks = gl.cdiv(depth, BLOCK), gl.cdiv(width, BLOCK)
     staged = in_out.index(WHO)
     gdc_wait()
     own = WHO * OWN + gl.arange(0, OWN, gl.SliceLayout(1, SUMS))
@@ -197,16 +214,14 @@ def consume(
             left = gl.zeros([OWN, BLOCK], gl.float32, SUMS)
             right = gl.zeros([OWN, BLOCK], gl.float32, SUMS)
             # two steps ahead: they take longer to come than a step takes
-            row, first, second = gl.load(a_at), gl.load(b_left), gl.load(b_right)
+            row, first, second = scales_at(a_at, a_row, b_left, b_right, 0)
             then = gl.minimum(1, steps - 1)
-            next_row = gl.load(a_at + then * a_row)
-            next_first, next_second = gl.load(b_left + then), gl.load(b_right + then)
+            next_row, next_first, next_second = scales_at(a_at, a_row, b_left, b_right, then)
             for k in range(steps):
                 to_left, to_right = row * first, row * second
                 row, first, second = next_row, next_first, next_second
                 then = gl.minimum(k + 2, steps - 1)
-                next_row = gl.load(a_at + then * a_row)
-                next_first, next_second = gl.load(b_left + then), gl.load(b_right + then)
+                next_row, next_first, next_second = scales_at(a_at, a_row, b_left, b_right, then)
                 stage = used % STAGES
                 mbarrier.wait(full.index(stage), (used // STAGES) & 1)
                 if live:
@@ -224,21 +239,16 @@ def consume(
                     signal(empty.index(stage))
                 used += 1
             if live:
+                rows = (order, pairs, at_row)
                 if GATED:
-                    y = left / (1 + gl.exp(-left)) * right
-                    scale = gl.maximum(gl.max(gl.abs(y), 1), SMALLEST) / LARGEST
-                    if POWERS:  # the next power of two
-                        bits = scale.to(gl.int32, bitcast=True)
-                        scale = ((bits + 0x7FFFFF) & 0x7F800000).to(gl.float32, bitcast=True)
-                    gl.store(of_out + n * out_row + m * BLOCK + own, scale)
-                    y /= scale[:, None]
-                    write(out, staged, y, order, pairs, at_row, n * BLOCK, GROUPED)
+                    to = of_out + n * out_row + m * BLOCK + own
+                    y = quantised(left, right, to, POWERS)
+                    write(out, staged, y, rows, n * BLOCK, GROUPED)
                 else:
                     column = n * HALVES * BLOCK
-                    write(out, staged, left, order, pairs, at_row, column, GROUPED)
+                    write(out, staged, left, rows, column, GROUPED)
                     if HALVES == 2:
-                        column += BLOCK
-                        write(out, staged, right, order, pairs, at_row, column, GROUPED)
+                        write(out, staged, right, rows, column + BLOCK, GROUPED)
     tma.store_wait(0)
 
 
