@@ -27,7 +27,7 @@ def bench(*arguments: str | Path) -> int:
 
 
 @needs_proc
-@pytest.mark.parametrize("name", ["block-fp8", "int4"])
+@pytest.mark.parametrize("name", [pytest.param("block-fp8", marks=pytest.mark.slow), "int4"])
 def test_files_are_written_loaded_and_deleted(
     name: str,
     tiny: Tiny,
