@@ -103,7 +103,7 @@ def _print_format_decode(console: Console, rows: list[JSON]) -> None:
 
 
 def _print_format_kernels(console: Console, rows: list[JSON]) -> None:
-    table = _table("kernel", "rows", "per expert", "implementation", "µs", "of roofline",
+    table = _table("kernel", "rows", "per expert", "implementation", "µs", "of bytes' roofline",
                    "TFLOP/s", "GEMMs alone", "bfloat16 µs", "cuBLAS µs", "off", "met")  # fmt: skip
     for row in rows:
         if "us" not in row:
