@@ -306,6 +306,8 @@ def test_generate_from_a_file_and_as_chat(tiny: Tiny, run: Run, tmp_path: Path) 
         (["--prompt", "x", "--op", "linear=fast"], "accepted: native, onednn"),
         (["--prompt", "x", "--temperature", "-1"], "temperature"),
         (["--prompt", "x", "--kv-cache-dtype", "int8"], "kv_cache_dtype = 'int8': accepted"),
+        (["--prompt", "x", "--numerics", "activations"], "has no weights in block fp8"),
+        (["--prompt", "x", "--numerics", "fp8"], "numerics"),
         (["--prompts-file", "/nowhere"], "not readable"),
     ],
 )
@@ -313,6 +315,14 @@ def test_generate_refuses(flags: list[str], part: str, tiny: Tiny, run: Run) -> 
     code, _, err = run("generate", tiny("deepseek_v3"), *flags)
     assert code == 2
     assert part in err
+
+
+def test_generate_with_numerics(tiny: Tiny, run: Run) -> None:
+    model = tiny("deepseek_v3", storage=FP8_32)
+    flags = ["--prompt", "hi", "--max-tokens", "2", "--numerics", "activations"]
+    code, _, err = run("generate", model, *flags)
+    assert code == 0
+    assert "numerics     activations: asked for" in err
 
 
 def test_bench(tiny: Tiny, run: Run) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from trueline.config import EngineConfig
 from trueline.engine.loading import load_engine
-from trueline.verify.cases import FP4, FP8_32, INT4, INT4_ALL
+from trueline.verify.cases import FP4, FP8_32, FP8_UE8M0, INT4, INT4_ALL
 from trueline.verify.engine import oracle, run, serve
 from trueline.verify.ranks import ranks_are_as_one, serve_on_ranks
 from trueline.verify.schedules import MIXED
@@ -31,7 +31,6 @@ WIDTHS = {
 }
 GROUP_128 = {"hidden_size": 384, "moe_intermediate_size": 128}
 GROUP_8 = {"intermediate_size": 88, "kv_lora_rank": 40, "q_lora_rank": 48, "v_head_dim": 12}
-UE8M0 = BlockFp8(block=(32, 32), power_of_two_scales=True, ignored_modules=())
 LING = BlockFp8(
     block=(32, 32), power_of_two_scales=False, ignored_modules=("g_proj", "0.mlp.up_proj")
 )
@@ -48,10 +47,14 @@ class Published:
 
 STORED = {
     "v3": Published("deepseek_v3", FP8_32, {"block fp8"}),
-    "v3-ue8m0": Published("deepseek_v3", UE8M0, {"block fp8"}),
-    "v32": Published("deepseek_v32", UE8M0, {"block fp8"}),
+    "v3-ue8m0": Published("deepseek_v3", FP8_UE8M0, {"block fp8"}),
+    "v32": Published("deepseek_v32", FP8_UE8M0, {"block fp8"}),
+    "v32-float32": Published("deepseek_v32", FP8_32, {"block fp8"}),
     "glm5": Published("glm_moe_dsa", FP8_32, {"block fp8"}),
+    "glm5-ue8m0": Published("glm_moe_dsa", FP8_UE8M0, {"block fp8"}),
     "ling": Published("bailing_moe_v2_5", LING, {"block fp8"}, {"layer_group_size": 2}),
+    "ling-ue8m0": Published("bailing_moe_v2_5", FP8_UE8M0, {"block fp8"}, {"layer_group_size": 2}),
+    "k2-fp8": Published("kimi_k2", FP8_32, {"block fp8"}),
     "k2": Published("kimi_k2", INT4, {"int4"}),
     "k2-128": Published("kimi_k2", KIMI_128, {"int4"}, GROUP_128),
     "k2-all": Published("kimi_k2", INT4_ALL, {"int4"}, GROUP_8),

@@ -53,6 +53,16 @@ DIVIDED = {
     "n_shared_experts": 4,
     "n_routed_experts": 8,
 }
+DIVIDED_LING: Mapping[str, float] = {
+    "num_attention_heads": 4,
+    "v_head_dim": 128,
+    "head_dim": 128,
+    "partial_rotary_factor": 0.5,
+    "intermediate_size": 512,
+    "moe_intermediate_size": 128,
+    "moe_shared_expert_intermediate_size": 512,
+    "num_experts": 8,
+}
 LING = {"layer_group_size": 2}
 # g_proj is multiplied with query_key_value, which is quantised.
 EXEMPT = BlockFp8(block=(32, 32), power_of_two_scales=False, ignored_modules=("g_proj", "q_a_proj"))
@@ -81,7 +91,7 @@ PUBLISHED = {
 }
 
 
-def made(tiny: Tiny, name: str, **keys: int) -> Path:
+def made(tiny: Tiny, name: str, **keys: float) -> Path:
     published = PUBLISHED[name]
     return tiny(published.family, keys=SIZES | published.keys | keys, storage=published.storage)
 
@@ -99,9 +109,22 @@ def test_batch_invariant(name: str, tiny: Tiny) -> None:
     fp8_activations_bitwise(subject)
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("v3", 2), ("v3-ue8m0", 4), ("v32", 2), ("k2", 4)])
-def test_ranks_equal_the_reference(name: str, ranks: int, tiny: Tiny) -> None:
-    model = made(tiny, name, **DIVIDED)
+@pytest.mark.parametrize(
+    ("name", "ranks", "more"),
+    [
+        ("v3", 2, DIVIDED),
+        ("v3-ue8m0", 4, DIVIDED),
+        ("v32", 2, DIVIDED),
+        ("glm5-ue8m0", 4, DIVIDED),
+        ("k2", 4, DIVIDED),
+        ("ling", 2, DIVIDED_LING),
+        ("ling-ue8m0", 4, DIVIDED_LING),
+    ],
+)
+def test_ranks_equal_the_reference(
+    name: str, ranks: int, more: Mapping[str, float], tiny: Tiny
+) -> None:
+    model = made(tiny, name, **more)
     for done in serve_on_ranks(model, ASKS, BASE, ranks):
         fp8_oracle(model, ASKS, done)
 

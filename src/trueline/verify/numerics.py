@@ -80,6 +80,12 @@ def load_activations(model: Path, **facts: Any) -> Reference:
     return made
 
 
+def exact_logprobs(model: Path, sequences: Sequence[Tensor], **facts: Any) -> list[Tensor]:
+    """Of the reference in float64, numerics `weights`."""
+    plain = reference.load(model, **facts)
+    return [_logprobs(plain, sequence) for sequence in sequences]
+
+
 def fp8_activations(subject: Subject) -> None:
     """Mixed steps and chunked prefill."""
     config = replace(base(subject), numerics="activations")
@@ -115,8 +121,12 @@ def fp8_oracle(model: Path, asks: Sequence[Ask], done: EngineRun) -> Noise:
         off = [(a[part] - b[part]).abs().amax(-1) for a, b, part in pairs]
         _require_half(what, torch.cat(off))
     noise = Noise.of(torch.cat(wanted), torch.cat(ours))
+<<<<<<< HEAD
     plain = load_exact(model, **done.core.config.facts)
     unquantised = [_logprobs(plain, sequence) for sequence in sequences]
+=======
+    unquantised = exact_logprobs(model, sequences, **done.core.config.facts)
+>>>>>>> n1
     _require_inside(noise, Noise.of(torch.cat(wanted), torch.cat(unquantised)))
     return noise
 
