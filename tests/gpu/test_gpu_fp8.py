@@ -14,9 +14,8 @@ from torch import Tensor
 from trueline.config import EngineConfig
 from trueline.device import compute_capability, hopper_refusals
 from trueline.ops.registry import OPS, capabilities, implementation
-from trueline.reference import Reference
 from trueline.verify.engine import Ask, EngineRun, run
-from trueline.verify.numerics import Noise, load_activations, load_exact
+from trueline.verify.numerics import Noise, exact_logprobs, load_activations
 from trueline.verify.ops import FP8_CHECKS, OpCheck
 from trueline.verify.schedules import prompt
 from trueline.weights.formats.block_fp8 import BlockFp8
@@ -72,11 +71,11 @@ def test_fp8_activations_are_inside_the_band(
     plan = ours.core.plan
     assert plan.numerics.name == "activations"
     assert {each.name for each in plan.by_format[BlockFp8.label].values()} == {"hopper_fp8"}
-    plain, quantised = load_exact(model), load_activations(model)
-    of_half = Noise.of(*_both(plain, asks, half))
-    of_ours = Noise.of(*_both(plain, asks, ours))
-    exact = [plain.logprobs(each) for each in _sequences(asks, ours)]
-    made = [quantised.logprobs(each) for each in _sequences(asks, ours)]
+    of_half, of_ours = (Noise.of(*_both(model, asks, done)) for done in (half, ours))
+    quantised, sequences = load_activations(model), _sequences(asks, ours)
+    exact = exact_logprobs(model, sequences)
+    with torch.no_grad():
+        made = [quantised.logprobs(each) for each in sequences]
     band = Noise.of(torch.cat(exact), torch.cat(made))
     print(f"{family}: bfloat16 {of_half}, fp8 activations {of_ours}, band {band}")
     assert of_ours.mean_kl <= 2 * (band.mean_kl + of_half.mean_kl)
@@ -90,10 +89,11 @@ def _sequences(asks: list[Ask], done: EngineRun) -> list[Tensor]:
     ]
 
 
-def _both(exact: Reference, asks: list[Ask], done: EngineRun) -> tuple[Tensor, Tensor]:
+def _both(model: Path, asks: list[Ask], done: EngineRun) -> tuple[Tensor, Tensor]:
     """Logprobs of every position: by the reference, and those that were computed."""
+    sequences = _sequences(asks, done)
     ours = [
         torch.stack([done.logits[i][p] for p in range(len(each))]).double().cpu().log_softmax(-1)
-        for i, each in enumerate(_sequences(asks, done))
+        for i, each in enumerate(sequences)
     ]
-    return torch.cat([exact.logprobs(each) for each in _sequences(asks, done)]), torch.cat(ours)
+    return torch.cat(exact_logprobs(model, sequences)), torch.cat(ours)

@@ -23,11 +23,7 @@ from trueline.tiny.configs import change_config
 from trueline.tiny.make import TinyOptions, make_checkpoint
 from trueline.utils.json_types import JSON
 from trueline.verify.engine import Ask, run
-<<<<<<< HEAD
-from trueline.verify.numerics import Noise, load_exact
-=======
 from trueline.verify.numerics import Noise, exact_logprobs
->>>>>>> n1
 from trueline.weights.formats import quantised_formats
 
 RANDOM_LEN = 64
@@ -78,13 +74,7 @@ def _quantise(path: Path, directory: Path, name: str) -> None:
 
 
 def _compared(name: str, model: Path, asks: Sequence[Ask]) -> Iterator[FormatNoise]:
-<<<<<<< HEAD
-    exact = load_exact(model)
-    with torch.no_grad():
-        wanted = torch.cat([exact.logprobs(ask.prompt) for ask in asks])
-=======
     wanted = exact_logprobs(model, [torch.tensor(ask.prompt) for ask in asks])
->>>>>>> n1
     config = EngineConfig(max_num_seqs=len(asks), enable_prefix_caching=False, enforce_eager=True)
     for numerics in _numerics(model):
         done = run(model, asks, config, numerics=numerics)

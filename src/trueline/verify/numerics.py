@@ -64,11 +64,6 @@ class Noise:
         return asdict(self)
 
 
-def load_exact(model: Path, **facts: Any) -> Reference:
-    """In float64, with the numbers that the weights mean."""
-    return reference.load(model, **facts)
-
-
 def load_activations(model: Path, **facts: Any) -> Reference:
     """The reference as the engine multiplies: fp4, which the published inference of DeepSeek-V4
     multiplies with fp8 too, is weight-only."""
@@ -121,12 +116,7 @@ def fp8_oracle(model: Path, asks: Sequence[Ask], done: EngineRun) -> Noise:
         off = [(a[part] - b[part]).abs().amax(-1) for a, b, part in pairs]
         _require_half(what, torch.cat(off))
     noise = Noise.of(torch.cat(wanted), torch.cat(ours))
-<<<<<<< HEAD
-    plain = load_exact(model, **done.core.config.facts)
-    unquantised = [_logprobs(plain, sequence) for sequence in sequences]
-=======
     unquantised = exact_logprobs(model, sequences, **done.core.config.facts)
->>>>>>> n1
     _require_inside(noise, Noise.of(torch.cat(wanted), torch.cat(unquantised)))
     return noise
 
