@@ -105,10 +105,10 @@ def quantised(
 
 
 def through_fp8(x: Tensor, *, powers: bool) -> Tensor:
-    """x as the product of its codes and scales, rounded once more."""
+    """x as the product of its codes and scales, in float32: 16 bits would round it once more."""
     x = unit_stride(x)
     depth = x.shape[1]
-    out = x.new_empty(len(x), depth)
+    out = x.new_empty(len(x), depth, dtype=torch.float32)
     fp8.through_fp8[(len(x), triton.cdiv(depth, QUANTISED))](
         *(x, x.stride(0), out, depth), POWERS=powers, BLOCK=QUANTISED, GROUP=GROUP, num_warps=8
     )
@@ -171,7 +171,9 @@ def gemm(
     experts, width, _ = weight.numbers.shape
     width //= 2 if gated else 1
     device = x.codes.device
-    out = x.codes.new_empty(len(x.codes), width, dtype=CODES if gated else dtype)
+    # rows begin where TMA can write them
+    stride = triton.cdiv(width, KNOWN_MULTIPLE) * KNOWN_MULTIPLE
+    out = x.codes.new_empty(len(x.codes), stride, dtype=CODES if gated else dtype)[:, :width]
     groups = triton.cdiv(width, GROUP) if gated else 1
     scales = x.scales.new_empty(groups, len(x.codes))
     grouped = placed is not None

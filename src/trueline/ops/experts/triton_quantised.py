@@ -89,7 +89,7 @@ def run_with(
     through: Callable[[Tensor], Tensor] = unit_stride,
 ) -> Tensor:
     """`through`: what activations go through before each of the two GEMMs."""
-    x, ids, weights = through(x), ids.contiguous(), weights.contiguous()
+    dtype, x, ids, weights = x.dtype, through(x), ids.contiguous(), weights.contiguous()
     hidden, width, top = x.shape[1], packed.down.columns, ids.shape[1]
     experts, choices = len(packed.down.numbers), {"TOP": top, "SHARED": packed.shared}
     pairs, held = len(x) * (top + packed.shared), (first, experts - packed.shared)
@@ -97,7 +97,7 @@ def run_with(
     middle, parts = x.new_empty(pairs, width), x.new_empty(pairs, hidden)
     _product(x, packed.gate_up, weights, middle, order, choices, how, gated=True)
     _product(through(middle), packed.down, weights, parts, order, choices, how, gated=False)
-    out = x.new_empty(len(x), hidden)
+    out = x.new_empty(len(x), hidden, dtype=dtype)
     sum_pairs(parts, ids, held, choices, out)
     return out
 

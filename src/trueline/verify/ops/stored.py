@@ -80,8 +80,15 @@ MAKERS: dict[str, Callable[[int, int, int, int], Quantised]] = {
 }
 
 
-def stack(label: str, shape: tuple[int, int, int], group: int, halves: int, seed: int) -> Weight:
-    """Of each matrix, `halves` parts of equally many rows."""
+def stack(
+    label: str,
+    shape: tuple[int, int, int],
+    group: int,
+    halves: int,
+    seed: int,
+    dtype: torch.dtype = torch.float32,
+) -> Weight:
+    """Of each matrix, `halves` parts of equally many rows. dtype: of what is dequantised."""
     count, rows, columns = shape
     parts = tuple(
         StoredPart(
@@ -93,7 +100,7 @@ def stack(label: str, shape: tuple[int, int, int], group: int, halves: int, seed
         for half in range(halves)
     )
     home = torch.get_default_device()
-    return Weight(shape, torch.float32, parts, home, home)
+    return Weight(shape, dtype, parts, home, home)
 
 
 def _labels(declared: Capabilities) -> Iterator[tuple[str, int]]:
@@ -108,11 +115,11 @@ def experts(op: Experts[Opaque], dtype: torch.dtype = torch.float32) -> None:
     E, K, first = 3, 2, 2
     for label, group in _labels(op.capabilities):
         for hidden, width, cut in ((256, 64, 0), (288, 96, 32), (320, 72, 8)):
-            gate_up = stack(label, (E, 2 * width, hidden), group, 2, seed=1)
-            wider = stack(label, (E, hidden, 128 * -(-(width + cut) // 128)), group, 1, seed=2)
+            gate_up = stack(label, (E, 2 * width, hidden), group, 2, 1, dtype)
+            wider = stack(label, (E, hidden, 128 * -(-(width + cut) // 128)), group, 1, 2, dtype)
             down = wider.cut(2, Span(cut, cut + width, wider.shape[2]))
             packed = op.pack(gate_up, down, torch_linear())
-            numbers = gate_up.dequantise(), down.dequantise()
+            numbers = gate_up.dequantise(torch.float32), down.dequantise(torch.float32)
             exact_of = experts_reference.pack(*numbers, None)
             for tokens in (2, 17, 90)[: 2 if cut else 3]:
                 x = (randn(tokens, hidden, seed=3) / 16).to(dtype)
@@ -133,9 +140,9 @@ def linear(op: LinearOp, dtype: torch.dtype = torch.float32) -> None:
     for label, group in _labels(op.capabilities):
         for rows, columns, cut in ((40, 256, 0), (33, 352, 32), (130, 190, 8)):
             total = 128 * -(-(columns + cut) // 128)
-            (wider,) = stack(label, (1, rows, total), group, 1, seed=6).unstack()
+            (wider,) = stack(label, (1, rows, total), group, 1, 6, dtype).unstack()
             weight = wider.cut(1, Span(cut, cut + columns, total))
-            packed, numbers = op.pack(weight), weight.dequantise().double()
+            packed, numbers = op.pack(weight), weight.dequantise(torch.float32).double()
             for tokens in (1, 5, 70):
                 x = (randn(tokens, columns, seed=7) / 16).to(dtype)
                 exact = x.double() @ numbers.mT
