@@ -19,6 +19,7 @@ import pytest
 import torch
 from triton import knobs
 
+from bench_configs import write_config
 from paths import CONFIGS, HELPERS
 from trueline.config import EngineConfig
 from trueline.engine import warmup
@@ -32,16 +33,16 @@ from trueline.plan.select import Selection
 MODELS = [
     *(
         pytest.param(name, (), marks=pytest.mark.slow)
-        for name in ("v2lite", "ling25s", "v32s", "k25s")
+        for name in ("v2lite", "v2lite-fp8", "ling25s", "v32s", "k25s")
     ),
-    ("v32s", ("--most", "32960")),
+    ("v32s-fp8", ("--most", "32960")),
 ]
 
 
-def late(name: str, *options: str) -> tuple[int, list[str]]:
+def late(model: Path, *options: str) -> tuple[int, list[str]]:
     """How many kernels warm-up asks for, and what requests ask for beside them."""
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
-    command = [sys.executable, str(HELPERS / "late_kernels.py"), str(CONFIGS / name), *options]
+    command = [sys.executable, str(HELPERS / "late_kernels.py"), str(model), *options]
     done = subprocess.run(
         command, env=env | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
     )
@@ -52,15 +53,17 @@ def late(name: str, *options: str) -> tuple[int, list[str]]:
 
 
 @pytest.mark.parametrize(("name", "options"), MODELS)
-def test_no_kernel_is_compiled_after_ready(name: str, options: tuple[str, ...]) -> None:
-    ready, found = late(name, *options)
+def test_no_kernel_is_compiled_after_ready(
+    name: str, options: tuple[str, ...], tmp_path: Path
+) -> None:
+    ready, found = late(write_config(tmp_path / name, name, {}), *options)
     assert ready > 50
     assert found == []
 
 
 @pytest.mark.slow
 def test_the_check_sees_kernels_that_warm_up_has_not_asked_for() -> None:
-    _, found = late("v2lite", "--cold")
+    _, found = late(CONFIGS / "v2lite", "--cold")
     names = {re.split(r"\W", kernel)[0] for kernel in found}
     assert names >= {"settle", "grouped", "choose", "attend", "gather"}
 

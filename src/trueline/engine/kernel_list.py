@@ -35,7 +35,8 @@ class KernelList:
     @classmethod
     def of(cls, spec: ModelSpec, plan: Plan, decoder: Decoder) -> KernelList | None:
         """None where an op or a layer is another package's: its code is not in the digest."""
-        chosen = plan.selections.items()
+        every = (plan.selections, *plan.by_format.values())
+        chosen = [pair for each in every for pair in each.items()]
         if any(choice.name not in OPS[op] for op, choice in chosen) or any(
             choice.name != OWN for choice in plan.layers.values()
         ):
@@ -46,7 +47,8 @@ class KernelList:
         # Nothing that depends on how much memory happens to be free.
         kept = (
             *(torch.__version__, triton.__version__, torch.cuda.get_device_properties().name),
-            *(spec, plan.limits, plan.selections, plan.weight_dtype, plan.compute_dtype),
+            *(spec, plan.limits, plan.selections, plan.by_format),
+            *(plan.weight_dtype, plan.compute_dtype),
             *(plan.kinds, plan.max_model_len, plan.tiling, plan.batch_invariant, plan.graphs),
         )
         digest.update(repr(kept).encode())

@@ -13,7 +13,8 @@ from typing import Any
 
 import pytest
 
-from paths import CONFIGS, HELPERS
+from bench_configs import write_config
+from paths import HELPERS
 from trueline.verify.machine_code import disassembled, main, unset_reads
 
 ALL = {
@@ -30,13 +31,7 @@ ALL = {
     *("split_gemm", "choose", "gated", "place", "count", "combine", "gate"),
     *("best", "mass", "noisy", "settle"),
 }
-BLOCK_FP8 = {
-    "quant_method": "fp8",
-    "fmt": "e4m3",
-    "activation_scheme": "dynamic",
-    "weight_block_size": [128, 128],
-    "scale_fmt": "ue8m0",
-}
+FEW_WORDS = {"vocab_size": 4096, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 # Fewer layers and experts, and hardly any words: the same shapes of everything else.
 MODELS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "v2lite": ({"num_hidden_layers": 2, "n_routed_experts": 16}, {"attend", "down", "grouped"}),
@@ -50,7 +45,7 @@ MODELS: dict[str, tuple[dict[str, Any], set[str]]] = {
         {"down", "down_at_once", "stream_fragments", "grouped_gemm", "permute_columns"},
     ),
     "v32s-fp8": (
-        {"num_hidden_layers": 2, "n_routed_experts": 16, "quantization_config": BLOCK_FP8},
+        {"num_hidden_layers": 2, "n_routed_experts": 16},
         {"write", "rotate", "scores", "select", "look_up", "set_bits", "gemm", "few", "quantise"},
     ),
     "v32s": (
@@ -93,7 +88,7 @@ def compiles(
     names: list[str], tmp_path: Path, *options: str, more: AbstractSet[str] = frozenset()
 ) -> None:
     for name in names:
-        write_config(tmp_path / name, name)
+        write_config(tmp_path / name, name, MODELS[name][0] | FEW_WORDS)
     env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
     env |= {"TRITON_CACHE_DIR": str(tmp_path / "kernels"), "OMP_NUM_THREADS": "1"}
     command = [
@@ -105,11 +100,3 @@ def compiles(
     done = subprocess.run(command, env=env, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-3000:]
     assert set(json.loads(done.stdout)) == ALL.union(more, *(MODELS[name][1] for name in names))
-
-
-def write_config(directory: Path, name: str) -> None:
-    keys, _ = MODELS[name]
-    config = json.loads((CONFIGS / name.partition("-")[0] / "config.json").read_text()) | keys
-    config |= {"vocab_size": 4096} | {key: 0 for key in config if key.endswith("_token_id")}
-    directory.mkdir()
-    (directory / "config.json").write_text(json.dumps(config))
