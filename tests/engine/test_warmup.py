@@ -136,6 +136,7 @@ def test_no_list_where_another_package_takes_part(
     for plan in (
         replace(loaded.plan, selections=loaded.plan.selections | {"linear": theirs}),
         replace(loaded.plan, layers=loaded.plan.layers | {"mla": theirs}),
+        replace(loaded.plan, by_format={"block fp8": {"linear": theirs}}),
     ):
         assert KernelList.of(loaded.spec, plan, loaded.core.executor.runner.decoder) is None
 
