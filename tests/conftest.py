@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections.abc import Callable, Mapping
 from functools import cache
 from pathlib import Path
@@ -41,6 +42,9 @@ TinyMaker = Callable[..., Path]
 
 def pytest_configure(config: pytest.Config) -> None:
     config.pluginmanager.register(budget)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        # as a shell's background jobs have it, and all their children: tests interrupt theirs
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(scope="session")

@@ -28,21 +28,26 @@ ALL = {
         "norm_rows",
         "stream",
     ),
-    *("split_gemm", "choose", "gated", "place", "count", "combine", "gate"),
+    *("split_gemm", "choose", "place", "count", "combine"),
     *("best", "mass", "noisy", "settle"),
 }
 FEW_WORDS = {"vocab_size": 4096, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
+MLP = {"gate", "gated"}
 # Fewer layers and experts, and hardly any words: the same shapes of everything else.
 MODELS: dict[str, tuple[dict[str, Any], set[str]]] = {
-    "v2lite": ({"num_hidden_layers": 2, "n_routed_experts": 16}, {"attend", "down", "grouped"}),
+    "v2lite": (
+        {"num_hidden_layers": 2, "n_routed_experts": 16},
+        MLP | {"attend", "down", "grouped"},
+    ),
     "ling25s": (
         {"num_hidden_layers": 5, "num_experts": 32},
-        {"attend", "down_at_once", "grouped", "decode_step", "walk", "scan", "prepare_heads"}
+        MLP
+        | {"attend", "down_at_once", "grouped", "decode_step", "walk", "scan", "prepare_heads"}
         | {"norm_groups"},
     ),
     "k25s": (
         {"num_hidden_layers": 2, "n_routed_experts": 16},
-        {"down", "down_at_once", "stream_fragments", "grouped_gemm", "permute_columns"},
+        MLP | {"down", "down_at_once", "stream_fragments", "grouped_gemm", "permute_columns"},
     ),
     "v32s-fp8": (
         {"num_hidden_layers": 2, "n_routed_experts": 16},
@@ -50,7 +55,7 @@ MODELS: dict[str, tuple[dict[str, Any], set[str]]] = {
     ),
     "v32s": (
         {"num_hidden_layers": 2, "n_routed_experts": 16},
-        {"down", "grouped", "write", "rotate", "scores", "select", "look_up", "set_bits"},
+        MLP | {"down", "grouped", "write", "rotate", "scores", "select", "look_up", "set_bits"},
     ),
 }
 
