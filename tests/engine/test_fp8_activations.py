@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -91,12 +92,20 @@ PUBLISHED = {
 }
 
 
+def slow(*values: object) -> Any:
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
 def made(tiny: Tiny, name: str, **keys: float) -> Path:
     published = PUBLISHED[name]
     return tiny(published.family, keys=SIZES | published.keys | keys, storage=published.storage)
 
 
-@pytest.mark.parametrize("name", PUBLISHED)
+# Of each family one kind of scales; the others' arithmetic is that of v3.
+QUICK = ("v3", "v3-ue8m0", "v3-exempt", "v3-fp4", "v32-ue8m0", "glm5", "ling", "k2-ue8m0")
+
+
+@pytest.mark.parametrize("name", [name if name in QUICK else slow(name) for name in PUBLISHED])
 def test_mixed_and_chunked_steps_equal_the_reference(name: str, tiny: Tiny) -> None:
     model = made(tiny, name)
     fp8_oracle(model, ASKS, run(model, ASKS, BASE, **CHUNKED))
@@ -114,11 +123,11 @@ def test_batch_invariant(name: str, tiny: Tiny) -> None:
     [
         ("v3", 2, DIVIDED),
         ("v3-ue8m0", 4, DIVIDED),
-        ("v32", 2, DIVIDED),
+        slow("v32", 2, DIVIDED),
         ("glm5-ue8m0", 4, DIVIDED),
-        ("k2", 4, DIVIDED),
+        slow("k2", 4, DIVIDED),
         ("ling", 2, DIVIDED_LING),
-        ("ling-ue8m0", 4, DIVIDED_LING),
+        slow("ling-ue8m0", 4, DIVIDED_LING),
     ],
 )
 def test_ranks_equal_the_reference(

@@ -68,8 +68,9 @@ def test_every_kernel_compiles(name: str, tmp_path: Path) -> None:
 
 
 def test_every_kernel_compiles_once(tmp_path: Path) -> None:
-    """For the first arguments that it is launched with. v2lite's are among those of the others."""
-    compiles(["ling25s", "k25s", "v32s-fp8"], tmp_path, "--once", "--ptx")
+    """For the first arguments that it is launched with: of the models that have most kernels of
+    their own for a Hopper GPU."""
+    compiles(["k25s", "v32s-fp8"], tmp_path, "--once", "--ptx")
     # assembling and disassembling take as long as compiling: only those with MMAs, where reads
     # of what nobody wrote were seen
     multiply = [
