@@ -21,10 +21,10 @@ lint: $(INSTALLED)
 	$(BIN)/mypy
 
 test: lint
-	$(BIN)/pytest -n 3 -m "not slow"
+	$(BIN)/pytest -n 2 -m "not slow"
 
 test-full: lint
-	HYPOTHESIS_PROFILE=full $(BIN)/pytest -n 3
+	HYPOTHESIS_PROFILE=full $(BIN)/pytest -n 2
 
 # The numeric tests under other instruction sets; CPUS="--only AVX2 --write" passes options on.
 test-cpus: $(INSTALLED)
