@@ -40,6 +40,7 @@ ALL = [
     for check in OP_CHECKS[op]
     if name != "reference"
     and "cpu" in capabilities(op, name).devices  # others: test_triton_*.py, test_gpu.py
+    and "weights" in capabilities(op, name).numerics  # others: WITH_FP8_INPUTS
 ]
 
 

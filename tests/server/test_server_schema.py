@@ -4,6 +4,7 @@ allow is refused, and every answer looks as it says. schemathesis makes the requ
 from __future__ import annotations
 
 import re
+import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -82,10 +83,14 @@ def check(server: Served, case: Any, session: requests.Session) -> int:
     """The status, which is in order."""
     if case.meta.generation.mode is GenerationMode.POSITIVE:
         _suit_template(case.body)
-    response = case.call(base_url=server.url, session=session)
+    for _ in range(200):
+        response = case.call(base_url=server.url, session=session)
+        if response.status_code != 429:  # streams that nobody reads any more are still running
+            break
+        time.sleep(0.05)
     case.validate_response(response, checks=CHECKS)
     mode = case.meta.generation.mode
-    if mode is GenerationMode.POSITIVE and response.status_code not in (200, 429):
+    if mode is GenerationMode.POSITIVE and response.status_code != 200:
         told = response.json()["error"]["message"]
         assert any(re.match(rule, told) for rule in RULES), told
     streams = response.headers["content-type"][0].startswith("text/event-stream")
@@ -119,8 +124,8 @@ def explore(server: Served, schema: Any, method: str, path: str, examples: int) 
 
     each()
     if method == "POST":  # we were not all the time at the door
-        assert found[200] > examples / 10
-        assert found[400] > examples / 10
+        assert found[200] > examples / 10, found
+        assert found[400] > examples / 10, found
 
 
 def test_the_document_has_all_routes(schema: Any) -> None:
