@@ -121,7 +121,7 @@ def explore(server: Served, schema: Any, method: str, path: str, examples: int) 
 
         each()
 
-    # What is drawn depends on the modules that were imported before: until enough were taken, so
+    # What is drawn is not the same in every run: until enough were taken, so
     # that we were not all the time at the door.
     for number in range(7, 27):
         draw(GenerationMode.POSITIVE, number)
