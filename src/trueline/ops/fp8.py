@@ -7,13 +7,14 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from trueline.cache.layout import AMAX_FLOOR, STORAGES
 from trueline.ops.experts.pairs import expert_of
 from trueline.ops.jit import kernel, pdl_wait
 
-GROUP = 128
-LARGEST = tl.constexpr(448.0)
-"""Of float8_e4m3fn."""
-SMALLEST = tl.constexpr(1e-4)
+E4M3 = STORAGES["e4m3fn"].fp8
+assert E4M3 is not None
+LARGEST = tl.constexpr(E4M3.largest)
+SMALLEST = tl.constexpr(AMAX_FLOOR)
 """Largest number of a group that is taken for what it is; of less, for this."""
 
 

@@ -21,6 +21,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
+from trueline.ops.fp8 import LARGEST, SMALLEST
 from trueline.ops.gluon import kernel, made_barriers, signal
 
 BLOCK = gl.constexpr(128)
@@ -30,10 +31,6 @@ FEW = gl.constexpr(16)
 """Rows of an expert that are written together: most have few."""
 SUMS = gl.constexpr(gl.NVMMADistributedLayout([3, 0], [4, 1], [16, 128, 32]))
 CONSUMER_REGISTERS = gl.constexpr(232)
-LARGEST = gl.constexpr(448.0)
-"""Of float8_e4m3fn."""
-SMALLEST = gl.constexpr(1e-4)
-"""Largest number of a group that is taken for what it is; of less, for this."""
 
 
 @gluon.jit

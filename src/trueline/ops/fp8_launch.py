@@ -12,8 +12,8 @@ from torch import Tensor
 
 from trueline.ops import fp8
 from trueline.ops.codes import Codes
-from trueline.ops.fp8 import GROUP
 from trueline.ops.launch import KNOWN_MULTIPLE, num_sms, power_of_two, unit_stride
+from trueline.weights.formats.block_fp8 import INPUT_GROUP as GROUP
 
 if TYPE_CHECKING:
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor

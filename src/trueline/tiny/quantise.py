@@ -15,7 +15,7 @@ from trueline.weights.formats.block_fp8 import BlockFp8, Fp8Stored
 from trueline.weights.formats.fp4 import CODES, GROUP, E8m0BlockFp8, Fp4, Fp4Experts
 from trueline.weights.formats.pack_int4 import WORD, Int4Stored, PackInt4
 
-FP8_MAX = 448.0
+FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
 SMALLEST = 2.0**-100
 """The least scale: of a block of zeros."""
 KIMI_IGNORES = (

@@ -23,9 +23,9 @@ from trueline.weights.value import StoredPart, Weight
 
 # What is left of a drawn correction bias, so that it does not choose the experts.
 EVEN = 0.01
-# Standard deviations of drawn codes; e4m3 ends at 448.
+# Standard deviations of drawn codes.
 FP8_SPREAD, INT4_SPREAD, FP4_SPREAD = 64.0, 4.6, 2.9
-FP8_LARGEST = 448.0
+FP8_LARGEST = torch.finfo(torch.float8_e4m3fn).max
 DRAWN = (BlockFp8, PackInt4, Fp4)
 """Formats that are drawn as stored."""
 
