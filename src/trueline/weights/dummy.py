@@ -23,6 +23,8 @@ from trueline.weights.value import StoredPart, Weight
 
 # What is left of a drawn correction bias, so that it does not choose the experts.
 EVEN = 0.01
+# Numbers that are drawn at a time.
+MOST_DRAWN = 1 << 28
 # Standard deviations of drawn codes.
 FP8_SPREAD, INT4_SPREAD, FP4_SPREAD = 64.0, 4.6, 2.9
 FP8_LARGEST = torch.finfo(torch.float8_e4m3fn).max
@@ -48,11 +50,11 @@ class DummyWeights:
         if any(self._format(parameter, piece) for piece in parameter.pieces):
             parts = tuple(self._parts(parameter))
             return Weight(parameter.shape, self._dtype, parts, self._device, self._device)
-        value = draw(name, parameter.shape, parameter.kind, self._seed, self._device)
+        dtype = torch.float32 if parameter.kind in FLOAT32_KINDS else self._dtype
+        value = draw(name, parameter.shape, parameter.kind, self._seed, self._device, dtype)
         if parameter.kind == "correction_bias":
             value *= EVEN  # a checkpoint's bias evens out what its router prefers: ours has none
-        dtype = torch.float32 if parameter.kind in FLOAT32_KINDS else self._dtype
-        return Weight.of(value.to(dtype))
+        return Weight.of(value)
 
     def _format(self, parameter: Parameter, piece: Piece) -> Format | None:
         """That a stored tensor is drawn in; None: plain float, as those of packages' formats."""
@@ -63,8 +65,10 @@ class DummyWeights:
         for piece in parameter.pieces:
             fmt = self._format(parameter, piece)
             if fmt is None:
-                value = draw(piece.source, piece.shape, parameter.kind, self._seed, self._device)
-                whole: Stored = DenseStored(value.to(self._dtype))
+                value = draw(
+                    piece.source, piece.shape, parameter.kind, self._seed, self._device, self._dtype
+                )
+                whole: Stored = DenseStored(value)
             else:
                 generator = _generator(piece.source, self._seed, self._device)
                 whole = draw_stored(fmt, piece.shape, self._dtype, generator)
@@ -78,19 +82,23 @@ def draw(
     kind: ParameterKind,
     seed: int,
     device: torch.device = torch.device("cpu"),  # noqa: B008
+    dtype: torch.dtype = torch.float32,
 ) -> Tensor:
-    """float32. Another device has other numbers."""
+    """Drawn in float32. Another device has other numbers."""
     generator = _generator(name, seed, device)
     if kind in ("norm", "correction_bias"):
         between = torch.rand(shape, generator=generator, device=device)
-        return 0.5 + between if kind == "norm" else 0.4 * between - 0.2
-    numbers = torch.randn(shape, generator=generator, device=device)
-    if kind == "embedding":
-        return numbers
-    if kind == "norm_bias":
-        return 0.5 * numbers
-    gain = {"router": 1.5, "head": 1.5}.get(kind, 1.0)
-    return numbers.mul_(gain / math.sqrt(shape[-1]))
+        return (0.5 + between if kind == "norm" else 0.4 * between - 0.2).to(dtype)
+    gain = {"embedding": 1.0, "norm_bias": 0.5}.get(kind)
+    if gain is None:
+        gain = {"router": 1.5, "head": 1.5}.get(kind, 1.0) / math.sqrt(shape[-1])
+    drawn = torch.empty(shape, dtype=dtype, device=device)
+    # a slab at a time: a block of float32 that was freed would not be given back once a smaller
+    # tensor lies in it
+    rows = max(MOST_DRAWN // max(math.prod(shape[1:]), 1), 1)
+    for slab in (drawn[start : start + rows] for start in range(0, len(drawn), rows)):
+        slab.copy_(torch.randn(slab.shape, generator=generator, device=device).mul_(gain))
+    return drawn
 
 
 def _generator(name: str, seed: int, device: torch.device) -> torch.Generator:
