@@ -63,6 +63,24 @@ class EngineConfig:
     """The most logprobs a request may ask for; -1 is no limit."""
     load_format: Literal["auto", "dummy"] = "auto"
     tensor_parallel_size: int = 1
+    """Ranks: processes that hold and compute a part of every layer each."""
+    enable_expert_parallel: bool = False
+    """Routed experts are divided whole among the ranks, not each of them by its width."""
+    distributed_executor_backend: Literal["uni", "mp", "external_launcher"] | None = None
+    """What the ranks are: "uni" (one, in this process), "mp" (processes that this one starts),
+    "external_launcher" (torchrun has started them); None: uni for one rank, mp for more."""
+    nnodes: int = 1
+    """Machines that the ranks are on, as many on each."""
+    node_rank: int = 0
+    """Which of them this is; rank 0 is on machine 0."""
+    master_addr: str = "127.0.0.1"
+    """Of machine 0, as the others reach it; for several machines."""
+    master_port: int = 29501
+    init_timeout: float = 600.0
+    """Seconds that all ranks have to come."""
+    engine_timeout: float = 600.0
+    """Seconds that a step may take, longer than any does; then the engine is given up as hung. 0:
+    never."""
     ops: Mapping[str, str] = field(default_factory=dict)
     """Implementations by name, instead of the plan's choice."""
     layers: Mapping[str, str] = field(default_factory=dict)
@@ -72,10 +90,7 @@ class EngineConfig:
     """Fill every cache byte that nobody owns with NaN: slow, for checks."""
 
     def __post_init__(self) -> None:
-        if self.tensor_parallel_size != 1:
-            raise UsageError(
-                f"tensor_parallel_size = {self.tensor_parallel_size}: accepted so far: 1"
-            )
+        self._check_ranks()
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size",
                      "num_gpu_blocks_override", "kv_cache_memory_bytes", "num_state_slots",
                      "snapshot_spacing", "kv_cache_group_size"):  # fmt: skip
@@ -102,3 +117,42 @@ class EngineConfig:
                 raise UsageError(
                     f"{name} = {getattr(self, name)!r} is for an fp8 cache: set kv_cache_dtype too"
                 )
+
+    @property
+    def backend(self) -> Literal["uni", "mp", "external_launcher"]:
+        default: Literal["uni", "mp"] = "uni" if self.tensor_parallel_size == 1 else "mp"
+        return self.distributed_executor_backend or default
+
+    def _check_ranks(self) -> None:
+        for name, least in (("tensor_parallel_size", 1), ("nnodes", 1), ("node_rank", 0)):
+            value = getattr(self, name)
+            if type(value) is not int or value < least:
+                raise UsageError(f"{name} = {value!r}: accepted: a whole number from {least} up")
+        if type(self.master_port) is not int or not 0 < self.master_port < 65536:
+            raise UsageError(f"master_port = {self.master_port!r}: accepted: 1 to 65535")
+        for name in ("init_timeout", "engine_timeout"):
+            seconds = getattr(self, name)
+            if not 0 <= seconds < float("inf"):
+                raise UsageError(f"{name} = {seconds!r}: accepted: seconds from 0 up")
+        backends = ("uni", "mp", "external_launcher")
+        if self.distributed_executor_backend not in (None, *backends):
+            raise UsageError(
+                f"distributed_executor_backend = {self.distributed_executor_backend!r}: accepted: "
+                f"{backends}"
+            )
+        size, nodes = self.tensor_parallel_size, self.nnodes
+        if self.backend == "uni" and size != 1:
+            raise UsageError(
+                f"distributed_executor_backend = 'uni' is one rank, tensor_parallel_size = {size}"
+            )
+        if self.node_rank >= nodes:
+            raise UsageError(
+                f"node_rank = {self.node_rank}: accepted: 0 to {nodes - 1} (nnodes = {nodes})"
+            )
+        if nodes > 1 and self.backend != "mp":
+            raise UsageError(f"nnodes = {nodes} is for distributed_executor_backend = 'mp'")
+        if size % nodes:
+            raise UsageError(
+                f"tensor_parallel_size = {size}, nnodes = {nodes}: every machine has as many "
+                f"ranks; accepted: a multiple of {nodes}"
+            )

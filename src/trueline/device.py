@@ -8,7 +8,7 @@ import mmap
 import os
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
@@ -43,6 +43,15 @@ class Device:
     def is_gpu(self) -> bool:
         return self.kind != "cpu"
 
+    def shared_by(self, processes: int) -> Device:
+        """What each of them has of it."""
+        return replace(
+            self,
+            threads=max(self.threads // processes, 1),
+            free_memory=self.free_memory // processes,
+            total_memory=self.total_memory // processes,
+        )
+
 
 def find_device(wanted: str) -> Device:
     """The one asked for; for "auto" the GPU where there is one."""
@@ -70,6 +79,15 @@ def find_device(wanted: str) -> Device:
         free_memory=free,
         total_memory=free,
     )
+
+
+def num_gpus() -> int:
+    return torch.cuda.device_count() if torch.cuda.is_available() else 0
+
+
+def use_gpu(number: int) -> None:
+    """From now on, in this process."""
+    torch.cuda.set_device(number)
 
 
 def num_cores() -> int:

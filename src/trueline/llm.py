@@ -47,7 +47,7 @@ class LLMEngine:
             self.tokenizer = Tokenizer.load(find_model(tokenizer) if tokenizer else directory)
         loaded = load_engine(directory, self.config, progress)
         self.spec, self.plan, self.core = loaded.spec, loaded.plan, loaded.core
-        self.expected = loaded.expected
+        self.plan_lines = list(loaded.lines())
         self.startup_seconds = loaded.seconds
         self.eos_token_ids = list(self.spec.eos_token_ids)
         if self.tokenizer is not None:

@@ -562,7 +562,7 @@ def test_rows_of_different_widths_are_refused(tiny: Tiny) -> None:
 
 def test_options_are_checked(tiny: Tiny) -> None:
     for wrong in ({"max_num_seqs": 0}, {"block_size": -1}, {"dtype": "int8"}, {"device": "tpu"},
-                  {"tensor_parallel_size": 2}, {"gpu_memory_utilization": 1.5},
+                  {"tensor_parallel_size": 0}, {"gpu_memory_utilization": 1.5},
                   {"ops": {"mla_decod": "cpu"}}, {"ops": {"linear": "fast"}},
                   {"max_model_len": 10**6}, {"kv_cache_memory_bytes": 10},
                   {"max_num_batched_tokens": 8, "max_num_seqs": 9}):  # fmt: skip

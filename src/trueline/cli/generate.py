@@ -221,8 +221,7 @@ def _print_account(llm: LLM, outputs: list[RequestOutput], seconds: float) -> No
     phases = ", ".join(f"{name} {value:.1f}" for name, value in startup.items())
     lines = [
         f"model        {engine.spec.family}, {engine.spec.num_layers} layers",
-        *engine.plan.lines(),
-        *engine.plan.changes(engine.expected),
+        *engine.plan_lines,
         f"ready in     {sum(startup.values()):.1f} s ({phases})",
         f"generated    {tokens} tokens after {prompt} prompt tokens in {seconds:.2f} s: "
         f"{tokens / seconds:.1f} tokens/s",

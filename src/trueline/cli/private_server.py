@@ -131,7 +131,7 @@ class _Log:
 def serve(arguments: list[str]) -> None:
     """The child: `trueline serve` until its parent ends."""
     from trueline.cli import main
-    from trueline.server.process.parent import when_the_parent_ends
+    from trueline.utils.parent import when_the_parent_ends
 
     when_the_parent_ends(_stop)
     main(arguments)

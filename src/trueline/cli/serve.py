@@ -85,6 +85,8 @@ def serve(
     name = model_or_default(model)
     if dry_run:
         return _dry_run(name, options)
+    if options.node_rank:
+        return _serve_node(name, options)
     try:
         from trueline.server.run import run
     except ModuleNotFoundError as error:
@@ -94,6 +96,14 @@ def serve(
             f"serve needs {error.name}, which is not installed: pip install 'trueline[server]'"
         ) from None
     return run(name, options, server)
+
+
+def _serve_node(model: str, options: EngineConfig) -> int:
+    """The ranks of a machine other than the first, until that one ends."""
+    from trueline.engine.ranks.join import run_node
+    from trueline.utils.hub import find_model
+
+    return run_node(find_model(model), options)
 
 
 def _dry_run(model: str, options: EngineConfig) -> int:

@@ -30,6 +30,8 @@ class Failures:
             logger.error(message, exc_info=(type(error), error, error.__traceback__))
         # a traceback keeps what its functions had in hand: memory, where that was what lacked
         traceback.clear_frames(error.__traceback__)
+        if isinstance(error, EngineBroken):  # a rank is gone
+            raise error
         self.in_a_row += num_requests > 0  # else it failed after, and with, the one before
         if self.in_a_row > MOST_IN_A_ROW:
             raise EngineBroken(

@@ -314,6 +314,6 @@ class DecodeGraphs:
         drawn, bad = self.draw(
             logits, columns["temperature"], columns["seed"], columns["next_position"]
         )
-        self.drawn[:count] = drawn
+        self.drawn[:count] = self.decoder.collective.from_first(drawn)
         self.bad[:count] = bad
         return hidden, logits

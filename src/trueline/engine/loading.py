@@ -4,9 +4,11 @@ took."""
 from __future__ import annotations
 
 import hashlib
+import socket
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+from importlib.metadata import version
 from pathlib import Path
 
 import torch
@@ -15,14 +17,21 @@ from trueline.config import EngineConfig
 from trueline.device import find_device
 from trueline.engine.core import EngineCore
 from trueline.engine.drafts import Drafter
-from trueline.engine.executor import LocalExecutor
+from trueline.engine.executor import AnyExecutor, LocalExecutor
 from trueline.engine.memory import measure
+from trueline.engine.ranks.executor import LaunchedExecutor, RanksExecutor, why_it_failed
+from trueline.engine.ranks.join import join_under_torchrun, start_ranks
+from trueline.engine.ranks.processes import RankProcesses
 from trueline.engine.runner import Runner, build_decoder
+from trueline.errors import TruelineError, UsageError
 from trueline.layers.context import Parameters
 from trueline.models import read_model
 from trueline.native import use_threads
+from trueline.parallel.group import RankFailed, RankGroup
 from trueline.plan.plan import Plan, make_plan
+from trueline.spec.feedforward import MoESpec
 from trueline.spec.model import ModelSpec
+from trueline.spec.shard import local_spec
 from trueline.weights.dummy import DummyWeights
 from trueline.weights.load import StoredWeights
 
@@ -38,6 +47,30 @@ class Loaded:
     core: EngineCore
     seconds: dict[str, float]
     """Start-up, phase by phase."""
+    ranks: list[list[str]]
+    """The table of ranks, its head first; empty for one rank."""
+
+    def lines(self) -> Iterator[str]:
+        """What was decided."""
+        yield from self.plan.lines()
+        yield from self.plan.changes(self.expected)
+        widths = [max(map(len, column)) for column in zip(*self.ranks, strict=True)]
+        for row in self.ranks:
+            cells = (cell.ljust(width) for cell, width in zip(row, widths, strict=True))
+            yield f"ranks        {'  '.join(cells)}".rstrip()
+
+
+@dataclass(frozen=True)
+class LoadedRank:
+    """One rank's part of the model, ready to run."""
+
+    spec: ModelSpec
+    """Of the whole model."""
+    expected: Plan
+    plan: Plan
+    runner: Runner
+    seconds: dict[str, float]
+    ranks: list[list[str]]
 
 
 def load_engine(
@@ -46,11 +79,63 @@ def load_engine(
     progress: Progress | None = None,
     drafter: Drafter | None = None,
 ) -> Loaded:
-    num_drafts = drafter.num_tokens if drafter else 0
+    drafts = drafter.num_tokens if drafter else 0
+    group: RankGroup | None = None
+    processes: RankProcesses | None = None
+    if config.node_rank:
+        raise UsageError(
+            f"node_rank = {config.node_rank}: requests are for machine 0; here run `trueline "
+            "serve` with the same options, which starts the ranks of this machine"
+        )
+    if config.backend == "mp":
+        # what is wrong with it, or does not divide, is told before ranks are started
+        local_spec(read_model(model, config.facts), 0, config.tensor_parallel_size)
+        group, processes = start_ranks(model, config)
+    elif config.backend == "external_launcher":
+        group = join_under_torchrun(config)
+    try:
+        rank = load_rank(model, config, group, progress, drafts)
+    except Exception as error:
+        if group is None or processes is None:
+            raise
+        why = why_it_failed(group, processes, error)
+        processes.kill()
+        if isinstance(error, TruelineError) and not group.reported():
+            raise
+        raise RankFailed(why) from error
+    plan = rank.plan
+    local = LocalExecutor(rank.runner, threaded=plan.limits.overlap and not plan.device.is_gpu)
+    executor: AnyExecutor = local
+    if group is not None and processes is not None:
+        executor = RanksExecutor(local, group, processes, config.engine_timeout)
+    elif group is not None:
+        executor = LaunchedExecutor(local, group)
+    core = EngineCore(executor, plan, config, _fingerprint(model, plan), drafter)
+    if plan.device.is_gpu:
+        core.late_kernels.watch()
+    return Loaded(rank.spec, rank.expected, plan, core, rank.seconds, rank.ranks)
+
+
+def load_rank(
+    model: Path,
+    config: EngineConfig,
+    group: RankGroup | None = None,
+    progress: Progress | None = None,
+    num_drafts: int = 0,
+) -> LoadedRank:
+    """This process's part of the model; `group`: the other ranks, where there are any."""
     clock = _Clock()
-    spec = read_model(model, config.facts)
+    spec = local = read_model(model, config.facts)
     device = find_device(config.device)
-    plan = expected = make_plan(spec, config, device, num_draft_tokens=num_drafts)
+    if group is not None:
+        place = group.place
+        local = local_spec(spec, place.rank, place.size, invariant_sums=config.batch_invariant)
+        if group.backend == "gloo":  # one CPU, or one GPU, for all ranks of this machine
+            device = device.shared_by(place.local_size)
+    plan = expected = make_plan(local, config, device, num_draft_tokens=num_drafts)
+    if group is not None:
+        group.agree(_facts(model, spec, plan, config))
+        plan = expected = _smallest(plan, group)
     torch.set_num_threads(plan.threads)
     if not device.is_gpu:
         use_threads(plan.threads)
@@ -58,30 +143,86 @@ def load_engine(
     values: Parameters
     if config.load_format == "dummy":
         values = DummyWeights(
-            spec, dtype=plan.weight_dtype, device=plan.device.torch, seed=config.seed
+            local, dtype=plan.weight_dtype, device=plan.device.torch, seed=config.seed
         )
     else:
-        values = StoredWeights(model, spec, dtype=plan.weight_dtype, progress=progress)
-    decoder = build_decoder(spec, plan, values)
+        values = StoredWeights(model, local, dtype=plan.weight_dtype, progress=progress)
+    decoder = build_decoder(local, plan, values, group.collective if group else None)
     clock.lap("weights")
     if device.is_gpu:
         from trueline.engine.warmup import compile_kernels  # needs Triton
 
-        compile_kernels(spec, plan, decoder)
+        compile_kernels(local, plan, decoder)
         clock.lap("kernels")
-        measured = measure(spec, plan, decoder)
-        plan = make_plan(spec, config, device, measured, num_draft_tokens=num_drafts)
+        measured = measure(local, plan, decoder)
+        plan = make_plan(local, config, device, measured, num_draft_tokens=num_drafts)
+        if group is not None:
+            plan = _smallest(plan, group)
         clock.lap("measuring")
-    runner = Runner(spec, plan, decoder)
+    runner = Runner(local, plan, decoder)
     clock.lap("caches")
     if runner.graphs is not None:
         runner.graphs.capture_all()
         clock.lap("graphs")
-    executor = LocalExecutor(runner, threaded=plan.limits.overlap and not device.is_gpu)
-    core = EngineCore(executor, plan, config, _fingerprint(model, plan), drafter)
-    if device.is_gpu:
-        core.late_kernels.watch()
-    return Loaded(spec, expected, plan, core, clock.laps)
+    table = [] if group is None else [RANK_COLUMNS, *group.table(_rank_row(local, plan, group))]
+    return LoadedRank(spec, expected, plan, runner, clock.laps, table)
+
+
+def _smallest(plan: Plan, group: RankGroup) -> Plan:
+    """As many blocks and slots as the rank with the least memory has: one scheduler hands out the
+    same on all."""
+    slots = [plan.slots.num_slots] if plan.slots else []
+    counts = [each.num_blocks for each in plan.groups] + slots
+    found = group.control.smallest(counts)
+    groups = tuple(
+        replace(each, num_blocks=count) for each, count in zip(plan.groups, found, strict=False)
+    )
+    return replace(
+        plan,
+        groups=groups,
+        slots=replace(plan.slots, num_slots=found[-1]) if plan.slots else None,
+        cache_bytes=sum(each.num_blocks * each.block_bytes for each in groups),
+    )
+
+
+RANK_COLUMNS = ["rank", "device", "heads", "experts", "words", "weights", "blocks"]
+
+
+def _rank_row(spec: ModelSpec, plan: Plan, group: RankGroup) -> list[str]:
+    device = f"cuda:{group.place.local_rank}" if plan.device.is_gpu else "cpu"
+    heads = {span for layer in spec.layers if (span := getattr(layer.mixer, "heads", None))}
+    moe = [each.feed_forward for each in spec.layers if isinstance(each.feed_forward, MoESpec)]
+    return [
+        str(group.place.rank),
+        f"{socket.gethostname()} {device}",
+        ", ".join(sorted(map(str, heads))),
+        str(moe[0].experts) if moe else "none",
+        str(spec.vocab),
+        f"{plan.weight_bytes / 1e6:,.1f} MB",
+        ", ".join(str(each.num_blocks) for each in plan.groups),
+    ]
+
+
+def _facts(model: Path, spec: ModelSpec, plan: Plan, config: EngineConfig) -> dict[str, str]:
+    """What must be the same on every rank. Not where the files lie, nor when they were written."""
+    files = sorted(model.glob("*.safetensors")) if model.is_dir() else []
+    chosen = {op: each.name for op, each in plan.selections.items()}
+    stored = {form: {op: s.name for op, s in ops.items()} for form, ops in plan.by_format.items()}
+    own = {"node_rank", "master_addr"}
+    options = {item.name: getattr(config, item.name) for item in fields(config)}
+    return {
+        "the version of trueline": version("trueline"),
+        "the version of torch": torch.__version__,
+        "the model's config": _digest(repr(spec)),
+        "the checkpoint's files": _digest(repr([(f.name, f.stat().st_size) for f in files])),
+        "the engine's options": repr({k: v for k, v in sorted(options.items()) if k not in own}),
+        "the dtype": f"{plan.compute_dtype}, weights in {plan.weight_dtype}",
+        "implementations": repr((chosen, stored, plan.numerics.name)),
+    }
+
+
+def _digest(text: str) -> str:
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 def _fingerprint(model: Path, plan: Plan) -> str:

@@ -172,7 +172,9 @@ class Runner:
     def _sample(self, logits: Tensor, states: list[SamplingState]) -> SampledTokens:
         sampled = self.sampling.sample(logits, build_rows(states, self.plan.device.torch))
         asked = any(state.params.logprobs is not None for state in states)
-        return SampledTokens(sampled.tokens, sampled.bad, sampled if asked else None)
+        # every rank has drawn them from the same logits; one counts, whatever the ranks are
+        tokens = self.decoder.collective.from_first(sampled.tokens)
+        return SampledTokens(tokens, sampled.bad, sampled if asked else None)
 
     def _score_prompt(self, hidden: Tensor, scored: ScoredTokens) -> PromptScores:
         state = self.sampling_states[scored.id]

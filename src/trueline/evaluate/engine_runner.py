@@ -47,7 +47,7 @@ class EngineRunner:
             raise
 
     def plan_lines(self) -> list[str]:
-        return list(self.llm.llm_engine.plan.lines())
+        return self.llm.llm_engine.plan_lines
 
     def _prompt(self, request: EvalRequest) -> Prompt:
         if isinstance(request.prompt, str):

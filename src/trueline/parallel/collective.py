@@ -13,10 +13,13 @@ from torch import Tensor
 
 class Collective(Protocol):
     def all_reduce(self, x: Tensor) -> Tensor:
-        """The sum of every rank's x."""
+        """The sum of every rank's x, which may be overwritten."""
 
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
         """Every rank's x, one after the other along dim."""
+
+    def from_first(self, x: Tensor) -> Tensor:
+        """Rank 0's x."""
 
 
 class Solo:
@@ -26,6 +29,9 @@ class Solo:
         return x
 
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        return x
+
+    def from_first(self, x: Tensor) -> Tensor:
         return x
 
 
@@ -76,3 +82,6 @@ class ThreadRank:
 
     def all_gather(self, x: Tensor, dim: int) -> Tensor:
         return torch.cat(self._group.meet(self._rank, x), dim)
+
+    def from_first(self, x: Tensor) -> Tensor:
+        return self._group.meet(self._rank, x)[0]

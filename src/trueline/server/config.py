@@ -43,9 +43,6 @@ class ServerConfig:
     on_engine_death: Literal["exit", "restart"] = "exit"
     """What follows when the engine's process dies. More than 5 deaths in 10 minutes end the server
     in any case."""
-    engine_timeout: float = 600.0
-    """Seconds that the engine may be silent while it has work, longer than any step takes; then it
-    is killed as hung. 0: never."""
     cors_origin: tuple[str, ...] = ()
     """Origins whose web pages may call this server; "*" for any. None by default."""
     metrics_prefix: Literal["trueline", "vllm"] = "trueline"
@@ -62,7 +59,7 @@ class ServerConfig:
                 raise UsageError(f"{name} = {value!r}: accepted: a whole number from {least} up")
         if self.port > 65535:
             raise UsageError(f"port = {self.port}: accepted: up to 65535")
-        for name in ("read_timeout", "request_timeout", "shutdown_timeout", "engine_timeout"):
+        for name in ("read_timeout", "request_timeout", "shutdown_timeout"):
             seconds = getattr(self, name)
             if seconds is not None and not 0 <= seconds < float("inf"):
                 raise UsageError(f"{name} = {seconds!r}: accepted: seconds from 0 up")

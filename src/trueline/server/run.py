@@ -35,6 +35,7 @@ FLUSH_SECONDS = 5.0
 """For responses that are complete, and that slow clients still read."""
 PROGRESS_SECONDS = 5.0
 BACKLOG = 2048
+SECONDS_TO_NAME_A_RANK = 10.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
@@ -87,7 +88,7 @@ class _Lifespan:
             self.directory,
             self.options,
             on_death=self.config.on_engine_death,
-            silence=self.config.engine_timeout or None,
+            silence=_silence(self.options),
             on_progress=self._progress,
         )
         self.service = Service(
@@ -181,6 +182,13 @@ class _Lifespan:
             event(self.logger, "ready", url=url, plan=lines)
         else:
             print("\n".join(lines), file=sys.stderr, flush=True)
+
+
+def _silence(options: EngineConfig) -> float | None:
+    """Seconds after which the engine's process is taken to hang. Ranks that do are named by the
+    process itself, so it has a little longer then."""
+    several = SECONDS_TO_NAME_A_RANK if options.tensor_parallel_size > 1 else 0.0
+    return options.engine_timeout + several if options.engine_timeout else None
 
 
 def _listen(config: ServerConfig) -> socket.socket:

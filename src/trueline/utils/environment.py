@@ -94,3 +94,10 @@ def _counts(name: str) -> str:
         return Path("/proc", name).read_text()
     except OSError:
         return ""
+
+
+def launcher_settings() -> dict[str, str]:
+    """What torchrun tells the programs that it starts."""
+    names = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT",
+             "TORCHELASTIC_USE_AGENT_STORE")  # fmt: skip
+    return {name: os.environ[name] for name in names if name in os.environ}

@@ -37,9 +37,9 @@ from trueline.server.process.messages import (
     decode_to_engine,
     encode,
 )
-from trueline.server.process.parent import when_the_parent_ends
 from trueline.server.process.stats import StatsRecorder
 from trueline.utils.gc_frozen import gc_frozen
+from trueline.utils.parent import when_the_parent_ends
 
 if TYPE_CHECKING:
     from trueline.engine.core import EngineCore
@@ -162,7 +162,7 @@ def _reporter(channel: Channel) -> Callable[[int, int], None]:
 def _ready(loaded: Loaded, load: LoadModel, seconds: dict[str, float]) -> Ready:
     spec, plan, core = loaded.spec, loaded.plan, loaded.core
     return Ready(
-        plan_lines=[*plan.lines(), *plan.changes(loaded.expected)],
+        plan_lines=list(loaded.lines()),
         startup_seconds=seconds,
         family=spec.family,
         vocab_size=spec.vocab.total,

@@ -1,0 +1,195 @@
+"""Executors of rank 0, and of every rank under torchrun: the same step on all ranks.
+
+After an error in a step on any rank the engine is broken: ranks that wait for it in an exchange
+cannot be told from ranks that have gone on."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from trueline.engine.executor import Launched, LocalExecutor, StepFailed
+from trueline.engine.messages import Admission, StepMessage, StepResult, Unowned
+from trueline.engine.ranks.orders import Order, encode
+from trueline.engine.ranks.processes import RankProcesses, how_it_ended
+from trueline.errors import EngineBroken, described
+from trueline.parallel.group import RankFailed, RankGroup
+
+SECONDS_TO_HEAR = 5.0
+"""For why a rank has ended, once an exchange with it has failed."""
+
+
+class RanksExecutor:
+    """Rank 0: tells the others what to do, and does its own part."""
+
+    def __init__(
+        self,
+        local: LocalExecutor,
+        group: RankGroup,
+        processes: RankProcesses,
+        timeout: float,
+    ) -> None:
+        """`timeout`: seconds that a step may take, 0 for no limit."""
+        self.local, self.group, self.processes = local, group, processes
+        self._admissions: list[Admission] = []
+        self._unowned: Unowned | None = None
+        self._watch = Watch(timeout, self._give_up)
+        self._hung: str | None = None
+        self._lost: RankFailed | None = None
+
+    def admit(self, admission: Admission) -> None:
+        self.local.admit(admission)
+        self._admissions.append(admission)
+
+    def poison(self, unowned: Unowned) -> None:
+        self.local.poison(unowned)
+        self._unowned = unowned
+
+    def launch(self, step: StepMessage) -> Launched:
+        order = Order(admissions=self._admissions, unowned=self._unowned, step=step)
+        self._admissions, self._unowned = [], None
+        try:
+            with self._watch.waiting():
+                self.group.control.tell(encode(order))
+                self.group.journal.step += 1
+                return self.local.launch(step)
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def collect(self, launched: Launched) -> StepResult | StepFailed:
+        with self._watch.waiting():
+            outcome = self.local.collect(launched)
+        if isinstance(outcome, StepFailed):
+            return StepFailed(self._failed(outcome.error))
+        return outcome
+
+    def close(self) -> None:
+        self._watch.stop()
+        if self._lost is None:
+            try:
+                self.group.control.tell(encode(Order()))
+                self.processes.wait()
+            except RuntimeError:  # one is gone already
+                pass
+        self.processes.kill()
+        self.local.close()
+        self.group.close()
+
+    def _failed(self, error: BaseException) -> RankFailed:
+        """The engine is broken, by whatever came first."""
+        if self._lost is None:
+            self._lost = RankFailed(self._why(error))
+            self.processes.kill()
+            self.group.abort()
+        return self._lost
+
+    def _why(self, error: BaseException) -> str:
+        if self._hung is not None:
+            return self._hung
+        return why_it_failed(self.group, self.processes, error)
+
+    def _give_up(self, seconds: float) -> None:
+        """In the watch's thread: whoever waits gets an error."""
+        self._hung = f"no step ended within {seconds:g} s (engine_timeout): {self.group.behind()}"
+        self.processes.kill()
+        self.group.abort()
+
+
+def why_it_failed(group: RankGroup, processes: RankProcesses, error: BaseException) -> str:
+    """What another rank says, what became of its process, or else our own error."""
+    ours = not isinstance(error, RuntimeError) or isinstance(error, EngineBroken)
+    deaths = processes.deaths(0.0 if ours else SECONDS_TO_HEAR)
+    if (reported := group.reported()) is not None:
+        return reported
+    for rank, code in deaths:
+        return f"rank {rank} {how_it_ended(code)}"
+    return f"rank {group.place.rank}: {described(error)}"
+
+
+class LaunchedExecutor:
+    """Under torchrun every rank runs the same program, and so schedules the same steps. Rank 0's
+    count: who would do something else is told so, not left waiting in an exchange."""
+
+    def __init__(self, local: LocalExecutor, group: RankGroup) -> None:
+        self.local, self.group = local, group
+        self._admissions: list[Admission] = []
+        self._unowned: Unowned | None = None
+
+    def admit(self, admission: Admission) -> None:
+        self.local.admit(admission)
+        self._admissions.append(admission)
+
+    def poison(self, unowned: Unowned) -> None:
+        self.local.poison(unowned)
+        self._unowned = unowned
+
+    def launch(self, step: StepMessage) -> Launched:
+        order = Order(admissions=self._admissions, unowned=self._unowned, step=step)
+        self._admissions, self._unowned = [], None
+        mine = encode(order)
+        if self.group.place.rank == 0:
+            self.group.control.tell(mine)
+        elif self.group.control.hear() != mine:
+            raise RankFailed(
+                f"rank {self.group.place.rank} has scheduled another step than rank 0: under "
+                "torchrun every rank must ask for the same, in the same order"
+            )
+        self.group.journal.step += 1
+        return self.local.launch(step)
+
+    def collect(self, launched: Launched) -> StepResult | StepFailed:
+        outcome = self.local.collect(launched)
+        if isinstance(outcome, StepFailed):
+            return StepFailed(RankFailed(described(outcome.error)))
+        return outcome
+
+    def close(self) -> None:
+        self.local.close()
+        self.group.close()
+
+
+class Watch:
+    """Calls `act` once when somebody has waited longer than `seconds`."""
+
+    def __init__(self, seconds: float, act: Callable[[float], None]) -> None:
+        self._seconds, self._act = seconds, act
+        self._changed = threading.Condition()
+        self._since: float | None = None
+        self._stopped = not seconds
+        if seconds:
+            threading.Thread(target=self._run, name="trueline-watch", daemon=True).start()
+
+    @contextmanager
+    def waiting(self) -> Iterator[None]:
+        self._set(time.monotonic())
+        try:
+            yield
+        finally:
+            self._set(None)
+
+    def stop(self) -> None:
+        with self._changed:
+            self._stopped = True
+            self._changed.notify()
+
+    def _set(self, since: float | None) -> None:
+        with self._changed:
+            self._since = since
+            if since is not None and not self._stopped:
+                self._changed.notify()
+
+    def _run(self) -> None:
+        with self._changed:
+            while not self._stopped:
+                if self._since is None:
+                    self._changed.wait()
+                elif (left := self._since + self._seconds - time.monotonic()) > 0:
+                    self._changed.wait(left)
+                else:
+                    break
+            if self._stopped:
+                return
+            self._stopped = True
+        self._act(self._seconds)

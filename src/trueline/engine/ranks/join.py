@@ -1,0 +1,132 @@
+"""How the ranks of an engine come together, as its config says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from trueline.config import EngineConfig
+from trueline.device import num_gpus, use_gpu
+from trueline.engine.ranks.orders import WorkerStart
+from trueline.engine.ranks.processes import RankProcesses, how_it_ended
+from trueline.errors import UsageError
+from trueline.parallel.distributed import Backend
+from trueline.parallel.group import (
+    LOCAL,
+    Place,
+    RankFailed,
+    RankGroup,
+    join_launched,
+    launched_place,
+    open_store,
+)
+
+
+def place_of(config: EngineConfig, local_rank: int) -> Place:
+    """Every machine has as many ranks."""
+    size = config.tensor_parallel_size
+    each = size // config.nnodes
+    return Place(
+        rank=config.node_rank * each + local_rank,
+        size=size,
+        local_rank=local_rank,
+        local_size=each,
+    )
+
+
+def backend_of(config: EngineConfig, place: Place) -> Backend:
+    """NCCL where every rank has a GPU of its own, which becomes this process's."""
+    found = 0 if config.device == "cpu" else num_gpus()
+    if not found:
+        return "gloo"
+    use_gpu(place.local_rank % found)
+    if found >= place.local_size:
+        return "nccl"
+    if config.device == "cuda" and config.enforce_eager:
+        return "gloo"  # NCCL wants a GPU for each
+    raise UsageError(
+        f"{place.local_size} ranks on this machine need as many GPUs, PyTorch sees {found}; "
+        "accepted: a smaller tensor_parallel_size, more machines (nnodes), device='cpu', or, to "
+        "try ranks that share a GPU, device='cuda' with enforce_eager"
+    )
+
+
+def join(start: WorkerStart) -> RankGroup:
+    """A worker process."""
+    config = start.config
+    place = Place(
+        rank=start.rank,
+        size=config.tensor_parallel_size,
+        local_rank=start.local_rank,
+        local_size=start.local_size,
+    )
+    store = open_store(place, start.address, start.port, config.init_timeout)
+    backend = backend_of(config, place)
+    return RankGroup(store, place, backend, master=start.address, seconds=config.init_timeout)
+
+
+def start_ranks(model: Path, config: EngineConfig) -> tuple[RankGroup, RankProcesses]:
+    """Rank 0, after it has started the others of this machine. Those of other machines come by
+    themselves (`run_node`)."""
+    place = place_of(config, 0)
+    backend = backend_of(config, place)
+    alone = config.nnodes == 1
+    address = LOCAL if alone else config.master_addr
+    port = 0 if alone else config.master_port
+    store = open_store(place, address, port, config.init_timeout)
+    starts = _starts(model, config, address, store.port, range(1, place.local_size))
+    processes = RankProcesses(starts)
+
+    def alive() -> None:
+        for rank, code in processes.deaths():
+            raise RankFailed(f"rank {rank} {how_it_ended(code)} before it had come")
+
+    try:
+        group = RankGroup(
+            store, place, backend, master=address, seconds=config.init_timeout, alive=alive
+        )
+    except BaseException:
+        processes.kill()
+        raise
+    return group, processes
+
+
+def run_node(model: Path, config: EngineConfig) -> int:
+    """All ranks of a machine other than the first, until they end. Returns the exit code."""
+    size = place_of(config, 0).local_size
+    address, port = config.master_addr, config.master_port
+    processes = RankProcesses(_starts(model, config, address, port, range(size)))
+    try:
+        for code in processes.codes():
+            if code:
+                return 1
+        return 0
+    finally:
+        processes.kill()
+
+
+def _starts(
+    model: Path, config: EngineConfig, address: str, port: int, local_ranks: range
+) -> list[WorkerStart]:
+    places = [place_of(config, local_rank) for local_rank in local_ranks]
+    return [
+        WorkerStart(
+            model=str(model),
+            config=config,
+            rank=place.rank,
+            local_rank=place.local_rank,
+            local_size=place.local_size,
+            address=address,
+            port=port,
+        )
+        for place in places
+    ]
+
+
+def join_under_torchrun(config: EngineConfig) -> RankGroup:
+    place = launched_place()
+    if place.size != config.tensor_parallel_size:
+        raise UsageError(
+            f"tensor_parallel_size = {config.tensor_parallel_size}: torchrun has started "
+            f"{place.size} ranks"
+        )
+    return join_launched(place, backend_of(config, place), config.init_timeout)

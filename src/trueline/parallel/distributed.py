@@ -1,0 +1,194 @@
+"""Exchange among ranks that are processes: torch.distributed, NCCL on GPUs, gloo on CPUs.
+
+Process groups are made directly, not through `init_process_group`: a program that has a default
+group of its own, as one under torchrun may, keeps it."""
+
+from __future__ import annotations
+
+import threading
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, Literal
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+Backend = Literal["gloo", "nccl"]
+
+c10d: Any = torch.distributed
+"""Its stubs lack the classes of stores and process groups."""
+Store = Any
+
+FOREVER = timedelta(days=365)
+"""Of collectives: who waits too long is found by `engine_timeout`, which knows more."""
+
+
+def process_group(
+    store: Store, name: str, rank: int, size: int, backend: Backend, address: str
+) -> Any:
+    """`address`: of this machine, as the others reach it."""
+    prefixed = c10d.PrefixStore(name, store)
+    if backend == "nccl":
+        nccl = c10d.ProcessGroupNCCL.Options()
+        nccl._timeout = FOREVER
+        return c10d.ProcessGroupNCCL(prefixed, rank, size, nccl)
+    gloo = c10d.ProcessGroupGloo._Options()
+    gloo._timeout = FOREVER
+    gloo._devices = [c10d.ProcessGroupGloo.create_device(hostname=address)]
+    return c10d.ProcessGroupGloo(prefixed, rank, size, gloo)
+
+
+@dataclass(frozen=True, slots=True)
+class Entered:
+    """A collective that this rank has come to."""
+
+    number: int
+    text: str
+
+
+class Journal:
+    """How far this rank has come: what `engine_timeout` reports of a rank that others wait for."""
+
+    def __init__(self) -> None:
+        self.step = 0
+        self.last = Entered(0, "start")
+
+    def enter(self, op: str, x: Tensor) -> None:
+        shape, dtype = list(x.shape), str(x.dtype).removeprefix("torch.")
+        text = f"{op} of {dtype} {shape} in step {self.step}"
+        self.last = Entered(self.last.number + 1, text)
+
+
+class Distributed:
+    """A `Collective` over a process group. What it is given to sum may be overwritten."""
+
+    def __init__(self, group: Any, backend: Backend, journal: Journal) -> None:
+        self._group, self._backend, self.journal = group, backend, journal
+        self._size: int = group.size()
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        self.journal.enter("all_reduce", x)
+        mine = self._here(x.contiguous())
+        self._group.allreduce([mine]).wait()
+        return mine.to(x.device)
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        self.journal.enter("all_gather", x)
+        mine = self._here(x.contiguous())
+        parts = mine.new_empty(self._size * len(mine), *mine.shape[1:])
+        self._group._allgather_base(parts, mine).wait()
+        if dim:
+            parts = torch.cat(parts.chunk(self._size), dim)
+        return parts.to(x.device)
+
+    def from_first(self, x: Tensor) -> Tensor:
+        self.journal.enter("broadcast", x)
+        mine = self._here(x.contiguous())
+        self._group.broadcast([mine], _root()).wait()
+        return mine.to(x.device)
+
+    def _here(self, x: Tensor) -> Tensor:
+        """Where the backend works: gloo exchanges what is on the host."""
+        return x.cpu() if self._backend == "gloo" else x
+
+
+def _root() -> Any:
+    options = c10d.BroadcastOptions()
+    options.rootRank = 0
+    return options
+
+
+class Control:
+    """Plain messages and small numbers among the ranks, on the host."""
+
+    FIRST = 1 << 16
+    """Bytes of a message that travel at once with its length; the rest follows."""
+
+    def __init__(self, group: Any) -> None:
+        self._group = group
+        self._buffer = torch.zeros(self.FIRST, dtype=torch.uint8)
+
+    def tell(self, data: bytes) -> None:
+        """To all others: rank 0 only."""
+        payload = torch.frombuffer(
+            bytearray(len(data).to_bytes(8, "little") + data), dtype=torch.uint8
+        )
+        first = payload[: self.FIRST]
+        self._buffer[: len(first)] = first
+        self._group.broadcast([self._buffer], _root()).wait()
+        if len(payload) > self.FIRST:
+            self._group.broadcast([payload[self.FIRST :].clone()], _root()).wait()
+
+    def hear(self) -> bytes:
+        """What rank 0 tells; waits for it."""
+        self._group.broadcast([self._buffer], _root()).wait()
+        count = 8 + int.from_bytes(self._buffer[:8].numpy().tobytes(), "little")
+        data = self._buffer[8:count].numpy().tobytes()
+        if count > self.FIRST:
+            rest = torch.empty(count - self.FIRST, dtype=torch.uint8)
+            self._group.broadcast([rest], _root()).wait()
+            data += rest.numpy().tobytes()
+        return data
+
+    def smallest(self, values: list[int]) -> list[int]:
+        """Of every rank's numbers."""
+        found = torch.tensor(values, dtype=torch.int64)
+        options = c10d.AllreduceOptions()
+        options.reduceOp = c10d.ReduceOp.MIN
+        self._group.allreduce([found], options).wait()
+        return [int(value) for value in found]
+
+    def abort(self) -> None:
+        self._group.abort()
+
+
+class Heartbeat:
+    """Writes a rank's journal into the store, so that others can say where it is."""
+
+    SECONDS = 0.5
+
+    def __init__(self, store: Store, rank: int, journal: Journal) -> None:
+        self._store, self._rank, self._journal = store, rank, journal
+        self._stopped = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="trueline-heartbeat", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        written: Entered | None = None
+        while not self._stopped.wait(self.SECONDS):
+            last = self._journal.last
+            if last is not written:
+                try:
+                    self._store.set(f"at/{self._rank}", f"{last.number} {last.text}")
+                except RuntimeError:  # rank 0 is gone, and with it the store
+                    return
+                written = last
+
+    def stop(self) -> None:
+        self._stopped.set()
+        self._thread.join()
+
+
+def who_is_behind(store: Store, size: int, journal: Journal) -> str:
+    """In words, from what the heartbeats wrote: which rank others wait for, and where it is."""
+    time.sleep(2 * Heartbeat.SECONDS)  # what they entered last is written by then
+    at = {0: journal.last}
+    for rank in range(1, size):
+        if store.check([f"at/{rank}"]):
+            number, text = store.get(f"at/{rank}").decode().split(" ", 1)
+            at[rank] = Entered(int(number), text)
+        else:
+            at[rank] = Entered(0, "start")
+    first = min(entered.number for entered in at.values())
+    last = max(at.values(), key=lambda entered: entered.number)
+    behind = [str(rank) for rank, entered in at.items() if entered.number == first]
+    if first == last.number:
+        return f"all ranks have come to exchange {last.number} ({last.text}) and none has left it"
+    where = next(entered.text for entered in at.values() if entered.number == first)
+    noun = "rank" if len(behind) == 1 else "ranks"
+    return (
+        f"{noun} {', '.join(behind)} did not go on after exchange {first} ({where}); others "
+        f"wait in exchange {last.number} ({last.text})"
+    )
