@@ -7,12 +7,15 @@ from torch import Tensor
 from trueline.errors import UsageError
 from trueline.layers.context import ANYWHERE, Build, Weights
 from trueline.spec.feedforward import DenseSpec, MoESpec
+from trueline.spec.source import Span
 from trueline.weights.value import Weight
 
 
 class GatedMLP:
-    def __init__(self, build: Build, gate_up: Weight, down: Weight, name: str) -> None:
-        self.row_parallel = build.row_parallel
+    def __init__(
+        self, build: Build, gate_up: Weight, down: Weight, width: Span, name: str
+    ) -> None:
+        self.row_parallel, self.width = build.row_parallel, width
         _require_alike(build, name, gate_up, down)
         chosen = build.packing(gate_up, down)
         self.op, self.linear, self.invariant = chosen.mlp, chosen.linear, chosen.invariant_mlp
@@ -28,7 +31,7 @@ class GatedMLP:
         mlp, packed, linear = self.invariant, self.packed, self.linear
         assert mlp is not None, "invariant sums are for batch-invariant mode only"
         middle = mlp.middle(x, packed, linear)
-        out = self.row_parallel.run(middle, lambda full: mlp.down(full, packed, linear))
+        out = self.row_parallel.run(middle, lambda full: mlp.down(full, packed, linear), self.width)
         return out.to(x.dtype)
 
 
@@ -52,7 +55,7 @@ class Dense:
     capabilities = ANYWHERE
 
     def __init__(self, spec: DenseSpec, build: Build, weights: Weights, name: str) -> None:
-        self.mlp = GatedMLP(build, *_gate_up_down(weights, name), name)
+        self.mlp = GatedMLP(build, *_gate_up_down(weights, name), spec.width, name)
 
     def forward(self, x: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor | None]:
         return self.mlp.forward(x), None
@@ -82,7 +85,11 @@ class MoE:
             self.experts = fused.pack_with_shared(gate_up, down, *more, self.linear)
         else:
             self.experts = self.op.pack(gate_up, down, self.linear)
-            self.shared = GatedMLP(build, *more, shared) if more else None
+            self.shared = (
+                GatedMLP(build, *more, spec.shared_width, shared)
+                if more and spec.shared_width
+                else None
+            )
 
     def forward(self, x: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The output, and the experts chosen (so that they can be recorded)."""
@@ -110,4 +117,5 @@ class MoE:
 
 def _fits(spec: MoESpec) -> bool:
     """Whether the shared expert here is as wide as some number of the others."""
-    return spec.shared_width is not None and spec.shared_width.count % spec.expert_width == 0
+    width = spec.expert_width.count
+    return spec.shared_width is not None and spec.shared_width.count % width == 0
