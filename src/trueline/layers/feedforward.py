@@ -103,12 +103,20 @@ class MoE:
         return self.collective.all_reduce(y), ids
 
     def _in_order(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        """A token's experts in the order of its ids, whoever holds them: what one rank has, the
-        others have zeros for, so that adding rounds nothing."""
-        experts = self.invariant
+        """A token's experts in the order of its ids, whoever holds them."""
+        experts, spec = self.invariant, self.spec
         assert experts is not None, "invariant sums are for batch-invariant mode only"
-        mine = experts.each(x, ids, self.experts, self.linear, first=self.spec.experts.start)
-        return experts.combine(self.collective.all_reduce(mine), weights).to(x.dtype)
+        packed, linear, first = self.experts, self.linear, spec.experts.start
+
+        def summed(middle: Tensor) -> Tensor:
+            each = experts.down(middle, ids, packed, linear, first)
+            if not spec.experts.is_whole:
+                # what one rank has, the others have zeros for: adding rounds nothing
+                each = self.collective.all_reduce(each)
+            return experts.combine(each, weights)
+
+        middle = experts.middle(x, ids, packed, linear, first)
+        return self.row_parallel.run(middle, summed, spec.expert_width).to(x.dtype)
 
     def _route(self, x: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor]:
         linear, router = self.ops.linear, self.spec.router
