@@ -12,9 +12,7 @@ from trueline.weights.value import Weight
 
 
 class GatedMLP:
-    def __init__(
-        self, build: Build, gate_up: Weight, down: Weight, width: Span, name: str
-    ) -> None:
+    def __init__(self, build: Build, gate_up: Weight, down: Weight, width: Span, name: str) -> None:
         self.row_parallel, self.width = build.row_parallel, width
         _require_alike(build, name, gate_up, down)
         chosen = build.packing(gate_up, down)

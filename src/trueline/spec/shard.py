@@ -45,9 +45,7 @@ def local_spec(
     try:
         return _local_spec(spec, rank, size, invariant_sums, expert_parallel)
     except _DoesNotDivide as found:
-        sizes = accepted_sizes(
-            spec, invariant_sums=invariant_sums, expert_parallel=expert_parallel
-        )
+        sizes = accepted_sizes(spec, invariant_sums=invariant_sums, expert_parallel=expert_parallel)
         others = accepted_sizes(
             spec, invariant_sums=invariant_sums, expert_parallel=not expert_parallel
         )

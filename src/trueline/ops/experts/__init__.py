@@ -5,10 +5,10 @@ expert's weights are read once, whatever the number of tokens.
 
 The same in three steps, for a rank that holds some of the experts, or of every expert a part of the
 width and, of `down`, some rows over the whole width: `middle(x, ids, packed, linear, first=0)` ->
-[n, k, part] of each of a token's experts; `down(all [n, k, width], ids, packed, linear, first=0)` ->
-[n, k, rows]; both have zeros for experts of other ranks. `combine(each [n, k, rows], weights)` ->
-[n, rows]. With everything here the three give the bits of `run`. `middle` may have more digits than
-x; the others then return them. Only batch-invariant mode calls the three.
+[n, k, part] of each of a token's experts; `down(all [n, k, width], ids, packed, linear, first=0)`
+-> [n, k, rows]; both have zeros for experts of other ranks. `combine(each [n, k, rows], weights)`
+-> [n, rows]. With everything here the three give the bits of `run`. `middle` may have more digits
+than x; the others then return them. Only batch-invariant mode calls the three.
 
 An implementation may also take the shared expert in, where its width is a multiple of the others':
 `pack_with_shared(gate_up, down, shared_gate_up [2 shared, hidden], shared_down [hidden, shared],

@@ -91,12 +91,11 @@ def experts(op: InvariantExperts[Opaque]) -> None:
         ids = randn(tokens, count, seed=4).argsort(1)[:, :top]
         whole = op.run(x, ids, weights, op.pack(gate_up, down, linear), linear)
         for size in (1, 2, 4, 12):
-            n = count // size
-            each = 0
+            n, each = count // size, []
             for at in range(0, count, n):
                 mine = op.pack(gate_up[at : at + n], down[at : at + n], linear)
-                each = each + op.down(op.middle(x, ids, mine, linear, at), ids, mine, linear, at)
-            ours = op.combine(each, weights).to(x.dtype)
+                each.append(op.down(op.middle(x, ids, mine, linear, at), ids, mine, linear, at))
+            ours = op.combine(torch.stack(each).sum(0), weights).to(x.dtype)
             require(torch.equal(ours, whole), f"experts: bits on {size} ranks, whole")
             ranks = [op.pack(*part, linear) for part in _by_width(gate_up, down, size)]
             middle = torch.cat([op.middle(x, ids, mine, linear) for mine in ranks], 2)
