@@ -397,22 +397,6 @@ ON_RANKS = [Ask(prompt(70), 4), Ask(prompt(7), 4, arrives=1), Ask(prompt(1), 6, 
 
 
 @pytest.mark.parametrize("config", [BASE, INVARIANT], ids=["free", "invariant"])
-@pytest.mark.parametrize(
-    "family",
-    [
-        *("deepseek_v2_lite", "deepseek_v3"),  # without and with a latent of queries
-        *(
-            pytest.param(each, marks=pytest.mark.slow)
-            for each in ("deepseek_v2", "kimi_k25", "glm4_moe_lite")
-        ),
-    ],
-)
-def test_ranks_are_as_one(family: str, config: EngineConfig, tiny: Tiny) -> None:
-    model = tiny(family, keys=DIVISIBLE)  # 311 words: the vocabulary is replicated
-    ranks_are_as_one(model, ON_RANKS, config, 2, 4, 8)
-
-
-@pytest.mark.parametrize("config", [BASE, INVARIANT], ids=["free", "invariant"])
 def test_a_divided_vocabulary_is_put_together(config: EngineConfig, tiny: Tiny) -> None:
     model = tiny("deepseek_v3", keys={**DIVISIBLE, "vocab_size": 312})
     ranks_are_as_one(model, ON_RANKS, config, 2, 8)
