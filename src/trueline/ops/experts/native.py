@@ -52,6 +52,7 @@ def down(
     middle: Tensor, ids: Tensor, packed: mlp.Packed, linear: LinearOp, first: int = 0
 ) -> Tensor:
     middle, ids = middle.contiguous(), ids.contiguous()
+    assert middle.shape[2] == packed.inner, "the whole width, as down has it"
     out = torch.zeros(*ids.shape, packed.rows)
     begin, pairs, _ = _scratch(ids, packed)
     weighted("routed_down", packed.down.dtype)(
