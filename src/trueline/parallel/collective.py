@@ -10,6 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from trueline.spec.source import Span
+
 
 class Collective(Protocol):
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -39,15 +41,20 @@ class Solo:
 class RowParallel:
     """A linear layer whose sums run over what is divided among the ranks. As `spec/shard.py`
     divides its weight, a rank has a part of every sum (a row-parallel linear), or all of some:
-    `invariant_sums`, whose bits do not depend on the number of ranks."""
+    `invariant_sums`, whose bits do not depend on the number of ranks. What is replicated is summed
+    on every rank alike: nothing is exchanged, or it would count once for each of them."""
 
     collective: Collective
     invariant_sums: bool
 
-    def run(self, x: Tensor, gemm: Callable[[Tensor], Tensor]) -> Tensor:
-        """gemm(x) of every rank's x [n, part] together."""
+    def run(self, x: Tensor, gemm: Callable[[Tensor], Tensor], over: Span) -> Tensor:
+        """gemm(x) of every rank's x [..., part] together; `over`: what x has of what is summed
+        over."""
+        if over.is_whole:
+            return gemm(x)
         if self.invariant_sums:
-            return self.collective.all_gather(gemm(self.collective.all_gather(x, 1)), 1)
+            out = gemm(self.collective.all_gather(x, x.dim() - 1))
+            return self.collective.all_gather(out, out.dim() - 1)
         return self.collective.all_reduce(gemm(x))
 
 

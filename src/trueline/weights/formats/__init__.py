@@ -85,6 +85,11 @@ class Format(Storage, ABC):
         """The weight that these tensors make up, after a check of its scales. `tensors` has what
         an error names."""
 
+    def stored_slices(self, cut: tuple[slice, ...]) -> tuple[tuple[slice, ...], ...] | None:
+        """Of each of the tensors, what a rank holds that has these rows and columns of the weight;
+        None: not known before it is opened."""
+        return None
+
     def stored_bytes(self, shape: tuple[int, ...]) -> int | None:
         """Of a weight of this shape, scales included; None: not known before it is opened."""
         return None
