@@ -89,7 +89,7 @@ def load_engine(
         )
     if config.backend == "mp":
         # what is wrong with it, or does not divide, is told before ranks are started
-        local_spec(read_model(model, config.facts), 0, config.tensor_parallel_size)
+        _local_spec(read_model(model, config.facts), config, 0)
         group, processes = start_ranks(model, config)
     elif config.backend == "external_launcher":
         group = join_under_torchrun(config)
@@ -129,7 +129,7 @@ def load_rank(
     device = find_device(config.device)
     if group is not None:
         place = group.place
-        local = local_spec(spec, place.rank, place.size, invariant_sums=config.batch_invariant)
+        local = _local_spec(spec, config, place.rank)
         if group.backend == "gloo":  # one CPU, or one GPU, for all ranks of this machine
             device = device.shared_by(place.local_size)
     plan = expected = make_plan(local, config, device, num_draft_tokens=num_drafts)
@@ -168,6 +168,16 @@ def load_rank(
     return LoadedRank(spec, expected, plan, runner, clock.laps, table)
 
 
+def _local_spec(spec: ModelSpec, config: EngineConfig, rank: int) -> ModelSpec:
+    return local_spec(
+        spec,
+        rank,
+        config.tensor_parallel_size,
+        invariant_sums=config.batch_invariant,
+        expert_parallel=config.enable_expert_parallel,
+    )
+
+
 def _smallest(plan: Plan, group: RankGroup) -> Plan:
     """As many blocks and slots as the rank with the least memory has: one scheduler hands out the
     same on all."""
@@ -196,11 +206,16 @@ def _rank_row(spec: ModelSpec, plan: Plan, group: RankGroup) -> list[str]:
         str(group.place.rank),
         f"{socket.gethostname()} {device}",
         ", ".join(sorted(map(str, heads))),
-        str(moe[0].experts) if moe else "none",
+        _experts(moe[0]) if moe else "none",
         str(spec.vocab),
         f"{plan.weight_bytes / 1e6:,.1f} MB",
         ", ".join(str(each.num_blocks) for each in plan.groups),
     ]
+
+
+def _experts(moe: MoESpec) -> str:
+    width = "" if moe.expert_width.is_whole else f", {moe.expert_width.count} wide"
+    return f"{moe.experts}{width}"
 
 
 def _facts(model: Path, spec: ModelSpec, plan: Plan, config: EngineConfig) -> dict[str, str]:
