@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
+from paths import HELPERS
 from trueline.bench.ranks.projection import (
     Deeper,
     Exchanges,
@@ -188,12 +192,29 @@ def test_states_are_divided_by_head(tiny: Tiny) -> None:
     assert sizes[0].token == sizes[1].token
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "context"), [("kimi-k2.5", 1024), ("deepseek-v3.2", 1024), ("glm-5-fp8", 8192)]
+)
+def test_kernels_are_compiled_before_anything_is_timed(name: str, context: int) -> None:
+    """Of whole models at 8 ranks, as on a Hopper GPU. What captured steps exchange is counted while
+    they are captured: two all-reduces in each of two layers and one of the embedding."""
+    env = {key: value for key, value in os.environ.items() if key != "TRITON_INTERPRET"}
+    command = [sys.executable, str(HELPERS / "late_rehearsal.py"), name, str(context)]
+    done = subprocess.run(
+        command, env=env | {"OMP_NUM_THREADS": "1"}, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    found = json.loads(done.stdout)
+    assert found["ready"] > 40
+    assert found["late"] == []
+    assert found["all_reduces"] == [5] * 5  # four decode steps and a prefill step
+
+
 # -- the command -----------------------------------------------------------------------
 
 
-def test_the_command_measures_and_prints(
-    sparse: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_command_measures_and_prints(sparse: Path, capsys: pytest.CaptureFixture[str]) -> None:
     few = ("--requests", "1,2", "--context", 16, "--prefill-tokens", 16, "--depth", 1)
     flags = ("--tensor-parallel-size", 2, *few)
     assert bench(sparse / "config.json", *flags, "--enable-expert-parallel") == 0
