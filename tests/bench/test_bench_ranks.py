@@ -23,7 +23,7 @@ from trueline.bench.ranks.projection import (
     whole_cost,
 )
 from trueline.bench.ranks.rank import Rehearsed, Step, layer_kinds
-from trueline.bench.ranks.rehearsal import Rehearsal, Workplan, rehearse
+from trueline.bench.ranks.rehearsal import Rehearsal, Scenario, rehearse
 from trueline.cli import main
 from trueline.device import Device
 from trueline.models import read_model
@@ -38,7 +38,7 @@ DIVISIBLE = {
     "moe_intermediate_size": 32,
 }
 LINK = Interconnect(ranks=4, latency=10e-6, bandwidth=100e9)
-WORK = Workplan(interconnect=LINK, requests=(1, 3), context=20, prefill_tokens=50)
+SCENARIO = Scenario(interconnect=LINK, requests=(1, 3), context=20, prefill_tokens=50)
 
 
 def bench(*arguments: str | Path) -> int:
@@ -121,7 +121,7 @@ def sparse(tiny: Tiny) -> Path:
 
 @pytest.fixture(scope="module")
 def rehearsal(sparse: Path) -> Rehearsal:
-    return rehearse(str(sparse), WORK, quiet, made_up_clock)
+    return rehearse(str(sparse), SCENARIO, quiet, made_up_clock)
 
 
 def test_kinds_of_layers(sparse: Path) -> None:
@@ -176,7 +176,7 @@ def test_states_are_divided_by_head(tiny: Tiny) -> None:
     sizes = [
         rehearse(
             model,
-            Workplan(
+            Scenario(
                 interconnect=Interconnect(ranks, 0, 1e9),
                 requests=(2,),
                 context=8,

@@ -25,7 +25,7 @@ def main(name: str, context: int) -> None:
     asked = pretend()
     from trueline.bench.ranks import rank as ranks
     from trueline.bench.ranks.projection import Interconnect
-    from trueline.bench.ranks.rehearsal import Workplan
+    from trueline.bench.ranks.rehearsal import Scenario
     from trueline.cache.store import LatentStore
     from trueline.engine.warmup import Asked
     from trueline.ops.jit import dry_run
@@ -39,14 +39,18 @@ def main(name: str, context: int) -> None:
         spec, dtype=dtype, device=torch.device(META), seed=0
     )
     ranks.capture_for = lambda _: again
-    work = Workplan(interconnect=Interconnect(8, 0, 1), context=context)
+    scenario = Scenario(interconnect=Interconnect(8, 0, 1), context=context)
     spec = ranks.rank_spec(read_model(CONFIGS / name), 8, expert_parallel=False)
-    rank = ranks.Rank(spec, work.config(), H200, 8, work.depth)
-    rank.compile(work.decode, work.prefill)
+    rank = ranks.Rank(spec, scenario.config(), H200, 8, scenario.depth)
+    rank.compile(scenario.decode, scenario.prefill)
     ready = set(asked.kernels)
     with dry_run(Asked()):
         shallow, *_ = [
-            list(rank.costs(kept, work.decode, work.prefill, lambda step, _: bool(step.run())))
+            list(
+                rank.costs(
+                    kept, scenario.decode, scenario.prefill, lambda step, _: bool(step.run())
+                )
+            )
             for kept in (rank.shallow(), *(rank.deeper(kind) for kind in rank.kinds))
         ]
     late = [text for kernel, text in asked.kernels.items() if kernel not in ready]

@@ -74,11 +74,11 @@ def ranks(
         and the latency are NCCL's on 8 H100 (docs/ranks.md).
     """
     from trueline.bench.ranks.projection import Interconnect
-    from trueline.bench.ranks.rehearsal import Workplan, rehearse
+    from trueline.bench.ranks.rehearsal import Scenario, rehearse
 
     if all_reduce_latency_us < 0 or interconnect_gbps <= 0:
         raise UsageError("--all-reduce-latency-us and --interconnect-gbps take positive numbers")
-    work = Workplan(
+    scenario = Scenario(
         interconnect=Interconnect(
             tensor_parallel_size, 1e-6 * all_reduce_latency_us, GB * interconnect_gbps
         ),
@@ -93,7 +93,7 @@ def ranks(
     )
     found = []
     for name in (config, *more):
-        found.append(rehearse(name, work, _say))
+        found.append(rehearse(name, scenario, _say))
         if not as_json:
             _print(tables(), found[-1])
     if as_json:
@@ -113,12 +113,12 @@ def _print(console: Console, found: Rehearsal) -> None:
     from rich import box
     from rich.table import Table
 
-    link, memory = found.work.interconnect, found.memory
+    link, memory = found.scenario.interconnect, found.memory
     console.print(f"{found.model} on {link.ranks} ranks, projected")
     heads = ("step", "tokens/s", "per request", "ms", "compute", "exchange", "roofline",
              "all-reduces", "MB", "all-gathers", "MB")  # fmt: skip
     table = Table(*heads, box=box.SIMPLE_HEAD)
-    names = [f"decode, {each.requests} at {found.work.context:,}" for each in found.decode]
+    names = [f"decode, {each.requests} at {found.scenario.context:,}" for each in found.decode]
     prefill = f"prefill, {found.prefill.tokens:,} tokens"
     for name, each in zip((*names, prefill), (*found.decode, found.prefill), strict=True):
         row = each.as_json()
@@ -132,7 +132,7 @@ def _print(console: Console, found: Rehearsal) -> None:
             *(f"{row['all_gathers']:,.0f}", f"{row['gathered_bytes'] / 1e6:,.2f}"),
         )
     console.print(table)
-    sequences = max(found.work.requests)
+    sequences = max(found.scenario.requests)
     tokens = memory.tokens(sequences)
     console.print(
         f"memory of a rank: weights {memory.weights / GB:,.2f} GB, cache "

@@ -36,7 +36,7 @@ two steps, and what other programs take may be more."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Workplan:
+class Scenario:
     """What is rehearsed."""
 
     interconnect: Interconnect
@@ -87,7 +87,7 @@ class Workplan:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rehearsal:
     model: str
-    work: Workplan
+    scenario: Scenario
     spec: ModelSpec
     """The first rank's."""
     plan: Plan
@@ -101,7 +101,7 @@ class Rehearsal:
     seconds: float
 
     def assumptions(self) -> Iterator[str]:
-        device, link = self.plan.device, self.work.interconnect
+        device, link = self.plan.device, self.scenario.interconnect
         if not device.is_gpu:
             yield f"figures are of this CPU ({device.name}): they say nothing about GPUs"
         yield (
@@ -118,10 +118,10 @@ class Rehearsal:
         how = "captured decode steps on the device alone" if self.plan.graphs else "eager steps"
         yield f"{how}; scheduling and text are not in it"
         yield (
-            f"decode at {self.work.context:,} positions of context, prefill of prompts of as many "
-            f"tokens, {self.work.prefill_tokens:,} a step"
+            f"decode at {self.scenario.context:,} positions of context, prefill of prompts of as many "
+            f"tokens, {self.scenario.prefill_tokens:,} a step"
         )
-        total = self.work.gpu_memory or device.total_memory
+        total = self.scenario.gpu_memory or device.total_memory
         steps = f", {GPU_WORKSPACE / 1e9:.1f} GB set aside for steps" if device.is_gpu else ""
         share = self.plan.limits.memory_share
         yield f"memory: {total / 1e9:,.0f} GB a rank, {share:.0%} of it ours{steps}"
@@ -149,14 +149,14 @@ class Rehearsal:
         return {
             "model": self.model,
             "device": {"kind": device.kind, "name": device.name},
-            "tensor_parallel_size": self.work.interconnect.ranks,
-            "enable_expert_parallel": self.work.expert_parallel,
-            "context": self.work.context,
-            "interconnect": asdict(self.work.interconnect),
+            "tensor_parallel_size": self.scenario.interconnect.ranks,
+            "enable_expert_parallel": self.scenario.expert_parallel,
+            "context": self.scenario.context,
+            "interconnect": asdict(self.scenario.interconnect),
             "layers": {kind.name: len(kind.layers) for kind in self.kinds},
             "decode": [each.as_json() for each in self.decode],
             "prefill": self.prefill.as_json(),
-            "memory": self.memory.as_json(max(self.work.requests)),
+            "memory": self.memory.as_json(max(self.scenario.requests)),
             "local_pairs": self.local_pairs,
             "plan": list(self.plan.lines()),
             "assumptions": list(self.assumptions()),
@@ -165,7 +165,7 @@ class Rehearsal:
 
 
 def rehearse(
-    model: str, work: Workplan, say: Callable[[str], None], clock: Clock | None = None
+    model: str, scenario: Scenario, say: Callable[[str], None], clock: Clock | None = None
 ) -> Rehearsal:
     """`clock`: instead of the device's."""
     start = time.perf_counter()
@@ -174,31 +174,33 @@ def rehearse(
         say(f"{model}, {time.perf_counter() - start:.0f} s: {text}")
 
     whole = read_model(find_bench_model(model)[0])
-    work.check(whole)
-    ranks = work.interconnect.ranks
-    spec = rank_spec(whole, ranks, expert_parallel=work.expert_parallel)
+    scenario.check(whole)
+    ranks = scenario.interconnect.ranks
+    spec = rank_spec(whole, ranks, expert_parallel=scenario.expert_parallel)
     device = find_device("auto")
-    plan = make_plan(spec, work.config(num_gpu_blocks_override=1, num_state_slots=1), device)
-    rank = Rank(spec, work.config(), device, ranks, work.depth)
+    plan = make_plan(spec, scenario.config(num_gpu_blocks_override=1, num_state_slots=1), device)
+    rank = Rank(spec, scenario.config(), device, ranks, scenario.depth)
     tell(f"weights of {len(rank.built)} layers of {len(spec.layers)} drawn")
     if rank.plan.graphs:
-        rank.compile(work.decode, work.prefill)
+        rank.compile(scenario.decode, scenario.prefill)
         tell("kernels compiled")
-    decode, prefill = _measure(rank, work, clock or step_seconds, tell)
-    memory = _memory(rank, plan, work)
+    decode, prefill = _measure(rank, scenario, clock or step_seconds, tell)
+    memory = _memory(rank, plan, scenario)
     return Rehearsal(
         model=model,
-        work=work,
+        scenario=scenario,
         spec=spec,
         plan=plan,
         kinds=rank.kinds,
         decode=[
-            projected(n, n, cost, work.interconnect, _roofline(spec, plan, n, work.context))
-            for n, cost in zip(work.requests, decode, strict=True)
+            projected(n, n, cost, scenario.interconnect, _roofline(spec, plan, n, scenario.context))
+            for n, cost in zip(scenario.requests, decode, strict=True)
         ],
-        prefill=projected(len(work.prefill), work.prefill_tokens, prefill, work.interconnect),
+        prefill=projected(
+            len(scenario.prefill), scenario.prefill_tokens, prefill, scenario.interconnect
+        ),
         memory=memory,
-        local_pairs=rank.local_pairs(work.prefill),
+        local_pairs=rank.local_pairs(scenario.prefill),
         seconds=time.perf_counter() - start,
     )
 
@@ -216,12 +218,12 @@ def step_seconds(step: Step, device: Device) -> float:
 
 
 def _measure(
-    rank: Rank, work: Workplan, clock: Clock, tell: Callable[[str], None]
+    rank: Rank, scenario: Scenario, clock: Clock, tell: Callable[[str], None]
 ) -> tuple[list[StepCost], StepCost]:
     """Decode steps and the prefill step of the whole model."""
 
     def costs(kept: tuple[int, ...], what: str) -> list[StepCost]:
-        found = list(rank.costs(kept, work.decode, work.prefill, clock))
+        found = list(rank.costs(kept, scenario.decode, scenario.prefill, clock))
         tell(f"{what}: {', '.join(f'{1e3 * cost.compute:.3f}' for cost in found)} ms")
         return found
 
@@ -241,16 +243,16 @@ def _measure(
     return decode, prefill
 
 
-def _memory(rank: Rank, plan: Plan, work: Workplan) -> RankMemory:
+def _memory(rank: Rank, plan: Plan, scenario: Scenario) -> RankMemory:
     device = plan.device
-    total = work.gpu_memory or device.total_memory
+    total = scenario.gpu_memory or device.total_memory
     weights = rank.weight_bytes()
     free = replace(device, total_memory=total, free_memory=total)
     return RankMemory(
         weights=weights,
         token=sum(group.block_bytes // group.block_size for group in plan.groups),
         sequence=plan.slots.slot_bytes if plan.slots else 0,
-        budget=cache_budget(work.config(), free, plan.limits, weights, None),
+        budget=cache_budget(scenario.config(), free, plan.limits, weights, None),
     )
 
 
