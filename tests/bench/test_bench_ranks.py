@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from paths import HELPERS
+from paths import CONFIGS, HELPERS
 from trueline.bench.ranks.projection import (
     Deeper,
     Exchanges,
@@ -208,7 +208,8 @@ def test_kernels_are_compiled_before_anything_is_timed(name: str, context: int) 
     found = json.loads(done.stdout)
     assert found["ready"] > 40
     assert found["late"] == []
-    assert found["all_reduces"] == [5] * 5  # four decode steps and a prefill step
+    row = read_model(CONFIGS / name).hidden_size * 2
+    assert found["exchanges"] == [[5, 5 * row * tokens] for tokens in (1, 16, 64, 256, 8192)]
 
 
 # -- the command -----------------------------------------------------------------------

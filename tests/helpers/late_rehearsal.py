@@ -2,14 +2,15 @@
 
     python tests/helpers/late_rehearsal.py NAME CONTEXT
 
-(of a benchmark config) as JSON: how many are compiled ahead, and the late ones; and the all-reduces
-of each step with one layer of each kind. Needs TRITON_INTERPRET unset.
+(of a benchmark config) as JSON: how many are compiled ahead, and the late ones; and what each step
+with one layer of each kind all-reduces. Needs TRITON_INTERPRET unset.
 """
 
 from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 
 import torch
 
@@ -29,7 +30,6 @@ def main(name: str, context: int) -> None:
     from trueline.cache.store import LatentStore
     from trueline.engine.warmup import Asked
     from trueline.ops.jit import dry_run
-    from trueline.verify.graphs import again
 
     answer(False)
     torch.cuda.current_device = lambda: 0
@@ -38,7 +38,7 @@ def main(name: str, context: int) -> None:
     ranks.DummyWeights = lambda spec, dtype, **_: NoData(  # type: ignore[assignment,misc]
         spec, dtype=dtype, device=torch.device(META), seed=0
     )
-    ranks.capture_for = lambda _: again
+    ranks.capture_for = lambda _: captured
     scenario = Scenario(interconnect=Interconnect(8, 0, 1), context=context)
     spec = ranks.rank_spec(read_model(CONFIGS / name), 8, expert_parallel=False)
     rank = ranks.Rank(spec, scenario.config(), H200, 8, scenario.depth)
@@ -54,8 +54,14 @@ def main(name: str, context: int) -> None:
             for kept in (rank.shallow(), *(rank.deeper(kind) for kind in rank.kinds))
         ]
     late = [text for kernel, text in asked.kernels.items() if kernel not in ready]
-    sums = [cost.exchanges.all_reduces for cost in shallow]
-    print(json.dumps({"ready": len(ready), "late": late, "all_reduces": sums}))
+    exchanges = [(cost.exchanges.all_reduces, cost.exchanges.reduced_bytes) for cost in shallow]
+    print(json.dumps({"ready": len(ready), "late": late, "exchanges": exchanges}))
+
+
+def captured(step: Callable[[], object]) -> Callable[[], object]:
+    """As a CUDA graph: what replays it runs no line of Python."""
+    step()
+    return lambda: None
 
 
 if __name__ == "__main__":

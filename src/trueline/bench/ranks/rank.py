@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from statistics import fmean
 
 import torch
@@ -161,9 +162,10 @@ class Rank:
     ) -> Iterator[StepCost]:
         """Of each decode step, then of the prefill step, in a model of these layers."""
         part = Part(self, kept)
-        steps = (part.decode_step(rows) for rows in decode)
-        for step in (*steps, part.eager_step(prefill)):
-            seconds = clock(step, self.device)
+        steps = [partial(part.decode_step, rows) for rows in decode]
+        steps.append(partial(part.eager_step, prefill))
+        for make in steps:  # not all at once: captured steps share their input buffers
+            seconds = clock(make(), self.device)
             yield StepCost(seconds, self.collective.exchanges)
 
     def local_pairs(self, prefill: Rows) -> float | None:
@@ -231,7 +233,7 @@ class Part:
             slotted.randomise(range(plan.slots.num_slots))
 
     def decode_step(self, rows: Rows) -> Step:
-        """Captured where the plan captures; its exchanges are counted then."""
+        """Captured where the plan captures, its exchanges counted then. Until the next one."""
         graphs = self.runner.graphs
         if graphs is None:
             return self.eager_step(rows)

@@ -108,7 +108,7 @@ class Rehearsal:
             f"one rank of {link.ranks} was measured ({device.name}); every rank is as fast, and "
             "none waits for another"
         )
-        yield ("layers of one kind take the same time; embedding, head and sampling are there once")
+        yield "layers of one kind take the same time; embedding, head and sampling are there once"
         if link.ranks > 1:
             yield (
                 f"a collective takes {1e6 * link.latency:g} µs and its bytes "
@@ -118,8 +118,8 @@ class Rehearsal:
         how = "captured decode steps on the device alone" if self.plan.graphs else "eager steps"
         yield f"{how}; scheduling and text are not in it"
         yield (
-            f"decode at {self.scenario.context:,} positions of context, prefill of prompts of as many "
-            f"tokens, {self.scenario.prefill_tokens:,} a step"
+            f"decode at {self.scenario.context:,} positions of context, prefill of prompts of as "
+            f"many tokens, {self.scenario.prefill_tokens:,} a step"
         )
         total = self.scenario.gpu_memory or device.total_memory
         steps = f", {GPU_WORKSPACE / 1e9:.1f} GB set aside for steps" if device.is_gpu else ""
