@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -168,6 +169,14 @@ def test_assumptions_are_told(rehearsal: Rehearsal) -> None:
         assert part in text
     assert rehearsal.local_pairs is not None
     assert 0 < rehearsal.local_pairs <= 1
+
+
+def test_whole_experts_are_a_part_of_the_pairs(sparse: Path) -> None:
+    """Of 12 experts a rank of 4 holds 3, and computes about a quarter of the pairs."""
+    scenario = replace(SCENARIO, expert_parallel=True, requests=(1,))
+    found = rehearse(str(sparse), scenario, quiet, made_up_clock)
+    assert found.local_pairs == pytest.approx(0.25, abs=0.1)
+    assert "holds 3 of 12 experts" in "\n".join(found.assumptions())
 
 
 def test_states_are_divided_by_head(tiny: Tiny) -> None:
