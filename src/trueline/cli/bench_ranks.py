@@ -33,7 +33,7 @@ def ranks(
     gpu_memory_gb: float | None = None,
     gpu_memory_utilization: float | None = None,
     all_reduce_latency_us: float = 20.0,
-    interconnect_gbps: float = 200.0,
+    interconnect_gbps: float = 300.0,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> None:
     """Plan a deployment on several GPUs with one: what one tensor-parallel rank computes at its
@@ -71,7 +71,7 @@ def ranks(
         Microseconds of one collective, whatever its size.
     interconnect_gbps
         Gigabytes a second of a collective's bytes: bus bandwidth, as nccl-tests defines it. This
-        and the latency are NCCL's on 8 H100 (docs/ranks.md).
+        and the latency are NCCL's on Hopper GPUs in one machine (docs/ranks.md).
     """
     from trueline.bench.ranks.projection import Interconnect
     from trueline.bench.ranks.rehearsal import Scenario, rehearse
