@@ -71,7 +71,7 @@ def ranks(
         Microseconds of one collective, whatever its size.
     interconnect_gbps
         Gigabytes a second of a collective's bytes: bus bandwidth, as nccl-tests defines it. This
-        and the latency are NCCL's on Hopper GPUs in one machine (docs/ranks.md).
+        and the latency are NCCL's in one machine of 8 GPUs (docs/ranks.md).
     """
     from trueline.bench.ranks.projection import Interconnect
     from trueline.bench.ranks.rehearsal import Scenario, rehearse
