@@ -206,7 +206,7 @@ def make_plan(
     # Some kernels multiply by weights as they are stored; others want them as they compute.
     kept = storage if chosen.multiplies_with(storage) else compute
     weights = weight_bytes(spec, kept.itemsize, chosen.stays_as_stored)
-    used = kept_formats(spec, chosen.stays_as_stored)
+    staying = kept_formats(spec, chosen.stays_as_stored)
     budget = cache_budget(config, device, limits, weights, measured)
     slots = slot_plan(slot_bytes, config, size, budget, limits) if slot_bytes else None
     if slots:
@@ -232,7 +232,7 @@ def make_plan(
         batch_invariant=config.batch_invariant,
         graphs=device.is_gpu and not config.enforce_eager and chosen.capture,
         weight_bytes=weights,
-        kept_formats=tuple(form for form in chosen.by_format if form in used),
+        kept_formats=tuple(form for form in chosen.by_format if form in staying),
         cache_bytes=sum(group.num_blocks * group.block_bytes for group in groups),
         workspace_bytes=measured.workspace if measured else None,
     )
