@@ -1,18 +1,21 @@
-"""Block fp8 on Hopper GPUs, activations quantised too (numerics `activations`): one grouped GEMM
-for few rows of an expert and for many. Weights whose blocks it does not take are the portable
-kernel's."""
+"""Block fp8 on Hopper GPUs, activations quantised too (numerics `activations`). Two ways, by the
+number of tokens: a handful streams its experts pair by pair (few_fp8.py), more are sorted by expert
+for a grouped GEMM. Weights whose blocks these do not take are the portable kernel's."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import partial
 
 import torch
+import triton
 from torch import Tensor
 
-from trueline.ops.experts import IMPLEMENTATIONS, triton_quantised
+from trueline.ops.experts import IMPLEMENTATIONS, few_fp8, triton_quantised
 from trueline.ops.experts.triton import SUM_BLOCK, sort_pairs
 from trueline.ops.experts.triton_quantised import Packed, pack, pack_with_shared
 from trueline.ops.fp8_launch import (
+    CODES,
     TILE,
     Fp8Rows,
     Placed,
@@ -22,11 +25,60 @@ from trueline.ops.fp8_launch import (
     quantised,
     through_fp8,
 )
+from trueline.ops.launch import power_of_two
 from trueline.ops.linear import LinearOp
+from trueline.weights.formats.block_fp8 import INPUT_GROUP as GROUP
 
 __all__ = ["capabilities", "pack", "pack_with_shared", "run"]
 
 capabilities = IMPLEMENTATIONS["hopper_fp8"]
+
+FEW_PAIRS = 18
+"""Pairs that are streamed one by one."""
+WARP_CODES = 32 * few_fp8.CHUNK.value
+"""Of a row that a warp loads at once."""
+MOST_WARPS = 8
+THREAD_CODES = 320
+"""Of all its rows that a thread can hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Streamed:
+    """How one of the two GEMMs is tiled where pairs are streamed one by one."""
+
+    columns: int
+    """Rows of the weight a program holds; of gate and of up, each."""
+    inner: int
+    """Codes of a row that are loaded together."""
+    warps: int
+
+
+@dataclass(frozen=True, slots=True)
+class FewLaunch:
+    first: Streamed
+    second: Streamed
+
+
+def few_launch(tokens: int, top: int, shared: int, hidden: int, width: int) -> FewLaunch | None:
+    """None: tokens are too many, or rows too long for the registers of a program."""
+    if tokens * (top + shared) > FEW_PAIRS:
+        return None
+    whole = power_of_two(hidden)
+    warps = min(max(whole // WARP_CODES, 1), MOST_WARPS)
+    # an output of the first needs a row of gate and one of up
+    first = _columns(2 * whole, warps)
+    inner = MOST_WARPS * WARP_CODES
+    second = _columns(triton.cdiv((top + shared) * width, inner) * inner, MOST_WARPS)
+    if not first or not second:
+        return None
+    return FewLaunch(Streamed(first, whole, warps), Streamed(second, inner, MOST_WARPS))
+
+
+def _columns(codes: int, warps: int) -> int:
+    """Outputs that a program can hold the weights of: a power of two that divides a block's, or 0.
+    `codes`: of one."""
+    most = min(warps * 32 * THREAD_CODES // codes, TILE)
+    return power_of_two(most // 2 + 1) if most else 0
 
 
 def run(
@@ -38,7 +90,43 @@ def run(
         how = triton_quantised.launch(len(x), ids.shape[1], experts - shared)
         through = partial(through_fp8, powers=powers)
         return triton_quantised.run_with(how, x, ids, weights, packed, first, through)
-    placed = place(ids, experts, shared, first)
+    few = few_launch(len(x), ids.shape[1], shared, *packed.down.numbers.shape[1:])
+    if few is not None:
+        return run_few(few, x, ids, weights, packed, first)
+    return run_grouped(x, ids, weights, packed, first)
+
+
+def run_few(
+    how: FewLaunch, x: Tensor, ids: Tensor, weights: Tensor, packed: Packed, first: int = 0
+) -> Tensor:
+    powers, shared = packed.gate_up.powers_of_two, packed.shared
+    ids, weights = ids.contiguous(), weights.contiguous()
+    experts, hidden, width = packed.down.numbers.shape
+    pairs = len(x) * (ids.shape[1] + shared)
+    held = first, experts - shared
+    choices = {"TOP": ids.shape[1], "SHARED": shared, "GROUP": GROUP}
+    middle = x.new_empty(pairs, width, dtype=torch.float32)
+    out = x.new_empty(len(x), hidden)
+    rows = quantised(x, powers=powers)
+    few_fp8.gated[(width // how.first.columns, pairs)](
+        *(rows.codes, rows.scales, rows.scales.shape[1], ids),
+        *(packed.gate_up.numbers.view(CODES), packed.gate_up.scales, middle),
+        *(*held, hidden, width),
+        **choices, BLOCK_N=how.first.columns, BLOCK_K=how.first.inner, num_warps=how.first.warps,
+    )  # fmt: skip
+    rows = quantised(middle, powers=powers)
+    few_fp8.down[(hidden // how.second.columns, len(x))](
+        *(rows.codes, rows.scales, rows.scales.shape[1], ids, weights),
+        *(packed.down.numbers.view(CODES), packed.down.scales, out, *held, hidden),
+        WIDTH=width, **choices,
+        BLOCK_N=how.second.columns, BLOCK_K=how.second.inner, num_warps=how.second.warps,
+    )  # fmt: skip
+    return out
+
+
+def run_grouped(x: Tensor, ids: Tensor, weights: Tensor, packed: Packed, first: int = 0) -> Tensor:
+    powers = packed.gate_up.powers_of_two
+    placed = place(ids, len(packed.down.numbers), packed.shared, first)
     product = partial(gemm, powers=powers, dtype=x.dtype, placed=placed)
     codes, scales = product(quantised(x, powers=powers, placed=placed), packed.gate_up, gated=True)
     parts, _ = product(Fp8Rows(codes, scales, len(codes)), packed.down, gated=False)
