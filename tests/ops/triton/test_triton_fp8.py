@@ -13,7 +13,6 @@ from trueline.ops import codes as coded
 from trueline.ops.codes import codes_of
 from trueline.ops.experts import hopper_fp8 as experts
 from trueline.ops.experts import triton_quantised
-from trueline.ops.experts.triton_quantised import Packed
 from trueline.ops.fp8_launch import (
     MOST_FEW,
     ROW_TILES,
@@ -80,13 +79,18 @@ def test_shared_experts_streamed() -> None:
     """What they give is added with weight 1; of routed experts elsewhere, nothing is."""
     (gate_up, down), x = (weight(5, *s, seed=1, powers_of_two=False) for s in SHAPES), randn(2, 256)
     ids, weights = torch.tensor([[3, 9, 1], [1, 2, 0]]), randn(2, 3, seed=2).abs()
-    own = Packed(codes_of(gate_up), codes_of(down), 2)
+    own = triton_quantised.pack(gate_up, down, linear)
     every = torch.cat((ids, torch.tensor([[4, 5]] * 2)), 1)
     shares = torch.cat((weights, torch.ones(2, 2)), 1)
-    ours = experts.run(x, ids, weights, own, linear, first=1)
-    routed = experts.run(x, every, shares, replace(own, shared=0), linear, first=1)
+    ours = experts.run(x, ids, weights, _with_shared(own, 2), linear, first=1)
+    routed = experts.run(x, every, shares, _with_shared(own, 0), linear, first=1)
     assert torch.equal(ours, routed)
-    assert not torch.equal(ours, experts.run(x, ids, weights, replace(own, shared=1), linear, 1))
+    fewer = experts.run(x, ids, weights, _with_shared(own, 1), linear, first=1)
+    assert not torch.equal(ours, fewer)
+
+
+def _with_shared(packed: triton_quantised.Packed, count: int) -> experts.Packed:
+    return experts.of_codes(replace(packed, shared=count))
 
 
 def test_which_tokens_are_streamed() -> None:

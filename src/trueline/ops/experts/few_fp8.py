@@ -2,8 +2,9 @@
 # mypy: disable-error-code=assignment
 """A handful of tokens through experts in block fp8, their activations quantised: as in few.py,
 every pair streams its expert's rows by itself, and a program holds all of its codes in registers.
-The kernel right before each of these quantises its input and has waited for the router: ids and
-weights are read before the PDL wait, while that one runs.
+The kernel right before each of these has waited for the router: ids and weights are read before the
+PDL wait, while that one runs. So the first quantises its own output for the second, a group at a
+time: the last of a group's programs to finish does it.
 
 Codes are loaded in chunks. A thread sums the products of a chunk, and multiplies that sum by the
 scales of the group it is in; the columns of a program share a row of the weight's scales. Chunks
@@ -15,6 +16,7 @@ import triton
 import triton.language as tl
 
 from trueline.ops.experts.pairs import expert_of, weight_of
+from trueline.ops.fp8 import scales_of
 from trueline.ops.jit import kernel, pdl_wait
 
 CHUNK = tl.constexpr(16)
@@ -33,15 +35,28 @@ def chunk_sums(codes, x, scale):
     return tl.sum(codes.to(tl.float32) * x.to(tl.float32), axis=2) * scale[:, None]
 
 
-@kernel(do_not_specialize=["x_row", "first", "held"])
+@triton.jit
+def quantise_group(x, out, scale_at, POWERS: tl.constexpr, GROUP: tl.constexpr):
+    column = tl.arange(0, GROUP)[None, :]
+    value = tl.load(x + column)
+    scale = scales_of(value, POWERS)
+    codes = tl.div_rn(value, tl.broadcast_to(scale[:, None], (1, GROUP)))
+    tl.store(out + column, codes.to(out.dtype.element_ty))
+    tl.store(scale_at + tl.arange(0, 1), scale)
+
+
+@kernel(do_not_specialize=["x_row", "out_row", "first", "held"])
 def gated(
-    x, of_x, x_row, ids, gate_up, of_weight, out, first, held, hidden, width,
-    TOP: tl.constexpr, SHARED: tl.constexpr, GROUP: tl.constexpr,
+    x, of_x, x_row, ids, gate_up, of_weight, middle, arrived, out, of_out, out_row, first, held,
+    hidden, width,
+    TOP: tl.constexpr, SHARED: tl.constexpr, POWERS: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
-    """out [pairs, width] = silu(gate x) × up x, zeros for an expert held elsewhere; a program has
-    BLOCK_N columns of one pair. x: codes [tokens, hidden], scales [hidden / GROUP, x_row]. Scales
-    of the weights are [experts, 2 width / GROUP, hidden / GROUP]."""
+    """out [pairs, width] = silu(gate x) × up x in fp8, zeros for an expert held elsewhere; a
+    program has BLOCK_N columns of one pair. x: codes [tokens, hidden], scales
+    [hidden / GROUP, x_row]. Scales of out are [width / GROUP, out_row], powers of two if POWERS;
+    those of the weights [experts, 2 width / GROUP, hidden / GROUP]. middle: float32
+    [pairs, width]; arrived: a zero for each group of a pair, and zero again at the end."""
     pair = tl.program_id(1)
     column = tl.program_id(0) * BLOCK_N
     inner = tl.arange(0, BLOCK_K // CHUNK) * CHUNK
@@ -60,10 +75,18 @@ def gated(
     token = pair // (TOP + SHARED)
     value = codes_at(x + token.to(tl.int64) * hidden + inner[:, None, None], inside)
     scale = tl.load(of_x + inner // GROUP * x_row + token, mask=inside, other=0.0)
-    g = tl.sum(chunk_sums(gate, value, scale * of_gate), axis=0)
-    u = tl.sum(chunk_sums(up, value, scale * of_up), axis=0)
-    to = out + pair.to(tl.int64) * width + column + tl.arange(0, BLOCK_N)
+    both = tl.join(chunk_sums(gate, value, scale * of_gate), chunk_sums(up, value, scale * of_up))
+    g, u = tl.split(tl.sum(both, axis=0))
+    to = middle + pair * width + column + tl.arange(0, BLOCK_N)
     tl.store(to, g / (1 + tl.exp(-g)) * u)
+    tl.debug_barrier()  # all threads have stored
+    group = column // GROUP
+    arrived += pair * (width // GROUP) + group
+    if tl.atomic_add(arrived, 1, sem="acq_rel") == GROUP // BLOCK_N - 1:
+        begin = pair * width + group * GROUP
+        scale_at = of_out + group * out_row + pair
+        quantise_group(middle + begin, out + begin, scale_at, POWERS, GROUP)
+        tl.store(arrived, 0)
 
 
 @kernel(do_not_specialize=["x_row", "first", "held"])

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from trueline.ops.experts import IMPLEMENTATIONS, few_fp8, triton_quantised
 from trueline.ops.experts.triton import SUM_BLOCK, sort_pairs
-from trueline.ops.experts.triton_quantised import Packed, pack, pack_with_shared
 from trueline.ops.fp8_launch import (
     CODES,
     TILE,
@@ -23,13 +22,13 @@ from trueline.ops.fp8_launch import (
     fits,
     gemm,
     quantised,
+    room,
     through_fp8,
 )
 from trueline.ops.launch import power_of_two
 from trueline.ops.linear import LinearOp
 from trueline.weights.formats.block_fp8 import INPUT_GROUP as GROUP
-
-__all__ = ["capabilities", "pack", "pack_with_shared", "run"]
+from trueline.weights.value import Weight
 
 capabilities = IMPLEMENTATIONS["hopper_fp8"]
 
@@ -40,6 +39,13 @@ WARP_CODES = 32 * few_fp8.CHUNK.value
 MOST_WARPS = 8
 THREAD_CODES = 320
 """Of all its rows that a thread can hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    codes: triton_quantised.Packed
+    arrived: Tensor
+    """Zeros, one for each group of a pair that is streamed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,50 +87,74 @@ def _columns(codes: int, warps: int) -> int:
     return power_of_two(most // 2 + 1) if most else 0
 
 
+def pack(gate_up: Weight | Tensor, down: Weight | Tensor, linear: LinearOp) -> Packed:
+    return of_codes(triton_quantised.pack(gate_up, down, linear))
+
+
+def pack_with_shared(
+    gate_up: Weight | Tensor,
+    down: Weight | Tensor,
+    shared_gate_up: Weight | Tensor,
+    shared_down: Weight | Tensor,
+    linear: LinearOp,
+) -> Packed:
+    every = gate_up, down, shared_gate_up, shared_down
+    return of_codes(triton_quantised.pack_with_shared(*every, linear))
+
+
+def of_codes(codes: triton_quantised.Packed) -> Packed:
+    groups = triton.cdiv(codes.down.columns, GROUP)
+    device = codes.down.numbers.device
+    return Packed(codes, torch.zeros(FEW_PAIRS * groups, dtype=torch.int32, device=device))
+
+
 def run(
     x: Tensor, ids: Tensor, weights: Tensor, packed: Packed, linear: LinearOp, first: int = 0
 ) -> Tensor:
-    powers = packed.gate_up.powers_of_two
-    experts, shared = len(packed.down.numbers), packed.shared
-    if not all(fits(each) and not each.columns % TILE for each in (packed.gate_up, packed.down)):
-        how = triton_quantised.launch(len(x), ids.shape[1], experts - shared)
-        through = partial(through_fp8, powers=powers)
-        return triton_quantised.run_with(how, x, ids, weights, packed, first, through)
-    few = few_launch(len(x), ids.shape[1], shared, *packed.down.numbers.shape[1:])
+    codes = packed.codes
+    if not all(fits(each) and not each.columns % TILE for each in (codes.gate_up, codes.down)):
+        routed = len(codes.down.numbers) - codes.shared
+        how = triton_quantised.launch(len(x), ids.shape[1], routed)
+        through = partial(through_fp8, powers=codes.gate_up.powers_of_two)
+        return triton_quantised.run_with(how, x, ids, weights, codes, first, through)
+    few = few_launch(len(x), ids.shape[1], codes.shared, *codes.down.numbers.shape[1:])
     if few is not None:
         return run_few(few, x, ids, weights, packed, first)
-    return run_grouped(x, ids, weights, packed, first)
+    return run_grouped(x, ids, weights, codes, first)
 
 
 def run_few(
     how: FewLaunch, x: Tensor, ids: Tensor, weights: Tensor, packed: Packed, first: int = 0
 ) -> Tensor:
-    powers, shared = packed.gate_up.powers_of_two, packed.shared
-    ids, weights = ids.contiguous(), weights.contiguous()
-    experts, hidden, width = packed.down.numbers.shape
+    gate_up, down, shared = packed.codes.gate_up, packed.codes.down, packed.codes.shared
+    ids, weights, powers = ids.contiguous(), weights.contiguous(), gate_up.powers_of_two
+    experts, hidden, width = down.numbers.shape
     pairs = len(x) * (ids.shape[1] + shared)
     held = first, experts - shared
     choices = {"TOP": ids.shape[1], "SHARED": shared, "GROUP": GROUP}
-    middle = x.new_empty(pairs, width, dtype=torch.float32)
+    middle = room(pairs, width, x)
     out = x.new_empty(len(x), hidden)
     rows = quantised(x, powers=powers)
     few_fp8.gated[(width // how.first.columns, pairs)](
         *(rows.codes, rows.scales, rows.scales.shape[1], ids),
-        *(packed.gate_up.numbers.view(CODES), packed.gate_up.scales, middle),
-        *(*held, hidden, width),
-        **choices, BLOCK_N=how.first.columns, BLOCK_K=how.first.inner, num_warps=how.first.warps,
+        *(gate_up.numbers.view(CODES), gate_up.scales),
+        *(x.new_empty(pairs, width, dtype=torch.float32), packed.arrived),
+        *(middle.codes, middle.scales, middle.scales.shape[1], *held, hidden, width),
+        **choices, POWERS=powers,
+        BLOCK_N=how.first.columns, BLOCK_K=how.first.inner, num_warps=how.first.warps,
     )  # fmt: skip
-    rows = quantised(middle, powers=powers)
     few_fp8.down[(hidden // how.second.columns, len(x))](
-        *(rows.codes, rows.scales, rows.scales.shape[1], ids, weights),
-        *(packed.down.numbers.view(CODES), packed.down.scales, out, *held, hidden),
+        *(middle.codes, middle.scales, middle.scales.shape[1], ids, weights),
+        *(down.numbers.view(CODES), down.scales, out, *held, hidden),
         WIDTH=width, **choices,
         BLOCK_N=how.second.columns, BLOCK_K=how.second.inner, num_warps=how.second.warps,
     )  # fmt: skip
     return out
 
 
-def run_grouped(x: Tensor, ids: Tensor, weights: Tensor, packed: Packed, first: int = 0) -> Tensor:
+def run_grouped(
+    x: Tensor, ids: Tensor, weights: Tensor, packed: triton_quantised.Packed, first: int = 0
+) -> Tensor:
     powers = packed.gate_up.powers_of_two
     placed = place(ids, len(packed.down.numbers), packed.shared, first)
     product = partial(gemm, powers=powers, dtype=x.dtype, placed=placed)
