@@ -67,7 +67,7 @@ ACROSS_PAIRS = experts.FewLaunch(experts.Streamed(64, 512, 4), experts.Streamed(
 def test_experts_streamed(how: experts.FewLaunch | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """A handful of tokens, tiles as launched and others, against the definition."""
     monkeypatch.setattr("trueline.verify.ops.fp8_inputs.fp8_linear", lambda: linear)
-    monkeypatch.setattr("trueline.verify.ops.fp8_inputs.SIZES", ((384, 256),))
+    monkeypatch.setattr("trueline.verify.ops.fp8_inputs.SIZES", ((384, 384),))
     monkeypatch.setattr("trueline.verify.ops.fp8_inputs.TOKENS", (1, 3) if how is None else (2,))
     monkeypatch.setattr(experts, "run_grouped", None)  # needs tensor cores
     if how is not None:
