@@ -59,19 +59,21 @@ def test_blocks_that_the_gemm_does_not_take(op: str, monkeypatch: pytest.MonkeyP
     FP8_CHECKS[op][0].run(module)
 
 
-STREAMED = experts.FewLaunch(experts.Streamed(32, 512, 4), experts.Streamed(64, 256, 4))
-ACROSS_PAIRS = experts.FewLaunch(experts.Streamed(64, 512, 4), experts.Streamed(16, 512, 4))
+STREAMED = experts.StreamLaunch(experts.Streamed(32, 512, 4), experts.Streamed(64, 256, 4))
+ACROSS_PAIRS = experts.StreamLaunch(experts.Streamed(64, 512, 4), experts.Streamed(16, 512, 4))
 
 
 @pytest.mark.parametrize("how", [None, STREAMED, ACROSS_PAIRS])
-def test_experts_streamed(how: experts.FewLaunch | None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_experts_streamed(
+    how: experts.StreamLaunch | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A handful of tokens, tiles as launched and others, against the definition."""
     monkeypatch.setattr("trueline.verify.ops.fp8_inputs.fp8_linear", lambda: linear)
     monkeypatch.setattr("trueline.verify.ops.fp8_inputs.SIZES", ((384, 384),))
     monkeypatch.setattr("trueline.verify.ops.fp8_inputs.TOKENS", (1, 3) if how is None else (2,))
     monkeypatch.setattr(experts, "run_grouped", None)  # needs tensor cores
     if how is not None:
-        monkeypatch.setattr(experts, "few_launch", lambda *_: how)
+        monkeypatch.setattr(experts, "stream_launch", lambda *_: how)
     FP8_CHECKS["experts"][0].run(experts)
 
 
@@ -97,7 +99,7 @@ def test_which_tokens_are_streamed() -> None:
     """One and two of the published models; tiles divide blocks, and fit registers."""
     for top, shared, hidden, width in ((6, 2, 2048, 1408), (8, 1, 7168, 2048), (8, 0, 4096, 512)):
         for tokens in (1, 2):
-            how = experts.few_launch(tokens, top, shared, hidden, width)
+            how = experts.stream_launch(tokens, top, shared, hidden, width)
             assert how is not None
             assert how.first.inner >= hidden
             for each, codes in (
@@ -107,9 +109,9 @@ def test_which_tokens_are_streamed() -> None:
                 assert TILE % each.columns == 0
                 assert each.columns * codes <= 32 * each.warps * experts.THREAD_CODES
                 assert each.inner % experts.WARP_CODES == 0
-        assert experts.few_launch(3, top, shared, hidden, width) is None
-    assert experts.few_launch(1, 18, 0, 2048, 8192) is None
-    assert experts.few_launch(1, 2, 0, 1 << 17, 2048) is None
+        assert experts.stream_launch(3, top, shared, hidden, width) is None
+    assert experts.stream_launch(1, 18, 0, 2048, 8192) is None
+    assert experts.stream_launch(1, 2, 0, 1 << 17, 2048) is None
 
 
 def rows_of(matrix: Weight, first: int, count: int) -> Weight:

@@ -1,6 +1,6 @@
 """Block fp8 on Hopper GPUs, activations quantised too (numerics `activations`). Two ways, by the
-number of tokens: a handful streams its experts pair by pair (few_fp8.py), more are sorted by expert
-for a grouped GEMM. Weights whose blocks these do not take are the portable kernel's."""
+number of tokens: a handful streams its experts pair by pair (fp8_stream.py), more are sorted by
+expert for a grouped GEMM. Weights whose blocks these do not take are the portable kernel's."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 import triton
 from torch import Tensor
 
-from trueline.ops.experts import IMPLEMENTATIONS, few_fp8, triton_quantised
+from trueline.ops.experts import IMPLEMENTATIONS, fp8_stream, triton_quantised
 from trueline.ops.experts.triton import SUM_BLOCK, sort_pairs
 from trueline.ops.fp8_launch import (
     CODES,
@@ -32,12 +32,12 @@ from trueline.weights.value import Weight
 
 capabilities = IMPLEMENTATIONS["hopper_fp8"]
 
-FEW_PAIRS = 18
+STREAMED_PAIRS = 18
 """Pairs that are streamed one by one."""
-WARP_CODES = 32 * few_fp8.CHUNK.value
+WARP_CODES = 32 * fp8_stream.CHUNK.value
 """Of a row that a warp loads at once."""
-MOST_WARPS = 8
-THREAD_CODES = 320
+MOST_WARPS = 4
+THREAD_CODES = 384
 """Of all its rows that a thread can hold."""
 
 
@@ -60,14 +60,17 @@ class Streamed:
 
 
 @dataclass(frozen=True, slots=True)
-class FewLaunch:
+class StreamLaunch:
     first: Streamed
     second: Streamed
 
 
-def few_launch(tokens: int, top: int, shared: int, hidden: int, width: int) -> FewLaunch | None:
-    """None: tokens are too many, or rows too long for the registers of a program."""
-    if tokens * (top + shared) > FEW_PAIRS:
+def stream_launch(
+    tokens: int, top: int, shared: int, hidden: int, width: int
+) -> StreamLaunch | None:
+    """None: tokens are too many, or rows too long for the registers of a program. Programs are
+    small, so that some of a multiprocessor's load while others compute."""
+    if tokens * (top + shared) > STREAMED_PAIRS:
         return None
     whole = power_of_two(hidden)
     warps = min(max(whole // WARP_CODES, 1), MOST_WARPS)
@@ -77,7 +80,7 @@ def few_launch(tokens: int, top: int, shared: int, hidden: int, width: int) -> F
     second = _columns(triton.cdiv((top + shared) * width, inner) * inner, MOST_WARPS)
     if not first or not second:
         return None
-    return FewLaunch(Streamed(first, whole, warps), Streamed(second, inner, MOST_WARPS))
+    return StreamLaunch(Streamed(first, whole, warps), Streamed(second, inner, MOST_WARPS))
 
 
 def _columns(codes: int, warps: int) -> int:
@@ -105,7 +108,7 @@ def pack_with_shared(
 def of_codes(codes: triton_quantised.Packed) -> Packed:
     groups = triton.cdiv(codes.down.columns, GROUP)
     device = codes.down.numbers.device
-    return Packed(codes, torch.zeros(FEW_PAIRS * groups, dtype=torch.int32, device=device))
+    return Packed(codes, torch.zeros(STREAMED_PAIRS * groups, dtype=torch.int32, device=device))
 
 
 def run(
@@ -114,17 +117,17 @@ def run(
     codes = packed.codes
     if not all(fits(each) and not each.columns % TILE for each in (codes.gate_up, codes.down)):
         routed = len(codes.down.numbers) - codes.shared
-        how = triton_quantised.launch(len(x), ids.shape[1], routed)
+        tiles = triton_quantised.launch(len(x), ids.shape[1], routed)
         through = partial(through_fp8, powers=codes.gate_up.powers_of_two)
-        return triton_quantised.run_with(how, x, ids, weights, codes, first, through)
-    few = few_launch(len(x), ids.shape[1], codes.shared, *codes.down.numbers.shape[1:])
-    if few is not None:
-        return run_few(few, x, ids, weights, packed, first)
+        return triton_quantised.run_with(tiles, x, ids, weights, codes, first, through)
+    how = stream_launch(len(x), ids.shape[1], codes.shared, *codes.down.numbers.shape[1:])
+    if how is not None:
+        return run_streamed(how, x, ids, weights, packed, first)
     return run_grouped(x, ids, weights, codes, first)
 
 
-def run_few(
-    how: FewLaunch, x: Tensor, ids: Tensor, weights: Tensor, packed: Packed, first: int = 0
+def run_streamed(
+    how: StreamLaunch, x: Tensor, ids: Tensor, weights: Tensor, packed: Packed, first: int = 0
 ) -> Tensor:
     gate_up, down, shared = packed.codes.gate_up, packed.codes.down, packed.codes.shared
     ids, weights, powers = ids.contiguous(), weights.contiguous(), gate_up.powers_of_two
@@ -135,7 +138,7 @@ def run_few(
     middle = room(pairs, width, x)
     out = x.new_empty(len(x), hidden)
     rows = quantised(x, powers=powers)
-    few_fp8.gated[(width // how.first.columns, pairs)](
+    fp8_stream.gated[(width // how.first.columns, pairs)](
         *(rows.codes, rows.scales, rows.scales.shape[1], ids),
         *(gate_up.numbers.view(CODES), gate_up.scales),
         *(x.new_empty(pairs, width, dtype=torch.float32), packed.arrived),
@@ -143,7 +146,7 @@ def run_few(
         **choices, POWERS=powers,
         BLOCK_N=how.first.columns, BLOCK_K=how.first.inner, num_warps=how.first.warps,
     )  # fmt: skip
-    few_fp8.down[(hidden // how.second.columns, len(x))](
+    fp8_stream.down[(hidden // how.second.columns, len(x))](
         *(middle.codes, middle.scales, middle.scales.shape[1], ids, weights),
         *(down.numbers.view(CODES), down.scales, out, *held, hidden),
         WIDTH=width, **choices,
