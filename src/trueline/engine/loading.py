@@ -8,11 +8,11 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
+from trueline import __version__
 from trueline.config import EngineConfig
 from trueline.device import find_device
 from trueline.engine.core import EngineCore
@@ -226,7 +226,7 @@ def _facts(model: Path, spec: ModelSpec, plan: Plan, config: EngineConfig) -> di
     own = {"node_rank", "master_addr"}
     options = {item.name: getattr(config, item.name) for item in fields(config)}
     return {
-        "the version of trueline": version("trueline"),
+        "the version of trueline": __version__,
         "the version of torch": torch.__version__,
         "the model's config": _digest(repr(spec)),
         "the checkpoint's files": _digest(repr([(f.name, f.stat().st_size) for f in files])),

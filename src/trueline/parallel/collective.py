@@ -37,6 +37,22 @@ class Solo:
         return x
 
 
+class Absent:
+    """In place of other ranks where nothing is computed: results of the right shapes."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        return torch.cat([x] * self.size, dim)
+
+    def from_first(self, x: Tensor) -> Tensor:
+        return x
+
+
 @dataclass(frozen=True, slots=True)
 class RowParallel:
     """A linear layer whose sums run over what is divided among the ranks. As `spec/shard.py`

@@ -15,6 +15,8 @@ import torch
 import torch.distributed
 from torch import Tensor
 
+from trueline.parallel.collective import Absent
+
 Backend = Literal["gloo", "nccl"]
 
 c10d: Any = torch.distributed
@@ -88,6 +90,10 @@ class Distributed:
         mine = self._here(x.contiguous())
         self._group.broadcast([mine], _root()).wait()
         return mine.to(x.device)
+
+    def __reduce__(self) -> tuple[type[Absent], tuple[int]]:
+        """A copy of the model's layers without data (engine/dry_run.py) exchanges nothing."""
+        return Absent, (self._size,)
 
     def _here(self, x: Tensor) -> Tensor:
         """Where the backend works: gloo exchanges what is on the host."""

@@ -166,6 +166,8 @@ class RankGroup:
 
     def close(self) -> None:
         self.heartbeat.stop()
+        if self.backend == "nccl":
+            self._exchange.shutdown()
 
 
 def _ranks(numbers: list[int]) -> str:
