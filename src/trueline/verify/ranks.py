@@ -28,8 +28,9 @@ def ranks_are_as_one(
     config: EngineConfig,
     *sizes: int,
     expert_parallel: Sequence[bool] = (False,),
-) -> None:
-    """Every position on every rank: within the band, and bit by bit in batch-invariant mode."""
+) -> EngineRun:
+    """Every position on every rank: within the band, and bit by bit in batch-invariant mode.
+    Returns what one rank saw."""
     one = run(model, asks, config)
     for size, whole in product(sizes, expert_parallel):
         served = serve_on_ranks(model, asks, config, size, expert_parallel=whole)
@@ -39,6 +40,7 @@ def ranks_are_as_one(
             if [rows.keys() for rows in done.logits] != [rows.keys() for rows in one.logits]:
                 raise CheckFailed(f"{what}: other positions were computed")
             same(what, done, one, bitwise=config.batch_invariant)
+    return one
 
 
 def serve_on_ranks(
