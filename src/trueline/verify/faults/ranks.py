@@ -1,6 +1,6 @@
-"""Mistakes of models that run on several ranks: parts that are counted twice or not at all, and what
-changes the last bit only. rank_weights.py has those of what a rank loads, rank_steps.py those of
-its steps."""
+"""Mistakes of models that run on several ranks: parts that are counted twice or not at all, and
+what changes the last bit only. rank_weights.py has those of what a rank loads, rank_steps.py those
+of its steps."""
 
 from __future__ import annotations
 
