@@ -1,4 +1,4 @@
-"""Collectives whose order is checked: ranks that differ are named, on every rank, and none waits."""
+"""Collectives whose order is checked: ranks that differ are named, on every rank."""
 
 from __future__ import annotations
 

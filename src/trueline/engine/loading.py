@@ -104,9 +104,9 @@ def load_engine(
             raise
         why = why_it_failed(group, processes, error)
         others = group.reported() is not None
-        processes.kill()
         group.abort()
         group.close()
+        processes.close()
         if isinstance(error, TruelineError) and not others:
             raise
         raise RankFailed(why) from error

@@ -15,7 +15,7 @@ from trueline.engine.messages import Admission, StepMessage, StepResult, Unowned
 from trueline.engine.ranks.orders import Order, encode
 from trueline.engine.ranks.processes import Alarm, RankProcesses, how_it_ended
 from trueline.errors import EngineBroken, described
-from trueline.parallel.group import RankFailed, RankGroup
+from trueline.parallel.group import SECONDS_BETWEEN_LOOKS, RankFailed, RankGroup
 
 SECONDS_TO_HEAR = 5.0
 """For why a rank has ended, once an exchange with it has failed."""
@@ -85,7 +85,7 @@ class RanksExecutor:
         self.processes.kill()
         self.local.close()
         self.group.close()
-        self.alarm.close()
+        self.processes.close()
 
     def _failed(self, error: BaseException) -> RankFailed:
         """The engine is broken, by whatever came first."""
@@ -110,7 +110,10 @@ class RanksExecutor:
 def why_it_failed(group: RankGroup, processes: RankProcesses, error: BaseException) -> str:
     """What another rank says, what became of its process, or else our own error."""
     ours = not isinstance(error, RuntimeError) or isinstance(error, EngineBroken)
-    deaths = processes.deaths(0.0 if ours else SECONDS_TO_HEAR)
+    end = time.monotonic() + (0.0 if ours else SECONDS_TO_HEAR)
+    while not (deaths := processes.deaths(SECONDS_BETWEEN_LOOKS)) and not group.reported():
+        if time.monotonic() > end:
+            break
     if (reported := group.reported()) is not None:
         return reported
     for rank, code in deaths:

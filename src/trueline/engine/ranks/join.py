@@ -93,7 +93,7 @@ def start_ranks(model: Path, config: EngineConfig) -> tuple[RankGroup, RankProce
             store, place, backend, master=address, seconds=config.init_timeout, alive=alive
         )
     except BaseException as error:
-        processes.kill()
+        processes.close()
         del store  # it listens for as long as somebody knows it
         clear_frames(error.__traceback__)
         raise
@@ -131,7 +131,7 @@ def run_node(model: Path, config: EngineConfig) -> int:
                 return 1
         return 0
     finally:
-        processes.kill()
+        processes.close()
 
 
 def _starts(

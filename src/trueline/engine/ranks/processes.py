@@ -50,9 +50,13 @@ class RankProcesses:
         self._death = threading.Event()
         self._ended: SimpleQueue[tuple[int, int]] = SimpleQueue()
         self._children = {start.rank: _start(start) for start in starts}
-        for rank, child in self._children.items():
-            told = self._deaths, self._death, self._ended, self.alarm
-            threading.Thread(target=_wait, args=(rank, child, *told), daemon=True).start()
+        told = self._deaths, self._death, self._ended, self.alarm
+        self._threads = [
+            threading.Thread(target=_wait, args=(rank, child, *told), daemon=True)
+            for rank, child in self._children.items()
+        ]
+        for thread in self._threads:
+            thread.start()
         # also when nobody closes the engine that has them
         self._end = weakref.finalize(self, _kill, list(self._children.values()))
 
@@ -71,6 +75,12 @@ class RankProcesses:
 
     def kill(self) -> None:
         self._end()
+
+    def close(self) -> None:
+        self.kill()
+        for thread in self._threads:
+            thread.join()
+        self.alarm.close()
 
     def wait(self) -> None:
         """For all to end by themselves; those that do not are killed."""
