@@ -93,6 +93,7 @@ class RankGroup:
         self._seconds = seconds
         self._meet(alive)
         self._address = _own_address(master)
+        self.aborted = False
         self._groups: list[ProcessGroup] = []
         self._waits: list[threading.Thread] = []
         self.control = self.messages("control")
@@ -179,6 +180,7 @@ class RankGroup:
 
     def abort(self) -> None:
         """Nobody waits in an exchange any more: each that does gets an error."""
+        self.aborted = True
         self.store.set(END, GIVEN_UP)
         for group in self._groups:
             group.abort()

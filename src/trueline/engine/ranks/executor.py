@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from trueline.engine.executor import Launched, LocalExecutor, StepFailed
 from trueline.engine.messages import Admission, StepMessage, StepResult, Unowned
@@ -35,10 +36,13 @@ class RanksExecutor:
         self.local, self.group, self.processes = local, group, processes
         self._admissions: list[Admission] = []
         self._unowned: Unowned | None = None
-        self._watch = Watch(timeout, self._give_up)
+        give_up = weakref.WeakMethod(self._give_up)
+        self._watch = Watch(timeout, lambda seconds: act(seconds) if (act := give_up()) else None)
         self._hung: str | None = None
         self._lost: RankFailed | None = None
         group.when_reported(processes.alarm.ring)
+        # also when nobody closes it: other machines hear of a regular end
+        self._end = weakref.finalize(self, _end, self._watch, group, processes, local)
 
     @property
     def alarm(self) -> Alarm:
@@ -75,17 +79,7 @@ class RanksExecutor:
         return outcome
 
     def close(self) -> None:
-        self._watch.stop()
-        if self._lost is None:
-            try:
-                self.group.control.tell(encode(Order()))
-                self.processes.wait()
-            except RuntimeError:  # one is gone already
-                pass
-        self.processes.kill()
-        self.local.close()
-        self.group.close()
-        self.processes.close()
+        self._end()
 
     def _failed(self, error: BaseException) -> RankFailed:
         """The engine is broken, by whatever came first."""
@@ -105,6 +99,18 @@ class RanksExecutor:
         self._hung = f"no step ended within {seconds:g} s (engine_timeout): {self.group.behind()}"
         self.processes.kill()
         self.group.abort()
+
+
+def _end(watch: Watch, group: RankGroup, processes: RankProcesses, local: LocalExecutor) -> None:
+    watch.stop()
+    if not group.aborted:
+        with suppress(RuntimeError):  # one is gone already
+            group.control.tell(encode(Order()))
+            processes.wait()
+    processes.kill()
+    local.close()
+    group.close()
+    processes.close()
 
 
 def why_it_failed(group: RankGroup, processes: RankProcesses, error: BaseException) -> str:
@@ -191,7 +197,8 @@ class Watch:
         with self._changed:
             self._stopped = True
             self._changed.notify()
-        self._thread.join()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
     def _set(self, since: float | None) -> None:
         with self._changed:
