@@ -51,7 +51,9 @@ def eventually(holds: Callable[[], bool]) -> None:
 
 def text(served: Served) -> str:
     client = served.client()
-    found = client.completions.create(model="deepseek_v3", prompt="true to the", temperature=0, max_tokens=8)
+    found = client.completions.create(
+        model="deepseek_v3", prompt="true to the", temperature=0, max_tokens=8
+    )
     return found.choices[0].text
 
 
