@@ -110,6 +110,7 @@ class LocalExecutor:
 
 
 def local_runner(executor: AnyExecutor) -> Runner:
-    """For checks and benchmarks that look inside the model."""
-    assert isinstance(executor, LocalExecutor), "the model is in other processes"
-    return executor.runner
+    """For checks and benchmarks that look inside the model; of several ranks, rank 0's."""
+    local = getattr(executor, "local", executor)
+    assert isinstance(local, LocalExecutor), "the model is in other processes"
+    return local.runner

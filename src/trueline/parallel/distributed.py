@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from trueline.parallel.collective import Absent
 from trueline.parallel.process_group import Backend, ProcessGroup, Store, c10d
 
 
@@ -63,6 +64,10 @@ class Distributed:
         mine = self._here(x.contiguous())
         self._group.c10d.broadcast([mine], _root()).wait()
         return mine.to(x.device)
+
+    def __reduce__(self) -> tuple[type[Absent], tuple[int]]:
+        """A copy of the model's layers without data (engine/dry_run.py) exchanges nothing."""
+        return Absent, (self._group.size,)
 
     def _here(self, x: Tensor) -> Tensor:
         """Where the backend works: gloo exchanges what is on the host."""
