@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -169,9 +170,9 @@ def test_collectives_that_differ_are_named(model: Path, monkeypatch: pytest.Monk
         one.close()
         run = RowParallel.run
 
-        def twice(self: RowParallel, x: torch.Tensor, gemm: Callable[..., torch.Tensor]) -> object:
+        def twice(self: RowParallel, x: torch.Tensor, *given: Any) -> torch.Tensor:
             self.collective.from_first(x)
-            return run(self, x, gemm)
+            return run(self, x, *given)
 
         monkeypatch.setattr(RowParallel, "run", twice)
         ask(core, "wrong")
