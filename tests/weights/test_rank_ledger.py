@@ -6,6 +6,9 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
+from safetensors import safe_open
+from torch import Tensor
 
 import rank_grid
 from spread import pairwise
@@ -14,7 +17,7 @@ from trueline.spec.shard import local_spec
 from trueline.tiny.configs import FAMILIES
 from trueline.verify.rank_ledger import ranks_hold_every_byte
 from trueline.weights.checkpoint import open_checkpoint
-from trueline.weights.rank_ledger import held_slices
+from trueline.weights.rank_ledger import HeldTensor, held_slices
 
 Tiny = Callable[..., Path]
 BOTH = (False, True)
@@ -39,6 +42,12 @@ def test_replicated_heads_are_held_by_all(family: str, size: int, tiny: Tiny) ->
         ranks_hold_every_byte(model, size, invariant_sums, False)
 
 
+def stored_bytes(part: HeldTensor) -> bytes:
+    with safe_open(part.tensor.file, "pt") as file:
+        taken: Tensor = file.get_tensor(part.tensor.name)[part.slices]
+    return taken.contiguous().view(torch.uint8).numpy().tobytes()
+
+
 def test_slices_of_a_rank(tiny: Tiny) -> None:
     """Names, files and byte ranges, from headers alone: an expert's columns 10 to 15 of 40."""
     model = rank_grid.make(tiny, "kimi_k2", "int4 of all")
@@ -57,6 +66,11 @@ def test_slices_of_a_rank(tiny: Tiny) -> None:
     assert ranges[:2] == [(begin + 4, begin + 8), (begin + 24, begin + 28)]
     assert (len(ranges), packed.nbytes) == (80, 320)
     assert list(shape.byte_ranges()) == [(shape.tensor.begin, shape.tensor.end)]
+    for each in held.values():  # the bytes are those of the slices
+        for part in each.tensors:
+            raw = part.tensor.file.read_bytes()
+            mine = b"".join(raw[begin:end] for begin, end in part.byte_ranges())
+            assert mine == stored_bytes(part)
     gate = held["model.layers.1.mlp.experts.3.gate_proj.weight"].tensors[0]
     rows = 10 * gate.tensor.nbytes // 40, 15 * gate.tensor.nbytes // 40
     assert list(gate.byte_ranges()) == [tuple(gate.tensor.begin + at for at in rows)]

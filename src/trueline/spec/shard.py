@@ -55,7 +55,7 @@ def local_spec(
             hint = f"; {size} with experts divided {way} expert parallel)"
         raise UsageError(
             f"{found} cannot be divided by tensor parallel size {size}; accepted: "
-            f"{', '.join(map(str, sizes))}, which divide everything (up to {MOST_RANKS}){hint}"
+            f"{', '.join(map(str, sizes))} (all up to {MOST_RANKS} that divide everything){hint}"
         ) from None
 
 

@@ -18,13 +18,13 @@ from trueline.spec.model import ModelSpec
 from trueline.spec.shard import local_spec
 from trueline.verify.cases import Subject
 from trueline.verify.failed import CheckFailed
-from trueline.weights.checkpoint import Checkpoint, StoredTensor, open_checkpoint
+from trueline.weights.checkpoint import StoredTensor, open_checkpoint
 from trueline.weights.formats import Format
 from trueline.weights.formats.block_fp8 import BlockFp8
 from trueline.weights.formats.fp4 import GROUP, Fp4
 from trueline.weights.formats.pack_int4 import WORD, PackInt4
 from trueline.weights.load import Files, opened
-from trueline.weights.rank_ledger import Held, HeldTensor, Wanted, held_slices, wanted_pieces
+from trueline.weights.rank_ledger import Held, HeldTensor, Wanted, slices_of, wanted_pieces
 
 BY_HEAD = re.compile(
     r"self_attn\.(q_proj|q_b_proj|kv_b_proj|o_proj|query_key_value|g_proj|g_norm)\.weight$"
@@ -58,11 +58,11 @@ def ranks_hold_every_byte(
     how = {"invariant_sums": invariant_sums, "expert_parallel": expert_parallel}
     held: dict[str, list[Held]] = {}
     for rank in range(size):
-        local = local_spec(spec, rank, size, **how)
-        account = list(held_slices(checkpoint, local))
-        _loaded_as_told(checkpoint, local, account)
-        for each in account:
-            held.setdefault(each.weight, []).append(each)
+        files = Files()
+        for wanted in wanted_pieces(checkpoint, local_spec(spec, rank, size, **how)):
+            told = list(slices_of(wanted))
+            _loaded_as_told(files, wanted, told)
+            held.setdefault(wanted.piece.source, []).extend(told)
     for wanted in wanted_pieces(checkpoint, spec):
         ours = held.get(wanted.piece.source, [])
         _held_as_placed(spec, wanted, ours, size)
@@ -131,27 +131,20 @@ def _scales_belong(held: Held, fmt: Format) -> None:
 
 
 def _every_byte_is_held(tensor: StoredTensor, held: Sequence[Held]) -> None:
-    covered = torch.zeros(tensor.nbytes, dtype=torch.bool)
-    for part in (part for each in held for part in each.tensors if part.tensor == tensor):
-        before = int(covered.sum())
-        for begin, end in part.byte_ranges():
-            covered[begin - tensor.begin : end - tensor.begin] = True
-        if int(covered.sum()) - before > part.nbytes:
-            raise CheckFailed(f"rank ledger: {tensor}: byte ranges and slices differ")
+    covered = torch.zeros(tensor.shape, dtype=torch.bool)
+    for part in (part for each in held for part in each.tensors if part.tensor is tensor):
+        covered[part.slices] = True
     if not bool(covered.all()):
         raise CheckFailed(f"rank ledger: {tensor}: bytes that no rank holds")
 
 
-def _loaded_as_told(checkpoint: Checkpoint, spec: ModelSpec, account: Sequence[Held]) -> None:
+def _loaded_as_told(files: Files, wanted: Wanted, told: Sequence[Held]) -> None:
     """The tensors that the loader keeps are the slices that the account names."""
-    files, told = Files(), iter(account)
-    for wanted in wanted_pieces(checkpoint, spec):
-        for stored, _ in opened(files, wanted):
-            held = next(told)
-            kept = [getattr(stored, item.name) for item in fields(stored)]  # type: ignore[arg-type]
-            tensors = [each for each in kept if isinstance(each, Tensor)]
-            for ours, part in zip(tensors, held.tensors, strict=False):
-                _require_same(ours, files.view(part.tensor), part)
+    for (stored, _), held in zip(opened(files, wanted), told, strict=True):
+        kept = [getattr(stored, item.name) for item in fields(stored)]  # type: ignore[arg-type]
+        tensors = [each for each in kept if isinstance(each, Tensor)]
+        for ours, part in zip(tensors, held.tensors, strict=False):
+            _require_same(ours, files.view(part.tensor), part)
 
 
 def _require_same(ours: Tensor, whole: Tensor, part: HeldTensor) -> None:

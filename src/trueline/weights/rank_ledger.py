@@ -82,15 +82,20 @@ def wanted_pieces(checkpoint: Checkpoint, spec: ModelSpec) -> list[Wanted]:
 def held_slices(checkpoint: Checkpoint, spec: ModelSpec) -> Iterator[Held]:
     """Every slice that the rank with this local spec holds, in file order."""
     for wanted in wanted_pieces(checkpoint, spec):
-        use, shape = wanted.use, wanted.piece.shape
-        for run in wanted.piece.split():
-            cut = _ranges(run.take, shape)
-            slices = use.format.stored_slices(cut)
-            if slices is None:  # of a package: a rank opens all of it
-                slices = tuple(_ranges((), tensor.shape) for tensor in use.tensors)
-            held = zip(use.tensors, slices, strict=True)
-            tensors = tuple(HeldTensor(*each) for each in held)
-            yield Held(wanted.parameter.name, run.source, cut, tensors)
+        yield from slices_of(wanted)
+
+
+def slices_of(wanted: Wanted) -> Iterator[Held]:
+    """One for each run."""
+    use = wanted.use
+    for run in wanted.piece.split():
+        cut = _ranges(run.take, wanted.piece.shape)
+        slices = use.format.stored_slices(cut)
+        if slices is None:  # of a package: a rank opens all of it
+            slices = tuple(_ranges((), tensor.shape) for tensor in use.tensors)
+        held = zip(use.tensors, slices, strict=True)
+        tensors = tuple(HeldTensor(*each) for each in held)
+        yield Held(wanted.parameter.name, run.source, cut, tensors)
 
 
 def _ranges(take: Slices, shape: tuple[int, ...]) -> Slices:
