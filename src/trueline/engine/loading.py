@@ -111,12 +111,16 @@ def load_engine(
             raise
         raise RankFailed(why) from error
     plan = rank.plan
-    local = LocalExecutor(rank.runner, threaded=plan.limits.overlap and not plan.device.is_gpu)
+    local = LocalExecutor(
+        rank.runner,
+        threaded=plan.limits.overlap and not plan.device.is_gpu,
+        on_step=group.journal.next_step if group is not None else lambda: None,
+    )
     executor: AnyExecutor = local
     if group is not None and processes is not None:
         executor = RanksExecutor(local, group, processes, config.engine_timeout)
     elif group is not None:
-        executor = LaunchedExecutor(local, group)
+        executor = LaunchedExecutor(local, group, config.engine_timeout)
     core = EngineCore(executor, plan, config, _fingerprint(model, plan), drafter)
     if plan.device.is_gpu:
         core.late_kernels.watch()

@@ -66,7 +66,6 @@ class RanksExecutor:
         try:
             with self._watch.waiting():
                 self.group.control.tell(encode(order))
-                self.group.journal.step += 1
                 return self.local.launch(step)
         except Exception as error:
             raise self._failed(error) from error
@@ -96,7 +95,7 @@ class RanksExecutor:
 
     def _give_up(self, seconds: float) -> None:
         """In the watch's thread: whoever waits gets an error."""
-        self._hung = f"no step ended within {seconds:g} s (engine_timeout): {self.group.behind()}"
+        self._hung = hung(self.group, seconds)
         self.processes.kill()
         self.group.abort()
 
@@ -111,6 +110,10 @@ def _end(watch: Watch, group: RankGroup, processes: RankProcesses, local: LocalE
     local.close()
     group.close()
     processes.close()
+
+
+def hung(group: RankGroup, seconds: float) -> str:
+    return f"no step ended within {seconds:g} s (engine_timeout): {group.behind()}"
 
 
 def why_it_failed(group: RankGroup, processes: RankProcesses, error: BaseException) -> str:
@@ -131,8 +134,12 @@ class LaunchedExecutor:
     """Under torchrun every rank runs the same program, and so schedules the same steps. Rank 0's
     count: who would do something else is told so, not left waiting in an exchange."""
 
-    def __init__(self, local: LocalExecutor, group: RankGroup) -> None:
+    def __init__(self, local: LocalExecutor, group: RankGroup, timeout: float) -> None:
+        """`timeout`: seconds that a step may take, 0 for no limit; rank 0 watches."""
         self.local, self.group = local, group
+        self._watch = Watch(timeout if group.place.rank == 0 else 0.0, self._give_up)
+        self._hung: str | None = None
+        self._lost: RankFailed | None = None
         self._admissions: list[Admission] = []
         self._unowned: Unowned | None = None
         self.alarm = None
@@ -151,26 +158,46 @@ class LaunchedExecutor:
     def launch(self, step: StepMessage) -> Launched:
         order = Order(admissions=self._admissions, unowned=self._unowned, step=step)
         self._admissions, self._unowned = [], None
-        mine = encode(order)
+        try:
+            with self._watch.waiting():
+                self._agree(encode(order))
+                return self.local.launch(step)
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def _agree(self, mine: bytes) -> None:
         if self.group.place.rank == 0:
             self.group.control.tell(mine)
         elif self.group.control.hear() != mine:
             raise RankFailed(
-                f"rank {self.group.place.rank} has scheduled another step than rank 0: under "
-                "torchrun every rank must ask for the same, in the same order"
+                "it has scheduled another step than rank 0: under torchrun every rank must ask for "
+                "the same, in the same order"
             )
-        self.group.journal.step += 1
-        return self.local.launch(step)
 
     def collect(self, launched: Launched) -> StepResult | StepFailed:
-        outcome = self.local.collect(launched)
+        with self._watch.waiting():
+            outcome = self.local.collect(launched)
         if isinstance(outcome, StepFailed):
-            return StepFailed(RankFailed(described(outcome.error)))
+            return StepFailed(self._failed(outcome.error))
         return outcome
 
     def close(self) -> None:
+        self._watch.stop()
         self.local.close()
         self.group.close()
+
+    def _failed(self, error: BaseException) -> RankFailed:
+        """The first rank that fails says why, to all."""
+        if self._lost is None:
+            words = str(error) if isinstance(error, EngineBroken) else described(error)
+            self.group.report(words)
+            self._lost = RankFailed(self._hung or self.group.reported() or words)
+            self.group.abort()
+        return self._lost
+
+    def _give_up(self, seconds: float) -> None:
+        self._hung = hung(self.group, seconds)
+        self.group.abort()
 
 
 class Watch:
