@@ -32,7 +32,7 @@ BUDGETS = {
     "text": 13,
     "tiny": 6,
     "utils": 3,
-    "verify": 66,
+    "verify": 72,
     "weights": 24,
     "witness": 32,
 }

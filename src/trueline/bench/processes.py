@@ -17,6 +17,7 @@ from trueline.errors import EngineBroken
 from trueline.llm import LLMEngine
 from trueline.parallel.distributed import Control, Distributed
 from trueline.parallel.group import join_launched, launched_place
+from trueline.parallel.placement import Partial
 from trueline.utils.json_types import JSON
 
 WORKS = {
@@ -91,7 +92,7 @@ def _message(control: Control, rank: int) -> Callable[[], object]:
 
 
 def _sum(collective: Distributed, x: torch.Tensor) -> Callable[[], object]:
-    return lambda: collective.all_reduce(x)
+    return lambda: collective.all_reduce(Partial(x))
 
 
 def _cost(what: str, num_bytes: int, exchange: Callable[[], object]) -> JSON:

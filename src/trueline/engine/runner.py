@@ -28,6 +28,7 @@ from trueline.parallel.collective import Collective, RowParallel, Solo
 from trueline.plan.plan import Plan
 from trueline.spec.model import ModelSpec
 from trueline.spec.shard import whole_spec
+from trueline.spec.source import Span
 
 # Prompt positions whose logits are held at a time.
 SCORED_ROWS = 256
@@ -40,7 +41,8 @@ def build_decoder(
     ranks, invariant_sums = collective or Solo(), spec.outputs is not None
     alone = spec == whole_spec(spec)
     assert invariant_sums or alone or not plan.batch_invariant, "bits depend on the ranks"
-    build = Build(plan, Ops(plan), ranks, RowParallel(ranks, invariant_sums))
+    outputs = spec.outputs or Span.whole(spec.hidden_size)
+    build = Build(plan, Ops(plan), ranks, RowParallel(ranks, invariant_sums, outputs))
     weights = Weights(values, plan.compute_dtype, plan.device.torch)
     return Decoder(spec, build, weights)
 

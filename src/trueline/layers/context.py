@@ -17,6 +17,7 @@ from trueline.ops.mla_prefill import MaskedPrefill
 from trueline.ops.mlp import InvariantMLP
 from trueline.ops.registry import implementation
 from trueline.parallel.collective import Collective, RowParallel
+from trueline.parallel.placement import Replicated
 from trueline.plan.plan import Plan
 from trueline.weights.formats.dense import DENSE
 from trueline.weights.value import Weight
@@ -142,14 +143,16 @@ Rope = tuple[Tensor, Tensor] | None
 class Mixer(Protocol):
     """A layer's token mixing. `views` is what it keeps, by state kind."""
 
-    def forward(self, x: Tensor, step: StepInput, views: LayerViews, rope: Rope) -> Tensor: ...
+    def forward(
+        self, x: Replicated, step: StepInput, views: LayerViews, rope: Rope
+    ) -> Replicated: ...
 
 
 class FeedForward(Protocol):
     """Returns the output, and the experts chosen where there are any. `forced`: choices to take
     instead."""
 
-    def forward(self, x: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor | None]: ...
+    def forward(self, x: Replicated, forced: Tensor | None) -> tuple[Replicated, Tensor | None]: ...
 
 
 @dataclass(slots=True)

@@ -12,6 +12,7 @@ from torch import Tensor
 from trueline.cache.kinds import LayerViews
 from trueline.layers.context import Build, FeedForward, Mixer, Rope, StepInput, Weights
 from trueline.ops.rope import table
+from trueline.parallel.placement import Divided, Partial, Replicated, check_shape
 from trueline.spec.feedforward import FeedForwardSpec
 from trueline.spec.mixer import MixerSpec
 from trueline.spec.model import LayerSpec, ModelSpec
@@ -64,6 +65,8 @@ class Decoder:
         embedding = weights.stored("model.embed_tokens.weight").dequantise()
         tied = spec.tied_embeddings
         head: Weight | Tensor = embedding if tied else weights.stored("lm_head.weight")
+        for what, part in (("embed_tokens", embedding), ("lm_head", head)):
+            check_shape(what, tuple(part.shape), spec.vocab.count, spec.hidden_size)
         self.embedding = embedding
         self.compute = build.plan.compute_dtype
         self.layers = [Layer(layer, build, weights) for layer in spec.layers]
@@ -76,17 +79,18 @@ class Decoder:
     def hidden(self, step: StepInput, views: Sequence[LayerViews]) -> Tensor:
         """[n, hidden], before the final norm."""
         ropes = self.ropes.at(step.positions)
-        h = self._embed(step.tokens)
+        h: Tensor = self._embed(step.tokens)
         norm, eps = self.ops.rms_norm.run_sum, self.spec.norm_eps
-        y: Tensor | None = None
+        y: Replicated | None = None
         for layer, view, rope in zip(self.layers, views, ropes, strict=True):
             if y is None:
                 x = self.ops.rms_norm.run(h, layer.mixer_norm, eps)
             else:
                 h, x = norm(h, y, layer.mixer_norm, eps)
-            h, x = norm(h, layer.mixer.forward(x, step, view, rope), layer.forward_norm, eps)
+            mixed = layer.mixer.forward(Replicated(x), step, view, rope)
+            h, x = norm(h, mixed, layer.forward_norm, eps)
             choice = step.forced.experts.get(layer.index) if step.forced else None
-            y, ids = layer.feed_forward.forward(x, choice)
+            y, ids = layer.feed_forward.forward(Replicated(x), choice)
             if step.recorded is not None and ids is not None:
                 step.recorded.experts[layer.index] = ids
         assert y is not None, "a model has layers"
@@ -97,15 +101,15 @@ class Decoder:
         x = self.ops.rms_norm.run(hidden, self.norm, self.spec.norm_eps)
         # Rounded to 16 bits, logits would often be equal.
         mine = self.ops.linear.run_wide(x, self.head)
-        return mine if self._holds_all_words() else self.collective.all_gather(mine, 1)
+        return mine if self._holds_all_words() else self.collective.all_gather(Divided(mine), 1)
 
-    def _embed(self, tokens: Tensor) -> Tensor:
+    def _embed(self, tokens: Tensor) -> Replicated:
         if self._holds_all_words():
-            return self.embedding[tokens].to(self.compute)
+            return Replicated(self.embedding[tokens].to(self.compute))
         words = self.spec.vocab
         mine = (tokens >= words.start) & (tokens < words.stop)
         rows = self.embedding[(tokens - words.start).clamp(0, words.count - 1)].to(self.compute)
-        return self.collective.all_reduce(rows * mine[:, None])
+        return self.collective.all_reduce(Partial(rows * mine[:, None]))
 
     def _holds_all_words(self) -> bool:
         return self.spec.vocab.is_whole

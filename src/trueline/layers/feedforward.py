@@ -6,6 +6,15 @@ from torch import Tensor
 
 from trueline.errors import UsageError
 from trueline.layers.context import ANYWHERE, Build, Weights
+from trueline.parallel.placement import (
+    Partial,
+    Placement,
+    PlacementError,
+    Replicated,
+    added,
+    check_all_reduce,
+    check_shape,
+)
 from trueline.spec.feedforward import DenseSpec, MoESpec
 from trueline.spec.source import Span
 from trueline.weights.value import Weight
@@ -17,20 +26,23 @@ class GatedMLP:
         _require_alike(build, name, gate_up, down)
         chosen = build.packing(gate_up, down)
         self.op, self.linear, self.invariant = chosen.mlp, chosen.linear, chosen.invariant_mlp
+        self.placement = build.row_parallel.check(f"{name}.down_proj", down.shape, width)
+        if not self.row_parallel.invariant_sums:
+            check_all_reduce(name, self.placement, build.collective.size)
         self.packed = self.op.pack(gate_up, down, self.linear)
 
-    def part(self, x: Tensor) -> Tensor:
+    def part(self, x: Replicated) -> Partial:
         """What this rank has of the output, where the ranks' parts are added up."""
-        return self.op.run(x, self.packed, self.linear)
+        return Partial(self.op.run(x, self.packed, self.linear))
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Replicated) -> Replicated:
         if not self.row_parallel.invariant_sums:
             return self.row_parallel.collective.all_reduce(self.part(x))
         mlp, packed, linear = self.invariant, self.packed, self.linear
         assert mlp is not None, "invariant sums are for batch-invariant mode only"
         middle = mlp.middle(x, packed, linear)
         out = self.row_parallel.run(middle, lambda full: mlp.down(full, packed, linear), self.width)
-        return out.to(x.dtype)
+        return Replicated(out.to(x.dtype))
 
 
 def _require_alike(build: Build, name: str, *weights: Weight) -> None:
@@ -55,7 +67,7 @@ class Dense:
     def __init__(self, spec: DenseSpec, build: Build, weights: Weights, name: str) -> None:
         self.mlp = GatedMLP(build, *_gate_up_down(weights, name), spec.width, name)
 
-    def forward(self, x: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def forward(self, x: Replicated, forced: Tensor | None) -> tuple[Replicated, Tensor | None]:
         return self.mlp.forward(x), None
 
 
@@ -73,6 +85,7 @@ class MoE:
         gate_up = weights.stored(f"{name}.experts.gate_up_proj")
         down = weights.stored(f"{name}.experts.down_proj")
         _require_alike(build, f"{name}.experts", gate_up, down)
+        self._check_placement(name, gate_up, down, build.collective.size)
         self.shared: GatedMLP | None = None
         shared, chosen = f"{name}.shared_experts", build.packing(gate_up, down)
         self.op, self.linear, fused = chosen.experts, chosen.linear, chosen.shared_experts
@@ -89,18 +102,39 @@ class MoE:
                 else None
             )
 
-    def forward(self, x: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def _check_placement(self, name: str, gate_up: Weight, down: Weight, size: int) -> None:
+        """That experts and width are not both divided, and that the shared expert is as the routed
+        ones are: one all-reduce adds up all of them."""
+        spec = self.spec
+        width = self.row_parallel.check(f"{name}.experts.down_proj", down.shape, spec.expert_width)
+        experts = spec.experts
+        for what, weight in (("gate_up_proj", gate_up), ("down_proj", down)):
+            check_shape(f"{name}.experts.{what}", weight.shape[:1], experts.count)
+        if self.row_parallel.invariant_sums:
+            return
+        parts = [width]
+        if not experts.is_whole:
+            if not spec.expert_width.is_whole:
+                raise PlacementError(f"{name}.experts are divided whole and by width at once")
+            parts = [Placement.PARTIAL]
+        if spec.shared_width is not None:
+            whole = spec.shared_width.is_whole
+            parts.append(Placement.REPLICATED if whole else Placement.PARTIAL)
+        check_all_reduce(name, added(name, *parts), size)
+
+    def forward(self, x: Replicated, forced: Tensor | None) -> tuple[Replicated, Tensor | None]:
         """The output, and the experts chosen (so that they can be recorded)."""
         ids, weights = self._route(x, forced)
         if self.row_parallel.invariant_sums:
             y = self._in_order(x, ids, weights)
-            return y if self.shared is None else y + self.shared.forward(x), ids
-        y = self.op.run(x, ids, weights, self.experts, self.linear, first=self.spec.experts.start)
+            return y if self.shared is None else Replicated(y + self.shared.forward(x)), ids
+        first = self.spec.experts.start
+        part = Partial(self.op.run(x, ids, weights, self.experts, self.linear, first=first))
         if self.shared is not None:
-            y = y + self.shared.part(x)
-        return self.collective.all_reduce(y), ids
+            part = Partial(part + self.shared.part(x))
+        return self.collective.all_reduce(part), ids
 
-    def _in_order(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+    def _in_order(self, x: Replicated, ids: Tensor, weights: Tensor) -> Replicated:
         """A token's experts in the order of its ids, whoever holds them."""
         experts, spec = self.invariant, self.spec
         assert experts is not None, "invariant sums are for batch-invariant mode only"
@@ -110,11 +144,11 @@ class MoE:
             each = experts.down(middle, ids, packed, linear, first)
             if not spec.experts.is_whole:
                 # what one rank has, the others have zeros for: adding rounds nothing
-                each = self.collective.all_reduce(each)
+                each = self.collective.all_reduce(Partial(each))
             return experts.combine(each, weights)
 
         middle = experts.middle(x, ids, packed, linear, first)
-        return self.row_parallel.run(middle, summed, spec.expert_width).to(x.dtype)
+        return Replicated(self.row_parallel.run(middle, summed, spec.expert_width).to(x.dtype))
 
     def _route(self, x: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor]:
         linear, router = self.ops.linear, self.spec.router

@@ -12,6 +12,7 @@ from trueline.cache.state import StateView
 from trueline.layers.context import ANYWHERE, Build, Rope, StepInput, Weights
 from trueline.layers.linear import WeightGemm
 from trueline.ops.capabilities import Opaque
+from trueline.parallel.placement import Replicated
 from trueline.spec.mixer import LightningSpec
 
 
@@ -31,10 +32,12 @@ class Lightning:
             names = (f"{name}.query_layernorm.weight", f"{name}.key_layernorm.weight")
             self.norms = weights.take(names[0]), weights.take(names[1])
         self.out_norm = weights.take(f"{name}.g_norm.weight")
-        self.o = WeightGemm(build, weights.stored(f"{name}.o_proj.weight"))
+        o = weights.stored(f"{name}.o_proj.weight")
+        build.row_parallel.check(f"{name}.o_proj", o.shape, spec.heads, spec.head_dim)
+        self.o = WeightGemm(build, o)
         self.slopes = torch.tensor(spec.slopes, device=build.plan.device.torch)
 
-    def forward(self, x: Tensor, step: StepInput, views: LayerViews, rope: Rope) -> Tensor:
+    def forward(self, x: Replicated, step: StepInput, views: LayerViews, rope: Rope) -> Replicated:
         spec, ops, view = self.spec, self.ops, views[LightningState]
         whole = self.qkv_gate(x)
         channels = spec.heads.count * spec.head_dim

@@ -18,6 +18,7 @@ from trueline.layers.indexer import Indexer
 from trueline.layers.linear import WeightGemm
 from trueline.ops.capabilities import Opaque
 from trueline.ops.mla_prefill import HeadWeights
+from trueline.parallel.placement import Replicated
 from trueline.spec.mixer import MLASpec
 
 
@@ -57,9 +58,11 @@ class MLA:
         self.expand = pack_heads(heads.value, build.ops.linear, batch_invariant)
         compute = build.plan.compute_dtype
         self.heads = HeadWeights(heads.key.to(compute), heads.value.to(compute))
-        self.o = WeightGemm(build, weights.stored(f"{name}.o_proj.weight"))
+        o = weights.stored(f"{name}.o_proj.weight")
+        build.row_parallel.check(f"{name}.o_proj", o.shape, spec.heads, spec.v_head_dim)
+        self.o = WeightGemm(build, o)
 
-    def forward(self, x: Tensor, step: StepInput, views: LayerViews, rope: Rope) -> Tensor:
+    def forward(self, x: Replicated, step: StepInput, views: LayerViews, rope: Rope) -> Replicated:
         spec = self.spec
         assert rope is not None
         made = self._project(x)

@@ -10,31 +10,45 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from trueline.parallel.placement import (
+    Divided,
+    Partial,
+    Placement,
+    Replicated,
+    after_gemm,
+    check_shape,
+)
 from trueline.spec.source import Span
 
 
 class Collective(Protocol):
-    def all_reduce(self, x: Tensor) -> Tensor:
+    @property
+    def size(self) -> int:
+        """Ranks."""
+
+    def all_reduce(self, x: Partial) -> Replicated:
         """The sum of every rank's x, which may be overwritten."""
 
-    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+    def all_gather(self, x: Divided, dim: int) -> Replicated:
         """Every rank's x, one after the other along dim."""
 
-    def from_first(self, x: Tensor) -> Tensor:
+    def from_first(self, x: Tensor) -> Replicated:
         """Rank 0's x."""
 
 
 class Solo:
     """One rank: everything is already here."""
 
-    def all_reduce(self, x: Tensor) -> Tensor:
-        return x
+    size = 1
 
-    def all_gather(self, x: Tensor, dim: int) -> Tensor:
-        return x
+    def all_reduce(self, x: Partial) -> Replicated:
+        return Replicated(x)
 
-    def from_first(self, x: Tensor) -> Tensor:
-        return x
+    def all_gather(self, x: Divided, dim: int) -> Replicated:
+        return Replicated(x)
+
+    def from_first(self, x: Tensor) -> Replicated:
+        return Replicated(x)
 
 
 class Absent:
@@ -43,14 +57,14 @@ class Absent:
     def __init__(self, size: int) -> None:
         self.size = size
 
-    def all_reduce(self, x: Tensor) -> Tensor:
-        return x
+    def all_reduce(self, x: Partial) -> Replicated:
+        return Replicated(x)
 
-    def all_gather(self, x: Tensor, dim: int) -> Tensor:
-        return torch.cat([x] * self.size, dim)
+    def all_gather(self, x: Divided, dim: int) -> Replicated:
+        return Replicated(torch.cat([x] * self.size, dim))
 
-    def from_first(self, x: Tensor) -> Tensor:
-        return x
+    def from_first(self, x: Tensor) -> Replicated:
+        return Replicated(x)
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,22 +76,35 @@ class RowParallel:
 
     collective: Collective
     invariant_sums: bool
+    outputs: Span
+    """The hidden channels of which a rank has the sums where they are invariant."""
 
-    def run(self, x: Tensor, gemm: Callable[[Tensor], Tensor], over: Span) -> Tensor:
+    def check(self, name: str, weight: tuple[int, ...], over: Span, each: int = 1) -> Placement:
+        """That a weight was cut for `run`: over so many channels of `over` `each`. Returns where
+        the GEMM's output is, given this rank's part of what is summed over."""
+        gathered = self.invariant_sums and not over.is_whole
+        inputs = Span.whole(over.total) if gathered else over
+        outputs = self.outputs if gathered else Span.whole(self.outputs.total)
+        check_shape(name, weight, outputs.count, inputs.count * each)
+        x = Placement.REPLICATED if inputs.is_whole else Placement.DIVIDED
+        return after_gemm(name, x, outputs=outputs, inputs=inputs)
+
+    def run(self, x: Tensor, gemm: Callable[[Tensor], Tensor], over: Span) -> Replicated:
         """gemm(x) of every rank's x [..., part] together; `over`: what x has of what is summed
         over."""
         if over.is_whole:
-            return gemm(x)
+            return Replicated(gemm(x))
         if self.invariant_sums:
-            out = gemm(self.collective.all_gather(x, x.dim() - 1))
-            return self.collective.all_gather(out, out.dim() - 1)
-        return self.collective.all_reduce(gemm(x))
+            out = gemm(self.collective.all_gather(Divided(x), x.dim() - 1))
+            return self.collective.all_gather(Divided(out), out.dim() - 1)
+        return self.collective.all_reduce(Partial(gemm(x)))
 
 
 class Threads:
     """Ranks as threads of one process, for tests: all meet, then all leave."""
 
     def __init__(self, size: int) -> None:
+        self.size = size
         self._parts: list[Tensor | None] = [None] * size
         self._barrier = threading.Barrier(size, timeout=60)
 
@@ -98,16 +125,16 @@ class Threads:
 
 class ThreadRank:
     def __init__(self, group: Threads, rank: int) -> None:
-        self._group, self._rank = group, rank
+        self._group, self._rank, self.size = group, rank, group.size
 
-    def all_reduce(self, x: Tensor) -> Tensor:
-        return torch.stack(self._group.meet(self._rank, x)).sum(0)
+    def all_reduce(self, x: Partial) -> Replicated:
+        return Replicated(torch.stack(self._group.meet(self._rank, x)).sum(0))
 
-    def all_gather(self, x: Tensor, dim: int) -> Tensor:
-        return torch.cat(self._group.meet(self._rank, x), dim)
+    def all_gather(self, x: Divided, dim: int) -> Replicated:
+        return Replicated(torch.cat(self._group.meet(self._rank, x), dim))
 
-    def from_first(self, x: Tensor) -> Tensor:
-        return self._group.meet(self._rank, x)[0]
+    def from_first(self, x: Tensor) -> Replicated:
+        return Replicated(self._group.meet(self._rank, x)[0])
 
     def share(self, text: str) -> list[str]:
         """Every rank's text, by rank."""

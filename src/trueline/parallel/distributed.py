@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trueline.parallel.collective import Absent
+from trueline.parallel.placement import Divided, Partial, Replicated
 from trueline.parallel.process_group import Backend, ProcessGroup, Store, c10d
 
 
@@ -48,31 +49,32 @@ class Distributed:
 
     def __init__(self, group: ProcessGroup, backend: Backend, journal: Journal) -> None:
         self._group, self._backend, self.journal = group, backend, journal
+        self.size: int = group.size
 
-    def all_reduce(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Partial) -> Replicated:
         self.journal.enter("all_reduce", x)
         mine = self._here(x.contiguous())
         self._group.c10d.allreduce([mine]).wait()
-        return mine.to(x.device)
+        return Replicated(mine.to(x.device))
 
-    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+    def all_gather(self, x: Divided, dim: int) -> Replicated:
         self.journal.enter("all_gather", x)
         mine = self._here(x.contiguous())
-        parts = mine.new_empty(self._group.size * len(mine), *mine.shape[1:])
+        parts = mine.new_empty(self.size * len(mine), *mine.shape[1:])
         self._group.c10d._allgather_base(parts, mine).wait()
         if dim:
-            parts = torch.cat(parts.chunk(self._group.size), dim)
-        return parts.to(x.device)
+            parts = torch.cat(parts.chunk(self.size), dim)
+        return Replicated(parts.to(x.device))
 
-    def from_first(self, x: Tensor) -> Tensor:
+    def from_first(self, x: Tensor) -> Replicated:
         self.journal.enter("broadcast", x)
         mine = self._here(x.contiguous())
         self._group.c10d.broadcast([mine], _root()).wait()
-        return mine.to(x.device)
+        return Replicated(mine.to(x.device))
 
     def __reduce__(self) -> tuple[type[Absent], tuple[int]]:
         """A copy of the model's layers without data (engine/dry_run.py) exchanges nothing."""
-        return Absent, (self._group.size,)
+        return Absent, (self.size,)
 
     def _here(self, x: Tensor) -> Tensor:
         """Where the backend works: gloo exchanges what is on the host."""

@@ -11,6 +11,7 @@ from torch import Tensor
 from trueline.parallel.collective import Collective
 from trueline.parallel.distributed import Journal, described_exchange
 from trueline.parallel.group import RankFailed, RankGroup
+from trueline.parallel.placement import Divided, Partial, Replicated
 
 
 class Sharer(Protocol):
@@ -24,17 +25,18 @@ class Stated:
     def __init__(self, collective: Collective, sharer: Sharer, journal: Journal) -> None:
         """`sharer`: used by nothing else."""
         self._collective, self._sharer, self._journal = collective, sharer, journal
+        self.size = collective.size
         self._number = 0
 
-    def all_reduce(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Partial) -> Replicated:
         self._state(described_exchange("all_reduce", x))
         return self._collective.all_reduce(x)
 
-    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+    def all_gather(self, x: Divided, dim: int) -> Replicated:
         self._state(f"{described_exchange('all_gather', x)} along {dim}")
         return self._collective.all_gather(x, dim)
 
-    def from_first(self, x: Tensor) -> Tensor:
+    def from_first(self, x: Tensor) -> Replicated:
         self._state(described_exchange("broadcast", x))
         return self._collective.from_first(x)
 

@@ -26,6 +26,7 @@ from trueline.layers.context import RecordedChoices
 from trueline.layers.decoder import Decoder
 from trueline.native import use_threads
 from trueline.ops.sampling import SamplingState, build_rows
+from trueline.parallel.placement import Divided, Partial, Replicated
 from trueline.plan.plan import make_plan
 from trueline.spec.feedforward import MoESpec
 from trueline.spec.mixer import MLASpec
@@ -54,20 +55,20 @@ class Rehearsed:
     def begin_step(self) -> None:
         self.exchanges = Exchanges()
 
-    def all_reduce(self, x: Tensor) -> Tensor:
+    def all_reduce(self, x: Partial) -> Replicated:
         self.exchanges = self.exchanges.plus(Exchanges(all_reduces=1, reduced_bytes=x.nbytes))
-        return x
+        return Replicated(x)
 
-    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+    def all_gather(self, x: Divided, dim: int) -> Replicated:
         gathered = torch.cat([x] * self.size, dim)
         asked = Exchanges(all_gathers=1, gathered_bytes=gathered.nbytes)
         self.exchanges = self.exchanges.plus(asked)
-        return gathered
+        return Replicated(gathered)
 
-    def from_first(self, x: Tensor) -> Tensor:
+    def from_first(self, x: Tensor) -> Replicated:
         """A broadcast: as much goes over the wires as in an all-gather of its size."""
         self.exchanges = self.exchanges.plus(Exchanges(all_gathers=1, gathered_bytes=x.nbytes))
-        return x
+        return Replicated(x)
 
 
 @dataclass(frozen=True, slots=True)

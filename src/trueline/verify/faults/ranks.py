@@ -14,6 +14,7 @@ from trueline.layers.feedforward import MoE
 from trueline.models import parameters as model_parameters
 from trueline.ops import invariant_math
 from trueline.parallel.collective import RowParallel, ThreadRank
+from trueline.parallel.placement import Divided, Partial, Replicated
 from trueline.spec.feedforward import MoESpec
 from trueline.spec.parameters import Parameter, Piece
 from trueline.spec.source import Span
@@ -34,13 +35,13 @@ def _own_part_first(run: Make) -> Make:
         if not self.invariant_sums or over.is_whole:
             summed: Tensor = run(self, x, gemm, over)
             return summed
-        full, part = self.collective.all_gather(x, x.dim() - 1), x.shape[-1]
+        full, part = self.collective.all_gather(Divided(x), x.dim() - 1), x.shape[-1]
         total = torch.zeros(())
         for start in range(0, full.shape[-1], part):
             mine = torch.zeros_like(full)
             mine[..., start : start + part] = full[..., start : start + part]
             total = total + gemm(mine)
-        return self.collective.all_gather(total, total.dim() - 1)
+        return self.collective.all_gather(Divided(total), total.dim() - 1)
 
     return broken
 
@@ -54,7 +55,7 @@ def _experts_per_rank(in_order: Make) -> Make:
             return right
         first = self.spec.experts.start
         mine = self.op.run(x, ids, weights, self.experts, self.linear, first=first)
-        return self.collective.all_reduce(mine)
+        return self.collective.all_reduce(Partial(mine))
 
     return broken
 
@@ -139,7 +140,8 @@ def _replicated_heads_reduced(run: Make) -> Make:
 def _reduced_twice(run: Make) -> Make:
     def broken(self: RowParallel, x: Tensor, gemm: Make, over: Span) -> Tensor:
         out: Tensor = run(self, x, gemm, over)
-        return out if over.is_whole or self.invariant_sums else self.collective.all_reduce(out)
+        once = over.is_whole or self.invariant_sums
+        return out if once else self.collective.all_reduce(Partial(out))
 
     return broken
 
@@ -147,13 +149,15 @@ def _reduced_twice(run: Make) -> Make:
 def _shared_on_every_rank(forward: Make) -> Make:
     """The shared expert's output is complete when the ranks' parts are added up."""
 
-    def broken(self: MoE, x: Tensor, forced: Tensor | None) -> object:
+    def broken(self: MoE, x: Replicated, forced: Tensor | None) -> object:
         shared, self.shared = self.shared, None
         try:
             y, ids = forward(self, x, forced)
         finally:
             self.shared = shared
-        return (y if shared is None else y + self.collective.all_reduce(shared.forward(x))), ids
+        if shared is not None:
+            y = y + self.collective.all_reduce(Partial(shared.forward(x)))
+        return y, ids
 
     return broken
 
