@@ -90,6 +90,10 @@ def use_gpu(number: int) -> None:
     torch.cuda.set_device(number)
 
 
+def gpu_in_use() -> int:
+    return torch.cuda.current_device()
+
+
 def num_cores() -> int:
     """That we may use."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

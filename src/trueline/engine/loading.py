@@ -14,13 +14,13 @@ from pathlib import Path
 import torch
 
 from trueline.config import EngineConfig
-from trueline.device import find_device
+from trueline.device import find_device, gpu_in_use, num_gpus, use_gpu
 from trueline.engine.core import EngineCore
 from trueline.engine.drafts import Drafter
 from trueline.engine.executor import AnyExecutor, LocalExecutor
 from trueline.engine.memory import measure
 from trueline.engine.ranks.executor import LaunchedExecutor, RanksExecutor, why_it_failed
-from trueline.engine.ranks.join import join_under_torchrun, start_ranks
+from trueline.engine.ranks.join import first_gpu, join_under_torchrun, start_ranks
 from trueline.engine.ranks.processes import RankProcesses
 from trueline.engine.runner import Runner, build_decoder
 from trueline.errors import TruelineError, UsageError
@@ -87,12 +87,20 @@ def load_engine(
             f"node_rank = {config.node_rank}: requests are for machine 0; here run `trueline "
             "serve` with the same options, which starts the ranks of this machine"
         )
+    if config.data_parallel_size > 1 and config.data_parallel_rank is None:
+        raise UsageError(
+            f"data_parallel_size = {config.data_parallel_size}: one engine is one replica; "
+            "`trueline serve` starts all of them behind one address, and programs that start one "
+            "each say which with data_parallel_rank"
+        )
     if config.backend == "mp":
         # what is wrong with it, or does not divide, is told before ranks are started
         local_spec(read_model(model, config.facts), 0, config.tensor_parallel_size)
         group, processes = start_ranks(model, config)
     elif config.backend == "external_launcher":
         group = join_under_torchrun(config)
+    elif config.device != "cpu" and (found := num_gpus()):
+        use_gpu(first_gpu(config, found))
     try:
         rank = load_rank(model, config, group, progress, drafts)
     except Exception as error:
@@ -127,6 +135,8 @@ def load_rank(
     clock = _Clock()
     spec = local = read_model(model, config.facts)
     device = find_device(config.device)
+    if not device.is_gpu:
+        device = device.shared_by(config.data_parallel_size)
     if group is not None:
         place = group.place
         local = local_spec(spec, place.rank, place.size, invariant_sums=config.batch_invariant)
@@ -189,7 +199,7 @@ RANK_COLUMNS = ["rank", "device", "heads", "experts", "words", "weights", "block
 
 
 def _rank_row(spec: ModelSpec, plan: Plan, group: RankGroup) -> list[str]:
-    device = f"cuda:{group.place.local_rank}" if plan.device.is_gpu else "cpu"
+    device = f"cuda:{gpu_in_use()}" if plan.device.is_gpu else "cpu"
     heads = {span for layer in spec.layers if (span := getattr(layer.mixer, "heads", None))}
     moe = [each.feed_forward for each in spec.layers if isinstance(each.feed_forward, MoESpec)]
     return [

@@ -38,7 +38,7 @@ def backend_of(config: EngineConfig, place: Place) -> Backend:
     found = 0 if config.device == "cpu" else num_gpus()
     if not found:
         return "gloo"
-    use_gpu(place.local_rank % found)
+    use_gpu(first_gpu(config, found) + place.local_rank % found)
     if found >= place.local_size:
         return "nccl"
     if config.device == "cuda" and config.enforce_eager:
@@ -48,6 +48,18 @@ def backend_of(config: EngineConfig, place: Place) -> Backend:
         "accepted: a smaller tensor_parallel_size, more machines (nnodes), device='cpu', or, to "
         "try ranks that share a GPU, device='cuda' with enforce_eager"
     )
+
+
+def first_gpu(config: EngineConfig, found: int) -> int:
+    """Of those that this replica has for itself."""
+    replicas, each = config.data_parallel_size, config.tensor_parallel_size
+    if replicas > 1 and found < replicas * each:
+        raise UsageError(
+            f"data_parallel_size = {replicas}, tensor_parallel_size = {each}: these need "
+            f"{replicas * each} GPUs, PyTorch sees {found}; accepted: fewer of either, or "
+            "device='cpu'"
+        )
+    return (config.data_parallel_rank or 0) * each
 
 
 def join(start: WorkerStart) -> RankGroup:
