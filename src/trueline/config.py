@@ -102,6 +102,9 @@ class EngineConfig:
     engine_timeout: float = 600.0
     """Seconds that a step may take, longer than any does; then the engine is given up as hung. 0:
     never."""
+    debug_collectives: bool = False
+    """Before each exchange every rank states its op, shape and step, and ranks that differ are an
+    error that names them, not a hang: slow, for checks. Captured steps do so when captured only."""
     ops: Mapping[str, str] = field(default_factory=dict)
     """Implementations by name, instead of the plan's choice."""
     layers: Mapping[str, str] = field(default_factory=dict)

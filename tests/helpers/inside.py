@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trueline.config import EngineConfig
+from trueline.engine.executor import HasFileno
 from trueline.engine.loading import load_engine
 from trueline.server.app import build_app
 from trueline.server.config import ServerConfig
@@ -57,6 +58,9 @@ class LocalEngine(EngineClient):
 
     def receive(self, wait: bool) -> ToEngine | None:
         return None
+
+    def wake_on(self, alarm: HasFileno) -> None:
+        raise AssertionError("one rank rings no alarm")
 
     def step(self) -> None:
         if self.core.has_unfinished():

@@ -22,6 +22,10 @@ class StepFailed:
     error: BaseException
 
 
+class HasFileno(Protocol):
+    def fileno(self) -> int: ...
+
+
 class Executor(Protocol[Handle]):
     """Steps execute in the order in which they are launched."""
 
@@ -37,6 +41,13 @@ class Executor(Protocol[Handle]):
     def collect(self, launched: Handle) -> StepResult | StepFailed:
         """Waits. Raises only what interrupts the waiting, as Ctrl-C: the step is then still in
         flight."""
+
+    @property
+    def alarm(self) -> HasFileno | None:
+        """Readable when `check` would raise; None: it never does."""
+
+    def check(self) -> None:
+        """Raises where the executor cannot go on although no step runs."""
 
     def close(self) -> None: ...
 
@@ -56,6 +67,10 @@ class LocalExecutor:
         self.threaded = threaded
         self.worker = ThreadPoolExecutor(1, thread_name_prefix="trueline-runner")
         self._unowned: Unowned | None = None
+        self.alarm = None
+
+    def check(self) -> None:
+        pass
 
     def admit(self, admission: Admission) -> None:
         self.runner.admit(admission)

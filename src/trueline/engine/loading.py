@@ -21,13 +21,15 @@ from trueline.engine.executor import AnyExecutor, LocalExecutor
 from trueline.engine.memory import measure
 from trueline.engine.ranks.executor import LaunchedExecutor, RanksExecutor, why_it_failed
 from trueline.engine.ranks.join import first_gpu, join_under_torchrun, start_ranks
-from trueline.engine.ranks.processes import RankProcesses
+from trueline.engine.ranks.processes import RankProcesses, how_it_ended
 from trueline.engine.runner import Runner, build_decoder
 from trueline.errors import TruelineError, UsageError
 from trueline.layers.context import Parameters
 from trueline.models import read_model
 from trueline.native import use_threads
+from trueline.parallel.collective import Collective
 from trueline.parallel.group import RankFailed, RankGroup
+from trueline.parallel.stated import stated
 from trueline.plan.plan import Plan, make_plan
 from trueline.spec.feedforward import MoESpec
 from trueline.spec.model import ModelSpec
@@ -102,13 +104,18 @@ def load_engine(
     elif config.device != "cpu" and (found := num_gpus()):
         use_gpu(first_gpu(config, found))
     try:
+        if processes is not None:
+            progress = _while_alive(processes, progress)
         rank = load_rank(model, config, group, progress, drafts)
     except Exception as error:
         if group is None or processes is None:
             raise
         why = why_it_failed(group, processes, error)
-        processes.kill()
-        if isinstance(error, TruelineError) and not group.reported():
+        others = group.reported() is not None
+        group.abort()
+        group.close()
+        processes.close()
+        if isinstance(error, TruelineError) and not others:
             raise
         raise RankFailed(why) from error
     plan = rank.plan
@@ -157,7 +164,10 @@ def load_rank(
         )
     else:
         values = StoredWeights(model, local, dtype=plan.weight_dtype, progress=progress)
-    decoder = build_decoder(local, plan, values, group.collective if group else None)
+    collective: Collective | None = None
+    if group is not None:
+        collective = stated(group) if config.debug_collectives else group.collective
+    decoder = build_decoder(local, plan, values, collective)
     clock.lap("weights")
     if device.is_gpu:
         from trueline.engine.warmup import compile_kernels  # needs Triton
@@ -176,6 +186,18 @@ def load_rank(
         clock.lap("graphs")
     table = [] if group is None else [RANK_COLUMNS, *group.table(_rank_row(local, plan, group))]
     return LoadedRank(spec, expected, plan, runner, clock.laps, table)
+
+
+def _while_alive(processes: RankProcesses, progress: Progress | None) -> Progress:
+    """Loading takes minutes, and a rank that has ended meanwhile ends it."""
+
+    def report(done: int, total: int) -> None:
+        for rank, code in processes.deaths():
+            raise RankFailed(f"rank {rank} {how_it_ended(code)} while loading")
+        if progress is not None:
+            progress(done, total)
+
+    return report
 
 
 def _smallest(plan: Plan, group: RankGroup) -> Plan:

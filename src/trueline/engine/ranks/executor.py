@@ -13,9 +13,9 @@ from contextlib import contextmanager
 from trueline.engine.executor import Launched, LocalExecutor, StepFailed
 from trueline.engine.messages import Admission, StepMessage, StepResult, Unowned
 from trueline.engine.ranks.orders import Order, encode
-from trueline.engine.ranks.processes import RankProcesses, how_it_ended
+from trueline.engine.ranks.processes import Alarm, RankProcesses, how_it_ended
 from trueline.errors import EngineBroken, described
-from trueline.parallel.group import RankFailed, RankGroup
+from trueline.parallel.group import SECONDS_BETWEEN_LOOKS, RankFailed, RankGroup
 
 SECONDS_TO_HEAR = 5.0
 """For why a rank has ended, once an exchange with it has failed."""
@@ -38,6 +38,15 @@ class RanksExecutor:
         self._watch = Watch(timeout, self._give_up)
         self._hung: str | None = None
         self._lost: RankFailed | None = None
+        group.when_reported(processes.alarm.ring)
+
+    @property
+    def alarm(self) -> Alarm:
+        return self.processes.alarm
+
+    def check(self) -> None:
+        if self._lost is None and (self.processes.deaths() or self.group.reported()):
+            raise self._failed(RankFailed("a rank has ended"))
 
     def admit(self, admission: Admission) -> None:
         self.local.admit(admission)
@@ -76,6 +85,7 @@ class RanksExecutor:
         self.processes.kill()
         self.local.close()
         self.group.close()
+        self.processes.close()
 
     def _failed(self, error: BaseException) -> RankFailed:
         """The engine is broken, by whatever came first."""
@@ -100,7 +110,10 @@ class RanksExecutor:
 def why_it_failed(group: RankGroup, processes: RankProcesses, error: BaseException) -> str:
     """What another rank says, what became of its process, or else our own error."""
     ours = not isinstance(error, RuntimeError) or isinstance(error, EngineBroken)
-    deaths = processes.deaths(0.0 if ours else SECONDS_TO_HEAR)
+    end = time.monotonic() + (0.0 if ours else SECONDS_TO_HEAR)
+    while not (deaths := processes.deaths(SECONDS_BETWEEN_LOOKS)) and not group.reported():
+        if time.monotonic() > end:
+            break
     if (reported := group.reported()) is not None:
         return reported
     for rank, code in deaths:
@@ -116,6 +129,10 @@ class LaunchedExecutor:
         self.local, self.group = local, group
         self._admissions: list[Admission] = []
         self._unowned: Unowned | None = None
+        self.alarm = None
+
+    def check(self) -> None:
+        pass  # torchrun ends all when one ends
 
     def admit(self, admission: Admission) -> None:
         self.local.admit(admission)
@@ -158,8 +175,8 @@ class Watch:
         self._changed = threading.Condition()
         self._since: float | None = None
         self._stopped = not seconds
-        if seconds:
-            threading.Thread(target=self._run, name="trueline-watch", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="trueline-watch", daemon=True)
+        self._thread.start()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -170,9 +187,11 @@ class Watch:
             self._set(None)
 
     def stop(self) -> None:
+        """Returns when it has ended, or done what it does."""
         with self._changed:
             self._stopped = True
             self._changed.notify()
+        self._thread.join()
 
     def _set(self, since: float | None) -> None:
         with self._changed:

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import threading
+from contextlib import suppress
 from pathlib import Path
+from traceback import clear_frames
 
 from trueline.config import EngineConfig
 from trueline.device import num_gpus, use_gpu
 from trueline.engine.ranks.orders import WorkerStart
 from trueline.engine.ranks.processes import RankProcesses, how_it_ended
 from trueline.errors import UsageError
-from trueline.parallel.distributed import Backend
 from trueline.parallel.group import (
     LOCAL,
     Place,
@@ -18,7 +20,13 @@ from trueline.parallel.group import (
     join_launched,
     launched_place,
     open_store,
+    report,
+    wait_for_end,
 )
+from trueline.parallel.process_group import Backend
+
+SECONDS_TO_TELL = 5.0
+"""For reaching rank 0 once more, to say how a rank has ended."""
 
 
 def place_of(config: EngineConfig, local_rank: int) -> Place:
@@ -96,8 +104,10 @@ def start_ranks(model: Path, config: EngineConfig) -> tuple[RankGroup, RankProce
         group = RankGroup(
             store, place, backend, master=address, seconds=config.init_timeout, alive=alive
         )
-    except BaseException:
-        processes.kill()
+    except BaseException as error:
+        processes.close()
+        del store  # it listens for as long as somebody knows it
+        clear_frames(error.__traceback__)
         raise
     return group, processes
 
@@ -107,13 +117,33 @@ def run_node(model: Path, config: EngineConfig) -> int:
     size = place_of(config, 0).local_size
     address, port = config.master_addr, config.master_port
     processes = RankProcesses(_starts(model, config, address, port, range(size)))
+    place = place_of(config, 0)
+    over = threading.Event()
+
+    def watch() -> None:
+        try:
+            store = open_store(place, address, port, config.init_timeout)
+        except RankFailed:  # the ranks say so too
+            return
+        given_up = wait_for_end(store)
+        over.set()
+        if given_up:  # one may be stopped, or wait for its GPU
+            processes.kill()
+        else:
+            processes.wait()
+
+    threading.Thread(target=watch, name="trueline-node", daemon=True).start()
     try:
-        for code in processes.codes():
+        for rank, code in processes.ended():
+            if code < 0 and not over.is_set():  # it could not say why
+                with suppress(RankFailed):  # rank 0 is gone too
+                    store = open_store(place, address, port, SECONDS_TO_TELL)
+                    report(store, rank, how_it_ended(code))
             if code:
                 return 1
         return 0
     finally:
-        processes.kill()
+        processes.close()
 
 
 def _starts(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -24,15 +25,38 @@ BOOT = (
 SECONDS_TO_END = 20.0
 
 
+class Alarm:
+    """A descriptor that becomes readable when a rank is gone, for who waits for others too."""
+
+    def __init__(self) -> None:
+        self._ends = socket.socketpair()
+
+    def ring(self) -> None:
+        with suppress(OSError):  # closed
+            self._ends[1].send(b"!")
+
+    def fileno(self) -> int:
+        return self._ends[0].fileno()
+
+    def close(self) -> None:
+        for end in self._ends:
+            end.close()
+
+
 class RankProcesses:
     def __init__(self, starts: Sequence[WorkerStart]) -> None:
+        self.alarm = Alarm()
         self._deaths: list[tuple[int, int]] = []
         self._death = threading.Event()
-        self._codes: SimpleQueue[int] = SimpleQueue()
+        self._ended: SimpleQueue[tuple[int, int]] = SimpleQueue()
         self._children = {start.rank: _start(start) for start in starts}
-        for rank, child in self._children.items():
-            told = self._deaths, self._death, self._codes
-            threading.Thread(target=_wait, args=(rank, child, *told), daemon=True).start()
+        told = self._deaths, self._death, self._ended, self.alarm
+        self._threads = [
+            threading.Thread(target=_wait, args=(rank, child, *told), daemon=True)
+            for rank, child in self._children.items()
+        ]
+        for thread in self._threads:
+            thread.start()
         # also when nobody closes the engine that has them
         self._end = weakref.finalize(self, _kill, list(self._children.values()))
 
@@ -41,16 +65,22 @@ class RankProcesses:
         self._death.wait(seconds)
         return list(self._deaths)
 
-    def codes(self) -> Iterator[int]:
-        """Exit codes, as the ranks end."""
+    def ended(self) -> Iterator[tuple[int, int]]:
+        """Ranks and their exit codes, as they end."""
         for _ in self._children:
-            yield self._codes.get()
+            yield self._ended.get()
 
     def pids(self) -> dict[int, int]:
         return {rank: child.pid for rank, child in self._children.items()}
 
     def kill(self) -> None:
         self._end()
+
+    def close(self) -> None:
+        self.kill()
+        for thread in self._threads:
+            thread.join()
+        self.alarm.close()
 
     def wait(self) -> None:
         """For all to end by themselves; those that do not are killed."""
@@ -78,12 +108,14 @@ def _wait(
     child: subprocess.Popen[bytes],
     deaths: list[tuple[int, int]],
     death: threading.Event,
-    codes: SimpleQueue[int],
+    ended: SimpleQueue[tuple[int, int]],
+    alarm: Alarm,
 ) -> None:
     code = child.wait()
     deaths.append((rank, code))
     death.set()
-    codes.put(code)
+    ended.put((rank, code))
+    alarm.ring()
 
 
 def _kill(children: list[subprocess.Popen[bytes]]) -> None:
