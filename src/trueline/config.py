@@ -75,9 +75,10 @@ class EngineConfig:
     """Ranks: processes that hold and compute a part of every layer each."""
     enable_expert_parallel: bool = False
     """Routed experts are divided whole among the ranks, not each of them by its width."""
-    distributed_executor_backend: Literal["uni", "mp", "external_launcher"] | None = None
+    distributed_executor_backend: Literal["uni", "mp", "ray", "external_launcher"] | None = None
     """What the ranks are: "uni" (one, in this process), "mp" (processes that this one starts),
-    "external_launcher" (torchrun has started them); None: uni for one rank, mp for more."""
+    "ray" (actors, which Ray places), "external_launcher" (torchrun has started them); None: uni for
+    one rank, mp for more."""
     data_parallel_size: int = 1
     """Replicas of the model, independent engines of tensor_parallel_size ranks each. `trueline
     serve` starts all of them behind one address."""
@@ -144,7 +145,7 @@ class EngineConfig:
                 )
 
     @property
-    def backend(self) -> Literal["uni", "mp", "external_launcher"]:
+    def backend(self) -> Literal["uni", "mp", "ray", "external_launcher"]:
         default: Literal["uni", "mp"] = "uni" if self.tensor_parallel_size == 1 else "mp"
         return self.distributed_executor_backend or default
 
@@ -178,7 +179,7 @@ class EngineConfig:
             seconds = getattr(self, name)
             if not 0 <= seconds < float("inf"):
                 raise UsageError(f"{name} = {seconds!r}: accepted: seconds from 0 up")
-        backends = ("uni", "mp", "external_launcher")
+        backends = ("uni", "mp", "ray", "external_launcher")
         if self.distributed_executor_backend not in (None, *backends):
             raise UsageError(
                 f"distributed_executor_backend = {self.distributed_executor_backend!r}: accepted: "

@@ -21,7 +21,7 @@ from trueline.engine.executor import AnyExecutor, LocalExecutor
 from trueline.engine.memory import measure
 from trueline.engine.ranks.executor import LaunchedExecutor, RanksExecutor, why_it_failed
 from trueline.engine.ranks.join import first_gpu, join_under_torchrun, start_ranks
-from trueline.engine.ranks.processes import RankProcesses, how_it_ended
+from trueline.engine.ranks.processes import Workers, how_it_ended
 from trueline.engine.runner import Runner, build_decoder
 from trueline.errors import TruelineError, UsageError
 from trueline.layers.context import Parameters
@@ -83,7 +83,7 @@ def load_engine(
 ) -> Loaded:
     drafts = drafter.num_tokens if drafter else 0
     group: RankGroup | None = None
-    processes: RankProcesses | None = None
+    processes: Workers | None = None
     if config.node_rank:
         raise UsageError(
             f"node_rank = {config.node_rank}: requests are for machine 0; here run `trueline "
@@ -95,7 +95,7 @@ def load_engine(
             "`trueline serve` starts all of them behind one address, and programs that start one "
             "each say which with data_parallel_rank"
         )
-    if config.backend == "mp":
+    if config.backend in ("mp", "ray"):
         # what is wrong with it, or does not divide, is told before ranks are started
         local_spec(read_model(model, config.facts), 0, config.tensor_parallel_size)
         group, processes = start_ranks(model, config)
@@ -188,7 +188,7 @@ def load_rank(
     return LoadedRank(spec, expected, plan, runner, clock.laps, table)
 
 
-def _while_alive(processes: RankProcesses, progress: Progress | None) -> Progress:
+def _while_alive(processes: Workers, progress: Progress | None) -> Progress:
     """Loading takes minutes, and a rank that has ended meanwhile ends it."""
 
     def report(done: int, total: int) -> None:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from trueline.engine.executor import Launched, LocalExecutor, StepFailed
 from trueline.engine.messages import Admission, StepMessage, StepResult, Unowned
 from trueline.engine.ranks.orders import Order, encode
-from trueline.engine.ranks.processes import Alarm, RankProcesses, how_it_ended
+from trueline.engine.ranks.processes import Alarm, Workers, how_it_ended
 from trueline.errors import EngineBroken, described
 from trueline.parallel.group import SECONDS_BETWEEN_LOOKS, RankFailed, RankGroup
 
@@ -28,7 +28,7 @@ class RanksExecutor:
         self,
         local: LocalExecutor,
         group: RankGroup,
-        processes: RankProcesses,
+        processes: Workers,
         timeout: float,
     ) -> None:
         """`timeout`: seconds that a step may take, 0 for no limit."""
@@ -107,7 +107,7 @@ class RanksExecutor:
         self.group.abort()
 
 
-def why_it_failed(group: RankGroup, processes: RankProcesses, error: BaseException) -> str:
+def why_it_failed(group: RankGroup, processes: Workers, error: BaseException) -> str:
     """What another rank says, what became of its process, or else our own error."""
     ours = not isinstance(error, RuntimeError) or isinstance(error, EngineBroken)
     end = time.monotonic() + (0.0 if ours else SECONDS_TO_HEAR)
