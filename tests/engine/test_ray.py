@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from servers import serving
 from trueline.config import EngineConfig
 from trueline.engine.core import EngineCore
 from trueline.engine.loading import load_engine
@@ -169,6 +170,36 @@ def test_a_program_keeps_its_own_ray(ray: Any, model: Path) -> None:
         eventually(lambda: ray.available_resources().get("CPU") == 2.0)
     finally:
         ray.shutdown()
+
+
+def descendants(pid: int) -> list[int]:
+    found = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return [each for child in map(int, found) for each in (child, *descendants(child))]
+
+
+AGENTS = ("ray::DashboardAgent", "ray::RuntimeEnvAgent")
+
+
+def command(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("end", [signal.SIGTERM, signal.SIGKILL])
+def test_a_server_with_actors_leaves_nothing(ray: Any, model: Path, end: signal.Signals) -> None:
+    flags = ("--tensor-parallel-size", "2", "--distributed-executor-backend", "ray", "--device",
+             "cpu")  # fmt: skip
+    with serving(model, *flags) as served:
+        asked = {"prompt": [5, 6, 7], "temperature": 0, "max_tokens": 4}
+        os.kill(served.engine_pid(), signal.SIGTERM)  # the front end decides
+        assert served.post("/v1/completions", json=asked).status_code == 200
+        started = descendants(served.process.pid)
+        if end == signal.SIGKILL:  # then Ray's own agents take a minute to give up
+            started = [pid for pid in started if not command(pid).startswith(AGENTS)]
+        assert len(started) > 3
+        served.signal(end)
+        assert served.ended() == (0 if end == signal.SIGTERM else -signal.SIGKILL)
+        eventually(lambda: not any(map(is_alive, started)))
 
 
 def test_without_ray_the_extra_is_named(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,11 +4,12 @@ what a rank's process runs, and exchange by torch.distributed as those do, never
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import weakref
 from collections import Counter
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +53,17 @@ def import_ray() -> Any:
     return ray
 
 
+@contextmanager
+def _sigterm_kept() -> Iterator[None]:
+    """`ray.init` sets a handler of its own; what a signal means is the program's to decide."""
+    before = signal.getsignal(signal.SIGTERM)
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGTERM, before)
+
+
 class RayCluster:
     """A placement group with a bundle for every rank, in the cluster that runs or, where none does,
     in one of this process's own. Rank 0's bundle is on this node; nothing of Ray's runs in it."""
@@ -59,7 +71,8 @@ class RayCluster:
     def __init__(self, config: EngineConfig) -> None:
         self.ray = import_ray()
         self._group: Any = None
-        self._is_ours = self._connect(config)
+        with _sigterm_kept():
+            self._is_ours = self._connect(config)
         try:
             self.address = str(self.ray.util.get_node_ip_address())
             self.on_gpus = config.device == "cuda" or (
