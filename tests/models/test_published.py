@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ from trueline.ops.rope import inv_freq as float32_inv_freq
 from trueline.reference import config as second_opinion
 from trueline.spec.feedforward import DenseSpec, MoESpec
 from trueline.spec.mixer import CompressedSpec, MLASpec
+from trueline.weights.formats import weight_bytes
 from trueline.weights.formats.pack_int4 import PackInt4
 
 
@@ -293,8 +294,47 @@ def test_dense_layers_come_first(write_config: WriteConfig) -> None:
     ]
 
 
+WHOLE = {
+    "deepseek-v3": published.V3,
+    "deepseek-v3.2": published.V32,
+    "kimi-k2.5": published.K25,
+    "glm-5-fp8": published.GLM_5,
+}
+"""Configs that come with the package, and what is published of these models elsewhere."""
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_whole_models_of_the_benchmark_are_the_published_ones(
+    name: str, write_config: WriteConfig
+) -> None:
+    """All that decides numbers, read from two copies."""
+    ours, theirs = read_model(CONFIGS / name), read_model(write_config(WHOLE[name]))
+    assert replace(ours, storage=None) == replace(theirs, storage=None)
+
+
 @pytest.mark.parametrize(
-    "config", ["mid", "v2lite", "mid-hybrid", "ling25s", "mid-sparse", "v32s", "k25s"]
+    ("name", "published_gib", "other_gib"),
+    [
+        # the files of the release, and in them eh_proj and two copies of the vocabulary of MTP
+        ("deepseek-v3.2", 642.12, (7168 * 14336 + 2 * 129280 * 7168) * 2 / 2**30),
+        # vision tower and projector
+        ("kimi-k2.5", 554.27, 0.877),
+    ],
+)
+def test_checkpoints_of_whole_models_are_as_large_as_published(
+    name: str, published_gib: float, other_gib: float
+) -> None:
+    """Every stored tensor of 163 and 64 files, MTP's layer included."""
+    spec = read_model(CONFIGS / name)
+    shorter = replace(spec, layers=spec.layers[:-1])
+    size, without = (weight_bytes(each, 2, lambda _: True) for each in (spec, shorter))
+    stored = size + spec.mtp_layers * (size - without)
+    assert stored / 2**30 + other_gib == pytest.approx(published_gib, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    "config",
+    [*("mid", "v2lite", "mid-hybrid", "ling25s", "mid-sparse", "v32s", "k25s"), *WHOLE],
 )
 def test_benchmark_configs(config: str) -> None:
     directory = CONFIGS / config

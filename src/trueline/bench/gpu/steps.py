@@ -29,7 +29,7 @@ def decode_profile(engine: LLMEngine, batch: int, context: int) -> JSON:
     replay = graphs.dummy_step(rows)
     kernels = kernel_times(replay)
     return {
-        "step_us": _replay_time(replay),
+        "step_us": replay_time(replay),
         "busy_us": sum(each.us for each in kernels),
         "launches_per_layer": sum(each.calls for each in kernels) / len(engine.spec.layers),
         "kernels": [each.as_json() for each in kernels[:NAMED]],
@@ -63,7 +63,7 @@ def kernel_times(run: Callable[[], object]) -> list[KernelTime]:
     return [KernelTime(name, us, calls[name]) for name, us in times.most_common()]
 
 
-def _replay_time(replay: Callable[[], object]) -> float:
+def replay_time(replay: Callable[[], object]) -> float:
     """Microseconds of one step on the device, the host left out."""
     for _ in range(3):
         replay()
