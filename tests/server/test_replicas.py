@@ -3,6 +3,7 @@ dies takes only its own requests along."""
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -17,9 +18,12 @@ import pytest
 from servers import Served, serving
 from trueline import LLM, SamplingParams
 from trueline.config import NOT_DIVIDED, EngineConfig
+from trueline.engine.messages import CoreRequest
 from trueline.errors import UsageError
-from trueline.server.process.replicas import replica_configs
-from trueline.server.process.routing import FACTOR, MOST_BLOCKS, SLACK, Router
+from trueline.server.process.client import EngineClient
+from trueline.server.process.load_balancer import FACTOR, MOST_BLOCKS, SLACK, LoadBalancer
+from trueline.server.process.messages import Ready, ToEngine
+from trueline.server.process.replicas import Replicas, replica_configs
 from wire import Wire, request
 
 Tiny = Callable[..., Path]
@@ -35,38 +39,38 @@ def prompt(first: int, blocks: int = 5) -> list[int]:
 
 
 def test_a_prefix_goes_where_it_was_computed() -> None:
-    router = Router(3, BLOCK)
-    homes = {first: router.route(prompt(first), None, [0, 0, 0]) for first in range(0, 120, 20)}
+    balancer = LoadBalancer(3, BLOCK)
+    homes = {first: balancer.choose(prompt(first), None, [0, 0, 0]) for first in range(0, 120, 20)}
     assert sorted(homes.values()) == [0, 0, 1, 1, 2, 2]
     for first, home in homes.items():
         longer = [*prompt(first), 900, 901, 902]
-        assert router.route(longer, None, [3, 3, 3]) == home
-        assert router.route([*longer, 903, 904, 905, 906], None, [3, 3, 3]) == home
+        assert balancer.choose(longer, None, [3, 3, 3]) == home
+        assert balancer.choose([*longer, 903, 904, 905, 906], None, [3, 3, 3]) == home
 
 
 def test_the_longest_prefix_decides() -> None:
-    router = Router(2, BLOCK)
-    one = router.route([*prompt(0), *prompt(50)], None, [0, 0])
-    other = router.route([*prompt(0), *prompt(60)], None, [20, 0] if one == 0 else [0, 20])
+    balancer = LoadBalancer(2, BLOCK)
+    one = balancer.choose([*prompt(0), *prompt(50)], None, [0, 0])
+    other = balancer.choose([*prompt(0), *prompt(60)], None, [20, 0] if one == 0 else [0, 20])
     assert {one, other} == {0, 1}
     for _ in range(3):
-        assert router.route([*prompt(0), *prompt(50), 9], None, [0, 0]) == one
-        assert router.route([*prompt(0), *prompt(60), 9], None, [0, 0]) == other
+        assert balancer.choose([*prompt(0), *prompt(50), 9], None, [0, 0]) == one
+        assert balancer.choose([*prompt(0), *prompt(60), 9], None, [0, 0]) == other
 
 
 def test_a_salt_is_part_of_the_prefix() -> None:
-    router = Router(4, BLOCK)
+    balancer = LoadBalancer(4, BLOCK)
     salts = [None, "a", "b", ""]
-    homes = [router.route(prompt(0), salt, [0] * 4) for salt in salts]
+    homes = [balancer.choose(prompt(0), salt, [0] * 4) for salt in salts]
     assert sorted(map(str, homes)) == ["0", "1", "2", "3"]
-    assert [router.route(prompt(0), salt, [0] * 4) for salt in salts] == homes
+    assert [balancer.choose(prompt(0), salt, [0] * 4) for salt in salts] == homes
 
 
 def test_no_replica_gets_more_than_its_share_for_a_prefix() -> None:
     """All ask for the same, and none has finished."""
-    router, loads = Router(4, BLOCK), [0, 0, 0, 0]
+    balancer, loads = LoadBalancer(4, BLOCK), [0, 0, 0, 0]
     for _ in range(400):
-        chosen = router.route(prompt(0), None, list(loads))
+        chosen = balancer.choose(prompt(0), None, list(loads))
         assert chosen is not None
         loads[chosen] += 1
         assert max(loads) <= FACTOR * sum(loads) / 4 + SLACK + 1
@@ -74,40 +78,73 @@ def test_no_replica_gets_more_than_its_share_for_a_prefix() -> None:
 
 
 def test_few_requests_stay_with_their_prefix() -> None:
-    router = Router(2, BLOCK)
-    home = router.route(prompt(0), None, [0, 0])
+    balancer = LoadBalancer(2, BLOCK)
+    home = balancer.choose(prompt(0), None, [0, 0])
     assert home == 0
     for load in range(SLACK):
-        assert router.route(prompt(0), None, [load, 0]) == home
+        assert balancer.choose(prompt(0), None, [load, 0]) == home
 
 
 def test_short_prompts_go_to_the_least_loaded() -> None:
-    router, loads = Router(3, BLOCK), [5, 0, 2]
+    balancer, loads = LoadBalancer(3, BLOCK), [5, 0, 2]
     for _ in range(8):
-        chosen = router.route([1, 2, 3], None, list(loads))
+        chosen = balancer.choose([1, 2, 3], None, list(loads))
         assert chosen is not None
         loads[chosen] += 1
     assert loads == [5, 5, 5]
 
 
 def test_a_replica_that_takes_no_requests_gets_none() -> None:
-    router = Router(2, BLOCK)
-    home = router.route(prompt(0), None, [0, 0])
+    balancer = LoadBalancer(2, BLOCK)
+    home = balancer.choose(prompt(0), None, [0, 0])
     assert home == 0
-    assert router.route(prompt(0), None, [None, 90]) == 1
-    assert router.route(prompt(0), None, [None, None]) is None
-    assert router.route(prompt(0), None, [0, 0]) == 1, "where it was computed last"
+    assert balancer.choose(prompt(0), None, [None, 90]) == 1
+    assert balancer.choose(prompt(0), None, [None, None]) is None
+    assert balancer.choose(prompt(0), None, [0, 0]) == 1, "where it was computed last"
 
 
 def test_long_prompts_cost_no_more_than_their_first_blocks(monkeypatch: Any) -> None:
-    monkeypatch.setattr("trueline.server.process.routing.MOST_PREFIXES", 300)
-    router = Router(2, BLOCK)
-    home = router.route([5] * 100_000, None, [0, 0])
-    assert len(router._replica_of) == MOST_BLOCKS
+    monkeypatch.setattr("trueline.server.process.load_balancer.MOST_PREFIXES", 300)
+    balancer = LoadBalancer(2, BLOCK)
+    home = balancer.choose([5] * 100_000, None, [0, 0])
+    assert len(balancer._replica_of) == MOST_BLOCKS
     for first in range(0, 4000, 100):
-        router.route(prompt(first, 20), None, [0, 0])
-    assert len(router._replica_of) == 300
+        balancer.choose(prompt(first, 20), None, [0, 0])
+    assert len(balancer._replica_of) == 300
     assert home == 0
+
+
+class Idle(EngineClient):
+    """Takes requests, and never finishes them."""
+
+    def __init__(self) -> None:
+        super().__init__(Path(), EngineConfig())
+        self.state = "ready"
+        self.ready = Ready(
+            plan_lines=[], startup_seconds={}, family="", vocab_size=9, eos_token_ids=[],
+            max_model_len=99, max_num_seqs=8, max_logprobs=1, num_blocks=9, block_size=BLOCK,
+            num_state_slots=None,
+        )  # fmt: skip
+
+    def _send(self, message: ToEngine) -> None:
+        pass
+
+
+def test_a_batch_is_placed_as_if_it_came_one_by_one() -> None:
+    async def add(together: bool) -> list[int]:
+        replicas = Replicas([Idle(), Idle(), Idle()])
+        requests = [
+            CoreRequest(request_id=str(i), prompt_token_ids=prompt(0), params=SamplingParams())
+            for i in range(60)
+        ]
+        for each in [requests] if together else [[one] for one in requests]:
+            replicas.generate(each)
+        assert (replicas.num_open, replicas.max_num_seqs) == (60, 24)
+        return [client.num_open for client in replicas.clients]
+
+    together, alone = (asyncio.run(add(together)) for together in (True, False))
+    assert together == alone
+    assert min(together) > 10
 
 
 # -- options -------------------------------------------------------------------------------

@@ -9,8 +9,8 @@ from dataclasses import replace
 from trueline.config import EngineConfig
 from trueline.engine.messages import CoreRequest
 from trueline.server.process.client import EngineClient, State
+from trueline.server.process.load_balancer import LoadBalancer
 from trueline.server.process.messages import Ready
-from trueline.server.process.routing import Router
 from trueline.server.process.streams import EngineDead, Stream
 
 
@@ -35,7 +35,7 @@ class Replicas:
         self.clients = clients
         self.died = asyncio.Event()
         self._on_lost = on_lost
-        self._router: Router | None = None
+        self._balancer: LoadBalancer | None = None
         self._watchers: list[asyncio.Task[None]] = []
 
     # -- start and end -----------------------------------------------------------------
@@ -112,28 +112,28 @@ class Replicas:
         if len(self.clients) == 1:
             return self.clients[0].generate(requests)
         stream = Stream([request.request_id for request in requests], self._abort)
-        routed: dict[int, list[CoreRequest]] = {}
+        chosen: dict[int, list[CoreRequest]] = {}
         for request in requests:
-            replica = self._route(request, routed)
+            replica = self._choose(request, chosen)
             if replica is None:
                 stream.fail(EngineDead(f"the engine is {self.state}: {self.reason}"))
                 return stream
-            routed.setdefault(replica, []).append(request)
-        for replica, mine in routed.items():
+            chosen.setdefault(replica, []).append(request)
+        for replica, mine in chosen.items():
             self.clients[replica].add(mine, stream)
         return stream
 
-    def _route(self, request: CoreRequest, routed: dict[int, list[CoreRequest]]) -> int | None:
-        """`routed`: requests that are about to be added."""
+    def _choose(self, request: CoreRequest, chosen: dict[int, list[CoreRequest]]) -> int | None:
+        """`chosen`: requests that are about to be added."""
         if self.state != "ready":
             return None
-        if self._router is None:
-            self._router = Router(len(self.clients), self.ready.block_size)
+        if self._balancer is None:
+            self._balancer = LoadBalancer(len(self.clients), self.ready.block_size)
         loads = [
-            client.num_open + len(routed.get(i, ())) if client.state == "ready" else None
+            client.num_open + len(chosen.get(i, ())) if client.state == "ready" else None
             for i, client in enumerate(self.clients)
         ]
-        return self._router.route(request.prompt_token_ids, request.cache_salt, loads)
+        return self._balancer.choose(request.prompt_token_ids, request.cache_salt, loads)
 
     def _abort(self, names: list[str]) -> None:
         for client in self.clients:

@@ -17,16 +17,16 @@ MOST_PREFIXES = 1 << 16
 """Remembered; the one not seen for longest is forgotten."""
 
 
-class Router:
+class LoadBalancer:
     """Remembers which replica was given each prefix, by hashes of the prefix cache's blocks. It is
     not told what the replicas evict: a prefix that is gone is computed again, where it was."""
 
     def __init__(self, num_replicas: int, block_size: int) -> None:
         self._block_size = block_size
         self._replica_of: OrderedDict[bytes, int] = OrderedDict()
-        self._num_routed = [0] * num_replicas
+        self._num_given = [0] * num_replicas
 
-    def route(
+    def choose(
         self, token_ids: Sequence[int], salt: str | None, loads: Sequence[int | None]
     ) -> int | None:
         """`loads`: unfinished sequences by replica, None for one that takes no requests. None: none
@@ -39,8 +39,8 @@ class Router:
         most = FACTOR * sum(open_ones.values()) / len(open_ones) + SLACK
         if chosen is None or open_ones[chosen] >= most:
             # of those with the same load, the one that was given the fewest
-            chosen = min(open_ones, key=lambda i: (open_ones[i], self._num_routed[i], i))
-        self._num_routed[chosen] += 1
+            chosen = min(open_ones, key=lambda i: (open_ones[i], self._num_given[i], i))
+        self._num_given[chosen] += 1
         self._remember(hashes, chosen)
         return chosen
 
