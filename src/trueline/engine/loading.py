@@ -101,7 +101,7 @@ def load_engine(
         group, processes = start_ranks(model, config)
     elif config.backend == "external_launcher":
         group = join_under_torchrun(config)
-    elif config.device != "cpu" and (found := num_gpus()):
+    elif config.data_parallel_size > 1 and config.device != "cpu" and (found := num_gpus()):
         use_gpu(first_gpu(config, found))
     try:
         if processes is not None:

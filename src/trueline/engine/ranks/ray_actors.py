@@ -60,7 +60,7 @@ def _sigterm_kept() -> Iterator[None]:
     try:
         yield
     finally:
-        if threading.current_thread() is threading.main_thread():
+        if before is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
 
 
@@ -84,7 +84,7 @@ class RayCluster:
             raise
 
     def _connect(self, config: EngineConfig) -> bool:
-        """Whether a cluster was started."""
+        """Whether this engine has done so, and so disconnects; a cluster of its own ends then."""
         ray = self.ray
         if ray.is_initialized():
             return False
