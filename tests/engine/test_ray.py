@@ -21,7 +21,7 @@ from trueline.engine.loading import load_engine
 from trueline.engine.messages import CoreOutput, CoreRequest
 from trueline.engine.params import SamplingParams
 from trueline.engine.ranks.executor import RanksExecutor
-from trueline.engine.ranks.ray_actors import import_ray
+from trueline.engine.ranks.ray_actors import RayCluster, import_ray
 from trueline.errors import EngineBroken, UsageError
 
 BASE = EngineConfig(
@@ -200,6 +200,21 @@ def test_a_server_with_actors_leaves_nothing(ray: Any, model: Path, end: signal.
         served.signal(end)
         assert served.ended() == (0 if end == signal.SIGTERM else -signal.SIGKILL)
         eventually(lambda: not any(map(is_alive, started)))
+
+
+class NoCluster:
+    def is_initialized(self) -> bool:
+        return False
+
+    def init(self, address: str | None, **options: Any) -> None:
+        assert address == "auto", "each replica would start a cluster of its own"
+        raise ConnectionError("could not find any running Ray instance")
+
+
+def test_replicas_need_one_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("trueline.engine.ranks.ray_actors.import_ray", NoCluster)
+    with pytest.raises(UsageError, match=r"no cluster was found.*`ray start --head`"):
+        RayCluster(replace(RAY, data_parallel_size=2, data_parallel_rank=0))
 
 
 def test_without_ray_the_extra_is_named(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

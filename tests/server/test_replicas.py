@@ -22,8 +22,9 @@ from trueline.engine.messages import CoreRequest
 from trueline.errors import UsageError
 from trueline.server.process.client import EngineClient
 from trueline.server.process.load_balancer import FACTOR, MOST_BLOCKS, SLACK, LoadBalancer
-from trueline.server.process.messages import Ready, ToEngine
+from trueline.server.process.messages import Abort, Add, Ready, ToEngine
 from trueline.server.process.replicas import Replicas, replica_configs
+from trueline.server.process.streams import EngineDead
 from wire import Wire, request
 
 Tiny = Callable[..., Path]
@@ -126,8 +127,34 @@ class Idle(EngineClient):
             num_state_slots=None,
         )  # fmt: skip
 
+        self.sent: list[ToEngine] = []
+
     def _send(self, message: ToEngine) -> None:
-        pass
+        self.sent.append(message)
+
+
+def test_a_lost_replica_ends_a_request_that_others_share() -> None:
+    async def lose_one() -> None:
+        lost, other = Idle(), Idle()
+        replicas = Replicas([lost, other])
+        asked = [
+            CoreRequest(request_id=str(i), prompt_token_ids=prompt(20 * i), params=SamplingParams())
+            for i in range(4)
+        ]
+        stream = replicas.generate(asked)
+        assert (lost.num_open, other.num_open) == (2, 2)
+        lost._started = asyncio.get_running_loop().create_future()
+        lost._started.set_result(lost.ready)
+        lost._ended(-signal.SIGKILL)
+        with pytest.raises(EngineDead, match="SIGKILL"):
+            await anext(stream)
+        stream.abort()
+        assert other.sent[1:] == [Abort(["1", "3"])], "they would run for nobody"
+        assert (replicas.state, lost.state, replicas.max_num_seqs) == ("ready", "dead", 8)
+        replicas.generate(asked[:1])
+        assert isinstance(other.sent[-1], Add)
+
+    asyncio.run(lose_one())
 
 
 def test_a_batch_is_placed_as_if_it_came_one_by_one() -> None:

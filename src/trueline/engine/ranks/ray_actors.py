@@ -88,15 +88,16 @@ class RayCluster:
         ray = self.ray
         if ray.is_initialized():
             return False
+        # "auto" also finds a cluster that another program has started for itself: replicas must
+        # find one, an engine alone need not
+        address = "auto" if config.data_parallel_size > 1 else None
         try:
-            ray.init(address="auto", logging_level="WARNING")
-        except ConnectionError:
-            if config.data_parallel_size > 1:
-                raise UsageError(
-                    "distributed_executor_backend = 'ray' with data_parallel_size: replicas share "
-                    "one Ray cluster, and none runs here; start one with `ray start --head`"
-                ) from None
-            ray.init(address="local", include_dashboard=False, logging_level="WARNING")
+            ray.init(address=address, include_dashboard=False, logging_level="WARNING")
+        except ConnectionError as error:
+            raise UsageError(
+                f"distributed_executor_backend = 'ray': no cluster was found: {error}; start one "
+                "with `ray start --head`, which replicas (data_parallel_size) share"
+            ) from None
         return True
 
     def _reserve(self, size: int, seconds: float) -> None:
