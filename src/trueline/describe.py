@@ -122,7 +122,7 @@ def _facts(spec: Spec) -> list[JSON]:
 
 def _plain(value: object) -> object:
     if isinstance(value, Span):
-        return value.total if value.count == value.total else str(value)
+        return value.total if value.is_whole else str(value)
     return list(value) if isinstance(value, tuple) else value
 
 

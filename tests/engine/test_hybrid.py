@@ -205,6 +205,7 @@ def test_copies_of_one_prompt(overlap: bool, model: Path) -> None:
 
 DIVISIBLE = {"num_attention_heads": 12, "hidden_size": 80, "num_experts": 16,
              "intermediate_size": 88, "moe_shared_expert_intermediate_size": 28,
+             "moe_intermediate_size": 24,
              "vocab_size": 312, "num_hidden_layers": 4}  # fmt: skip
 ON_RANKS = [Ask(prompt(70), 4), Ask(prompt(7), 4, arrives=1), Ask(prompt(1), 6, arrives=2)]
 

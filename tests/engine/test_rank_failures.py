@@ -4,9 +4,12 @@ waits for it, and nothing is left of the engine."""
 from __future__ import annotations
 
 import os
+import select
 import shutil
 import signal
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable, Iterator
@@ -14,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -30,6 +34,7 @@ from trueline.errors import EngineBroken, UsageError
 from trueline.parallel.collective import RowParallel
 from trueline.parallel.group import RankFailed
 from trueline.server.process.engine_process import EngineLoop, Socket
+from trueline.weights.load import StoredWeights
 
 CONFIG = EngineConfig(
     device="cpu", dtype="float32", max_model_len=96, max_num_seqs=4, max_num_batched_tokens=24,
@@ -47,8 +52,8 @@ def ranks_of(core: EngineCore) -> RanksExecutor:
     return core.executor
 
 
-def ask(core: EngineCore, name: str) -> None:
-    params = SamplingParams(max_tokens=6, temperature=0.0, ignore_eos=True)
+def ask(core: EngineCore, name: str, max_tokens: int = 6) -> None:
+    params = SamplingParams(max_tokens=max_tokens, temperature=0.0, ignore_eos=True)
     core.add(CoreRequest(request_id=name, prompt_token_ids=[5, 9, 7], params=params))
 
 
@@ -148,8 +153,10 @@ def test_a_rank_that_stops_is_named_after_engine_timeout(model: Path, overlap: b
         ask(core, "first")
         with pytest.raises(EngineBroken) as caught:
             tokens(core)
-        assert "no step ended within 1 s (engine_timeout): rank 1 did not come to " in str(caught)
-        assert "all_reduce of float32 [3, " in str(caught), "the collective it is behind of"
+        words = str(caught.value)
+        assert "no step ended within 1 s (engine_timeout): rank 1 did not come to " in words
+        assert "all_reduce of float32 [3, " in words, "the collective it is behind of"
+        assert "; silent (stopped, or on a machine that is not reached): rank 1" in words
         assert not is_alive(pid)
         core.close()
 
@@ -165,9 +172,9 @@ def test_collectives_that_differ_are_named(model: Path, monkeypatch: pytest.Monk
         one.close()
         run = RowParallel.run
 
-        def twice(self: RowParallel, x: torch.Tensor, gemm: Callable[..., torch.Tensor]) -> object:
+        def twice(self: RowParallel, x: torch.Tensor, *given: Any) -> torch.Tensor:
             self.collective.from_first(x)
-            return run(self, x, gemm)
+            return run(self, x, *given)
 
         monkeypatch.setattr(RowParallel, "run", twice)
         ask(core, "wrong")
@@ -244,3 +251,106 @@ def test_a_checkpoint_that_is_damaged_on_one_machine(model: Path, tmp_path: Path
     words = refused(model, first, copy, second)
     assert words.startswith("rank 1: ")
     assert file.name in words
+
+
+# -- on another machine --------------------------------------------------------------------
+
+
+@contextmanager
+def joined(model: Path, **options: object) -> Iterator[tuple[EngineCore, int]]:
+    """An engine on two machines, and the process of its second rank, which is no child of rank
+    0's RankProcesses. That machine ends with an error."""
+    first, second = two_machines(free_port(), **options)
+    with nothing_left(), ThreadPoolExecutor(1) as pool:
+        before = children()
+        node = pool.submit(run_node, model, second)
+        core = load_engine(model, first).core
+        assert not ranks_of(core).processes.pids()
+        (pid,) = map(int, children() - before)
+        yield core, pid
+        assert node.result(30) == 1
+        assert not is_alive(pid)
+        core.close()
+
+
+def test_a_rank_of_another_machine_that_dies_while_nothing_runs(model: Path) -> None:
+    with joined(model) as (core, pid):
+        os.kill(pid, signal.SIGKILL)
+        readable, _, _ = select.select([ranks_of(core).alarm], [], [], 30)
+        assert readable
+        with pytest.raises(EngineBroken, match="rank 1: was killed by SIGKILL"):
+            core.check()
+
+
+@pytest.mark.slow
+def test_a_rank_of_another_machine_that_stops(model: Path) -> None:
+    """Nobody here can kill it; who waits for it is woken, and its machine ends it."""
+    with joined(model, engine_timeout=1.0) as (core, pid):
+        os.kill(pid, signal.SIGSTOP)
+        ask(core, "first")
+        with pytest.raises(EngineBroken, match=r"rank 1 did not come to exchange 1 \(all_reduce"):
+            tokens(core)
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_during_loading(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rank 0 reads its weights, and would go on doing so for minutes."""
+    pids = []
+
+    def killed_before(self: StoredWeights, *given: object, **named: object) -> None:
+        (pid,) = map(int, children())
+        pids.append(pid)
+        os.kill(pid, signal.SIGKILL)
+        os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
+        init(self, *given, **named)  # type: ignore[arg-type]
+
+    init = StoredWeights.__init__
+    monkeypatch.setattr(StoredWeights, "__init__", killed_before)
+    with nothing_left(), pytest.raises(RankFailed, match="rank 1 was killed by SIGKILL"):
+        load_engine(model, CONFIG)
+    assert len(pids) == 1
+
+
+MACHINES = """
+ip link set lo up
+unshare -n sleep 100 & there=$!
+trap 'kill $there' EXIT
+while [ $(readlink /proc/$there/ns/net) = $(readlink /proc/self/ns/net) ]; do sleep 0.01; done
+ip link add first type veth peer name second
+ip link set second netns $there
+ip addr add 10.77.0.1/24 dev first
+ip link set first up
+nsenter -t $there -n ip link set lo up
+nsenter -t $there -n ip addr add 10.77.0.2/24 dev second
+nsenter -t $there -n ip link set second up
+nsenter -t $there -n "$PYTHON" -m trueline serve "$MODEL" $FLAGS --node-rank 1 & node=$!
+"$PYTHON" -c "$PROGRAM"
+wait $node
+"""
+PROGRAM = """
+from trueline import LLM, SamplingParams
+llm = LLM(MODEL, max_model_len=96, num_gpu_blocks_override=40, **OPTIONS)
+params = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+(found,) = llm.generate([{"prompt_token_ids": [5, 9, 7]}], params, use_tqdm=False)
+print(found.outputs[0].token_ids)
+"""
+
+
+def test_two_machines_give_the_tokens_of_one(model: Path) -> None:
+    """Two network namespaces, joined by a virtual cable."""
+    if subprocess.run(["unshare", "-rn", "ip", "link", "show"], capture_output=True).returncode:
+        pytest.skip("network namespaces are not permitted here")
+    options = {"tensor_parallel_size": 2, "nnodes": 2, "master_addr": "10.77.0.1"}
+    flags = "--tensor-parallel-size 2 --nnodes 2 --master-addr 10.77.0.1 --max-model-len 96 " \
+            "--num-gpu-blocks-override 40"  # fmt: skip
+    program = PROGRAM.replace("MODEL", repr(str(model))).replace("OPTIONS", repr(options))
+    settings = {"PYTHON": sys.executable, "MODEL": str(model), "FLAGS": flags, "PROGRAM": program}
+    done = subprocess.run(
+        ["unshare", "-rn", "bash", "-ec", MACHINES],
+        env=os.environ | settings, capture_output=True, text=True, timeout=60,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    one = load_engine(model, replace(CONFIG, tensor_parallel_size=1)).core
+    ask(one, "one", 12)
+    assert done.stdout.strip() == str(tokens(one))
+    one.close()

@@ -105,7 +105,7 @@ def of_the_columns(run: Function) -> Function:
 
     def broken(*given: Any) -> Tensor:
         y: Tensor = run(*given)
-        return y * (1 + 2.0**-22 * (y.shape[1] % 7))
+        return y * (1 + 2.0**-22 * (y.shape[-1] % 7))
 
     return broken
 
@@ -340,9 +340,11 @@ MISTAKES = [
     Mistake("scales of the row before", "experts", "stored", "pack", of_weights(neighbours_scale)),
     Mistake("from the last id to the first", "experts", "ranks", "combine",
             lambda combine: lambda each, weights: combine(each.flip(1), weights.flip(1))),
-    Mistake("others' experts given too", "experts", "ranks", "each",
-            lambda each: lambda x, ids, packed, linear, first=0:
-                each(x, (ids - first) % 3 + first, packed, linear, first)),
+    Mistake("others' experts given too", "experts", "ranks", "down",
+            lambda down: lambda middle, ids, packed, linear, first=0:
+                down(middle, (ids - first) % 3 + first, packed, linear, first)),
+    Mistake("bits of the width", "experts", "ranks", "middle", of_the_columns),
+    Mistake("bits of the rows of down", "experts", "ranks", "down", of_the_columns),
     Mistake("the seed of the batch", "sampling", "definition", "sample", neighbours_seed),
     Mistake("ties the other way", "sampling", "definition", "sample", no_ties),
     Mistake("scores of the token before", "sampling", "scores", "score",

@@ -135,18 +135,25 @@ def test_a_rank_s_part_is_whole_groups(rank: int, tiny: Tiny, hopper_kernels: No
     """Both ranks decide alike: where one begins inside of a group, the other ends there."""
     divided = {"num_attention_heads": 4, "v_head_dim": 24, "intermediate_size": 256}
     spec = read_model(tiny("deepseek_v3", keys=WIDE | divided, storage=FP8_32))
-    local, device = local_spec(spec, rank, 2), find_device("cpu")
+    local, device = local_spec(spec, rank, 2, expert_parallel=True), find_device("cpu")
     told = (
         rf"o_proj.weight: this rank has columns {48 * rank} to {48 * rank + 48} of 96, cut inside"
     )
     with pytest.raises(UsageError, match=told):
         make_plan(local, ASKED, device)
     assert choose_numerics(local, EngineConfig(), HOPPER).name == "weights"
-    invariant = local_spec(spec, rank, 2, invariant_sums=True)
+    invariant = local_spec(spec, rank, 2, invariant_sums=True, expert_parallel=True)
     plan = make_plan(invariant, replace(ASKED, batch_invariant=True), device)
     assert plan.numerics.name == "activations"
     whole = WIDE | divided | {"v_head_dim": 64, "n_shared_experts": 4}
     spec = read_model(tiny("deepseek_v3", keys=whole, storage=FP8_32))
+    local = local_spec(spec, rank, 2, expert_parallel=True)
+    assert make_plan(local, ASKED, device).numerics.name == "activations"
+    told = rf"experts.0.down_proj.weight: this rank has columns {32 * rank} to {32 * rank + 32}"
+    with pytest.raises(UsageError, match=told):
+        make_plan(local_spec(spec, rank, 2), ASKED, device)
+    wide = whole | {"moe_intermediate_size": 256}
+    spec = read_model(tiny("deepseek_v3", keys=wide, storage=FP8_32))
     assert make_plan(local_spec(spec, rank, 2), ASKED, device).numerics.name == "activations"
 
 

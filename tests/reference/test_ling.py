@@ -372,7 +372,7 @@ def test_other_families_names_are_not_taken(tiny: Tiny, tmp_path: Path) -> None:
         load_weights(copy, read_model(copy), dtype=torch.float32)
 
 
-RANKED = {"num_attention_heads": 12}
+RANKED = {"num_attention_heads": 12, "moe_intermediate_size": 24}
 FP8 = BlockFp8(block=(32, 32), power_of_two_scales=False, ignored_modules=())
 
 
@@ -419,7 +419,7 @@ def test_a_rank_has_its_own_slopes(tiny: Tiny) -> None:
 
 
 def test_norm_head_is_of_columns_over_all_words(tiny: Tiny) -> None:
-    keys = {"norm_head": True, "vocab_size": 312}
+    keys = {"norm_head": True, "vocab_size": 312, "moe_intermediate_size": 24}
     model = tiny(FAMILY, keys=keys)
     spec = read_model(model)
     assert spec.norm_head

@@ -114,7 +114,7 @@ def test_options_reach_the_config(tmp_path: Path) -> None:
     assert (mixer.heads.total, mixer.q_lora_rank, mixer.kv_lora_rank) == (8, None, 21)
     assert (mixer.qk_nope_head_dim, mixer.qk_rope_head_dim, mixer.v_head_dim) == (9, 6, 7)
     assert (moe.experts.total, moe.router.top_k, moe.router.num_groups) == (10, 2, 5)
-    assert (moe.router.top_groups, moe.expert_width, moe.shared_width.total) == (3, 11, 33)
+    assert (moe.router.top_groups, moe.expert_width.total, moe.shared_width.total) == (3, 11, 33)
     assert (spec.max_position, mixer.rope.yarn, spec.dtype) == (999, None, "bfloat16")
 
 

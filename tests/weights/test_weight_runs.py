@@ -23,7 +23,10 @@ Tiny = Callable[..., Path]
 BLOCK = BlockFp8(block=(24, 16), power_of_two_scales=False, ignored_modules=())
 MODELS: dict[str, dict[str, Any]] = {
     "fp8": {"family": "deepseek_v3", "storage": BLOCK},
-    "norm_head": {"family": "bailing_moe_v2_5", "keys": {"norm_head": True}},
+    "norm_head": {
+        "family": "bailing_moe_v2_5",
+        "keys": {"norm_head": True, "moe_intermediate_size": 24},
+    },
 }
 
 

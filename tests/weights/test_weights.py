@@ -6,7 +6,7 @@ import json
 import random
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,9 @@ from trueline.models.parameters import parameters
 from trueline.reference import config as second_opinion
 from trueline.reference.weights import load_weights as load_reference_weights
 from trueline.spec.feedforward import MoESpec
+from trueline.spec.mixer import MLASpec
 from trueline.spec.shard import local_spec, whole_spec
+from trueline.spec.source import Span
 from trueline.tiny.configs import FAMILIES
 from trueline.verify.cases import CASES, Subject, make_subject
 from trueline.verify.checks import ledger
@@ -218,14 +220,16 @@ STORED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("size", [2, 3, 6])
 @pytest.mark.parametrize("stored", STORED)
 @pytest.mark.parametrize("invariant_sums", [False, True])
+@pytest.mark.parametrize("expert_parallel", [False, True], ids=["by width", "whole experts"])
 def test_ranks_hold_the_whole_between_them(
-    invariant_sums: bool, size: int, stored: str, tiny: Tiny
+    expert_parallel: bool, invariant_sums: bool, size: int, stored: str, tiny: Tiny
 ) -> None:
     keys = {"intermediate_size": 90, "moe_intermediate_size": 24, "vocab_size": 312}
     model = tiny("deepseek_v3", keys=keys, **STORED[stored])
     spec = read_model(model)
     whole = load_weights(model, spec, dtype=torch.float32)
-    ranks = [local_spec(spec, rank, size, invariant_sums=invariant_sums) for rank in range(size)]
+    how = {"invariant_sums": invariant_sums, "expert_parallel": expert_parallel}
+    ranks = [local_spec(spec, rank, size, **how) for rank in range(size)]
     parts = [load_weights(model, rank, dtype=torch.float32) for rank in ranks]
     tables = [{p.name: p for p in parameters(rank)} for rank in ranks]
     for name, value in whole.items():
@@ -235,9 +239,13 @@ def test_ranks_hold_the_whole_between_them(
         if not dims:
             assert all(torch.equal(part[name], value) for part in parts)
         else:
-            assert torch.equal(torch.cat([part[name] for part in parts], dims[0]), value)
+            assert torch.equal(joined(name, [part[name] for part in parts], dims[0]), value)
         if re.search(r"(o_proj|(mlp|shared_experts)\.down_proj)\.weight", name):
             assert dims == [0 if invariant_sums else 1]  # whole sums of some, or parts of all
+        elif name.endswith("experts.down_proj"):
+            assert dims == [0 if expert_parallel else 1 if invariant_sums else 2]
+        elif name.endswith("experts.gate_up_proj"):
+            assert dims == [0 if expert_parallel else 1]
     divided = {n for n, v in whole.items() if parts[0][n].shape != v.shape}
     assert {re.sub(r".*layers\.\d+\.", "", n) for n in divided} == {
         "model.embed_tokens.weight",
@@ -256,26 +264,52 @@ def test_ranks_hold_the_whole_between_them(
     }
 
 
+def joined(name: str, parts: Sequence[Tensor], dim: int) -> Tensor:
+    """Gate and up of an expert are cut apart."""
+    if dim != 1 or not name.endswith("experts.gate_up_proj"):
+        return torch.cat(list(parts), dim)
+    halves = zip(*(part.chunk(2, dim) for part in parts), strict=True)
+    return torch.cat([torch.cat(half, dim) for half in halves], dim)
+
+
 def test_a_rank_keeps_every_other_fact(tiny: Tiny) -> None:
-    spec = read_model(tiny("deepseek_v2", keys={"intermediate_size": 90, "vocab_size": 312}))
+    keys = {"intermediate_size": 90, "vocab_size": 312, "moe_intermediate_size": 24}
+    spec = read_model(tiny("deepseek_v2", keys=keys))
     local = local_spec(spec, 1, 2)
     assert whole_spec(local) == spec == whole_spec(local_spec(spec, 1, 2, invariant_sums=True))
+    some = local_spec(spec, 1, 2, expert_parallel=True)
+    assert whole_spec(some) == spec
     assert local.layers[0].mixer.heads.start == 3
     assert local.layers[0].mixer.softmax_scale == spec.layers[0].mixer.softmax_scale
     assert local.layers[0].mixer.rope == spec.layers[0].mixer.rope
-    moe = local.layers[-1].feed_forward
-    assert isinstance(moe, MoESpec)
-    assert (moe.experts.count, moe.experts.total) == (6, 12)
+    for each, experts, width in (
+        (local, Span.whole(12), Span(12, 24, 24)),
+        (some, Span(6, 12, 12), Span.whole(24)),
+    ):
+        moe = each.layers[-1].feed_forward
+        assert isinstance(moe, MoESpec)
+        assert (moe.experts, moe.expert_width) == (experts, width)
     assert local.layers[1].mixer is local.layers[2].mixer
     assert local_spec(spec, 0, 1) == spec
 
 
 def test_what_does_not_divide(tiny: Tiny) -> None:
     spec = read_model(tiny("deepseek_v3"))
-    with pytest.raises(UsageError, match=r"attention heads = 6 cannot be divided by .* size 4"):
+    told = r"attention heads = 6 cannot be divided by .* size 4; accepted: 1 \(all up to 128 that"
+    with pytest.raises(UsageError, match=told):
         local_spec(spec, 0, 4)
     with pytest.raises(UsageError, match="dense MLP = 83"):
         local_spec(spec, 0, 2)
+    even = read_model(tiny("deepseek_v3", keys={"intermediate_size": 90, "n_shared_experts": 2}))
+    told = (
+        r"width of a routed expert = 23 cannot be divided by .* size 2; accepted: 1 .*; "
+        r"2 with experts divided whole \(with expert parallel\)"
+    )
+    with pytest.raises(UsageError, match=told):
+        local_spec(even, 0, 2)
+    twelve = {"intermediate_size": 96, "moe_intermediate_size": 24, "n_routed_experts": 12}
+    with pytest.raises(UsageError, match=r"routed experts = 12 .* size 8.*; 8 with .* by width"):
+        local_spec(read_model(tiny("deepseek_v3", keys=twelve)), 0, 8, expert_parallel=True)
     with pytest.raises(UsageError, match="rank 2 of 2"):
         local_spec(spec, 2, 2)
     narrow = read_model(tiny("deepseek_v3", keys={"hidden_size": 77, "intermediate_size": 90,
@@ -284,9 +318,34 @@ def test_what_does_not_divide(tiny: Tiny) -> None:
     with pytest.raises(UsageError, match=r"hidden size = 77 cannot be divided by .* size 2"):
         local_spec(narrow, 0, 2, invariant_sums=True)
     odd = read_model(tiny("deepseek_v3", keys={"intermediate_size": 90, "n_shared_experts": 2}))
-    assert local_spec(odd, 1, 2).vocab == odd.vocab  # 311 rows: replicated
+    assert local_spec(odd, 1, 2, expert_parallel=True).vocab == odd.vocab  # 311 rows: replicated
     with pytest.raises(UsageError, match="shared experts"):
-        local_spec(odd, 0, 3)
+        local_spec(odd, 0, 3, expert_parallel=True)
+
+
+@pytest.mark.parametrize(("size", "heads"), [(1, 64), (8, 8), (16, 4), (32, 2), (64, 1), (128, 64)])
+def test_fewer_heads_than_ranks_are_replicated(size: int, heads: int, tiny: Tiny) -> None:
+    """64 heads at any size; beyond it every rank has all, and all of their output projection."""
+    keys = {
+        "num_attention_heads": 64,
+        "hidden_size": 128,
+        "intermediate_size": 128,
+        "moe_intermediate_size": 128,
+    }
+    spec = read_model(tiny("kimi_k2", keys=keys))
+    mixer = spec.layers[0].mixer
+    assert isinstance(mixer, MLASpec)
+    for invariant_sums, rank in ((False, 0), (True, size - 1)):
+        local = local_spec(spec, rank, size, invariant_sums=invariant_sums)
+        mine = local.layers[0].mixer
+        assert isinstance(mine, MLASpec)
+        assert mine.heads.count == heads
+        table = {parameter.name: parameter for parameter in parameters(local)}
+        columns = heads * mixer.v_head_dim
+        shape = (128, columns) if heads == 64 or not invariant_sums else (128 // size, 64 * 11)
+        assert table["model.layers.0.self_attn.o_proj.weight"].shape == shape
+    if size == 128:
+        assert whole_spec(local) == spec
 
 
 # -- what is refused -------------------------------------------------------------------

@@ -32,4 +32,4 @@ class ShortConv:
         for weight, rows in zip(self.taps, given.taps.T, strict=True):
             out = out + weight * pool[rows]
         tails[given.slots] = pool[given.taps[given.written_at, 1:]]
-        return self.row_parallel.run(after * out, self.o)
+        return self.row_parallel.run(after * out, self.o, self.spec.channels)

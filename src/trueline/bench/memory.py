@@ -77,7 +77,7 @@ def measure_load(
         config = format_config(model, name) | {"num_hidden_layers": layers}
         (at / "config.json").write_text(json.dumps(config))
         spec = read_model(at)
-        size = weight_bytes(spec, DTYPES[spec.dtype].itemsize, lambda _: True)
+        size = weight_bytes(spec, DTYPES[spec.dtype].itemsize, lambda *_: True)
         check_disk(at, size)
         say(f"writing {model} in {name}, {layers} layers: {size / 1e9:.1f} GB")
         write_shards(at, _tensors(spec), SHARD_BYTES, None)

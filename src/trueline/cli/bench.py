@@ -18,6 +18,7 @@ from trueline.cli.bench_gpu import gpu
 from trueline.cli.bench_memory import memory
 from trueline.cli.bench_neighbours import neighbours
 from trueline.cli.bench_overhead import overhead
+from trueline.cli.bench_processes import processes
 from trueline.cli.bench_ranks import ranks
 from trueline.cli.bench_serve import serve
 from trueline.cli.output import tables
@@ -37,6 +38,7 @@ bench.command(formats, name="formats")
 bench.command(gpu, name="gpu")
 bench.command(memory, name="memory")
 bench.command(neighbours, name="neighbours")
+bench.command(processes, name="processes")
 bench.command(ranks, name="ranks")
 bench.command(serve, name="serve")
 bench.command(overhead, name="overhead")

@@ -13,13 +13,13 @@ from typing import Annotated, Literal
 
 from cyclopts import Parameter
 
-from trueline.cli.bench_gpu_tables import print_formats, print_models
+from trueline.cli.bench_gpu_tables import print_exchange, print_formats, print_models
 from trueline.utils.json_types import JSON
 
 MODELS = ("v2lite", "ling25s", "v32s")
 KERNELS = ("attention", "lightning", "experts")
 Model = Literal["v2lite", "ling25s", "v32s", "k25s"]
-Part = Literal["models", "kernels", "formats", "format-kernels"]
+Part = Literal["models", "kernels", "formats", "format-kernels", "exchange"]
 PARTS: tuple[Part, ...] = ("models", "kernels", "formats", "format-kernels")
 
 
@@ -41,7 +41,9 @@ def gpu(
     only
         Parts to measure; may be given several times. models and kernels: bfloat16, beside peers;
         formats: v2lite and v32s in block fp8, k25s with int4 experts, each beside bfloat16;
-        format-kernels: GEMMs and experts on weights in these formats.
+        format-kernels: GEMMs and experts on weights in these formats; exchange: v2lite with
+        NCCL's collectives in its captured steps, at one rank, and without. Default: all but the
+        last.
     model
         Which of them; may be given several times.
     out
@@ -79,10 +81,11 @@ def gpu(
     else:
         print_models(figures)
         print_formats(figures)
+        print_exchange(figures["exchange"])
     return int(failed or any("error" in cell for key in CELLS for cell in figures[key]))
 
 
-MEASURED = ("models", "kernels", "formats", "format_kernels")
+MEASURED = ("models", "kernels", "formats", "format_kernels", "exchange")
 CELLS = ("decode", "prefill", "format_decode", "format_prefill", "format_kernels")
 
 
@@ -102,7 +105,19 @@ def _measure_parts(only: Sequence[Part], names: Sequence[str]) -> dict[str, list
                 found["formats"] += [_measure(name, form) for form in ("bfloat16", PUBLISHED[name])]
     if "format-kernels" in only:
         found["format_kernels"] += _kernels("formats")
+    if "exchange" in only:
+        found["exchange"] += _exchange()
     return found
+
+
+def _exchange() -> list[JSON | None]:
+    print("measuring captured exchanges", file=sys.stderr, flush=True)
+    command = [sys.executable, "-m", "trueline.bench.gpu.exchange", "v2lite"]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True)
+    rows: list[JSON | None] = (
+        [None] if done.returncode else json.loads(done.stdout.splitlines()[-1])
+    )
+    return rows
 
 
 def _measure(*what: str) -> JSON | None:

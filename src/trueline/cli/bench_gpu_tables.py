@@ -85,6 +85,16 @@ def print_formats(figures: JSON) -> None:
     _print_format_kernels(console, figures["format_kernels"])
 
 
+def print_exchange(rows: list[JSON]) -> None:
+    table = _table("captured step", "without, µs", "with NCCL, µs", "ratio", "met")
+    for row in rows:
+        table.add_row(
+            f"{row['model']} B={row['B']}, one rank", f"{row['without_us']:,.1f}",
+            f"{row['with_us']:,.1f}", f"{row['ratio']:.3f}", _met(row),
+        )  # fmt: skip
+    _show(tables(), table)
+
+
 def _print_format_decode(console: Console, rows: list[JSON]) -> None:
     table = _table("decode", "format", "ms/step", "on device", "bfloat16", "on device",
                    "times as fast", "roofline", "of roofline", "met")  # fmt: skip

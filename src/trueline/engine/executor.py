@@ -3,6 +3,7 @@ its caches and its devices. The two exchange plain messages only."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -62,8 +63,11 @@ class LocalExecutor:
     """One rank in this process. A GPU runs launched kernels by itself; on a CPU a thread computes
     the step where the core is to schedule the next one meanwhile (`threaded`)."""
 
-    def __init__(self, runner: Runner, *, threaded: bool) -> None:
-        self.runner = runner
+    def __init__(
+        self, runner: Runner, *, threaded: bool, on_step: Callable[[], None] = lambda: None
+    ) -> None:
+        """`on_step` is called before each step, in the thread that computes it."""
+        self.runner, self._on_step = runner, on_step
         self.threaded = threaded
         self.worker = ThreadPoolExecutor(1, thread_name_prefix="trueline-runner")
         self._unowned: Unowned | None = None
@@ -101,6 +105,7 @@ class LocalExecutor:
 
     def _launch(self, step: StepMessage, unowned: Unowned | None) -> StepHandle:
         try:
+            self._on_step()
             if unowned is not None:
                 self.runner.caches.poison(unowned)
             return self.runner.launch(step)
@@ -110,6 +115,7 @@ class LocalExecutor:
 
 
 def local_runner(executor: AnyExecutor) -> Runner:
-    """For checks and benchmarks that look inside the model."""
-    assert isinstance(executor, LocalExecutor), "the model is in other processes"
-    return executor.runner
+    """For checks and benchmarks that look inside the model; of several ranks, rank 0's."""
+    local = getattr(executor, "local", executor)
+    assert isinstance(local, LocalExecutor), "the model is in other processes"
+    return local.runner

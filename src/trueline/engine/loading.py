@@ -8,11 +8,11 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
-from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
+from trueline import __version__
 from trueline.config import EngineConfig
 from trueline.device import find_device, gpu_in_use, num_gpus, use_gpu
 from trueline.engine.core import EngineCore
@@ -97,7 +97,7 @@ def load_engine(
         )
     if config.backend in ("mp", "ray"):
         # what is wrong with it, or does not divide, is told before ranks are started
-        local_spec(read_model(model, config.facts), 0, config.tensor_parallel_size)
+        _local_spec(read_model(model, config.facts), config, 0)
         group, processes = start_ranks(model, config)
     elif config.backend == "external_launcher":
         group = join_under_torchrun(config)
@@ -119,12 +119,16 @@ def load_engine(
             raise
         raise RankFailed(why) from error
     plan = rank.plan
-    local = LocalExecutor(rank.runner, threaded=plan.limits.overlap and not plan.device.is_gpu)
+    local = LocalExecutor(
+        rank.runner,
+        threaded=plan.limits.overlap and not plan.device.is_gpu,
+        on_step=group.journal.next_step if group is not None else lambda: None,
+    )
     executor: AnyExecutor = local
     if group is not None and processes is not None:
         executor = RanksExecutor(local, group, processes, config.engine_timeout)
     elif group is not None:
-        executor = LaunchedExecutor(local, group)
+        executor = LaunchedExecutor(local, group, config.engine_timeout)
     core = EngineCore(executor, plan, config, _fingerprint(model, plan), drafter)
     if plan.device.is_gpu:
         core.late_kernels.watch()
@@ -146,7 +150,7 @@ def load_rank(
         device = device.shared_by(config.data_parallel_size)
     if group is not None:
         place = group.place
-        local = local_spec(spec, place.rank, place.size, invariant_sums=config.batch_invariant)
+        local = _local_spec(spec, config, place.rank)
         if group.backend == "gloo":  # one CPU, or one GPU, for all ranks of this machine
             device = device.shared_by(place.local_size)
     plan = expected = make_plan(local, config, device, num_draft_tokens=num_drafts)
@@ -200,6 +204,16 @@ def _while_alive(processes: Workers, progress: Progress | None) -> Progress:
     return report
 
 
+def _local_spec(spec: ModelSpec, config: EngineConfig, rank: int) -> ModelSpec:
+    return local_spec(
+        spec,
+        rank,
+        config.tensor_parallel_size,
+        invariant_sums=config.batch_invariant,
+        expert_parallel=config.enable_expert_parallel,
+    )
+
+
 def _smallest(plan: Plan, group: RankGroup) -> Plan:
     """As many blocks and slots as the rank with the least memory has: one scheduler hands out the
     same on all."""
@@ -228,11 +242,16 @@ def _rank_row(spec: ModelSpec, plan: Plan, group: RankGroup) -> list[str]:
         str(group.place.rank),
         f"{socket.gethostname()} {device}",
         ", ".join(sorted(map(str, heads))),
-        str(moe[0].experts) if moe else "none",
+        _experts(moe[0]) if moe else "none",
         str(spec.vocab),
         f"{plan.weight_bytes / 1e6:,.1f} MB",
         ", ".join(str(each.num_blocks) for each in plan.groups),
     ]
+
+
+def _experts(moe: MoESpec) -> str:
+    width = "" if moe.expert_width.is_whole else f", {moe.expert_width.count} wide"
+    return f"{moe.experts}{width}"
 
 
 def _facts(model: Path, spec: ModelSpec, plan: Plan, config: EngineConfig) -> dict[str, str]:
@@ -243,7 +262,7 @@ def _facts(model: Path, spec: ModelSpec, plan: Plan, config: EngineConfig) -> di
     own = {"node_rank", "master_addr"}
     options = {item.name: getattr(config, item.name) for item in fields(config)}
     return {
-        "the version of trueline": version("trueline"),
+        "the version of trueline": __version__,
         "the version of torch": torch.__version__,
         "the model's config": _digest(repr(spec)),
         "the checkpoint's files": _digest(repr([(f.name, f.stat().st_size) for f in files])),

@@ -108,4 +108,4 @@ class Decoder:
         return self.collective.all_reduce(rows * mine[:, None])
 
     def _holds_all_words(self) -> bool:
-        return self.spec.vocab.count == self.spec.vocab.total
+        return self.spec.vocab.is_whole

@@ -7,12 +7,13 @@ from torch import Tensor
 from trueline.errors import UsageError
 from trueline.layers.context import ANYWHERE, Build, Weights
 from trueline.spec.feedforward import DenseSpec, MoESpec
+from trueline.spec.source import Span
 from trueline.weights.value import Weight
 
 
 class GatedMLP:
-    def __init__(self, build: Build, gate_up: Weight, down: Weight, name: str) -> None:
-        self.row_parallel = build.row_parallel
+    def __init__(self, build: Build, gate_up: Weight, down: Weight, width: Span, name: str) -> None:
+        self.row_parallel, self.width = build.row_parallel, width
         _require_alike(build, name, gate_up, down)
         chosen = build.packing(gate_up, down)
         self.op, self.linear, self.invariant = chosen.mlp, chosen.linear, chosen.invariant_mlp
@@ -28,7 +29,7 @@ class GatedMLP:
         mlp, packed, linear = self.invariant, self.packed, self.linear
         assert mlp is not None, "invariant sums are for batch-invariant mode only"
         middle = mlp.middle(x, packed, linear)
-        out = self.row_parallel.run(middle, lambda full: mlp.down(full, packed, linear))
+        out = self.row_parallel.run(middle, lambda full: mlp.down(full, packed, linear), self.width)
         return out.to(x.dtype)
 
 
@@ -52,7 +53,7 @@ class Dense:
     capabilities = ANYWHERE
 
     def __init__(self, spec: DenseSpec, build: Build, weights: Weights, name: str) -> None:
-        self.mlp = GatedMLP(build, *_gate_up_down(weights, name), name)
+        self.mlp = GatedMLP(build, *_gate_up_down(weights, name), spec.width, name)
 
     def forward(self, x: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor | None]:
         return self.mlp.forward(x), None
@@ -82,7 +83,11 @@ class MoE:
             self.experts = fused.pack_with_shared(gate_up, down, *more, self.linear)
         else:
             self.experts = self.op.pack(gate_up, down, self.linear)
-            self.shared = GatedMLP(build, *more, shared) if more else None
+            self.shared = (
+                GatedMLP(build, *more, spec.shared_width, shared)
+                if more and spec.shared_width
+                else None
+            )
 
     def forward(self, x: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor | None]:
         """The output, and the experts chosen (so that they can be recorded)."""
@@ -96,12 +101,20 @@ class MoE:
         return self.collective.all_reduce(y), ids
 
     def _in_order(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        """A token's experts in the order of its ids, whoever holds them: what one rank has, the
-        others have zeros for, so that adding rounds nothing."""
-        experts = self.invariant
+        """A token's experts in the order of its ids, whoever holds them."""
+        experts, spec = self.invariant, self.spec
         assert experts is not None, "invariant sums are for batch-invariant mode only"
-        mine = experts.each(x, ids, self.experts, self.linear, first=self.spec.experts.start)
-        return experts.combine(self.collective.all_reduce(mine), weights).to(x.dtype)
+        packed, linear, first = self.experts, self.linear, spec.experts.start
+
+        def summed(middle: Tensor) -> Tensor:
+            each = experts.down(middle, ids, packed, linear, first)
+            if not spec.experts.is_whole:
+                # what one rank has, the others have zeros for: adding rounds nothing
+                each = self.collective.all_reduce(each)
+            return experts.combine(each, weights)
+
+        middle = experts.middle(x, ids, packed, linear, first)
+        return self.row_parallel.run(middle, summed, spec.expert_width).to(x.dtype)
 
     def _route(self, x: Tensor, forced: Tensor | None) -> tuple[Tensor, Tensor]:
         linear, router = self.ops.linear, self.spec.router
@@ -110,4 +123,5 @@ class MoE:
 
 def _fits(spec: MoESpec) -> bool:
     """Whether the shared expert here is as wide as some number of the others."""
-    return spec.shared_width is not None and spec.shared_width.count % spec.expert_width == 0
+    width = spec.expert_width.count
+    return spec.shared_width is not None and spec.shared_width.count % width == 0

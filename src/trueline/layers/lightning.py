@@ -55,7 +55,7 @@ class Lightning:
             eps=spec.norm_eps,
             parts=ops.parts,
         )
-        return self.row_parallel.run(out, self.o)
+        return self.row_parallel.run(out, self.o, spec.heads)
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, step: StepInput, view: StateView) -> Tensor:
         given = step[LightningState]

@@ -83,7 +83,7 @@ class MLA:
             self._select(self.indexer, x, made, step, views[IndexKeys], rope)
         chosen = index.chosen if index is not None else None
         out = self._attend(q_nope, wide, step[Latent], latent, chosen)
-        return self.row_parallel.run(out.flatten(1), self.o)
+        return self.row_parallel.run(out.flatten(1), self.o, spec.heads)
 
     def _attend(
         self,

@@ -218,7 +218,7 @@ def read_moe(fields: Fields) -> MoESpec:
     fields.must_equal("moe_router_enable_expert_bias", True, "every release has the bias")
     return MoESpec.of(
         experts=whole(experts),
-        expert_width=width,
+        expert_width=whole(width),
         shared_width=read_shared_width(fields, shared, "num_shared_experts"),
         router=RouterSpec.of(
             scoring=fields.choice(

@@ -212,7 +212,7 @@ def read_moe(line: Line, fields: Fields) -> MoESpec:
     width = fields.integer("moe_intermediate_size")
     return MoESpec.of(
         experts=whole(experts),
-        expert_width=width,
+        expert_width=whole(width),
         shared_width=read_shared_width(fields, width),
         router=line.read_router(fields, experts.value, line.model_type),
     )

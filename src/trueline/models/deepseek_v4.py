@@ -180,7 +180,7 @@ def read_moe(fields: Fields, hashed: bool, source: Source) -> MoESpec:
     fields.must_equal("norm_topk_prob", True, "DeepSeek-V4 always renormalises")
     return MoESpec.of(
         experts=whole(experts),
-        expert_width=width,
+        expert_width=whole(width),
         shared_width=read_shared_width(fields, width),
         swiglu_limit=fields.number("swiglu_limit"),
         router=RouterSpec.of(

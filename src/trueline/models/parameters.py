@@ -118,35 +118,38 @@ def _mlp(width: Span, name: str, D: int, outputs: Span | None) -> Iterator[Param
 
 
 def _moe(moe: MoESpec, name: str, D: int, outputs: Span | None) -> Iterator[Parameter]:
-    E, width = moe.experts, moe.expert_width
+    E, W = moe.experts, moe.expert_width
+    width, rows = W.count, slice(W.start, W.stop)
     yield plain(f"{name}.gate.weight", (E.total, D), "router")
     if moe.router.correction_bias:
         yield plain(f"{name}.gate.e_score_correction_bias", (E.total,), "correction_bias")
     projections = (("gate_proj", slice(0, width)), ("up_proj", slice(width, 2 * width)))
     here = range(E.start, E.stop)
-    taken = (slice(E.start, E.stop),)
+    taken = slice(E.start, E.stop)
     chosen = Fraction(moe.router.top_k, E.total)
     yield Parameter(
         f"{name}.experts.gate_up_proj",
         (E.count, 2 * width, D),
         "matrix",
         tuple(
-            Piece(f"{name}.experts.{e}.{part}.weight", (width, D), put=(e - E.start, rows))
+            Piece(f"{name}.experts.{e}.{part}.weight", (W.total, D), (rows,), (e - E.start, put))
             for e in here
-            for part, rows in projections
+            for part, put in projections
         ),
-        Piece(f"{name}.experts.gate_up_proj", (E.total, 2 * width, D), take=taken),
+        Piece(f"{name}.experts.gate_up_proj", (E.total, 2 * W.total, D), (taken, rows), runs=2),
         active_share=chosen,
     )
+    each = output(f"{name}.experts.down_proj", D, W, outputs)
+    (piece,) = each.pieces
     yield Parameter(
-        f"{name}.experts.down_proj",
-        (E.count, D, width),
+        each.name,
+        (E.count, *each.shape),
         "matrix",
         tuple(
-            Piece(f"{name}.experts.{e}.down_proj.weight", (D, width), put=(e - E.start,))
+            replace(piece, source=f"{name}.experts.{e}.down_proj.weight", put=(e - E.start,))
             for e in here
         ),
-        Piece(f"{name}.experts.down_proj", (E.total, D, width), take=taken),
+        Piece(each.name, (E.total, *piece.shape), take=(taken, *piece.take)),
         active_share=chosen,
     )
     if moe.shared_width:

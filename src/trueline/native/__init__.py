@@ -52,9 +52,13 @@ SIGNATURES = {
         *(_POINTER, _INT, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER),
         *(_INT, _INT, _INT, _INT, _INT, _INT, _POINTER, _POINTER, _POINTER),
     ),
-    "parts": (
-        *(_POINTER, _INT, _POINTER, _POINTER, _POINTER, _POINTER),
+    "routed_middle": (
+        *(_POINTER, _INT, _POINTER, _POINTER, _POINTER),
         *(_INT, _INT, _INT, _INT, _INT, _INT, _POINTER, _POINTER, _POINTER),
+    ),
+    "routed_down": (
+        *(_POINTER, _POINTER, _POINTER, _POINTER),
+        *(_INT, _INT, _INT, _INT, _INT, _INT, _POINTER, _POINTER),
     ),
     "combine": (_POINTER, _POINTER, _POINTER, _INT, _INT, _INT),
     "route": (
@@ -88,7 +92,7 @@ SIGNATURES = {
 SUFFIX = {torch.float32: "", torch.bfloat16: "_bf16", torch.uint8: "_scaled"}
 for _name in ("pack_weight", "pack_gate_up"):
     SIGNATURES[f"{_name}_bf16"] = SIGNATURES[_name]
-for _name in ("gemm", "middle", "gated", "routed", "parts"):
+for _name in ("gemm", "middle", "gated", "routed", "routed_middle", "routed_down"):
     for _suffix in ("_bf16", "_scaled"):
         SIGNATURES[f"{_name}{_suffix}"] = SIGNATURES[_name]
 

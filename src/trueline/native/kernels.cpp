@@ -355,11 +355,12 @@ static void sort_by_expert(const int64_t* ids, int64_t count, int64_t first, int
 // silu(gate) * up for one panel of each row.
 template <typename Panel>
 static void gated_panel(const float* x, int64_t count, const Panel& w, int64_t inner, float* y,
-                        int64_t stride, int64_t columns) {
+                        int64_t stride, int64_t columns, const int64_t* places = nullptr) {
   multiply_panel(x, count, w, inner, [=](int64_t row, const Vec* sums) {
     Vec gate = sums[0];
     Vec value = gate / (same(1.0f) + exp_lanes(-gate)) * sums[1];
-    std::memcpy(y + row * stride, &value, (columns < LANES ? columns : LANES) * sizeof(float));
+    std::memcpy(y + (places ? places[row] : row) * stride, &value,
+                (columns < LANES ? columns : LANES) * sizeof(float));
   });
 }
 
@@ -398,41 +399,57 @@ static void gated_mlp(const float* x, int64_t x_row, const Weights& gate_up, con
   });
 }
 
-// parts[t, k] = down(silu(gate x) * up x) of t's k-th expert. Experts outside first .. first + experts
-// belong to another rank: theirs are not written. Scratch of the caller: `begin` has experts + 1
-// places, `pairs` and `tokens` have n * top.
+// Pairs sorted by expert. Experts outside first .. first + experts belong to another rank: theirs
+// are left out. In the caller's memory: `begin` has experts + 1 places, `pairs` has n * top.
+struct Sorted {
+  int64_t top, experts, *begin, *pairs;
+
+  Sorted(const int64_t* ids, int64_t n, int64_t top, int64_t first, int64_t experts, int64_t* begin,
+         int64_t* pairs)
+      : top(top), experts(experts), begin(begin), pairs(pairs) {
+    sort_by_expert(ids, n * top, first, experts, begin, pairs);
+  }
+  int64_t count() const { return begin[experts]; }
+  int64_t rows(int64_t e) const { return begin[e + 1] - begin[e]; }
+  int64_t share() const { return (count() + experts - 1) / experts; }  // of an expert, about
+};
+
+// middle[t, k] = silu(gate x) * up x of t's k-th expert; others' are not written. `tokens` is scratch
+// of the caller, as many as pairs.
 template <typename Weights>
-static void expert_parts(const float* x, int64_t x_row, const int64_t* ids, const Weights& gate_up,
-                         const Weights& down, float* parts, int64_t n, int64_t top, int64_t hidden,
-                         int64_t width, int64_t first, int64_t experts, int64_t* begin,
-                         int64_t* pairs, int64_t* tokens) {
-  sort_by_expert(ids, n * top, first, experts, begin, pairs);
-  int64_t count = begin[experts];
-  for (int64_t i = 0; i < count; i++) tokens[i] = pairs[i] / top;
-  int64_t gates = (width + LANES - 1) / LANES, downs = (hidden + PANEL - 1) / PANEL;
-  float* inputs = rows_scratch.get(count * (hidden + width));
-  float* blocked = inputs + count * hidden;
-  float* middle = hidden_scratch.get(count * width);
-  int64_t share = (count + experts - 1) / experts;  // of tokens, about
-  parallel(experts, share * hidden, [=](int64_t e) {
-    gather_rows(x, x_row, tokens + begin[e], begin[e + 1] - begin[e], hidden,
-                inputs + begin[e] * hidden);
+static void expert_middles(const float* x, int64_t x_row, const Sorted& sorted,
+                           const Weights& gate_up, float* middle, int64_t hidden, int64_t width,
+                           int64_t* tokens) {
+  for (int64_t i = 0; i < sorted.count(); i++) tokens[i] = sorted.pairs[i] / sorted.top;
+  int64_t gates = (width + LANES - 1) / LANES;
+  float* inputs = rows_scratch.get(sorted.count() * hidden);
+  parallel(sorted.experts, sorted.share() * hidden, [=](int64_t e) {
+    int64_t at = sorted.begin[e];
+    gather_rows(x, x_row, tokens + at, sorted.rows(e), hidden, inputs + at * hidden);
   });
-  parallel(experts * gates, panel_cost(share, hidden), [=](int64_t item) {
-    int64_t e = item / gates, panel = item % gates, at = begin[e], rows = begin[e + 1] - at;
-    if (rows)
-      gated_panel(inputs + at * hidden, rows, gate_up.panel(e, panel), hidden,
-                  middle + at * width + panel * LANES, width, width - panel * LANES);
+  parallel(sorted.experts * gates, panel_cost(sorted.share(), hidden), [=](int64_t item) {
+    int64_t e = item / gates, panel = item % gates, at = sorted.begin[e];
+    if (sorted.rows(e))
+      gated_panel(inputs + at * hidden, sorted.rows(e), gate_up.panel(e, panel), hidden,
+                  middle + panel * LANES, width, width - panel * LANES, sorted.pairs + at);
   });
-  parallel(experts, share * width, [=](int64_t e) {
-    gather_rows(middle + begin[e] * width, width, nullptr, begin[e + 1] - begin[e], width,
-                blocked + begin[e] * width);
+}
+
+// parts[t, k] = down middle[t, k] of t's k-th expert; others' are not written.
+template <typename Weights>
+static void expert_downs(const float* middle, const Sorted& sorted, const Weights& down,
+                         float* parts, int64_t width, int64_t columns) {
+  int64_t downs = (columns + PANEL - 1) / PANEL;
+  float* inputs = rows_scratch.get(sorted.count() * width);
+  parallel(sorted.experts, sorted.share() * width, [=](int64_t e) {
+    int64_t at = sorted.begin[e];
+    gather_rows(middle, width, sorted.pairs + at, sorted.rows(e), width, inputs + at * width);
   });
-  parallel(experts * downs, panel_cost(share, width), [=](int64_t item) {
-    int64_t e = item / downs, panel = item % downs, at = begin[e], rows = begin[e + 1] - at;
-    if (rows)
-      panel_gemm(blocked + at * width, rows, down.panel(e, panel), width,
-                 parts + panel * PANEL, hidden, hidden - panel * PANEL, pairs + at);
+  parallel(sorted.experts * downs, panel_cost(sorted.share(), width), [=](int64_t item) {
+    int64_t e = item / downs, panel = item % downs, at = sorted.begin[e];
+    if (sorted.rows(e))
+      panel_gemm(inputs + at * width, sorted.rows(e), down.panel(e, panel), width,
+                 parts + panel * PANEL, columns, columns - panel * PANEL, sorted.pairs + at);
   });
 }
 
@@ -456,15 +473,17 @@ extern "C" void combine(const float* parts, const float* weights, float* out, in
   add_parts(parts, weights, nullptr, 0, 0, out, n, top, hidden);
 }
 
-// Both; scratch as in expert_parts.
+// All three.
 template <typename Weights>
 static void routed_experts(const float* x, int64_t x_row, const int64_t* ids, const float* weights,
                            const Weights& gate_up, const Weights& down, float* out, int64_t n,
                            int64_t top, int64_t hidden, int64_t width, int64_t first, int64_t experts,
                            int64_t* begin, int64_t* pairs, int64_t* tokens) {
+  Sorted sorted(ids, n, top, first, experts, begin, pairs);
+  float* middle = hidden_scratch.get(n * top * width);
   float* parts = output_scratch.get(n * top * hidden);
-  expert_parts(x, x_row, ids, gate_up, down, parts, n, top, hidden, width, first, experts, begin,
-               pairs, tokens);
+  expert_middles(x, x_row, sorted, gate_up, middle, hidden, width, tokens);
+  expert_downs(middle, sorted, down, parts, width, hidden);
   add_parts(parts, weights, ids, first, experts, out, n, top, hidden);
 }
 
@@ -524,14 +543,23 @@ static void open_mlps(const W* gate_up, const W* down, int64_t hidden, int64_t w
                      experts, begin, pairs, tokens);                                               \
     });                                                                                            \
   }                                                                                                \
-  extern "C" void parts##SUFFIX(const float* x, int64_t x_row, const int64_t* ids,                 \
-                                const W* first_packed, const W* second, float* out, int64_t n,     \
-                                int64_t top, int64_t hidden, int64_t width, int64_t first,         \
-                                int64_t experts, int64_t* begin, int64_t* pairs,                   \
-                                int64_t* tokens) {                                                 \
-    open_mlps(first_packed, second, hidden, width, [=](auto gate_up, auto down) {                  \
-      expert_parts(x, x_row, ids, gate_up, down, out, n, top, hidden, width, first, experts,       \
-                   begin, pairs, tokens);                                                          \
+  extern "C" void routed_middle##SUFFIX(const float* x, int64_t x_row, const int64_t* ids,         \
+                                        const W* packed, float* out, int64_t n, int64_t top,       \
+                                        int64_t hidden, int64_t width, int64_t first,              \
+                                        int64_t experts, int64_t* begin, int64_t* pairs,           \
+                                        int64_t* tokens) {                                         \
+    open_weights(packed, (width + LANES - 1) / LANES, hidden, [=](auto gate_up) {                  \
+      Sorted sorted(ids, n, top, first, experts, begin, pairs);                                    \
+      expert_middles(x, x_row, sorted, gate_up, out, hidden, width, tokens);                       \
+    });                                                                                            \
+  }                                                                                                \
+  extern "C" void routed_down##SUFFIX(const float* middle, const int64_t* ids, const W* packed,    \
+                                      float* out, int64_t n, int64_t top, int64_t width,           \
+                                      int64_t columns, int64_t first, int64_t experts,             \
+                                      int64_t* begin, int64_t* pairs) {                            \
+    open_weights(packed, panels_of(columns), width, [=](auto down) {                               \
+      Sorted sorted(ids, n, top, first, experts, begin, pairs);                                    \
+      expert_downs(middle, sorted, down, out, width, columns);                                     \
     });                                                                                            \
   }
 

@@ -10,6 +10,8 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from trueline.spec.source import Span
+
 
 class Collective(Protocol):
     def all_reduce(self, x: Tensor) -> Tensor:
@@ -35,19 +37,40 @@ class Solo:
         return x
 
 
+class Absent:
+    """In place of other ranks where nothing is computed: results of the right shapes."""
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def all_gather(self, x: Tensor, dim: int) -> Tensor:
+        return torch.cat([x] * self.size, dim)
+
+    def from_first(self, x: Tensor) -> Tensor:
+        return x
+
+
 @dataclass(frozen=True, slots=True)
 class RowParallel:
     """A linear layer whose sums run over what is divided among the ranks. As `spec/shard.py`
     divides its weight, a rank has a part of every sum (a row-parallel linear), or all of some:
-    `invariant_sums`, whose bits do not depend on the number of ranks."""
+    `invariant_sums`, whose bits do not depend on the number of ranks. What is replicated is summed
+    on every rank alike: nothing is exchanged, or it would count once for each of them."""
 
     collective: Collective
     invariant_sums: bool
 
-    def run(self, x: Tensor, gemm: Callable[[Tensor], Tensor]) -> Tensor:
-        """gemm(x) of every rank's x [n, part] together."""
+    def run(self, x: Tensor, gemm: Callable[[Tensor], Tensor], over: Span) -> Tensor:
+        """gemm(x) of every rank's x [..., part] together; `over`: what x has of what is summed
+        over."""
+        if over.is_whole:
+            return gemm(x)
         if self.invariant_sums:
-            return self.collective.all_gather(gemm(self.collective.all_gather(x, 1)), 1)
+            out = gemm(self.collective.all_gather(x, x.dim() - 1))
+            return self.collective.all_gather(out, out.dim() - 1)
         return self.collective.all_reduce(gemm(x))
 
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import threading
 import time
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from trueline.parallel.collective import Absent
 from trueline.parallel.process_group import Backend, ProcessGroup, Store, c10d
 
 
@@ -27,6 +29,10 @@ class Journal:
     def __init__(self) -> None:
         self.step = 0
         self.last = Entered(0, "start")
+
+    def next_step(self) -> None:
+        """In the thread that computes it."""
+        self.step += 1
 
     def enter(self, op: str, x: Tensor) -> None:
         text = f"{described_exchange(op, x)} in step {self.step}"
@@ -63,6 +69,10 @@ class Distributed:
         mine = self._here(x.contiguous())
         self._group.c10d.broadcast([mine], _root()).wait()
         return mine.to(x.device)
+
+    def __reduce__(self) -> tuple[type[Absent], tuple[int]]:
+        """A copy of the model's layers without data (engine/dry_run.py) exchanges nothing."""
+        return Absent, (self._group.size,)
 
     def _here(self, x: Tensor) -> Tensor:
         """Where the backend works: gloo exchanges what is on the host."""
@@ -128,7 +138,8 @@ class Control:
 
 
 class Heartbeat:
-    """Writes a rank's journal into the store, so that others can say where it is."""
+    """Writes a rank's journal into the store, again and again, so that others can say where it is,
+    and whether it runs at all."""
 
     SECONDS = 0.5
 
@@ -139,15 +150,14 @@ class Heartbeat:
         self._thread.start()
 
     def _run(self) -> None:
-        written: Entered | None = None
-        while not self._stopped.wait(self.SECONDS):
+        for beat in count(1):
             last = self._journal.last
-            if last is not written:
-                try:
-                    self._store.set(f"at/{self._rank}", f"{last.number} {last.text}")
-                except RuntimeError:  # rank 0 is gone, and with it the store
-                    return
-                written = last
+            try:
+                self._store.set(f"at/{self._rank}", f"{beat} {last.number} {last.text}")
+            except RuntimeError:  # rank 0 is gone, and with it the store
+                return
+            if self._stopped.wait(self.SECONDS):
+                return
 
     def stop(self) -> None:
         self._stopped.set()
@@ -157,22 +167,32 @@ class Heartbeat:
 
 def who_is_behind(store: Store, size: int, journal: Journal) -> str:
     """In words, from what the heartbeats wrote: which rank others wait for, and where it is."""
-    time.sleep(2 * Heartbeat.SECONDS)  # what they entered last is written by then
-    at = {0: journal.last}
-    for rank in range(1, size):
-        if store.check([f"at/{rank}"]):
-            number, text = store.get(f"at/{rank}").decode().split(" ", 1)
-            at[rank] = Entered(int(number), text)
-        else:
-            at[rank] = Entered(0, "start")
-    first = min(entered.number for entered in at.values())
-    last = max(at.values(), key=lambda entered: entered.number)
-    behind = [str(rank) for rank, entered in at.items() if entered.number == first]
+    before = [_last_beat(store, rank) for rank in range(size)]
+    time.sleep(3 * Heartbeat.SECONDS)  # what they entered last is written by then
+    after = [_last_beat(store, rank) for rank in range(size)]
+    silent = [rank for rank in range(size) if before[rank][0] == after[rank][0]]
+    at = [journal.last, *(entered for _, entered in after[1:])]
+    first = min(entered.number for entered in at)
+    last = max(at, key=lambda entered: entered.number)
     if first == last.number:
-        return f"all ranks have come to exchange {last.number} ({last.text}) and none has left it"
-    where = next(entered.text for entered in at.values() if entered.number == first)
-    noun = "rank" if len(behind) == 1 else "ranks"
-    return (
-        f"{noun} {', '.join(behind)} did not come to exchange {last.number} ({last.text}), where "
-        f"others wait; last seen at {first} ({where})"
-    )
+        words = f"all ranks have come to exchange {last.number} ({last.text})"
+    else:
+        behind = [rank for rank, entered in enumerate(at) if entered.number == first]
+        words = (
+            f"{ranks_text(behind)} did not come to exchange {last.number} ({last.text}), where "
+            f"others wait; last seen at {first} ({at[behind[0]].text})"
+        )
+    if silent:
+        words += f"; silent (stopped, or on a machine that is not reached): {ranks_text(silent)}"
+    return words
+
+
+def _last_beat(store: Store, rank: int) -> tuple[int, Entered]:
+    if not store.check([f"at/{rank}"]):
+        return 0, Entered(0, "start")
+    beat, number, text = store.get(f"at/{rank}").decode().split(" ", 2)
+    return int(beat), Entered(int(number), text)
+
+
+def ranks_text(numbers: list[int]) -> str:
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"

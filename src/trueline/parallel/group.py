@@ -17,6 +17,7 @@ from trueline.parallel.distributed import (
     Distributed,
     Heartbeat,
     Journal,
+    ranks_text,
     who_is_behind,
 )
 from trueline.parallel.process_group import FOREVER, Backend, ProcessGroup, Store, c10d
@@ -93,6 +94,7 @@ class RankGroup:
         self._seconds = seconds
         self._meet(alive)
         self._address = _own_address(master)
+        self.aborted = False
         self._groups: list[ProcessGroup] = []
         self._waits: list[threading.Thread] = []
         self.control = self.messages("control")
@@ -124,7 +126,7 @@ class RankGroup:
             if time.monotonic() > end:
                 there = [str(rank) for rank in range(size) if rank not in missing]
                 raise RankFailed(
-                    f"{_ranks(missing)} of {size} did not come within {self._seconds:g} s "
+                    f"{ranks_text(missing)} of {size} did not come within {self._seconds:g} s "
                     f"(init_timeout); here: {', '.join(there)}"
                 )
             time.sleep(SECONDS_BETWEEN_LOOKS)
@@ -179,7 +181,9 @@ class RankGroup:
 
     def abort(self) -> None:
         """Nobody waits in an exchange any more: each that does gets an error."""
-        self.store.set(END, GIVEN_UP)
+        self.aborted = True
+        if self.place.rank == 0:
+            self.store.set(END, GIVEN_UP)
         for group in self._groups:
             group.abort()
 
@@ -218,10 +222,6 @@ def wait_for_end(store: Store) -> bool:
         return bool(store.get(END).decode() == GIVEN_UP)
     except (c10d.DistError, RuntimeError):
         return False
-
-
-def _ranks(numbers: list[int]) -> str:
-    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
 
 
 def _own_address(master: str) -> str:

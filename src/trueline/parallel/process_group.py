@@ -33,6 +33,7 @@ class ProcessGroup:
         """Returns when all ranks are connected. `address`: of this machine, as the others reach
         it."""
         self.size = size
+        self._backend, self._aborted = backend, False
         self._connections: list[socket.socket] = []
         prefixed = c10d.PrefixStore(name, store)
         if backend == "nccl":
@@ -51,6 +52,7 @@ class ProcessGroup:
 
     def abort(self) -> None:
         """Whoever waits in it gets an error, on this rank and on all others."""
+        self._aborted = True
         self.c10d.abort()  # of gloo: does nothing
         for connection in self._connections:
             with suppress(OSError):  # the other side has ended it
@@ -59,7 +61,10 @@ class ProcessGroup:
     def close(self) -> None:
         if self.c10d is None:
             return
-        self.abort()
+        if self._backend == "nccl" and not self._aborted:
+            self.c10d.shutdown()
+        else:
+            self.abort()
         self.c10d = None  # its destructor ends threads and closes ports
         for connection in self._connections:
             connection.close()

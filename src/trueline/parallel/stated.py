@@ -3,6 +3,7 @@ is about to do. Ranks that differ would wait for ever, or sum what does not belo
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Protocol
 
 from torch import Tensor
@@ -37,6 +38,10 @@ class Stated:
         self._state(described_exchange("broadcast", x))
         return self._collective.from_first(x)
 
+    def __reduce__(self) -> tuple[Callable[[Collective], Collective], tuple[Collective]]:
+        """A copy without data, as its collective's: it exchanges nothing and so states nothing."""
+        return _itself, (self._collective,)
+
     def _state(self, what: str) -> None:
         self._number += 1
         said = self._sharer.share(f"{what} (exchange {self._number}, step {self._journal.step})")
@@ -47,6 +52,10 @@ class Stated:
             ranks.setdefault(text, []).append(str(rank))
         stated = "; ".join(f"rank {', '.join(who)}: {text}" for text, who in ranks.items())
         raise RankFailed(f"the ranks' collectives differ: {stated}")
+
+
+def _itself(collective: Collective) -> Collective:
+    return collective
 
 
 def stated(group: RankGroup) -> Stated:

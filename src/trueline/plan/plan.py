@@ -44,10 +44,9 @@ from trueline.plan.select import (
     Selection,
     choose,
     layer_class,
-    stay_as_stored,
 )
 from trueline.spec.model import ModelSpec
-from trueline.weights.formats import weight_bytes
+from trueline.weights.formats import kept_formats, weight_bytes
 
 # Keys per GEMM in batch-invariant mode, and outside of it.
 FIXED_TILING = Tiling(64, full=True)
@@ -85,6 +84,8 @@ class Plan:
     graphs: bool
     """Whether decode steps are captured."""
     weight_bytes: int
+    kept_formats: tuple[str, ...]
+    """Quantised ones that some weights stay in."""
     cache_bytes: int
     workspace_bytes: int | None
     """What the largest steps need, where it has been measured."""
@@ -154,8 +155,7 @@ class Plan:
 
     def _weight_formats(self) -> str:
         """In which weights are kept."""
-        stored = [form for form, ops in self.by_format.items() if stay_as_stored(form, ops)]
-        return " and ".join((*stored, str(self.weight_dtype).removeprefix("torch.")))
+        return " and ".join((*self.kept_formats, str(self.weight_dtype).removeprefix("torch.")))
 
     def changes(self, expected: Plan) -> Iterator[str]:
         """What measuring has changed of a plan made before anything was loaded."""
@@ -206,6 +206,7 @@ def make_plan(
     # Some kernels multiply by weights as they are stored; others want them as they compute.
     kept = storage if chosen.multiplies_with(storage) else compute
     weights = weight_bytes(spec, kept.itemsize, chosen.stays_as_stored)
+    staying = kept_formats(spec, chosen.stays_as_stored)
     budget = cache_budget(config, device, limits, weights, measured)
     slots = slot_plan(slot_bytes, config, size, budget, limits) if slot_bytes else None
     if slots:
@@ -231,6 +232,7 @@ def make_plan(
         batch_invariant=config.batch_invariant,
         graphs=device.is_gpu and not config.enforce_eager and chosen.capture,
         weight_bytes=weights,
+        kept_formats=tuple(form for form in chosen.by_format if form in staying),
         cache_bytes=sum(group.num_blocks * group.block_bytes for group in groups),
         workspace_bytes=measured.workspace if measured else None,
     )

@@ -95,10 +95,9 @@ def _choose_by_format(
     }
 
 
-def stay_as_stored(form: str, chosen: Mapping[str, Selection]) -> bool:
-    """Whether weights of a format do, in all ops that keep them. Those of latent attention's
-    absorbed form, which are few, are dequantised all the same."""
-    return all(capabilities(op, each.name).as_stored(form) for op, each in chosen.items())
+# Parameters, by a part of their names, and what packs them; the first that fits.
+PACKED_BY = {".experts.": "experts", ".mlp.": "mlp", "": "linear"}
+"""Those of latent attention's absorbed form, which are few, are dequantised all the same."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,8 +121,11 @@ class Implementations:
         keeping = ("batched_gemm", *PACKING)
         return all(dtype in each.weight_dtypes for op, each in self._declared() if op in keeping)
 
-    def stays_as_stored(self, form: str) -> bool:
-        return form in self.by_format and stay_as_stored(form, self.by_format[form])
+    def stays_as_stored(self, parameter: str, form: str) -> bool:
+        """Whether what packs this parameter takes the format as it is."""
+        op = next(op for part, op in PACKED_BY.items() if part in parameter)
+        chosen = self.by_format.get(form, {}).get(op)
+        return chosen is not None and capabilities(op, chosen.name).as_stored(form)
 
     def _declared(self) -> Iterator[tuple[str, Capabilities]]:
         for selections in (self.ops, *self.by_format.values()):

@@ -45,7 +45,8 @@ class MoESpec(Spec):
 
     experts: Span
     """`total` experts compete in the router; this rank holds `start:stop` of them."""
-    expert_width: int
+    expert_width: Span
+    """Of each routed expert. Ranks divide the experts or this, never both."""
     shared_width: Span | None
     """The shared expert: ungated, added as it is, never times scaling_factor."""
     router: RouterSpec

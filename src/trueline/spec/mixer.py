@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import ClassVar, Literal, Self
+from typing import ClassVar, Literal, Protocol, Self
 
 from trueline.spec.parameters import Parameter
 from trueline.spec.rope import RopeSpec
@@ -21,8 +21,12 @@ class CacheField:
     per: Literal["token", "sequence"]
 
 
-Divide = Callable[[Span, str], Span]
-"""This rank's part of a dimension, by what it is called: an error where it cannot be divided."""
+class Divide(Protocol):
+    def __call__(self, span: Span, what: str, *, replicable: bool = False) -> Span:
+        """This rank's part of a dimension, by what it is called: an error where it cannot be
+        divided. `replicable`: all of it where there are more ranks than it has parts."""
+
+
 HEADS = "the number of attention heads"
 
 
@@ -117,7 +121,7 @@ class MLASpec(MixerSpec):
         return self.rope
 
     def divided(self, part: Divide) -> Self:
-        return replace(self, heads=part(self.heads, HEADS))
+        return replace(self, heads=part(self.heads, HEADS, replicable=True))
 
     def whole(self) -> Self:
         return replace(self, heads=Span.whole(self.heads.total))
@@ -169,7 +173,7 @@ class CompressedSpec(MixerSpec):
         return self.rope
 
     def divided(self, part: Divide) -> Self:
-        return replace(self, heads=part(self.heads, HEADS))
+        return replace(self, heads=part(self.heads, HEADS, replicable=True))
 
     def whole(self) -> Self:
         return replace(self, heads=Span.whole(self.heads.total))
@@ -222,8 +226,9 @@ class LightningSpec(MixerSpec):
         return self.rope
 
     def divided(self, part: Divide) -> Self:
-        heads = part(self.heads, HEADS)
-        groups = part(self.norm_groups, "the number of groups of the output norm")
+        heads, groups = part(self.heads, HEADS, replicable=True), self.norm_groups
+        if not heads.is_whole:
+            groups = part(groups, "the number of groups of the output norm")
         return replace(self, heads=heads, norm_groups=groups)
 
     def whole(self) -> Self:

@@ -32,20 +32,21 @@ class Piece:
     take: tuple[slice, ...] = ()
     put: tuple[int | slice, ...] = ()
     runs: int = 1
-    """Equal runs of rows that are divided alike, as Q, K and V of one matrix; `take` is of the
-    first."""
+    """Equal runs along the last axis of `take` that are divided alike, as Q, K and V of one matrix;
+    `take` is of the first."""
 
     def split(self) -> Iterator[Piece]:
         """One piece per run."""
         if self.runs == 1:
             yield self
             return
-        rows = self.take[0]
-        height, count = self.shape[0] // self.runs, rows.stop - rows.start
+        *outer, rows = self.take
+        height, count = self.shape[len(outer)] // self.runs, rows.stop - rows.start
+        every = (slice(None),) * len(outer)
         for run in range(self.runs):
             first = run * height + rows.start
             take, put = slice(first, first + count), slice(run * count, (run + 1) * count)
-            yield replace(self, take=(take,), put=(put,), runs=1)
+            yield replace(self, take=(*outer, take), put=(*every, put), runs=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,8 @@ def divided(
 
 
 def output(name: str, D: int, inner: Span, outputs: Span | None) -> Parameter:
-    """Back to the hidden size: a part of every channel's sum, or the whole sum of some channels."""
-    if outputs is None:
+    """Back to the hidden size: a part of every channel's sum, or the whole sum of some channels. A
+    rank that has all that is summed over needs nobody: it has the whole sum of all."""
+    if outputs is None or inner.is_whole:
         return divided(name, (D, inner), 1)
     return divided(name, (outputs, inner.total), 0)

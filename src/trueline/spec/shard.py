@@ -1,9 +1,11 @@
 """What one tensor-parallel rank holds, as a spec of its own. Layers never see the world size.
 
-Divided: heads (and with them the state and the output norm of linear layers), routed experts, the
-widths of dense and shared MLPs. A count that does not divide is an error. Replicated: everything
-per token (latent projections, norms, router, indexer, cache rows), and the vocabulary where it does
-not divide (the result is the same, only memory is spent).
+Divided: heads (and with them the state and the output norm of linear layers), the widths of dense
+and shared MLPs, and routed experts: every rank has its slice of each expert's width, or
+(`expert_parallel`) some experts whole. A count that does not divide is an error. Replicated:
+everything per token (latent projections, norms, router, indexer, cache rows); heads where there are
+fewer of them than ranks: every rank then computes all of them and nothing is exchanged; and the
+vocabulary where it does not divide (the result is the same, only memory is spent).
 
 A projection back to the hidden size sums over what is divided. Either each rank holds its own part
 of every sum, and the parts are added up: that takes the least exchange, but the order of a sum then
@@ -21,28 +23,80 @@ from trueline.spec.mixer import MixerSpec
 from trueline.spec.model import ModelSpec
 from trueline.spec.source import Span
 
+MOST_RANKS = 128
+"""Up to which an error looks for sizes that would do."""
 
-def local_spec(spec: ModelSpec, rank: int, size: int, *, invariant_sums: bool = False) -> ModelSpec:
+
+class _DoesNotDivide(Exception):
+    pass
+
+
+def local_spec(
+    spec: ModelSpec,
+    rank: int,
+    size: int,
+    *,
+    invariant_sums: bool = False,
+    expert_parallel: bool = False,
+) -> ModelSpec:
     """The part of `spec` that rank `rank` of `size` computes."""
     if not 0 <= rank < size:
         raise UsageError(f"rank {rank} of {size}: ranks run from 0 to size - 1")
+    try:
+        return _local_spec(spec, rank, size, invariant_sums, expert_parallel)
+    except _DoesNotDivide as found:
+        sizes = accepted_sizes(spec, invariant_sums=invariant_sums, expert_parallel=expert_parallel)
+        others = accepted_sizes(
+            spec, invariant_sums=invariant_sums, expert_parallel=not expert_parallel
+        )
+        hint = ""
+        if size in others:
+            way = "by width (without" if expert_parallel else "whole (with"
+            hint = f"; {size} with experts divided {way} expert parallel)"
+        raise UsageError(
+            f"{found} cannot be divided by tensor parallel size {size}; accepted: "
+            f"{', '.join(map(str, sizes))} (all up to {MOST_RANKS} that divide everything){hint}"
+        ) from None
 
-    def part(span: Span, what: str) -> Span:
+
+def accepted_sizes(
+    spec: ModelSpec, *, invariant_sums: bool = False, expert_parallel: bool = False
+) -> list[int]:
+    """The numbers of ranks that `local_spec` accepts."""
+
+    def accepts(size: int) -> bool:
+        try:
+            _local_spec(spec, 0, size, invariant_sums, expert_parallel)
+        except _DoesNotDivide:
+            return False
+        return True
+
+    return [size for size in range(1, MOST_RANKS + 1) if accepts(size)]
+
+
+def _local_spec(
+    spec: ModelSpec, rank: int, size: int, invariant_sums: bool, expert_parallel: bool
+) -> ModelSpec:
+    def part(span: Span, what: str, *, replicable: bool = False) -> Span:
+        if replicable and span.total < size:
+            return span
         if span.total % size:
-            raise UsageError(
-                f"{what} = {span.total} cannot be divided by tensor parallel size {size}; "
-                f"accepted: a divisor of {span.total}"
-            )
+            raise _DoesNotDivide(f"{what} = {span.total}")
         each = span.total // size
         return Span(rank * each, (rank + 1) * each, span.total)
 
     def feed_forward(whole: FeedForwardSpec) -> FeedForwardSpec:
         if isinstance(whole, DenseSpec):
             return replace(whole, width=part(whole.width, "the width of the dense MLP"))
-        shared = whole.shared_width
+        experts, width, shared = whole.experts, whole.expert_width, whole.shared_width
+        if expert_parallel:
+            experts = part(experts, "the number of routed experts")
+        else:
+            width = part(width, "the width of a routed expert")
         return replace(
             whole,
-            experts=part(whole.experts, "the number of routed experts"),
+            experts=experts,
+            expert_width=width,
             shared_width=part(shared, "the width of the shared experts") if shared else None,
         )
 
@@ -65,6 +119,7 @@ def whole_spec(spec: ModelSpec) -> ModelSpec:
             return replace(
                 local,
                 experts=Span.whole(local.experts.total),
+                expert_width=Span.whole(local.expert_width.total),
                 shared_width=Span.whole(shared.total) if shared else None,
             )
         return replace(local, width=Span.whole(local.width.total))

@@ -51,8 +51,13 @@ class Span:
     def count(self) -> int:
         return self.stop - self.start
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all of it is here: one rank's, or replicated."""
+        return self.count == self.total
+
     def __str__(self) -> str:
-        if self.count == self.total:
+        if self.is_whole:
             return str(self.total)
         return f"{self.count} of {self.total} ({self.start}:{self.stop})"
 

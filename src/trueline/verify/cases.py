@@ -35,6 +35,8 @@ class Case:
     """Keys to set in its rope_scaling."""
     yarn: bool | None = None
     storage: Storage | None = None
+    fused: bool = False
+    """Store the experts of a layer in one tensor."""
     dtype: str = "float32"
     mtp: bool = False
     """Store an MTP layer too."""
@@ -116,6 +118,9 @@ _GROUPED_ALL: JSON = {
     "v_head_dim": 12,
     "q_lora_rank": 48,
 }
+
+# Two ranks divide all of it; blocks of 32 begin inside of a rank's part.
+_RANKED: JSON = {"intermediate_size": 90, "moe_intermediate_size": 24, "vocab_size": 312}
 
 V4 = {
     "model_type": "deepseek_v4",
@@ -213,6 +218,9 @@ CASES: Mapping[str, Case] = {
     "v3-attention-factor": Case("deepseek_v3", rope={"attention_factor": 1.2}),
     "v3-no-yarn-scaling": Case("deepseek_v3", rope={"apply_yarn_scaling": False}),
     "v3-no-truncate": Case("deepseek_v3", rope={"truncate": False}),
+    "v3-ranks": Case("deepseek_v3", keys=_RANKED),
+    "v3-ranks-fused": Case("deepseek_v3", keys=_RANKED, fused=True),
+    "v3-one-head": Case("deepseek_v3", keys=_RANKED | {"num_attention_heads": 1}),
     "v3-mtp": Case("deepseek_v3", keys={"num_nextn_predict_layers": 1}, mtp=True),
     "k2": Case("kimi_k2", start=900, stride=97),
     "k25": Case("kimi_k25"),
@@ -220,6 +228,7 @@ CASES: Mapping[str, Case] = {
     "tied": Case("deepseek_v2", keys={"tie_word_embeddings": True}),
     "bf16": Case("deepseek_v3", dtype="bfloat16"),
     "fp8": Case("deepseek_v3", storage=FP8_32),
+    "fp8-ranks": Case("deepseek_v3", keys=_RANKED, storage=FP8_32),
     "fp8-exempt": Case("deepseek_v3", storage=FP8_EXEMPT),
     "fp8-inputs": Case("deepseek_v3", keys=_FP8_INPUTS, storage=FP8_32),
     "fp8-inputs-ue8m0": Case("deepseek_v3", keys=_FP8_INPUTS, storage=FP8_UE8M0),
@@ -231,6 +240,7 @@ CASES: Mapping[str, Case] = {
     "k25-int4": Case("kimi_k25", keys=_GROUPED, storage=INT4),
     "fp4": Case("deepseek_v3", keys=_GROUPED, storage=FP4),
     "ling": Case(_LING),
+    "ling-ranks": Case(_LING, keys={"moe_intermediate_size": 24}),
     "ling-shallow": Case(_LING, keys=_SHALLOW | {"layer_group_size": 2}),
     "ling-far": Case(_LING, start=4321, stride=173),
     "ling-one-group": Case(_LING, keys={"group_norm_size": 1, "q_lora_rank": None}),
@@ -312,7 +322,8 @@ def make_subject(name: str, directory: Path) -> Subject:
         del config[key]
     if case.rope:
         config["rope_scaling"].update(case.rope)
-    spec = make_checkpoint(directory, config, TinyOptions(seed=case.seed, dtype=case.dtype))
+    options = TinyOptions(seed=case.seed, dtype=case.dtype, fused_experts=case.fused)
+    spec = make_checkpoint(directory, config, options)
     if case.mtp:
         _add_mtp_layer(directory, spec)
     if case.spare:

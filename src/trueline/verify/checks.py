@@ -33,6 +33,7 @@ from trueline.verify.lightning import (
 )
 from trueline.verify.numerics import NUMERICS_CHECKS
 from trueline.verify.ops import attention_ops, fp8_attention_ops, fp8_input_ops
+from trueline.verify.rank_ledger import rank_ledger
 from trueline.verify.rope import rope_contract
 from trueline.verify.routing import routing
 from trueline.verify.schedules import ENGINE_CHECKS
@@ -289,6 +290,7 @@ CHECKS: Mapping[str, Callable[[Subject], None]] = {
     "oracle": oracle,
     "absorbed = expanded": absorbed_equals_expanded,
     "ledger": ledger,
+    "rank ledger": rank_ledger,
     "weight values": weight_values,
     "strict": strict,
     "routing": routing,

@@ -168,7 +168,8 @@ def ranks_hold_their_heads(subject: Subject) -> None:
     theirs = reference.load(subject.model, torch.float32).params
     heads, half = config.num_attention_heads, config.num_attention_heads // RANKS
     for rank in range(RANKS):
-        ours = load_weights(subject.model, local_spec(spec, rank, RANKS), dtype=torch.float32)
+        local = local_spec(spec, rank, RANKS, expert_parallel=True)
+        ours = load_weights(subject.model, local, dtype=torch.float32)
         mine = slice(rank * half, (rank + 1) * half)
         for layer in filter(lambda x: isinstance(x.mixer, LightningSpec), spec.layers):
             at = f"model.layers.{layer.index}.self_attn"

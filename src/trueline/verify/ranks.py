@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
+from itertools import product
 from pathlib import Path
 
 from trueline.config import EngineConfig
@@ -21,19 +22,32 @@ from trueline.verify.failed import CheckFailed
 from trueline.weights.load import StoredWeights
 
 
-def ranks_are_as_one(model: Path, asks: Sequence[Ask], config: EngineConfig, *sizes: int) -> None:
+def ranks_are_as_one(
+    model: Path,
+    asks: Sequence[Ask],
+    config: EngineConfig,
+    *sizes: int,
+    expert_parallel: Sequence[bool] = (False,),
+) -> None:
     """Every position on every rank: within the band, and bit by bit in batch-invariant mode."""
     one = run(model, asks, config)
-    for size in sizes:
-        for number, done in enumerate(serve_on_ranks(model, asks, config, size)):
-            what = f"ranks = one: rank {number} of {size}"
+    for size, whole in product(sizes, expert_parallel):
+        served = serve_on_ranks(model, asks, config, size, expert_parallel=whole)
+        for number, done in enumerate(served):
+            experts = "whole" if whole else "by width"
+            what = f"ranks = one: rank {number} of {size}, experts {experts}"
             if [rows.keys() for rows in done.logits] != [rows.keys() for rows in one.logits]:
                 raise CheckFailed(f"{what}: other positions were computed")
             same(what, done, one, bitwise=config.batch_invariant)
 
 
 def serve_on_ranks(
-    model: Path, asks: Sequence[Ask], config: EngineConfig, size: int
+    model: Path,
+    asks: Sequence[Ask],
+    config: EngineConfig,
+    size: int,
+    *,
+    expert_parallel: bool = False,
 ) -> list[EngineRun]:
     """What each of `size` ranks saw."""
     spec = read_model(model, config.facts)
@@ -43,7 +57,13 @@ def serve_on_ranks(
 
     def rank(number: int) -> None:
         try:
-            local = local_spec(spec, number, size, invariant_sums=config.batch_invariant)
+            local = local_spec(
+                spec,
+                number,
+                size,
+                invariant_sums=config.batch_invariant,
+                expert_parallel=expert_parallel,
+            )
             plan = make_plan(local, config, find_device("cpu"))
             values = StoredWeights(model, local, dtype=plan.weight_dtype)
             decoder = build_decoder(local, plan, values, group.rank(number))

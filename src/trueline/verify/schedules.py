@@ -191,13 +191,17 @@ def fp8_latents_bitwise(subject: Subject) -> None:
 ON_RANKS = [Ask(prompt(20), 4), Ask(prompt(7), 4, arrives=1)]
 
 
+BOTH = (False, True)
+"""Routed experts by width and whole."""
+
+
 def ranks_are_one(subject: Subject) -> None:
-    ranks_are_as_one(subject.model, ON_RANKS, base(subject), 2)
+    ranks_are_as_one(subject.model, ON_RANKS, base(subject), 2, expert_parallel=BOTH)
 
 
 def ranks_have_the_bits_of_one(subject: Subject) -> None:
     config = replace(base(subject), batch_invariant=True)
-    ranks_are_as_one(subject.model, ON_RANKS, config, 2)
+    ranks_are_as_one(subject.model, ON_RANKS, config, 2, expert_parallel=BOTH)
 
 
 ENGINE_CHECKS: dict[str, Callable[[Subject], None]] = {

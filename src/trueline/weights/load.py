@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from trueline.errors import CheckpointError
-from trueline.models.parameters import parameters
 from trueline.spec.model import ModelSpec
-from trueline.spec.parameters import Parameter, Piece
+from trueline.spec.parameters import Piece
 from trueline.weights.checkpoint import Checkpoint, StoredTensor, open_checkpoint
 from trueline.weights.formats import Stored
-from trueline.weights.ledger import Use, balance
+from trueline.weights.ledger import Use
+from trueline.weights.rank_ledger import Wanted, wanted_pieces
 from trueline.weights.value import CHUNK, StoredPart, Weight, runs
 
 TORCH_DTYPES = {
@@ -48,7 +48,7 @@ Progress = Callable[[int, int], None]
 """Called with (bytes read so far, bytes in all)."""
 
 
-class _Files:
+class Files:
     """The checkpoint's files, mapped when first touched."""
 
     def __init__(self) -> None:
@@ -96,7 +96,7 @@ class StoredWeights:
         if checkpoint is None:
             raise CheckpointError(f"{model}: no *.safetensors files; accepted: a model directory")
         self._dtype, self._progress = dtype, progress
-        self._files = _Files()
+        self._files = Files()
         self._uses: dict[str, list[Wanted]] = {}
         for wanted in wanted_pieces(checkpoint, spec):
             self._uses.setdefault(wanted.parameter.name, []).append(wanted)
@@ -140,29 +140,6 @@ def load_weights(
     return {name: stored.pop(name).dequantise() for name in list(stored)}
 
 
-@dataclass(frozen=True, slots=True)
-class Wanted:
-    """A stored tensor, and the parameter it belongs into."""
-
-    use: Use
-    parameter: Parameter
-    piece: Piece
-
-
-def wanted_pieces(checkpoint: Checkpoint, spec: ModelSpec) -> list[Wanted]:
-    """What this rank reads, in file order. The ledger must balance."""
-    ledger = balance(checkpoint, spec)
-    ledger.require_balanced(checkpoint)
-    known = {
-        piece.source: (parameter, piece)
-        for parameter in parameters(spec)
-        for piece in (*parameter.pieces, *([parameter.fused] if parameter.fused else []))
-    }
-    uses = (use for use in ledger.uses if use.piece.source in known)
-    ordered = sorted(uses, key=lambda use: (use.tensor.file, use.tensor.begin))
-    return [Wanted(use, *known[use.piece.source]) for use in ordered]
-
-
 def stream_weights(
     checkpoint: Checkpoint, spec: ModelSpec, progress: Progress | None = None
 ) -> Iterator[tuple[str, Tensor]]:
@@ -171,7 +148,7 @@ def stream_weights(
     pieces = wanted_pieces(checkpoint, spec)
     total = sum(wanted.use.tensor.nbytes for wanted in pieces)
     done = 0
-    files = _Files()
+    files = Files()
     for wanted in pieces:
         for stored, _ in opened(files, wanted):
             for numbers in runs(stored):
@@ -182,7 +159,7 @@ def stream_weights(
             progress(done, total)
 
 
-def opened(files: _Files, wanted: Wanted) -> Iterator[tuple[Stored, tuple[int | slice, ...]]]:
+def opened(files: Files, wanted: Wanted) -> Iterator[tuple[Stored, tuple[int | slice, ...]]]:
     """What is wanted of a stored tensor, and where it goes in the parameter."""
     use, values = wanted.use, [files.view(tensor) for tensor in wanted.use.tensors]
     whole: Stored = use.format.open(use.tensors, values)

@@ -51,7 +51,8 @@ MODELS: dict[str, tuple[dict[str, Any], set[str]]] = {
     ),
     "v32s-fp8": (
         {"num_hidden_layers": 2, "n_routed_experts": 16},
-        {"write", "rotate", "scores", "select", "look_up", "set_bits", "gemm", "few", "quantise"},
+        {"write", "rotate", "scores", "select", "look_up", "set_bits", "gemm", "few", "quantise"}
+        | {"gated", "down"},
     ),
     "v32s": (
         {"num_hidden_layers": 2, "n_routed_experts": 16},

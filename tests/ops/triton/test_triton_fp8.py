@@ -59,6 +59,61 @@ def test_blocks_that_the_gemm_does_not_take(op: str, monkeypatch: pytest.MonkeyP
     FP8_CHECKS[op][0].run(module)
 
 
+STREAMED = experts.StreamLaunch(experts.Streamed(32, 512, 4), experts.Streamed(64, 256, 4))
+ACROSS_PAIRS = experts.StreamLaunch(experts.Streamed(64, 512, 4), experts.Streamed(16, 512, 4))
+
+
+@pytest.mark.parametrize("how", [None, STREAMED, ACROSS_PAIRS])
+def test_experts_streamed(
+    how: experts.StreamLaunch | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A handful of tokens, tiles as launched and others, against the definition."""
+    monkeypatch.setattr("trueline.verify.ops.fp8_inputs.fp8_linear", lambda: linear)
+    monkeypatch.setattr("trueline.verify.ops.fp8_inputs.SIZES", ((384, 384),))
+    monkeypatch.setattr("trueline.verify.ops.fp8_inputs.TOKENS", (1, 3) if how is None else (2,))
+    monkeypatch.setattr(experts, "run_grouped", None)  # needs tensor cores
+    if how is not None:
+        monkeypatch.setattr(experts, "stream_launch", lambda *_: how)
+    FP8_CHECKS["experts"][0].run(experts)
+
+
+def test_shared_experts_streamed() -> None:
+    """What they give is added with weight 1; of routed experts elsewhere, nothing is."""
+    (gate_up, down), x = (weight(5, *s, seed=1, powers_of_two=False) for s in SHAPES), randn(2, 256)
+    ids, weights = torch.tensor([[3, 9, 1], [1, 2, 0]]), randn(2, 3, seed=2).abs()
+    own = triton_quantised.pack(gate_up, down, linear)
+    every = torch.cat((ids, torch.tensor([[4, 5]] * 2)), 1)
+    shares = torch.cat((weights, torch.ones(2, 2)), 1)
+    ours = experts.run(x, ids, weights, _with_shared(own, 2), linear, first=1)
+    routed = experts.run(x, every, shares, _with_shared(own, 0), linear, first=1)
+    assert torch.equal(ours, routed)
+    fewer = experts.run(x, ids, weights, _with_shared(own, 1), linear, first=1)
+    assert not torch.equal(ours, fewer)
+
+
+def _with_shared(packed: triton_quantised.Packed, count: int) -> experts.Packed:
+    return experts.of_codes(replace(packed, shared=count))
+
+
+def test_which_tokens_are_streamed() -> None:
+    """One and two of the published models; tiles divide blocks, and fit registers."""
+    for top, shared, hidden, width in ((6, 2, 2048, 1408), (8, 1, 7168, 2048), (8, 0, 4096, 512)):
+        for tokens in (1, 2):
+            how = experts.stream_launch(tokens, top, shared, hidden, width)
+            assert how is not None
+            assert how.first.inner >= hidden
+            for each, codes in (
+                (how.first, 2 * how.first.inner),
+                (how.second, -(-(top + shared) * width // how.second.inner) * how.second.inner),
+            ):
+                assert TILE % each.columns == 0
+                assert each.columns * codes <= 32 * each.warps * experts.THREAD_CODES
+                assert each.inner % experts.WARP_CODES == 0
+        assert experts.stream_launch(3, top, shared, hidden, width) is None
+    assert experts.stream_launch(1, 18, 0, 2048, 8192) is None
+    assert experts.stream_launch(1, 2, 0, 1 << 17, 2048) is None
+
+
 def rows_of(matrix: Weight, first: int, count: int) -> Weight:
     from trueline.spec.source import Span
 

@@ -37,7 +37,7 @@ def decode_bytes(spec: ModelSpec, kinds: Sequence[AnyKind], batch: int, context:
     for parameter in parameters(spec):
         # Some token multiplies it: tokens choose their experts evenly, and apart from each other.
         share = 1 - (1 - parameter.active_share) ** batch
-        weights += float(share) * parameter_bytes(spec, parameter, itemsize, lambda _: True)
+        weights += float(share) * parameter_bytes(spec, parameter, itemsize, lambda *_: True)
     cache = sum(batch * _sequence_bytes(kind, context) for kind in kinds)
     return StepBytes(round(weights), round(cache))
 
@@ -57,4 +57,4 @@ def _sequence_bytes(kind: AnyKind, context: int) -> float:
 
 def checkpoint_bytes(spec: ModelSpec) -> int:
     """Of a checkpoint's weights, as published."""
-    return weight_bytes(spec, DTYPE_BYTES[spec.dtype], lambda _: True)
+    return weight_bytes(spec, DTYPE_BYTES[spec.dtype], lambda *_: True)

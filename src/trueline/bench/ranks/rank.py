@@ -3,7 +3,6 @@ steps over some of these layers."""
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from copy import copy
@@ -32,7 +31,6 @@ from trueline.spec.feedforward import MoESpec
 from trueline.spec.mixer import MLASpec
 from trueline.spec.model import LayerSpec, ModelSpec
 from trueline.spec.shard import local_spec
-from trueline.utils.json_types import JSON
 from trueline.weights.dummy import DummyWeights
 
 MOST_THREADS = 16
@@ -65,6 +63,11 @@ class Rehearsed:
         asked = Exchanges(all_gathers=1, gathered_bytes=gathered.nbytes)
         self.exchanges = self.exchanges.plus(asked)
         return gathered
+
+    def from_first(self, x: Tensor) -> Tensor:
+        """A broadcast: as much goes over the wires as in an all-gather of its size."""
+        self.exchanges = self.exchanges.plus(Exchanges(all_gathers=1, gathered_bytes=x.nbytes))
+        return x
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,9 +102,7 @@ def _name(layer: LayerSpec) -> str:
 
 def rank_spec(spec: ModelSpec, size: int, *, expert_parallel: bool) -> ModelSpec:
     """What the first rank computes."""
-    accepted = inspect.signature(local_spec).parameters
-    options: JSON = {"expert_parallel": expert_parallel} if "expert_parallel" in accepted else {}
-    return local_spec(spec, 0, size, **options)
+    return local_spec(spec, 0, size, expert_parallel=expert_parallel)
 
 
 @dataclass(frozen=True, slots=True)

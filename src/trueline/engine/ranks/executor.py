@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from trueline.engine.executor import Launched, LocalExecutor, StepFailed
 from trueline.engine.messages import Admission, StepMessage, StepResult, Unowned
@@ -35,10 +36,13 @@ class RanksExecutor:
         self.local, self.group, self.processes = local, group, processes
         self._admissions: list[Admission] = []
         self._unowned: Unowned | None = None
-        self._watch = Watch(timeout, self._give_up)
+        give_up = weakref.WeakMethod(self._give_up)
+        self._watch = Watch(timeout, lambda seconds: act(seconds) if (act := give_up()) else None)
         self._hung: str | None = None
         self._lost: RankFailed | None = None
         group.when_reported(processes.alarm.ring)
+        # also when nobody closes it: other machines hear of a regular end
+        self._end = weakref.finalize(self, _end, self._watch, group, processes, local)
 
     @property
     def alarm(self) -> Alarm:
@@ -62,7 +66,6 @@ class RanksExecutor:
         try:
             with self._watch.waiting():
                 self.group.control.tell(encode(order))
-                self.group.journal.step += 1
                 return self.local.launch(step)
         except Exception as error:
             raise self._failed(error) from error
@@ -75,17 +78,7 @@ class RanksExecutor:
         return outcome
 
     def close(self) -> None:
-        self._watch.stop()
-        if self._lost is None:
-            try:
-                self.group.control.tell(encode(Order()))
-                self.processes.wait()
-            except RuntimeError:  # one is gone already
-                pass
-        self.processes.kill()
-        self.local.close()
-        self.group.close()
-        self.processes.close()
+        self._end()
 
     def _failed(self, error: BaseException) -> RankFailed:
         """The engine is broken, by whatever came first."""
@@ -102,9 +95,25 @@ class RanksExecutor:
 
     def _give_up(self, seconds: float) -> None:
         """In the watch's thread: whoever waits gets an error."""
-        self._hung = f"no step ended within {seconds:g} s (engine_timeout): {self.group.behind()}"
+        self._hung = hung(self.group, seconds)
         self.processes.kill()
         self.group.abort()
+
+
+def _end(watch: Watch, group: RankGroup, processes: Workers, local: LocalExecutor) -> None:
+    watch.stop()
+    if not group.aborted:
+        with suppress(RuntimeError):  # one is gone already
+            group.control.tell(encode(Order()))
+            processes.wait()
+    processes.kill()
+    local.close()
+    group.close()
+    processes.close()
+
+
+def hung(group: RankGroup, seconds: float) -> str:
+    return f"no step ended within {seconds:g} s (engine_timeout): {group.behind()}"
 
 
 def why_it_failed(group: RankGroup, processes: Workers, error: BaseException) -> str:
@@ -125,8 +134,12 @@ class LaunchedExecutor:
     """Under torchrun every rank runs the same program, and so schedules the same steps. Rank 0's
     count: who would do something else is told so, not left waiting in an exchange."""
 
-    def __init__(self, local: LocalExecutor, group: RankGroup) -> None:
+    def __init__(self, local: LocalExecutor, group: RankGroup, timeout: float) -> None:
+        """`timeout`: seconds that a step may take, 0 for no limit; rank 0 watches."""
         self.local, self.group = local, group
+        self._watch = Watch(timeout if group.place.rank == 0 else 0.0, self._give_up)
+        self._hung: str | None = None
+        self._lost: RankFailed | None = None
         self._admissions: list[Admission] = []
         self._unowned: Unowned | None = None
         self.alarm = None
@@ -145,26 +158,46 @@ class LaunchedExecutor:
     def launch(self, step: StepMessage) -> Launched:
         order = Order(admissions=self._admissions, unowned=self._unowned, step=step)
         self._admissions, self._unowned = [], None
-        mine = encode(order)
+        try:
+            with self._watch.waiting():
+                self._agree(encode(order))
+                return self.local.launch(step)
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def _agree(self, mine: bytes) -> None:
         if self.group.place.rank == 0:
             self.group.control.tell(mine)
         elif self.group.control.hear() != mine:
             raise RankFailed(
-                f"rank {self.group.place.rank} has scheduled another step than rank 0: under "
-                "torchrun every rank must ask for the same, in the same order"
+                "it has scheduled another step than rank 0: under torchrun every rank must ask for "
+                "the same, in the same order"
             )
-        self.group.journal.step += 1
-        return self.local.launch(step)
 
     def collect(self, launched: Launched) -> StepResult | StepFailed:
-        outcome = self.local.collect(launched)
+        with self._watch.waiting():
+            outcome = self.local.collect(launched)
         if isinstance(outcome, StepFailed):
-            return StepFailed(RankFailed(described(outcome.error)))
+            return StepFailed(self._failed(outcome.error))
         return outcome
 
     def close(self) -> None:
+        self._watch.stop()
         self.local.close()
         self.group.close()
+
+    def _failed(self, error: BaseException) -> RankFailed:
+        """The first rank that fails says why, to all."""
+        if self._lost is None:
+            words = str(error) if isinstance(error, EngineBroken) else described(error)
+            self.group.report(words)
+            self._lost = RankFailed(self._hung or self.group.reported() or words)
+            self.group.abort()
+        return self._lost
+
+    def _give_up(self, seconds: float) -> None:
+        self._hung = hung(self.group, seconds)
+        self.group.abort()
 
 
 class Watch:
@@ -191,7 +224,8 @@ class Watch:
         with self._changed:
             self._stopped = True
             self._changed.notify()
-        self._thread.join()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
     def _set(self, since: float | None) -> None:
         with self._changed:

@@ -70,7 +70,7 @@ def work(group: RankGroup, runner: Runner) -> None:
             runner.admit(admission)
         if order.unowned is not None:
             runner.caches.poison(order.unowned)
-        group.journal.step += 1
+        group.journal.next_step()
         launched.append(runner.launch(order.step))
         while len(launched) > 1:  # as far behind as rank 0 may be
             launched.popleft().result()

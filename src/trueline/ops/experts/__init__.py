@@ -3,11 +3,12 @@ once; `run(x [n, hidden], ids [n, k], weights [n, k], packed, linear, first=0)` 
 This rank holds experts first..first+len(packed); the others' share is left out. Each active
 expert's weights are read once, whatever the number of tokens.
 
-The same in two steps, so that a token's sum can run over experts of several ranks:
-`each(x, ids, packed, linear, first=0)` -> [n, k, hidden] is what each of a token's experts gives,
-zeros for those of other ranks; `combine(each, weights)` -> [n, hidden]. With all experts here the
-two give the bits of `run`. `each` may have more digits than x; `combine` then returns them. Only
-batch-invariant mode needs the two.
+The same in three steps, for a rank that holds some of the experts, or of every expert a part of the
+width and, of `down`, some rows over the whole width: `middle(x, ids, packed, linear, first=0)` ->
+[n, k, part] of each of a token's experts; `down(all [n, k, width], ids, packed, linear, first=0)`
+-> [n, k, rows]; both have zeros for experts of other ranks. `combine(each [n, k, rows], weights)`
+-> [n, rows]. With everything here the three give the bits of `run`. `middle` may have more digits
+than x; the others then return them. Only batch-invariant mode calls the three.
 
 An implementation may also take the shared expert in, where its width is a multiple of the others':
 `pack_with_shared(gate_up, down, shared_gate_up [2 shared, hidden], shared_down [hidden, shared],
@@ -55,8 +56,12 @@ class Experts(Protocol[Packed]):
 class InvariantExperts(Experts[Packed], Protocol[Packed]):
     """What a batch-invariant implementation has too."""
 
-    def each(
+    def middle(
         self, x: Tensor, ids: Tensor, packed: Packed, linear: LinearOp, first: int = 0
+    ) -> Tensor: ...
+
+    def down(
+        self, middle: Tensor, ids: Tensor, packed: Packed, linear: LinearOp, first: int = 0
     ) -> Tensor: ...
 
     def combine(self, each: Tensor, weights: Tensor) -> Tensor: ...

@@ -37,14 +37,28 @@ def run(
     return out
 
 
-def each(x: Tensor, ids: Tensor, packed: mlp.Packed, linear: LinearOp, first: int = 0) -> Tensor:
+def middle(x: Tensor, ids: Tensor, packed: mlp.Packed, linear: LinearOp, first: int = 0) -> Tensor:
     x, ids = x if x.stride(1) == 1 else x.contiguous(), ids.contiguous()
-    out = torch.zeros(*ids.shape, x.shape[1])
+    out = torch.zeros(*ids.shape, packed.width)
     sizes, scratch = _sizes(x, ids, packed, first), _scratch(ids, packed)
-    weighted("parts", packed.down.dtype)(
-        *(x.data_ptr(), x.stride(0), ids.data_ptr()),
-        *(packed.gate_up.data_ptr(), packed.down.data_ptr(), out.data_ptr(), *sizes),
-        *(part.data_ptr() for part in scratch),
+    weighted("routed_middle", packed.gate_up.dtype)(
+        *(x.data_ptr(), x.stride(0), ids.data_ptr(), packed.gate_up.data_ptr(), out.data_ptr()),
+        *(*sizes, *(part.data_ptr() for part in scratch)),
+    )
+    return out
+
+
+def down(
+    middle: Tensor, ids: Tensor, packed: mlp.Packed, linear: LinearOp, first: int = 0
+) -> Tensor:
+    middle, ids = middle.contiguous(), ids.contiguous()
+    assert middle.shape[2] == packed.inner, "the whole width, as down has it"
+    out = torch.zeros(*ids.shape, packed.rows)
+    begin, pairs, _ = _scratch(ids, packed)
+    weighted("routed_down", packed.down.dtype)(
+        *(middle.data_ptr(), ids.data_ptr(), packed.down.data_ptr(), out.data_ptr()),
+        *(*ids.shape, packed.inner, packed.rows, first, len(packed.down)),
+        *(begin.data_ptr(), pairs.data_ptr()),
     )
     return out
 

@@ -21,17 +21,26 @@ def pack(gate_up: Weight | Tensor, down: Weight | Tensor, linear: object) -> Pac
 def run(
     x: Tensor, ids: Tensor, weights: Tensor, packed: Packed, linear: object, first: int = 0
 ) -> Tensor:
-    return combine(each(x, ids, packed, linear, first), weights).to(x.dtype)
+    between = middle(x, ids, packed, linear, first)
+    return combine(down(between, ids, packed, linear, first), weights).to(x.dtype)
 
 
-def each(x: Tensor, ids: Tensor, packed: Packed, linear: object, first: int = 0) -> Tensor:
-    out = torch.zeros(*ids.shape, x.shape[1], dtype=torch.float64)
+def middle(x: Tensor, ids: Tensor, packed: Packed, linear: object, first: int = 0) -> Tensor:
+    out = torch.zeros(*ids.shape, len(packed[0][0]) // 2, dtype=torch.float64)
     for token in range(len(x)):
         for k, expert in enumerate(ids[token].tolist()):
             if first <= expert < first + len(packed):
-                gate_up, down = packed[expert - first]
-                gate, up = (gate_up @ x[token].double()).chunk(2)
-                out[token, k] = down @ (gate / (1 + (-gate).exp()) * up)
+                gate, up = (packed[expert - first][0] @ x[token].double()).chunk(2)
+                out[token, k] = gate / (1 + (-gate).exp()) * up
+    return out
+
+
+def down(middle: Tensor, ids: Tensor, packed: Packed, linear: object, first: int = 0) -> Tensor:
+    out = torch.zeros(*ids.shape, len(packed[0][1]), dtype=torch.float64)
+    for token in range(len(ids)):
+        for k, expert in enumerate(ids[token].tolist()):
+            if first <= expert < first + len(packed):
+                out[token, k] = packed[expert - first][1] @ middle[token, k].double()
     return out
 
 

@@ -17,7 +17,7 @@ from trueline.weights.checkpoint import StoredTensor
 from trueline.weights.formats import Format, Stored, block_fp8, fp4, pack_int4
 from trueline.weights.formats.fp4 import Fp4Stored
 from trueline.weights.formats.pack_int4 import Int4Stored
-from trueline.weights.load import Wanted
+from trueline.weights.rank_ledger import Wanted
 
 Nibbles = Callable[[Tensor], Tensor]
 """From packed words or bytes to the nibbles of each."""

@@ -109,7 +109,7 @@ def _swapped_gate_and_up(original: Make) -> Make:
             if not parameter.name.endswith("gate_up_proj"):
                 yield parameter
                 continue
-            width = moe.expert_width
+            width = moe.expert_width.count
             pieces = [
                 replace(p, put=(p.put[0], slice((p.put[1].start + width) % (2 * width),
                                                 (p.put[1].start + width) % (2 * width) + width)))

@@ -9,6 +9,7 @@ largest number says so, nothing is rounded before the code: there only one code 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product
 
@@ -289,6 +290,23 @@ def experts_bits(op: InvariantExperts[Opaque]) -> None:
         require(torch.equal(alone, whole[rows]), "experts: a token's bits")
     each = torch.zeros(33, CHOSEN, HIDDEN)
     for half in (Span(0, 3, EXPERTS), Span(3, 6, EXPERTS)):
-        mine = op.pack(gate_up.cut(0, half), down.cut(0, half), linear)
-        each += op.each(x, ids, mine, linear, 2 + half.start)
+        mine, at = op.pack(gate_up.cut(0, half), down.cut(0, half), linear), 2 + half.start
+        each += op.down(op.middle(x, ids, mine, linear, at), ids, mine, linear, at)
     require(torch.equal(op.combine(each, weights), whole), "experts: the bits of two ranks")
+    ranks = [op.pack(*part, linear) for part in _halves(gate_up, down)]
+    middle = torch.cat([op.middle(x, ids, mine, linear, 2) for mine in ranks], 2)
+    given = [op.combine(op.down(middle, ids, mine, linear, 2), weights) for mine in ranks]
+    require(torch.equal(torch.cat(given, 1), whole), "experts: the bits of two ranks, by width")
+
+
+def _halves(gate_up: Weight, down: Weight) -> Iterator[tuple[Weight, Weight]]:
+    """Of each of two ranks: its part of the width of gate and up, its rows of down."""
+    width, hidden = gate_up.shape[1] // 2, down.shape[1]
+    for at in range(2):
+        first, half = at * width // 2, width // 2
+        gate, up = (
+            gate_up.cut(1, Span(first + begin, first + begin + half, 2 * width))
+            for begin in (0, width)
+        )
+        rows = Span(at * hidden // 2, (at + 1) * hidden // 2, hidden)
+        yield Weight.concat((gate, up), 1), down.cut(1, rows)

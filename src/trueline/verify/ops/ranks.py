@@ -3,6 +3,8 @@ all. What batch-invariant mode needs on several ranks."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
@@ -79,22 +81,34 @@ def mlp(op: InvariantMLP[Opaque]) -> None:
 
 
 def experts(op: InvariantExperts[Opaque]) -> None:
-    """In the order of a token's ids, whichever ranks hold them."""
-    count, top, hidden, width = 12, 5, 29, 17
+    """In the order of a token's ids, whichever ranks hold them; and with a part of every expert's
+    width first, then some rows over all of it."""
+    count, top, hidden, width = 12, 5, 36, 24
     gate_up, down = randn(count, 2 * width, hidden) / 5, randn(count, hidden, width, seed=1) / 4
+    linear = torch_linear()
     for tokens in (1, 2, 33):
         x, weights = randn(tokens, hidden, seed=2), randn(tokens, top, seed=3).abs()
         ids = randn(tokens, count, seed=4).argsort(1)[:, :top]
-        whole = op.run(x, ids, weights, op.pack(gate_up, down, torch_linear()), torch_linear())
+        whole = op.run(x, ids, weights, op.pack(gate_up, down, linear), linear)
         for size in (1, 2, 4, 12):
-            n = count // size
-            mine = [
-                op.each(x, ids, op.pack(gate_up[at : at + n], down[at : at + n], torch_linear()),
-                        torch_linear(), at)
-                for at in range(0, count, n)
-            ]  # fmt: skip
-            ours = op.combine(torch.stack(mine).sum(0), weights).to(x.dtype)
-            require(torch.equal(ours, whole), f"experts: bits on {size} ranks")
+            n, each = count // size, []
+            for at in range(0, count, n):
+                mine = op.pack(gate_up[at : at + n], down[at : at + n], linear)
+                each.append(op.down(op.middle(x, ids, mine, linear, at), ids, mine, linear, at))
+            ours = op.combine(torch.stack(each).sum(0), weights).to(x.dtype)
+            require(torch.equal(ours, whole), f"experts: bits on {size} ranks, whole")
+            ranks = [op.pack(*part, linear) for part in _by_width(gate_up, down, size)]
+            middle = torch.cat([op.middle(x, ids, mine, linear) for mine in ranks], 2)
+            given = [op.combine(op.down(middle, ids, m, linear), weights) for m in ranks]
+            ours = torch.cat(given, 1).to(x.dtype)
+            require(torch.equal(ours, whole), f"experts: bits on {size} ranks, by width")
+
+
+def _by_width(gate_up: Tensor, down: Tensor, size: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """Of each rank: its part of the width of gate and up, its rows of down."""
+    gates, ups = (half.chunk(size, 1) for half in gate_up.chunk(2, 1))
+    for gate, up, rows in zip(gates, ups, down.chunk(size, 1), strict=True):
+        yield torch.cat((gate, up), 1), rows.contiguous()
 
 
 def mla_decode(op: MLADecodeOp) -> None:

@@ -115,9 +115,12 @@ def experts(op: Experts[Opaque], dtype: torch.dtype = torch.float32) -> None:
     E, K, first = 3, 2, 2
     for label, group in _labels(op.capabilities):
         for hidden, width, cut in ((256, 64, 0), (288, 96, 32), (320, 72, 8)):
-            gate_up = stack(label, (E, 2 * width, hidden), group, 2, 1, dtype)
-            wider = stack(label, (E, hidden, 128 * -(-(width + cut) // 128)), group, 1, 2, dtype)
-            down = wider.cut(2, Span(cut, cut + width, wider.shape[2]))
+            total = 128 * -(-(width + cut) // 128)  # of which this rank has `width`
+            both = stack(label, (E, 2 * total, hidden), group, 2, 1, dtype)
+            spans = (Span(at + cut, at + cut + width, 2 * total) for at in (0, total))
+            gate_up = Weight.concat([both.cut(1, span) for span in spans], 1)
+            wider = stack(label, (E, hidden, total), group, 1, 2, dtype)
+            down = wider.cut(2, Span(cut, cut + width, total))
             packed = op.pack(gate_up, down, torch_linear())
             numbers = gate_up.dequantise(torch.float32), down.dequantise(torch.float32)
             exact_of = experts_reference.pack(*numbers, None)

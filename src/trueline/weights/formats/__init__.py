@@ -85,6 +85,11 @@ class Format(Storage, ABC):
         """The weight that these tensors make up, after a check of its scales. `tensors` has what
         an error names."""
 
+    def stored_slices(self, cut: tuple[slice, ...]) -> tuple[tuple[slice, ...], ...] | None:
+        """Of each of the tensors, what a rank holds that has these rows and columns of the weight;
+        None: not known before it is opened."""
+        return None
+
     def stored_bytes(self, shape: tuple[int, ...]) -> int | None:
         """Of a weight of this shape, scales included; None: not known before it is opened."""
         return None
@@ -119,20 +124,35 @@ def format_of(spec: ModelSpec, parameter: Parameter, piece: Piece) -> Format | N
     return None if fmt.exempts(piece.source) else fmt
 
 
-def weight_bytes(spec: ModelSpec, itemsize: int, as_stored: Callable[[str], bool]) -> int:
-    """Of all parameters: those of formats that stay as stored, and plain float of this size."""
+AsStored = Callable[[str, str], bool]
+"""Whether a parameter, by its name, stays in this format."""
+
+
+def weight_bytes(spec: ModelSpec, itemsize: int, as_stored: AsStored) -> int:
+    """Of all parameters: those that stay as stored, and plain float of this size."""
     return sum(parameter_bytes(spec, each, itemsize, as_stored) for each in parameters(spec))
 
 
 def parameter_bytes(
-    spec: ModelSpec, parameter: Parameter, itemsize: int, as_stored: Callable[[str], bool]
+    spec: ModelSpec, parameter: Parameter, itemsize: int, as_stored: AsStored
 ) -> int:
     numbers = stored = 0
     for piece in parameter.pieces:
         fmt, count = format_of(spec, parameter, piece), prod(piece.shape)
-        kept = fmt.stored_bytes(piece.shape) if fmt and as_stored(fmt.label) else None
+        stays = fmt is not None and as_stored(parameter.name, fmt.label)
+        kept = fmt.stored_bytes(piece.shape) if fmt and stays else None
         numbers, stored = numbers + count, stored + (count * itemsize if kept is None else kept)
     return parameter.count * stored // numbers  # this rank's share of what is stored
+
+
+def kept_formats(spec: ModelSpec, as_stored: AsStored) -> set[str]:
+    """Those that some parameter stays in."""
+    pieces = ((p, piece) for p in parameters(spec) for piece in p.pieces)
+    return {
+        fmt.label
+        for parameter, piece in pieces
+        if (fmt := format_of(spec, parameter, piece)) and as_stored(parameter.name, fmt.label)
+    }
 
 
 def quantised_formats(spec: ModelSpec) -> tuple[Format, ...]:

@@ -14,7 +14,7 @@ from trueline.spec.source import Fact, default
 from trueline.weights.checkpoint import StoredTensor
 from trueline.weights.formats import PLAIN_DTYPES, Format, Stored, beside, wrong_shape
 from trueline.weights.formats.exempt import is_ignored, read_ignored_modules
-from trueline.weights.formats.scales import check_scales
+from trueline.weights.formats.scales import check_scales, groups_of
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -95,6 +95,10 @@ class BlockFp8(Format):
 
     def names(self, weight: str) -> tuple[str, ...]:
         return weight, beside(weight, self.scale_name)
+
+    def stored_slices(self, cut: tuple[slice, ...]) -> tuple[tuple[slice, ...], ...]:
+        """Scales of all blocks that the numbers touch."""
+        return cut, tuple(groups_of(each, size) for each, size in zip(cut, self.block, strict=True))
 
     def stored_bytes(self, shape: tuple[int, ...]) -> int:
         blocks = (-(-size // block) for size, block in zip(shape, self.block, strict=True))

@@ -42,6 +42,9 @@ class DenseFormat(Format):
     def names(self, weight: str) -> tuple[str, ...]:
         return (weight,)
 
+    def stored_slices(self, cut: tuple[slice, ...]) -> tuple[tuple[slice, ...], ...]:
+        return (cut,)
+
     def problem(self, shape: tuple[int, ...], tensors: Sequence[StoredTensor]) -> str | None:
         (tensor,) = tensors
         if wrong := wrong_shape(tensor, shape):

@@ -14,7 +14,7 @@ from trueline.weights.checkpoint import StoredTensor
 from trueline.weights.formats import Format, Storage, Stored, beside
 from trueline.weights.formats.block_fp8 import BlockFp8, read_as
 from trueline.weights.formats.exempt import is_ignored
-from trueline.weights.formats.scales import times_groups
+from trueline.weights.formats.scales import groups_of, times_groups
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,6 +83,13 @@ class Fp4(Format):
 
     def names(self, weight: str) -> tuple[str, ...]:
         return weight, beside(weight, "scale")
+
+    def stored_slices(self, cut: tuple[slice, ...]) -> tuple[tuple[slice, ...], ...]:
+        """Bytes from the first one of a group on, as `Fp4Stored` has them."""
+        rows, columns = cut
+        groups = groups_of(columns, GROUP)
+        packed = slice(groups.start * GROUP // 2, -(-columns.stop // 2))
+        return (rows, packed), (rows, groups)
 
     def stored_bytes(self, shape: tuple[int, ...]) -> int:
         rows, columns = shape

@@ -14,7 +14,7 @@ from trueline.spec.source import Fact, default
 from trueline.weights.checkpoint import StoredTensor
 from trueline.weights.formats import PLAIN_DTYPES, Format, Stored, beside
 from trueline.weights.formats.exempt import read_ignored_modules
-from trueline.weights.formats.scales import check_scales, times_groups
+from trueline.weights.formats.scales import check_scales, groups_of, times_groups
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -83,6 +83,13 @@ class PackInt4(Format):
     def names(self, weight: str) -> tuple[str, ...]:
         suffixes = ("weight_packed", "weight_scale", "weight_shape")
         return tuple(beside(weight, suffix) for suffix in suffixes)
+
+    def stored_slices(self, cut: tuple[slice, ...]) -> tuple[tuple[slice, ...], ...]:
+        """Words from the first one of a group on, as `Int4Stored` has them."""
+        rows, columns = cut
+        groups = groups_of(columns, self.group)
+        words = slice(groups.start * self.group // WORD, -(-columns.stop // WORD))
+        return (rows, words), (rows, groups), (slice(0, 2),)
 
     def stored_bytes(self, shape: tuple[int, ...]) -> int:
         """With scales in 16 bits, as published."""

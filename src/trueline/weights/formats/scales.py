@@ -16,6 +16,11 @@ def check_scales(tensor: StoredTensor, scales: Tensor) -> None:
         raise CheckpointError(f"{tensor}: accepted: positive, finite scales")
 
 
+def groups_of(numbers: slice, group: int) -> slice:
+    """The blocks or groups along an axis that these numbers touch."""
+    return slice(numbers.start // group, -(-numbers.stop // group))
+
+
 def times_groups(numbers: Tensor, scales: Tensor, group: int) -> Tensor:
     """In place, each group of a row with its scale; the last one may be partial."""
     whole = numbers.shape[1] // group

@@ -241,7 +241,7 @@ def experts(model: str, token_counts: tuple[int, ...]) -> Iterator[FormatWork]:
             cell={
                 "op": "experts",
                 "of": model,
-                "shape": [count, moe.expert_width, hidden],
+                "shape": [count, moe.expert_width.count, hidden],
                 "rows": tokens,
                 "rows_per_expert": tokens * top / active,
             },
@@ -250,7 +250,7 @@ def experts(model: str, token_counts: tuple[int, ...]) -> Iterator[FormatWork]:
             cublas=cublas,
             label=choice.label,
             nbytes=(gate_up.nbytes + down.nbytes) * active / count,
-            flops=6 * tokens * top * moe.expert_width * hidden,
+            flops=6 * tokens * top * moe.expert_width.count * hidden,
             exact=exact,
             target=_experts_target(choice.label, tokens),
             profiled=many,
