@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: run serve test test-full test-cpus mutants lint docs clean
+.PHONY: run serve test test-full test-cpus test-ranks mutants lint docs clean
 
 run: $(INSTALLED)
 	@$(BIN)/trueline witness --demo
@@ -29,6 +29,10 @@ test-full: lint
 # The numeric tests under other instruction sets; CPUS="--only AVX2 --write" passes options on.
 test-cpus: $(INSTALLED)
 	$(BIN)/python tests/helpers/cpus.py $(CPUS)
+
+# Ranks as real processes; RANKS="--size 2 8" runs some sizes, RANKS=--list prints the cases.
+test-ranks: $(INSTALLED)
+	PYTHONPATH=tests:tests/helpers $(BIN)/python tests/helpers/ranks_as_processes.py $(RANKS)
 
 # Also: make mutants OPTIONS="--area text", --only ID, --changed main, --write-docs, --help
 mutants: $(INSTALLED)

@@ -428,7 +428,8 @@ def test_ranks_have_the_bits_of_one_without_a_compiler(
 ) -> None:
     monkeypatch.setattr(native, "unavailable", lambda: "no C++ compiler")
     config = replace(INVARIANT, ops={"linear": linear})
-    ranks_are_as_one(tiny(family, keys=DIVISIBLE), ON_RANKS, config, 2, 4)
+    model = tiny(family, keys=DIVISIBLE)
+    ranks_are_as_one(model, ON_RANKS, config, 2, 4, expert_parallel=[False, True])
 
 
 def test_parts_of_sums_do_not_have_the_bits_of_one(

@@ -20,9 +20,10 @@ from trueline.engine.loading import _facts, _local_spec, _smallest
 from trueline.engine.ranks.join import place_of
 from trueline.engine.ranks.processes import how_it_ended
 from trueline.models import read_model
-from trueline.parallel.distributed import Control, c10d
+from trueline.parallel.distributed import Control
 from trueline.parallel.group import Place, RankFailed, RankGroup
 from trueline.parallel.placement import Divided, Partial
+from trueline.parallel.process_group import c10d
 from trueline.plan.plan import make_plan
 from trueline.spec.feedforward import MoESpec
 
@@ -32,12 +33,14 @@ CONFIG = EngineConfig(device="cpu", max_model_len=64, num_gpu_blocks_override=40
 def on_two(work: Callable[[RankGroup], Any]) -> list[Any]:
     """What each rank made of it."""
     store, found = c10d.HashStore(), [None, None]
+    both = threading.Barrier(2, timeout=20)  # who closes ends the connections of the other too
 
     def rank(number: int) -> None:
         place = Place(rank=number, size=2, local_rank=number, local_size=2)
         group = RankGroup(store, place, "gloo", seconds=20.0)
         try:
             found[number] = work(group)
+            both.wait()
         finally:
             group.close()
 

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from trueline.config import EngineConfig
+from trueline.engine.executor import HasFileno
 from trueline.engine.loading import load_engine
 from trueline.server.app import build_app
 from trueline.server.config import ServerConfig
@@ -29,6 +30,7 @@ from trueline.server.process.messages import (
     decode_to_engine,
     encode,
 )
+from trueline.server.process.replicas import Replicas
 from trueline.server.service import Service
 from trueline.text.tokenizer import Tokenizer
 
@@ -56,6 +58,9 @@ class LocalEngine(EngineClient):
 
     def receive(self, wait: bool) -> ToEngine | None:
         return None
+
+    def wake_on(self, alarm: HasFileno) -> None:
+        raise AssertionError("one rank rings no alarm")
 
     def step(self) -> None:
         if self.core.has_unfinished():
@@ -99,8 +104,8 @@ class Inside:
         self.engine = LocalEngine(model, EngineConfig(**options))
         self.tokenizer = Tokenizer.load(model)
         metrics = Metrics("trueline", "tiny")
-        self.service = Service(self.engine, self.tokenizer, config, ("tiny",), metrics)
-        metrics.watch(self.engine)
+        self.service = Service(Replicas([self.engine]), self.tokenizer, config, ("tiny",), metrics)
+        metrics.watch([self.engine])
         self.log = io.StringIO()
         logger = start_logs(log_format, "debug")
         logger.handlers[0].setStream(self.log)  # type: ignore[attr-defined]

@@ -208,8 +208,10 @@ def test_experts(make: Make) -> None:
         ids = randn(rows, 6, seed=8).argsort(1)[:, :2]
         ours = EXPERTS.run(x, ids, weights, packed, LINEAR, 2)
         assert torch.equal(ours, EXPERTS.run(x, ids, weights, plain, LINEAR, 2))
-        parts = EXPERTS.each(x, ids, packed, LINEAR, 2)
-        assert torch.equal(parts, EXPERTS.each(x, ids, plain, LINEAR, 2))
+        middle = EXPERTS.middle(x, ids, packed, LINEAR, 2)
+        assert torch.equal(middle, EXPERTS.middle(x, ids, plain, LINEAR, 2))
+        parts = EXPERTS.down(middle, ids, packed, LINEAR, 2)
+        assert torch.equal(parts, EXPERTS.down(middle, ids, plain, LINEAR, 2))
         exact = experts_reference.run(
             x.double(), ids, weights.double(), experts_reference.pack(*numbers, None), None, 2
         )

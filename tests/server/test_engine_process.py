@@ -26,6 +26,7 @@ import pytest
 from trueline import LLM, SamplingParams
 from trueline.config import EngineConfig
 from trueline.engine import core
+from trueline.engine.executor import HasFileno
 from trueline.engine.loading import load_engine
 from trueline.engine.messages import CoreOutput, CoreRequest, TokenScore
 from trueline.errors import RequestRejected
@@ -400,6 +401,9 @@ class Script:
     def receive(self, wait: bool) -> ToEngine | None:
         assert self.inbox or not wait, "it would wait for ever"
         return self.inbox.popleft() if self.inbox else None
+
+    def wake_on(self, alarm: HasFileno) -> None:
+        raise AssertionError("one rank rings no alarm")
 
     def send(self, message: FromEngine) -> None:
         self.sent.append(message)

@@ -81,6 +81,10 @@ class OfflineEngine:
     """No captured decode steps on a GPU."""
     batch_invariant: Annotated[bool, Parameter(negative=())] = False
     """The same bits for a request, whoever shares its steps."""
+    tensor_parallel_size: int = 1
+    """Ranks: processes that hold and compute a part of every layer each."""
+    enable_expert_parallel: Annotated[bool, Parameter(negative=())] = False
+    """Routed experts are divided whole among the ranks, not each of them by its width."""
     op: tuple[str, ...] = ()
     """Choose an implementation of an op, ours or an installed package's, as linear=torch_mm.
     May be given several times."""
@@ -106,6 +110,8 @@ class OfflineEngine:
             gpu_memory_utilization=self.gpu_memory_utilization,
             enforce_eager=self.enforce_eager,
             batch_invariant=self.batch_invariant,
+            tensor_parallel_size=self.tensor_parallel_size,
+            enable_expert_parallel=self.enable_expert_parallel,
             ops=parse_choices("--op", self.op),
             layers=parse_choices("--layer", self.layer),
             facts=parse_facts(self.fact),

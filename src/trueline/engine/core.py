@@ -154,6 +154,14 @@ class EngineCore:
     def has_unfinished(self) -> bool:
         return not self.broken and bool(self.scheduler.has_unfinished() or self.outputs)
 
+    def check(self) -> None:
+        """Raises EngineBroken where the executor cannot go on, also while nothing runs."""
+        self._check_not_broken()
+        try:
+            self.executor.check()
+        except Exception as error:
+            raise self._break(error) from error
+
     def close(self) -> None:
         self.executor.close()
 

@@ -3,6 +3,7 @@ its caches and its devices. The two exchange plain messages only."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias, TypeVar
@@ -22,6 +23,10 @@ class StepFailed:
     error: BaseException
 
 
+class HasFileno(Protocol):
+    def fileno(self) -> int: ...
+
+
 class Executor(Protocol[Handle]):
     """Steps execute in the order in which they are launched."""
 
@@ -38,6 +43,13 @@ class Executor(Protocol[Handle]):
         """Waits. Raises only what interrupts the waiting, as Ctrl-C: the step is then still in
         flight."""
 
+    @property
+    def alarm(self) -> HasFileno | None:
+        """Readable when `check` would raise; None: it never does."""
+
+    def check(self) -> None:
+        """Raises where the executor cannot go on although no step runs."""
+
     def close(self) -> None: ...
 
 
@@ -51,11 +63,18 @@ class LocalExecutor:
     """One rank in this process. A GPU runs launched kernels by itself; on a CPU a thread computes
     the step where the core is to schedule the next one meanwhile (`threaded`)."""
 
-    def __init__(self, runner: Runner, *, threaded: bool) -> None:
-        self.runner = runner
+    def __init__(
+        self, runner: Runner, *, threaded: bool, on_step: Callable[[], None] = lambda: None
+    ) -> None:
+        """`on_step` is called before each step, in the thread that computes it."""
+        self.runner, self._on_step = runner, on_step
         self.threaded = threaded
         self.worker = ThreadPoolExecutor(1, thread_name_prefix="trueline-runner")
         self._unowned: Unowned | None = None
+        self.alarm = None
+
+    def check(self) -> None:
+        pass
 
     def admit(self, admission: Admission) -> None:
         self.runner.admit(admission)
@@ -86,6 +105,7 @@ class LocalExecutor:
 
     def _launch(self, step: StepMessage, unowned: Unowned | None) -> StepHandle:
         try:
+            self._on_step()
             if unowned is not None:
                 self.runner.caches.poison(unowned)
             return self.runner.launch(step)

@@ -14,20 +14,22 @@ import torch
 
 from trueline import __version__
 from trueline.config import EngineConfig
-from trueline.device import find_device
+from trueline.device import find_device, gpu_in_use, num_gpus, use_gpu
 from trueline.engine.core import EngineCore
 from trueline.engine.drafts import Drafter
 from trueline.engine.executor import AnyExecutor, LocalExecutor
 from trueline.engine.memory import measure
 from trueline.engine.ranks.executor import LaunchedExecutor, RanksExecutor, why_it_failed
-from trueline.engine.ranks.join import join_under_torchrun, start_ranks
-from trueline.engine.ranks.processes import RankProcesses
+from trueline.engine.ranks.join import first_gpu, join_under_torchrun, start_ranks
+from trueline.engine.ranks.processes import Workers, how_it_ended
 from trueline.engine.runner import Runner, build_decoder
 from trueline.errors import TruelineError, UsageError
 from trueline.layers.context import Parameters
 from trueline.models import read_model
 from trueline.native import use_threads
+from trueline.parallel.collective import Collective
 from trueline.parallel.group import RankFailed, RankGroup
+from trueline.parallel.stated import stated
 from trueline.plan.plan import Plan, make_plan
 from trueline.spec.feedforward import MoESpec
 from trueline.spec.model import ModelSpec
@@ -81,35 +83,52 @@ def load_engine(
 ) -> Loaded:
     drafts = drafter.num_tokens if drafter else 0
     group: RankGroup | None = None
-    processes: RankProcesses | None = None
+    processes: Workers | None = None
     if config.node_rank:
         raise UsageError(
             f"node_rank = {config.node_rank}: requests are for machine 0; here run `trueline "
             "serve` with the same options, which starts the ranks of this machine"
         )
-    if config.backend == "mp":
+    if config.data_parallel_size > 1 and config.data_parallel_rank is None:
+        raise UsageError(
+            f"data_parallel_size = {config.data_parallel_size}: one engine is one replica; "
+            "`trueline serve` starts all of them behind one address, and programs that start one "
+            "each say which with data_parallel_rank"
+        )
+    if config.backend in ("mp", "ray"):
         # what is wrong with it, or does not divide, is told before ranks are started
         _local_spec(read_model(model, config.facts), config, 0)
         group, processes = start_ranks(model, config)
     elif config.backend == "external_launcher":
         group = join_under_torchrun(config)
+    elif config.data_parallel_size > 1 and config.device != "cpu" and (found := num_gpus()):
+        use_gpu(first_gpu(config, found))
     try:
+        if processes is not None:
+            progress = _while_alive(processes, progress)
         rank = load_rank(model, config, group, progress, drafts)
     except Exception as error:
         if group is None or processes is None:
             raise
         why = why_it_failed(group, processes, error)
-        processes.kill()
-        if isinstance(error, TruelineError) and not group.reported():
+        others = group.reported() is not None
+        group.abort()
+        group.close()
+        processes.close()
+        if isinstance(error, TruelineError) and not others:
             raise
         raise RankFailed(why) from error
     plan = rank.plan
-    local = LocalExecutor(rank.runner, threaded=plan.limits.overlap and not plan.device.is_gpu)
+    local = LocalExecutor(
+        rank.runner,
+        threaded=plan.limits.overlap and not plan.device.is_gpu,
+        on_step=group.journal.next_step if group is not None else lambda: None,
+    )
     executor: AnyExecutor = local
     if group is not None and processes is not None:
         executor = RanksExecutor(local, group, processes, config.engine_timeout)
     elif group is not None:
-        executor = LaunchedExecutor(local, group)
+        executor = LaunchedExecutor(local, group, config.engine_timeout)
     core = EngineCore(executor, plan, config, _fingerprint(model, plan), drafter)
     if plan.device.is_gpu:
         core.late_kernels.watch()
@@ -127,6 +146,8 @@ def load_rank(
     clock = _Clock()
     spec = local = read_model(model, config.facts)
     device = find_device(config.device)
+    if not device.is_gpu:
+        device = device.shared_by(config.data_parallel_size)
     if group is not None:
         place = group.place
         local = _local_spec(spec, config, place.rank)
@@ -147,7 +168,10 @@ def load_rank(
         )
     else:
         values = StoredWeights(model, local, dtype=plan.weight_dtype, progress=progress)
-    decoder = build_decoder(local, plan, values, group.collective if group else None)
+    collective: Collective | None = None
+    if group is not None:
+        collective = stated(group) if config.debug_collectives else group.collective
+    decoder = build_decoder(local, plan, values, collective)
     clock.lap("weights")
     if device.is_gpu:
         from trueline.engine.warmup import compile_kernels  # needs Triton
@@ -166,6 +190,18 @@ def load_rank(
         clock.lap("graphs")
     table = [] if group is None else [RANK_COLUMNS, *group.table(_rank_row(local, plan, group))]
     return LoadedRank(spec, expected, plan, runner, clock.laps, table)
+
+
+def _while_alive(processes: Workers, progress: Progress | None) -> Progress:
+    """Loading takes minutes, and a rank that has ended meanwhile ends it."""
+
+    def report(done: int, total: int) -> None:
+        for rank, code in processes.deaths():
+            raise RankFailed(f"rank {rank} {how_it_ended(code)} while loading")
+        if progress is not None:
+            progress(done, total)
+
+    return report
 
 
 def _local_spec(spec: ModelSpec, config: EngineConfig, rank: int) -> ModelSpec:
@@ -199,7 +235,7 @@ RANK_COLUMNS = ["rank", "device", "heads", "experts", "words", "weights", "block
 
 
 def _rank_row(spec: ModelSpec, plan: Plan, group: RankGroup) -> list[str]:
-    device = f"cuda:{group.place.local_rank}" if plan.device.is_gpu else "cpu"
+    device = f"cuda:{gpu_in_use()}" if plan.device.is_gpu else "cpu"
     heads = {span for layer in spec.layers if (span := getattr(layer.mixer, "heads", None))}
     moe = [each.feed_forward for each in spec.layers if isinstance(each.feed_forward, MoESpec)]
     return [

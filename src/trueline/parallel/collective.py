@@ -135,3 +135,8 @@ class ThreadRank:
 
     def from_first(self, x: Tensor) -> Replicated:
         return Replicated(self._group.meet(self._rank, x)[0])
+
+    def share(self, text: str) -> list[str]:
+        """Every rank's text, by rank."""
+        mine = torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8)
+        return [x.numpy().tobytes().decode() for x in self._group.meet(self._rank, mine)]

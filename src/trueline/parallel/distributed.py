@@ -1,46 +1,19 @@
-"""Exchange among ranks that are processes: torch.distributed, NCCL on GPUs, gloo on CPUs.
-
-Process groups are made directly, not through `init_process_group`: a program that has a default
-group of its own, as one under torchrun may, keeps it."""
+"""Exchange among ranks that are processes: torch.distributed, NCCL on GPUs, gloo on CPUs."""
 
 from __future__ import annotations
 
 import threading
 import time
 from dataclasses import dataclass
-from datetime import timedelta
-from typing import Any, Literal
+from itertools import count
+from typing import Any
 
 import torch
-import torch.distributed
 from torch import Tensor
 
 from trueline.parallel.collective import Absent
 from trueline.parallel.placement import Divided, Partial, Replicated
-
-Backend = Literal["gloo", "nccl"]
-
-c10d: Any = torch.distributed
-"""Its stubs lack the classes of stores and process groups."""
-Store = Any
-
-FOREVER = timedelta(days=365)
-"""Of collectives: who waits too long is found by `engine_timeout`, which knows more."""
-
-
-def process_group(
-    store: Store, name: str, rank: int, size: int, backend: Backend, address: str
-) -> Any:
-    """`address`: of this machine, as the others reach it."""
-    prefixed = c10d.PrefixStore(name, store)
-    if backend == "nccl":
-        nccl = c10d.ProcessGroupNCCL.Options()
-        nccl._timeout = FOREVER
-        return c10d.ProcessGroupNCCL(prefixed, rank, size, nccl)
-    gloo = c10d.ProcessGroupGloo._Options()
-    gloo._timeout = FOREVER
-    gloo._devices = [c10d.ProcessGroupGloo.create_device(hostname=address)]
-    return c10d.ProcessGroupGloo(prefixed, rank, size, gloo)
+from trueline.parallel.process_group import Backend, ProcessGroup, Store, c10d
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,30 +31,37 @@ class Journal:
         self.step = 0
         self.last = Entered(0, "start")
 
+    def next_step(self) -> None:
+        """In the thread that computes it."""
+        self.step += 1
+
     def enter(self, op: str, x: Tensor) -> None:
-        shape, dtype = list(x.shape), str(x.dtype).removeprefix("torch.")
-        text = f"{op} of {dtype} {shape} in step {self.step}"
+        text = f"{described_exchange(op, x)} in step {self.step}"
         self.last = Entered(self.last.number + 1, text)
+
+
+def described_exchange(op: str, x: Tensor) -> str:
+    return f"{op} of {str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
 
 
 class Distributed:
     """A `Collective` over a process group. What it is given to sum may be overwritten."""
 
-    def __init__(self, group: Any, backend: Backend, journal: Journal) -> None:
+    def __init__(self, group: ProcessGroup, backend: Backend, journal: Journal) -> None:
         self._group, self._backend, self.journal = group, backend, journal
-        self.size: int = group.size()
+        self.size: int = group.size
 
     def all_reduce(self, x: Partial) -> Replicated:
         self.journal.enter("all_reduce", x)
         mine = self._here(x.contiguous())
-        self._group.allreduce([mine]).wait()
+        self._group.c10d.allreduce([mine]).wait()
         return Replicated(mine.to(x.device))
 
     def all_gather(self, x: Divided, dim: int) -> Replicated:
         self.journal.enter("all_gather", x)
         mine = self._here(x.contiguous())
         parts = mine.new_empty(self.size * len(mine), *mine.shape[1:])
-        self._group._allgather_base(parts, mine).wait()
+        self._group.c10d._allgather_base(parts, mine).wait()
         if dim:
             parts = torch.cat(parts.chunk(self.size), dim)
         return Replicated(parts.to(x.device))
@@ -89,7 +69,7 @@ class Distributed:
     def from_first(self, x: Tensor) -> Replicated:
         self.journal.enter("broadcast", x)
         mine = self._here(x.contiguous())
-        self._group.broadcast([mine], _root()).wait()
+        self._group.c10d.broadcast([mine], _root()).wait()
         return Replicated(mine.to(x.device))
 
     def __reduce__(self) -> tuple[type[Absent], tuple[int]]:
@@ -113,7 +93,7 @@ class Control:
     FIRST = 1 << 16
     """Bytes of a message that travel at once with its length; the rest follows."""
 
-    def __init__(self, group: Any) -> None:
+    def __init__(self, group: ProcessGroup) -> None:
         self._group = group
         self._buffer = torch.zeros(self.FIRST, dtype=torch.uint8)
 
@@ -124,18 +104,18 @@ class Control:
         )
         first = payload[: self.FIRST]
         self._buffer[: len(first)] = first
-        self._group.broadcast([self._buffer], _root()).wait()
+        self._group.c10d.broadcast([self._buffer], _root()).wait()
         if len(payload) > self.FIRST:
-            self._group.broadcast([payload[self.FIRST :].clone()], _root()).wait()
+            self._group.c10d.broadcast([payload[self.FIRST :].clone()], _root()).wait()
 
     def hear(self) -> bytes:
         """What rank 0 tells; waits for it."""
-        self._group.broadcast([self._buffer], _root()).wait()
+        self._group.c10d.broadcast([self._buffer], _root()).wait()
         count = 8 + int.from_bytes(self._buffer[:8].numpy().tobytes(), "little")
         data = self._buffer[8:count].numpy().tobytes()
         if count > self.FIRST:
             rest = torch.empty(count - self.FIRST, dtype=torch.uint8)
-            self._group.broadcast([rest], _root()).wait()
+            self._group.c10d.broadcast([rest], _root()).wait()
             data += rest.numpy().tobytes()
         return data
 
@@ -144,15 +124,24 @@ class Control:
         found = torch.tensor(values, dtype=torch.int64)
         options = c10d.AllreduceOptions()
         options.reduceOp = c10d.ReduceOp.MIN
-        self._group.allreduce([found], options).wait()
+        self._group.c10d.allreduce([found], options).wait()
         return [int(value) for value in found]
 
-    def abort(self) -> None:
-        self._group.abort()
+    def share(self, text: str) -> list[str]:
+        """Every rank's text, by rank."""
+        mine = torch.frombuffer(bytearray(text.encode() + b"\0"), dtype=torch.uint8)
+        longest = -self.smallest([-len(mine)])[0]
+        padded = torch.zeros(longest, dtype=torch.uint8)
+        padded[: len(mine)] = mine
+        parts = padded.new_empty(self._group.size * longest)
+        self._group.c10d._allgather_base(parts, padded).wait()
+        texts = (part.numpy().tobytes() for part in parts.chunk(self._group.size))
+        return [each.rstrip(b"\0").decode() for each in texts]
 
 
 class Heartbeat:
-    """Writes a rank's journal into the store, so that others can say where it is."""
+    """Writes a rank's journal into the store, again and again, so that others can say where it is,
+    and whether it runs at all."""
 
     SECONDS = 0.5
 
@@ -163,39 +152,49 @@ class Heartbeat:
         self._thread.start()
 
     def _run(self) -> None:
-        written: Entered | None = None
-        while not self._stopped.wait(self.SECONDS):
+        for beat in count(1):
             last = self._journal.last
-            if last is not written:
-                try:
-                    self._store.set(f"at/{self._rank}", f"{last.number} {last.text}")
-                except RuntimeError:  # rank 0 is gone, and with it the store
-                    return
-                written = last
+            try:
+                self._store.set(f"at/{self._rank}", f"{beat} {last.number} {last.text}")
+            except RuntimeError:  # rank 0 is gone, and with it the store
+                return
+            if self._stopped.wait(self.SECONDS):
+                return
 
     def stop(self) -> None:
         self._stopped.set()
         self._thread.join()
+        self._store = None
 
 
 def who_is_behind(store: Store, size: int, journal: Journal) -> str:
     """In words, from what the heartbeats wrote: which rank others wait for, and where it is."""
-    time.sleep(2 * Heartbeat.SECONDS)  # what they entered last is written by then
-    at = {0: journal.last}
-    for rank in range(1, size):
-        if store.check([f"at/{rank}"]):
-            number, text = store.get(f"at/{rank}").decode().split(" ", 1)
-            at[rank] = Entered(int(number), text)
-        else:
-            at[rank] = Entered(0, "start")
-    first = min(entered.number for entered in at.values())
-    last = max(at.values(), key=lambda entered: entered.number)
-    behind = [str(rank) for rank, entered in at.items() if entered.number == first]
+    before = [_last_beat(store, rank) for rank in range(size)]
+    time.sleep(3 * Heartbeat.SECONDS)  # what they entered last is written by then
+    after = [_last_beat(store, rank) for rank in range(size)]
+    silent = [rank for rank in range(size) if before[rank][0] == after[rank][0]]
+    at = [journal.last, *(entered for _, entered in after[1:])]
+    first = min(entered.number for entered in at)
+    last = max(at, key=lambda entered: entered.number)
     if first == last.number:
-        return f"all ranks have come to exchange {last.number} ({last.text}) and none has left it"
-    where = next(entered.text for entered in at.values() if entered.number == first)
-    noun = "rank" if len(behind) == 1 else "ranks"
-    return (
-        f"{noun} {', '.join(behind)} did not go on after exchange {first} ({where}); others "
-        f"wait in exchange {last.number} ({last.text})"
-    )
+        words = f"all ranks have come to exchange {last.number} ({last.text})"
+    else:
+        behind = [rank for rank, entered in enumerate(at) if entered.number == first]
+        words = (
+            f"{ranks_text(behind)} did not come to exchange {last.number} ({last.text}), where "
+            f"others wait; last seen at {first} ({at[behind[0]].text})"
+        )
+    if silent:
+        words += f"; silent (stopped, or on a machine that is not reached): {ranks_text(silent)}"
+    return words
+
+
+def _last_beat(store: Store, rank: int) -> tuple[int, Entered]:
+    if not store.check([f"at/{rank}"]):
+        return 0, Entered(0, "start")
+    beat, number, text = store.get(f"at/{rank}").decode().split(" ", 2)
+    return int(beat), Entered(int(number), text)
+
+
+def ranks_text(numbers: list[int]) -> str:
+    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"

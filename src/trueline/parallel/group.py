@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import socket
+import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -12,20 +13,24 @@ from itertools import count
 
 from trueline.errors import EngineBroken, UsageError
 from trueline.parallel.distributed import (
-    Backend,
     Control,
     Distributed,
     Heartbeat,
     Journal,
-    Store,
-    c10d,
-    process_group,
+    ranks_text,
     who_is_behind,
 )
+from trueline.parallel.process_group import FOREVER, Backend, ProcessGroup, Store, c10d
 from trueline.utils.environment import launcher_settings
 
 LOCAL = "127.0.0.1"
 SECONDS_BETWEEN_LOOKS = 0.02
+FAILURE = "failure"
+"""Key of the store: why the first rank that failed has."""
+LOOK = "look"
+"""Key of the store, set when rank 0 is to look for a failure, or has ended."""
+END, GIVEN_UP = "end", "given up"
+"""Key of the store, set when rank 0 has given the ranks up, or closed the engine."""
 _MADE = count()
 
 
@@ -88,13 +93,24 @@ class RankGroup:
         self.store = store
         self._seconds = seconds
         self._meet(alive)
-        address = _own_address(master)
-        who = place.rank, place.size
-        self.control = Control(process_group(store, "control", *who, "gloo", address))
-        self._exchange = process_group(store, "exchange", *who, backend, address)
+        self._address = _own_address(master)
+        self.aborted = False
+        self._groups: list[ProcessGroup] = []
+        self._waits: list[threading.Thread] = []
+        self.control = self.messages("control")
         self.journal = Journal()
-        self.collective = Distributed(self._exchange, backend, self.journal)
+        self.collective = Distributed(self._group("exchange", backend), backend, self.journal)
         self.heartbeat = Heartbeat(store, place.rank, self.journal)
+
+    def messages(self, name: str) -> Control:
+        """A way of its own for messages: every rank asks for it, and uses it in the same order."""
+        return Control(self._group(name, "gloo"))
+
+    def _group(self, name: str, backend: Backend) -> ProcessGroup:
+        place = self.place
+        made = ProcessGroup(self.store, name, place.rank, place.size, backend, self._address)
+        self._groups.append(made)
+        return made
 
     def _meet(self, alive: Callable[[], None]) -> None:
         """Rank 0 looks who is there; the others wait for its word."""
@@ -110,7 +126,7 @@ class RankGroup:
             if time.monotonic() > end:
                 there = [str(rank) for rank in range(size) if rank not in missing]
                 raise RankFailed(
-                    f"{_ranks(missing)} of {size} did not come within {self._seconds:g} s "
+                    f"{ranks_text(missing)} of {size} did not come within {self._seconds:g} s "
                     f"(init_timeout); here: {', '.join(there)}"
                 )
             time.sleep(SECONDS_BETWEEN_LOOKS)
@@ -130,9 +146,7 @@ class RankGroup:
 
     def table(self, row: list[str]) -> list[list[str]]:
         """Every rank's row, by rank."""
-        self.store.set(f"row/{self.place.rank}", json.dumps(row))
-        keys = [f"row/{rank}" for rank in range(self.place.size)]
-        return [json.loads(self._get(key, f"no {key} from its rank")) for key in keys]
+        return [json.loads(each) for each in self.control.share(json.dumps(row))]
 
     def _get(self, key: str, otherwise: str) -> str:
         try:
@@ -145,33 +159,69 @@ class RankGroup:
 
     def report(self, words: str) -> bool:
         """Tell rank 0 why this rank ends. Whether it is the first."""
-        try:
-            if self.store.add("failures", 1) > 1:
-                return False
-            self.store.set("failure", f"rank {self.place.rank}: {words}")
-        except (c10d.DistError, RuntimeError):  # rank 0 is gone
-            return False
-        return True
+        return report(self.store, self.place.rank, words)
 
     def reported(self) -> str | None:
-        return self.store.get("failure").decode() if self.store.check(["failure"]) else None
+        return self.store.get(FAILURE).decode() if self.store.check([FAILURE]) else None
+
+    def when_reported(self, act: Callable[[], None]) -> None:
+        """Calls `act` in a thread of its own when a rank has reported why it ends."""
+        store = self.store.clone()  # a connection in which somebody waits is of no use to others
+
+        def wait() -> None:
+            store.wait([LOOK], FOREVER)
+            if store.check([FAILURE]):
+                act()
+
+        self._waits.append(threading.Thread(target=wait, name="trueline-failures", daemon=True))
+        self._waits[-1].start()
 
     def behind(self) -> str:
         return who_is_behind(self.store, self.place.size, self.journal)
 
     def abort(self) -> None:
         """Nobody waits in an exchange any more: each that does gets an error."""
-        self._exchange.abort()
-        self.control.abort()
+        self.aborted = True
+        if self.place.rank == 0:
+            self.store.set(END, GIVEN_UP)
+        for group in self._groups:
+            group.abort()
 
     def close(self) -> None:
+        """Closes its ports too."""
+        if self.store is None:
+            return
         self.heartbeat.stop()
-        if self.backend == "nccl":
-            self._exchange.shutdown()
+        if self.place.rank == 0:
+            self.store.compare_set(END, "", "closed")
+            self.store.set(LOOK, "")
+        for thread in self._waits:
+            thread.join()
+        self._waits.clear()
+        for group in self._groups:
+            group.close()
+        self.store = None  # that of rank 0 listens until nobody knows it
 
 
-def _ranks(numbers: list[int]) -> str:
-    return f"rank{'s' if len(numbers) > 1 else ''} {', '.join(map(str, numbers))}"
+def report(store: Store, rank: int, words: str) -> bool:
+    """For rank 0: why a rank has ended. Whether it is the first."""
+    try:
+        if store.add("failures", 1) > 1:
+            return False
+        store.set(FAILURE, f"rank {rank}: {words}")
+        store.set(LOOK, "")
+    except (c10d.DistError, RuntimeError):  # rank 0 is gone
+        return False
+    return True
+
+
+def wait_for_end(store: Store) -> bool:
+    """Whether rank 0 has given the ranks up; else it has closed the engine, or is gone."""
+    try:
+        store.wait([END], FOREVER)
+        return bool(store.get(END).decode() == GIVEN_UP)
+    except (c10d.DistError, RuntimeError):
+        return False
 
 
 def _own_address(master: str) -> str:

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 from trueline.engine.executor import Launched, LocalExecutor, StepFailed
 from trueline.engine.messages import Admission, StepMessage, StepResult, Unowned
 from trueline.engine.ranks.orders import Order, encode
-from trueline.engine.ranks.processes import RankProcesses, how_it_ended
+from trueline.engine.ranks.processes import Alarm, Workers, how_it_ended
 from trueline.errors import EngineBroken, described
-from trueline.parallel.group import RankFailed, RankGroup
+from trueline.parallel.group import SECONDS_BETWEEN_LOOKS, RankFailed, RankGroup
 
 SECONDS_TO_HEAR = 5.0
 """For why a rank has ended, once an exchange with it has failed."""
@@ -28,16 +29,28 @@ class RanksExecutor:
         self,
         local: LocalExecutor,
         group: RankGroup,
-        processes: RankProcesses,
+        processes: Workers,
         timeout: float,
     ) -> None:
         """`timeout`: seconds that a step may take, 0 for no limit."""
         self.local, self.group, self.processes = local, group, processes
         self._admissions: list[Admission] = []
         self._unowned: Unowned | None = None
-        self._watch = Watch(timeout, self._give_up)
+        give_up = weakref.WeakMethod(self._give_up)
+        self._watch = Watch(timeout, lambda seconds: act(seconds) if (act := give_up()) else None)
         self._hung: str | None = None
         self._lost: RankFailed | None = None
+        group.when_reported(processes.alarm.ring)
+        # also when nobody closes it: other machines hear of a regular end
+        self._end = weakref.finalize(self, _end, self._watch, group, processes, local)
+
+    @property
+    def alarm(self) -> Alarm:
+        return self.processes.alarm
+
+    def check(self) -> None:
+        if self._lost is None and (self.processes.deaths() or self.group.reported()):
+            raise self._failed(RankFailed("a rank has ended"))
 
     def admit(self, admission: Admission) -> None:
         self.local.admit(admission)
@@ -53,7 +66,6 @@ class RanksExecutor:
         try:
             with self._watch.waiting():
                 self.group.control.tell(encode(order))
-                self.group.journal.step += 1
                 return self.local.launch(step)
         except Exception as error:
             raise self._failed(error) from error
@@ -66,16 +78,7 @@ class RanksExecutor:
         return outcome
 
     def close(self) -> None:
-        self._watch.stop()
-        if self._lost is None:
-            try:
-                self.group.control.tell(encode(Order()))
-                self.processes.wait()
-            except RuntimeError:  # one is gone already
-                pass
-        self.processes.kill()
-        self.local.close()
-        self.group.close()
+        self._end()
 
     def _failed(self, error: BaseException) -> RankFailed:
         """The engine is broken, by whatever came first."""
@@ -92,15 +95,34 @@ class RanksExecutor:
 
     def _give_up(self, seconds: float) -> None:
         """In the watch's thread: whoever waits gets an error."""
-        self._hung = f"no step ended within {seconds:g} s (engine_timeout): {self.group.behind()}"
+        self._hung = hung(self.group, seconds)
         self.processes.kill()
         self.group.abort()
 
 
-def why_it_failed(group: RankGroup, processes: RankProcesses, error: BaseException) -> str:
+def _end(watch: Watch, group: RankGroup, processes: Workers, local: LocalExecutor) -> None:
+    watch.stop()
+    if not group.aborted:
+        with suppress(RuntimeError):  # one is gone already
+            group.control.tell(encode(Order()))
+            processes.wait()
+    processes.kill()
+    local.close()
+    group.close()
+    processes.close()
+
+
+def hung(group: RankGroup, seconds: float) -> str:
+    return f"no step ended within {seconds:g} s (engine_timeout): {group.behind()}"
+
+
+def why_it_failed(group: RankGroup, processes: Workers, error: BaseException) -> str:
     """What another rank says, what became of its process, or else our own error."""
     ours = not isinstance(error, RuntimeError) or isinstance(error, EngineBroken)
-    deaths = processes.deaths(0.0 if ours else SECONDS_TO_HEAR)
+    end = time.monotonic() + (0.0 if ours else SECONDS_TO_HEAR)
+    while not (deaths := processes.deaths(SECONDS_BETWEEN_LOOKS)) and not group.reported():
+        if time.monotonic() > end:
+            break
     if (reported := group.reported()) is not None:
         return reported
     for rank, code in deaths:
@@ -112,10 +134,18 @@ class LaunchedExecutor:
     """Under torchrun every rank runs the same program, and so schedules the same steps. Rank 0's
     count: who would do something else is told so, not left waiting in an exchange."""
 
-    def __init__(self, local: LocalExecutor, group: RankGroup) -> None:
+    def __init__(self, local: LocalExecutor, group: RankGroup, timeout: float) -> None:
+        """`timeout`: seconds that a step may take, 0 for no limit; rank 0 watches."""
         self.local, self.group = local, group
+        self._watch = Watch(timeout if group.place.rank == 0 else 0.0, self._give_up)
+        self._hung: str | None = None
+        self._lost: RankFailed | None = None
         self._admissions: list[Admission] = []
         self._unowned: Unowned | None = None
+        self.alarm = None
+
+    def check(self) -> None:
+        pass  # torchrun ends all when one ends
 
     def admit(self, admission: Admission) -> None:
         self.local.admit(admission)
@@ -128,26 +158,46 @@ class LaunchedExecutor:
     def launch(self, step: StepMessage) -> Launched:
         order = Order(admissions=self._admissions, unowned=self._unowned, step=step)
         self._admissions, self._unowned = [], None
-        mine = encode(order)
+        try:
+            with self._watch.waiting():
+                self._agree(encode(order))
+                return self.local.launch(step)
+        except Exception as error:
+            raise self._failed(error) from error
+
+    def _agree(self, mine: bytes) -> None:
         if self.group.place.rank == 0:
             self.group.control.tell(mine)
         elif self.group.control.hear() != mine:
             raise RankFailed(
-                f"rank {self.group.place.rank} has scheduled another step than rank 0: under "
-                "torchrun every rank must ask for the same, in the same order"
+                "it has scheduled another step than rank 0: under torchrun every rank must ask for "
+                "the same, in the same order"
             )
-        self.group.journal.step += 1
-        return self.local.launch(step)
 
     def collect(self, launched: Launched) -> StepResult | StepFailed:
-        outcome = self.local.collect(launched)
+        with self._watch.waiting():
+            outcome = self.local.collect(launched)
         if isinstance(outcome, StepFailed):
-            return StepFailed(RankFailed(described(outcome.error)))
+            return StepFailed(self._failed(outcome.error))
         return outcome
 
     def close(self) -> None:
+        self._watch.stop()
         self.local.close()
         self.group.close()
+
+    def _failed(self, error: BaseException) -> RankFailed:
+        """The first rank that fails says why, to all."""
+        if self._lost is None:
+            words = str(error) if isinstance(error, EngineBroken) else described(error)
+            self.group.report(words)
+            self._lost = RankFailed(self._hung or self.group.reported() or words)
+            self.group.abort()
+        return self._lost
+
+    def _give_up(self, seconds: float) -> None:
+        self._hung = hung(self.group, seconds)
+        self.group.abort()
 
 
 class Watch:
@@ -158,8 +208,8 @@ class Watch:
         self._changed = threading.Condition()
         self._since: float | None = None
         self._stopped = not seconds
-        if seconds:
-            threading.Thread(target=self._run, name="trueline-watch", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="trueline-watch", daemon=True)
+        self._thread.start()
 
     @contextmanager
     def waiting(self) -> Iterator[None]:
@@ -170,9 +220,12 @@ class Watch:
             self._set(None)
 
     def stop(self) -> None:
+        """Returns when it has ended, or done what it does."""
         with self._changed:
             self._stopped = True
             self._changed.notify()
+        if threading.current_thread() is not self._thread:
+            self._thread.join()
 
     def _set(self, since: float | None) -> None:
         with self._changed:

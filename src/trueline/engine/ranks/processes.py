@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import socket
 import subprocess
 import sys
 import threading
@@ -11,6 +12,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
+from typing import Protocol
 
 import msgspec
 
@@ -24,15 +26,56 @@ BOOT = (
 SECONDS_TO_END = 20.0
 
 
+class Alarm:
+    """A descriptor that becomes readable when a rank is gone, for who waits for others too."""
+
+    def __init__(self) -> None:
+        self._ends = socket.socketpair()
+
+    def ring(self) -> None:
+        with suppress(OSError):  # closed
+            self._ends[1].send(b"!")
+
+    def fileno(self) -> int:
+        return self._ends[0].fileno()
+
+    def close(self) -> None:
+        for end in self._ends:
+            end.close()
+
+
+class Workers(Protocol):
+    """The ranks that rank 0 has started, wherever they are."""
+
+    alarm: Alarm
+
+    def deaths(self, seconds: float = 0.0) -> Sequence[tuple[int, int | None]]:
+        """Ranks that have ended, with their exit codes where these are known; waits for one."""
+
+    def pids(self) -> dict[int, int]: ...
+
+    def kill(self) -> None: ...
+
+    def wait(self) -> None:
+        """For all to end by themselves; those that do not are killed."""
+
+    def close(self) -> None: ...
+
+
 class RankProcesses:
     def __init__(self, starts: Sequence[WorkerStart]) -> None:
+        self.alarm = Alarm()
         self._deaths: list[tuple[int, int]] = []
         self._death = threading.Event()
-        self._codes: SimpleQueue[int] = SimpleQueue()
+        self._ended: SimpleQueue[tuple[int, int]] = SimpleQueue()
         self._children = {start.rank: _start(start) for start in starts}
-        for rank, child in self._children.items():
-            told = self._deaths, self._death, self._codes
-            threading.Thread(target=_wait, args=(rank, child, *told), daemon=True).start()
+        told = self._deaths, self._death, self._ended, self.alarm
+        self._threads = [
+            threading.Thread(target=_wait, args=(rank, child, *told), daemon=True)
+            for rank, child in self._children.items()
+        ]
+        for thread in self._threads:
+            thread.start()
         # also when nobody closes the engine that has them
         self._end = weakref.finalize(self, _kill, list(self._children.values()))
 
@@ -41,16 +84,22 @@ class RankProcesses:
         self._death.wait(seconds)
         return list(self._deaths)
 
-    def codes(self) -> Iterator[int]:
-        """Exit codes, as the ranks end."""
+    def ended(self) -> Iterator[tuple[int, int]]:
+        """Ranks and their exit codes, as they end."""
         for _ in self._children:
-            yield self._codes.get()
+            yield self._ended.get()
 
     def pids(self) -> dict[int, int]:
         return {rank: child.pid for rank, child in self._children.items()}
 
     def kill(self) -> None:
         self._end()
+
+    def close(self) -> None:
+        self.kill()
+        for thread in self._threads:
+            thread.join()
+        self.alarm.close()
 
     def wait(self) -> None:
         """For all to end by themselves; those that do not are killed."""
@@ -78,12 +127,14 @@ def _wait(
     child: subprocess.Popen[bytes],
     deaths: list[tuple[int, int]],
     death: threading.Event,
-    codes: SimpleQueue[int],
+    ended: SimpleQueue[tuple[int, int]],
+    alarm: Alarm,
 ) -> None:
     code = child.wait()
     deaths.append((rank, code))
     death.set()
-    codes.put(code)
+    ended.put((rank, code))
+    alarm.ring()
 
 
 def _kill(children: list[subprocess.Popen[bytes]]) -> None:
@@ -96,7 +147,9 @@ def _kill(children: list[subprocess.Popen[bytes]]) -> None:
                 child.stdin.close()
 
 
-def how_it_ended(code: int) -> str:
+def how_it_ended(code: int | None) -> str:
+    if code is None:
+        return "was lost: its process or its node has died"
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"ended with exit code {code}"

@@ -27,7 +27,11 @@ def main(text: str) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     when_the_parent_ends(lambda: os._exit(1))
-    start = msgspec.json.decode(text, type=WorkerStart)
+    return run(msgspec.json.decode(text, type=WorkerStart))
+
+
+def run(start: WorkerStart) -> int:
+    """Joins and serves. Returns the exit code."""
     from trueline.engine.ranks.join import join
     from trueline.parallel.group import RankFailed
 
@@ -66,7 +70,7 @@ def work(group: RankGroup, runner: Runner) -> None:
             runner.admit(admission)
         if order.unowned is not None:
             runner.caches.poison(order.unowned)
-        group.journal.step += 1
+        group.journal.next_step()
         launched.append(runner.launch(order.step))
         while len(launched) > 1:  # as far behind as rank 0 may be
             launched.popleft().result()

@@ -3,6 +3,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from trueline.ops import invariant_math
@@ -55,8 +56,13 @@ def down(middle: Tensor, ids: Tensor, packed: Packed, linear: LinearOp, first: i
 
 
 def combine(each: Tensor, weights: Tensor) -> Tensor:
-    """Σ weight × output over a token's experts, in the order of its ids in any step."""
-    return (each.float() * weights[..., None]).sum(1).to(each.dtype)
+    """Σ weight × output over a token's experts, in the order of its ids in any step. Added one by
+    one: the order in which torch sums depends on how many channels there are."""
+    shares = each.float() * weights[..., None]
+    total = torch.zeros_like(shares[:, 0])
+    for share in shares.unbind(1):
+        total += share
+    return total.to(each.dtype)
 
 
 def _by_expert(ids: Tensor, packed: Packed, first: int) -> Iterator[tuple[Expert, list[int]]]:

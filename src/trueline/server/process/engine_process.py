@@ -43,6 +43,7 @@ from trueline.utils.parent import when_the_parent_ends
 
 if TYPE_CHECKING:
     from trueline.engine.core import EngineCore
+    from trueline.engine.executor import HasFileno
     from trueline.engine.loading import Loaded
 
 SECONDS_BETWEEN_PROGRESS = 0.1
@@ -51,7 +52,10 @@ TRACEBACK_LINES = 12
 
 class Channel(Protocol):
     def receive(self, wait: bool) -> ToEngine | None:
-        """The next message; None if none is waiting and we are not to wait."""
+        """The next message; None if none is waiting and we are not to wait, or if the alarm that
+        we were told to wake on rings."""
+
+    def wake_on(self, alarm: HasFileno) -> None: ...
 
     def send(self, message: FromEngine) -> None: ...
 
@@ -65,10 +69,17 @@ class Socket:
         self._socket = self._context.socket(zmq.PAIR)
         self._socket.set_hwm(0)  # no limit: the parent reads all the time and merges what it has
         self._socket.connect(address)
+        self._poller = zmq.Poller()
+        self._poller.register(self._socket, zmq.POLLIN)
+
+    def wake_on(self, alarm: HasFileno) -> None:
+        self._poller.register(alarm, zmq.POLLIN)
 
     def receive(self, wait: bool) -> ToEngine | None:
+        if wait:
+            self._poller.poll()
         try:
-            data = self._socket.recv(0 if wait else zmq.NOBLOCK)
+            data = self._socket.recv(zmq.NOBLOCK)
         except zmq.Again:
             return None
         return decode_to_engine(data)
@@ -114,6 +125,8 @@ def serve(channel: Channel) -> int:
         loaded = _load(load, channel)
         seconds = time.monotonic() - start - sum(loaded.seconds.values())
         channel.send(_ready(loaded, load, {"imports": seconds, **loaded.seconds}))
+        if (alarm := loaded.core.executor.alarm) is not None:
+            channel.wake_on(alarm)
         EngineLoop(loaded.core, channel).run()
         loaded.core.close()
     except Exception as error:
@@ -193,7 +206,10 @@ class EngineLoop:
     def handle_messages(self) -> bool:
         """Handles all messages that have come; waits for one only where the core has no work.
         False: Stop has come."""
-        message = self.channel.receive(wait=not self.core.has_unfinished())
+        idle = not self.core.has_unfinished()
+        message = self.channel.receive(wait=idle)
+        if idle and message is None:
+            self.core.check()
         while message is not None:
             if isinstance(message, Stop):
                 return False
