@@ -220,10 +220,17 @@ def ranks_serve_as_one(subject: Subject, size: int = RANKS) -> None:
         raise CheckFailed(f"ranks = one, requests: cached tokens {one.cached}, expected [0, 0, 32]")
 
 
+def collectives_in_order(subject: Subject, size: int = RANKS) -> None:
+    """Every rank states what it is about to exchange, and all state the same."""
+    config = replace(base(subject), batch_invariant=True, debug_collectives=True)
+    ranks_are_as_one(subject.model, ON_RANKS, config, size)
+
+
 RANK_CHECKS: dict[str, Callable[[Subject, int], None]] = {
     "ranks = one": ranks_are_one,
     "ranks = one, bitwise": ranks_have_the_bits_of_one,
     "ranks = one, requests": ranks_serve_as_one,
+    "collectives in order": collectives_in_order,
 }
 """On any number of ranks."""
 
@@ -245,4 +252,5 @@ ENGINE_CHECKS: dict[str, Callable[[Subject], None]] = {
     "ranks = one": ranks_are_one,
     "ranks = one, bitwise": ranks_have_the_bits_of_one,
     "ranks = one, requests": ranks_serve_as_one,
+    "collectives in order": collectives_in_order,
 }

@@ -15,6 +15,7 @@ from trueline.layers.feedforward import MoE
 from trueline.ops import invariant_math
 from trueline.parallel.collective import Collective, RowParallel, Solo, ThreadRank
 from trueline.parallel.placement import Divided, Partial, Replicated
+from trueline.parallel.stated import Stated
 from trueline.spec.mixer import LightningSpec
 from trueline.spec.source import Span
 from trueline.verify.faults import Fault, Make, Running
@@ -22,6 +23,8 @@ from trueline.verify.faults import Fault, Make, Running
 
 def is_not_the_first(collective: Collective) -> bool:
     """Whether the mistakes that one rank makes alone are made here."""
+    if isinstance(collective, Stated):
+        collective = collective._collective
     return isinstance(collective, ThreadRank) and collective._rank > 0
 
 
@@ -285,7 +288,7 @@ RANK_FAULTS = [
     Fault("shared-on-the-first", "only the first rank adds its part of the shared expert", _ONE,
           _V3, MoE, "forward", _shared_on_the_first),
     Fault("exchange-order", "ranks exchange for the shared and the routed experts in another order",
-          _BITS, _L, MoE, "forward", _shared_before_routed),
+          "collectives in order", _L, MoE, "forward", _shared_before_routed),
     Fault("router-bias-of-every-rank", "every rank adds the router's correction bias", _ONE, _V3,
           MoE, "_route", _bias_of_every_rank),
     Fault("rank-word-on-two", "a word at the edge is looked up on two ranks", _ONE, _V3,
