@@ -47,6 +47,21 @@ def _up_from_gate(split: Make) -> Make:
     return broken
 
 
+def _gate_and_up_as_one(split: Make) -> Make:
+    """A rank takes one run of rows of both, right on one rank only."""
+
+    def broken(self: Piece) -> Iterator[Piece]:
+        if self.runs != 2:
+            yield from split(self)
+            return
+        *outer, rows = self.take
+        take, put = slice(2 * rows.start, 2 * rows.stop), slice(0, 2 * (rows.stop - rows.start))
+        every = (slice(None),) * len(outer)
+        yield replace(self, take=(*outer, take), put=(*every, put), runs=1)
+
+    return broken
+
+
 def _experts_of_the_next(moe_parameters: Make) -> Make:
     def broken(moe: MoESpec, *rest: object) -> Iterator[Parameter]:
         experts = moe.experts if moe.experts.is_whole else _next_rank(moe.experts)
@@ -137,6 +152,8 @@ RANK_WEIGHT_FAULTS = [
           "int4-all", Int4Stored, "cut", _scales_of_all_columns),
     Fault("rank-up-from-gate", "gate's rows are taken where up's should be", _LEDGER,
           "v3-ranks-fused", Piece, "split", _up_from_gate),
+    Fault("rank-gate-up-as-one", "fused gate and up are cut as one matrix", _ONE, "v3-ranks-fused",
+          Piece, "split", _gate_and_up_as_one),
     Fault("rank-experts-of-the-next", "a rank holds the experts of the next one", _ONE, _V3,
           model_parameters, "_moe", _experts_of_the_next),
     Fault("rank-down-of-the-next", "down's columns are those of the next rank", _ONE, _V3,
