@@ -15,6 +15,15 @@ WORDS = {
     "kv_cache_group_size": ("auto", "token"),
 }
 """Options that take these words beside whole numbers."""
+NOT_DIVIDED = {
+    "pipeline_parallel_size": "layers are not divided among ranks: use tensor_parallel_size, on "
+    "several machines with nnodes",
+    "decode_context_parallel_size": "every rank keeps the whole context: for more of it use "
+    "kv_cache_dtype='fp8', for more requests data_parallel_size",
+    "prefill_context_parallel_size": "a prompt is not divided among ranks: use "
+    "tensor_parallel_size, or a larger max_num_batched_tokens",
+}
+"""Ways to divide a model that peers have, and what to use here."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,9 +75,22 @@ class EngineConfig:
     """Ranks: processes that hold and compute a part of every layer each."""
     enable_expert_parallel: bool = False
     """Routed experts are divided whole among the ranks, not each of them by its width."""
-    distributed_executor_backend: Literal["uni", "mp", "external_launcher"] | None = None
+    distributed_executor_backend: Literal["uni", "mp", "ray", "external_launcher"] | None = None
     """What the ranks are: "uni" (one, in this process), "mp" (processes that this one starts),
-    "external_launcher" (torchrun has started them); None: uni for one rank, mp for more."""
+    "ray" (actors, which Ray places), "external_launcher" (torchrun has started them); None: uni for
+    one rank, mp for more."""
+    data_parallel_size: int = 1
+    """Replicas of the model, independent engines of tensor_parallel_size ranks each. `trueline
+    serve` starts all of them behind one address."""
+    data_parallel_rank: int | None = None
+    """Which replica this engine is, where not all of them are behind one server: it takes its own
+    GPUs, or its part of the CPU."""
+    pipeline_parallel_size: int = 1
+    """Accepted: 1."""
+    decode_context_parallel_size: int = 1
+    """Accepted: 1."""
+    prefill_context_parallel_size: int = 1
+    """Accepted: 1."""
     nnodes: int = 1
     """Machines that the ranks are on, as many on each."""
     node_rank: int = 0
@@ -94,6 +116,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         self._check_ranks()
+        self._check_replicas()
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size",
                      "num_gpu_blocks_override", "kv_cache_memory_bytes", "num_state_slots",
                      "snapshot_spacing", "kv_cache_group_size"):  # fmt: skip
@@ -122,9 +145,28 @@ class EngineConfig:
                 )
 
     @property
-    def backend(self) -> Literal["uni", "mp", "external_launcher"]:
+    def backend(self) -> Literal["uni", "mp", "ray", "external_launcher"]:
         default: Literal["uni", "mp"] = "uni" if self.tensor_parallel_size == 1 else "mp"
         return self.distributed_executor_backend or default
+
+    def _check_replicas(self) -> None:
+        size, rank = self.data_parallel_size, self.data_parallel_rank
+        if type(size) is not int or size < 1:
+            raise UsageError(f"data_parallel_size = {size!r}: accepted: a whole number from 1 up")
+        if rank is not None and (type(rank) is not int or not 0 <= rank < size):
+            raise UsageError(
+                f"data_parallel_rank = {rank!r}: accepted: 0 to {size - 1} (data_parallel_size = "
+                f"{size})"
+            )
+        if size > 1 and (self.nnodes > 1 or self.backend == "external_launcher"):
+            raise UsageError(
+                f"data_parallel_size = {size} is for replicas that are on one machine each, which "
+                "start their ranks themselves; accepted: a server for each replica, behind a load "
+                "balancer (docs/ranks.md)"
+            )
+        for name, instead in NOT_DIVIDED.items():
+            if (value := getattr(self, name)) != 1:
+                raise UsageError(f"{name} = {value!r}: accepted: 1; {instead}")
 
     def _check_ranks(self) -> None:
         for name, least in (("tensor_parallel_size", 1), ("nnodes", 1), ("node_rank", 0)):
@@ -137,7 +179,7 @@ class EngineConfig:
             seconds = getattr(self, name)
             if not 0 <= seconds < float("inf"):
                 raise UsageError(f"{name} = {seconds!r}: accepted: seconds from 0 up")
-        backends = ("uni", "mp", "external_launcher")
+        backends = ("uni", "mp", "ray", "external_launcher")
         if self.distributed_executor_backend not in (None, *backends):
             raise UsageError(
                 f"distributed_executor_backend = {self.distributed_executor_backend!r}: accepted: "

@@ -90,6 +90,16 @@ def use_gpu(number: int) -> None:
     torch.cuda.set_device(number)
 
 
+def gpu_number(name: str) -> int:
+    """As PyTorch counts them in this process; `name` as CUDA_VISIBLE_DEVICES writes it."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return visible.split(",").index(name) if visible else int(name)
+
+
+def gpu_in_use() -> int:
+    return torch.cuda.current_device()
+
+
 def num_cores() -> int:
     """That we may use."""
     count = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()

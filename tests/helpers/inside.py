@@ -30,6 +30,7 @@ from trueline.server.process.messages import (
     decode_to_engine,
     encode,
 )
+from trueline.server.process.replicas import Replicas
 from trueline.server.service import Service
 from trueline.text.tokenizer import Tokenizer
 
@@ -103,8 +104,8 @@ class Inside:
         self.engine = LocalEngine(model, EngineConfig(**options))
         self.tokenizer = Tokenizer.load(model)
         metrics = Metrics("trueline", "tiny")
-        self.service = Service(self.engine, self.tokenizer, config, ("tiny",), metrics)
-        metrics.watch(self.engine)
+        self.service = Service(Replicas([self.engine]), self.tokenizer, config, ("tiny",), metrics)
+        metrics.watch([self.engine])
         self.log = io.StringIO()
         logger = start_logs(log_format, "debug")
         logger.handlers[0].setStream(self.log)  # type: ignore[attr-defined]

@@ -14,14 +14,14 @@ import torch
 
 from trueline import __version__
 from trueline.config import EngineConfig
-from trueline.device import find_device
+from trueline.device import find_device, gpu_in_use, num_gpus, use_gpu
 from trueline.engine.core import EngineCore
 from trueline.engine.drafts import Drafter
 from trueline.engine.executor import AnyExecutor, LocalExecutor
 from trueline.engine.memory import measure
 from trueline.engine.ranks.executor import LaunchedExecutor, RanksExecutor, why_it_failed
-from trueline.engine.ranks.join import join_under_torchrun, start_ranks
-from trueline.engine.ranks.processes import RankProcesses, how_it_ended
+from trueline.engine.ranks.join import first_gpu, join_under_torchrun, start_ranks
+from trueline.engine.ranks.processes import Workers, how_it_ended
 from trueline.engine.runner import Runner, build_decoder
 from trueline.errors import TruelineError, UsageError
 from trueline.layers.context import Parameters
@@ -83,18 +83,26 @@ def load_engine(
 ) -> Loaded:
     drafts = drafter.num_tokens if drafter else 0
     group: RankGroup | None = None
-    processes: RankProcesses | None = None
+    processes: Workers | None = None
     if config.node_rank:
         raise UsageError(
             f"node_rank = {config.node_rank}: requests are for machine 0; here run `trueline "
             "serve` with the same options, which starts the ranks of this machine"
         )
-    if config.backend == "mp":
+    if config.data_parallel_size > 1 and config.data_parallel_rank is None:
+        raise UsageError(
+            f"data_parallel_size = {config.data_parallel_size}: one engine is one replica; "
+            "`trueline serve` starts all of them behind one address, and programs that start one "
+            "each say which with data_parallel_rank"
+        )
+    if config.backend in ("mp", "ray"):
         # what is wrong with it, or does not divide, is told before ranks are started
         _local_spec(read_model(model, config.facts), config, 0)
         group, processes = start_ranks(model, config)
     elif config.backend == "external_launcher":
         group = join_under_torchrun(config)
+    elif config.data_parallel_size > 1 and config.device != "cpu" and (found := num_gpus()):
+        use_gpu(first_gpu(config, found))
     try:
         if processes is not None:
             progress = _while_alive(processes, progress)
@@ -138,6 +146,8 @@ def load_rank(
     clock = _Clock()
     spec = local = read_model(model, config.facts)
     device = find_device(config.device)
+    if not device.is_gpu:
+        device = device.shared_by(config.data_parallel_size)
     if group is not None:
         place = group.place
         local = _local_spec(spec, config, place.rank)
@@ -182,7 +192,7 @@ def load_rank(
     return LoadedRank(spec, expected, plan, runner, clock.laps, table)
 
 
-def _while_alive(processes: RankProcesses, progress: Progress | None) -> Progress:
+def _while_alive(processes: Workers, progress: Progress | None) -> Progress:
     """Loading takes minutes, and a rank that has ended meanwhile ends it."""
 
     def report(done: int, total: int) -> None:
@@ -225,7 +235,7 @@ RANK_COLUMNS = ["rank", "device", "heads", "experts", "words", "weights", "block
 
 
 def _rank_row(spec: ModelSpec, plan: Plan, group: RankGroup) -> list[str]:
-    device = f"cuda:{group.place.local_rank}" if plan.device.is_gpu else "cpu"
+    device = f"cuda:{gpu_in_use()}" if plan.device.is_gpu else "cpu"
     heads = {span for layer in spec.layers if (span := getattr(layer.mixer, "heads", None))}
     moe = [each.feed_forward for each in spec.layers if isinstance(each.feed_forward, MoESpec)]
     return [

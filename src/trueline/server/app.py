@@ -83,10 +83,8 @@ async def live(request: Request) -> Response:
 
 
 async def ready(request: Request) -> Response:
-    refusal = request.app.state.service.refusal()
-    if refusal is None:
-        return _json(Health("ready"))
-    return _json(Health(*refusal), 503)
+    health = request.app.state.service.health()
+    return _json(health, 200 if health.status == "ready" else 503)
 
 
 async def version(request: Request) -> Response:

@@ -42,7 +42,7 @@ class ServerConfig:
     """Seconds that running requests have left after SIGTERM; a second signal ends at once."""
     on_engine_death: Literal["exit", "restart"] = "exit"
     """What follows when the engine's process dies. More than 5 deaths in 10 minutes end the server
-    in any case."""
+    in any case. Of several replicas each for itself: the server ends when none is left."""
     cors_origin: tuple[str, ...] = ()
     """Origins whose web pages may call this server; "*" for any. None by default."""
     metrics_prefix: Literal["trueline", "vllm"] = "trueline"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
@@ -70,8 +70,8 @@ class Metrics:
             registry=self.registry,
         )
 
-    def watch(self, engine: EngineClient) -> None:
-        self.registry.register(_Engine(engine, self.prefix, self.model))
+    def watch(self, engines: Sequence[EngineClient]) -> None:
+        self.registry.register(_Engines(engines, self.prefix, self.model))
 
     def observe(self, name: str, seconds: float) -> None:
         self._timers[name](seconds)
@@ -86,11 +86,31 @@ class Metrics:
         return generate_latest(self.registry)
 
 
-class _Engine(Collector):
-    """The latest Stats of the engine process."""
+LABELS = ["model_name", "engine"]
 
-    def __init__(self, engine: EngineClient, prefix: str, model: str) -> None:
-        self.engine, self.prefix, self.model = engine, prefix, model
+
+class _Engines(Collector):
+    """The latest Stats of every engine process: a metric has a sample for each."""
+
+    def __init__(self, engines: Sequence[EngineClient], prefix: str, model: str) -> None:
+        self.engines = [
+            _Engine(engine, prefix, [model, str(i)]) for i, engine in enumerate(engines)
+        ]
+
+    def collect(self) -> Iterator[Metric]:
+        found: dict[str, Metric] = {}
+        for engine in self.engines:
+            for metric in engine.collect():
+                if metric.name in found:
+                    found[metric.name].samples.extend(metric.samples)
+                else:
+                    found[metric.name] = metric
+        yield from found.values()
+
+
+class _Engine:
+    def __init__(self, engine: EngineClient, prefix: str, labels: list[str]) -> None:
+        self.engine, self.prefix, self.labels = engine, prefix, labels
 
     def collect(self) -> Iterator[Metric]:
         stats = self.engine.stats
@@ -132,19 +152,19 @@ class _Engine(Collector):
         yield from self._start()
 
     def _one(self, kind: Callable[..., Metric], name: str, text: str, value: float) -> Metric:
-        metric = kind(f"{self.prefix}:{name}", text, labels=["model_name"])
-        metric.add_metric([self.model], value)  # type: ignore[attr-defined]
+        metric = kind(f"{self.prefix}:{name}", text, labels=LABELS)
+        metric.add_metric(self.labels, value)  # type: ignore[attr-defined]
         return metric
 
     def _step_times(self) -> Metric:
         stats = self.engine.stats
         metric = HistogramMetricFamily(
-            f"{self.prefix}:engine_step_seconds", "Steps by duration", labels=["model_name"]
+            f"{self.prefix}:engine_step_seconds", "Steps by duration", labels=LABELS
         )
         counts = stats.step_counts or [0] * (len(STEP_BUCKETS) + 1)
         bounds = [*map(str, STEP_BUCKETS), "+Inf"]
         buckets = list(zip(bounds, accumulate(counts), strict=True))
-        metric.add_metric([self.model], buckets, stats.step_seconds)
+        metric.add_metric(self.labels, buckets, stats.step_seconds)
         return metric
 
     def _start(self) -> Iterator[Metric]:
@@ -162,12 +182,14 @@ class _Engine(Collector):
             "To load the weights",
             phases.get("weights", 0.0),
         )
-        config = InfoMetricFamily(f"{self.prefix}:cache_config", "How the cache is cut")
+        config = InfoMetricFamily(
+            f"{self.prefix}:cache_config", "How the cache is cut", labels=LABELS
+        )
         values = {
             "block_size": str(ready.block_size),
             "num_gpu_blocks": str(ready.num_blocks),
             "num_state_slots": str(ready.num_state_slots or 0),
             "max_model_len": str(ready.max_model_len),
         }
-        config.add_metric([], values)
+        config.add_metric(self.labels, values)
         yield config

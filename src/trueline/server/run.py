@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import uvicorn
@@ -25,6 +26,7 @@ from trueline.server.logs import event, keep_stderr, start_logs
 from trueline.server.metrics import Metrics
 from trueline.server.process.client import EngineClient, EngineFailed
 from trueline.server.process.messages import Progress, Ready
+from trueline.server.process.replicas import Replicas, replica_configs
 from trueline.server.service import Service
 from trueline.text.tokenizer import Tokenizer
 from trueline.utils.environment import environment_key
@@ -78,19 +80,23 @@ class _Lifespan:
         self.options = engine
         self.logger = start_logs(config.log_format, config.log_level)
         self.signals = 0
-        self.logged_phase, self.logged_at = "starting", self.began
+        self.logged: dict[int, tuple[str, float]] = {}
 
     async def run(self) -> int:
         self.stopping = asyncio.Event()
         for number in SIGNALS:
             asyncio.get_running_loop().add_signal_handler(number, self._signal, number)
-        self.engine = EngineClient(
-            self.directory,
-            self.options,
-            on_death=self.config.on_engine_death,
-            silence=_silence(self.options),
-            on_progress=self._progress,
-        )
+        clients = [
+            EngineClient(
+                self.directory,
+                options,
+                on_death=self.config.on_engine_death,
+                silence=_silence(options),
+                on_progress=partial(self._progress, i),
+            )
+            for i, options in enumerate(replica_configs(self.options))
+        ]
+        self.engine = Replicas(clients, self._replica_lost)
         self.service = Service(
             self.engine,
             self.tokenizer,
@@ -98,7 +104,7 @@ class _Lifespan:
             self.models,
             Metrics(self.config.metrics_prefix, self.models[0]),
         )
-        self.service.metrics.watch(self.engine)
+        self.service.metrics.watch(self.engine.clients)
         listening = _listen(self.config)
         http = self._http()
         serving = asyncio.create_task(http.serve([listening]))
@@ -136,9 +142,12 @@ class _Lifespan:
         return 0
 
     def _lost(self) -> int:
-        """EngineClient has failed all open streams."""
+        """`Replicas` has failed all open streams."""
         event(self.logger, "engine lost", logging.ERROR, reason=self.engine.reason)
         return 1
+
+    def _replica_lost(self, replica: int, reason: str) -> None:
+        event(self.logger, "replica lost", logging.ERROR, replica=replica, reason=reason)
 
     def _http(self) -> _Http:
         app = build_app(self.service, self.keys, self.logger)
@@ -161,18 +170,21 @@ class _Lifespan:
             os._exit(128 + number)
         self.stopping.set()
 
-    def _progress(self, progress: Progress) -> None:
+    def _progress(self, replica: int, progress: Progress) -> None:
         """Logs every phase, and every PROGRESS_SECONDS within one: large models load for long."""
         now = time.monotonic()
-        if progress.phase != self.logged_phase or now - self.logged_at >= PROGRESS_SECONDS:
-            self.logged_phase, self.logged_at = progress.phase, now
-            event(self.logger, "loading", phase=str(progress))
+        phase, then = self.logged.get(replica, ("starting", self.began))
+        if progress.phase != phase or now - then >= PROGRESS_SECONDS:
+            self.logged[replica] = progress.phase, now
+            which = {"replica": replica} if len(self.engine.clients) > 1 else {}
+            event(self.logger, "loading", phase=str(progress), **which)
 
     def _announce(self, ready: Ready, url: str) -> None:
         phases = ", ".join(f"{name} {s:.1f}" for name, s in ready.startup_seconds.items())
         keys = "asked for" if self.keys else "none: everybody who reaches it may use it"
         lines = [
             f"model        {ready.family}, served as {', '.join(self.models)}",
+            *self._replica_lines(),
             *ready.plan_lines,
             f"ready in     {time.monotonic() - self.began:.1f} s ({phases})",
             f"API keys     {keys}",
@@ -182,6 +194,10 @@ class _Lifespan:
             event(self.logger, "ready", url=url, plan=lines)
         else:
             print("\n".join(lines), file=sys.stderr, flush=True)
+
+    def _replica_lines(self) -> list[str]:
+        count = len(self.engine.clients)
+        return [f"replicas     {count}, each as follows"] if count > 1 else []
 
 
 def _silence(options: EngineConfig) -> float | None:

@@ -17,12 +17,13 @@ from trueline.server.config import ServerConfig
 from trueline.server.limits import BodyReader
 from trueline.server.metrics import Metrics
 from trueline.server.offload import OffloadThread
-from trueline.server.process.client import EngineClient
 from trueline.server.process.messages import Ready
+from trueline.server.process.replicas import Replicas
 from trueline.server.process.streams import EngineDead
 from trueline.server.protocol.errors import ApiError, bad_request
 from trueline.server.protocol.limits import RequestLimits
 from trueline.server.protocol.requests import Conversation
+from trueline.server.protocol.responses import Health, ReplicaHealth, Status
 from trueline.text.template_process import TemplateProcess
 from trueline.text.tokenizer import Tokenizer
 
@@ -40,7 +41,7 @@ Given = TypeVarTuple("Given")
 class Service:
     """What every route works with."""
 
-    engine: EngineClient
+    engine: Replicas
     tokenizer: Tokenizer
     config: ServerConfig
     models: tuple[str, ...]
@@ -81,13 +82,21 @@ class Service:
         self.draining = True
         self.bodies.give_up(self._closed())
 
-    def refusal(self) -> tuple[str, str] | None:
+    def refusal(self) -> tuple[Status, str] | None:
         """Why requests are refused now, as a code and a message; None where they are not."""
         if self.draining:
             return "draining", "the server is shutting down"
         if self.engine.state != "ready":
             return self.engine.state, self.engine.reason or f"the engine is {self.engine.state}"
         return None
+
+    def health(self) -> Health:
+        """Of one engine, and where there are several of each."""
+        code, reason = self.refusal() or ("ready", None)
+        if len(self.engine.clients) == 1:
+            return Health(code, reason)
+        replicas = [ReplicaHealth(each.state, each.reason) for each in self.engine.clients]
+        return Health(code, reason, replicas)
 
     def check_open(self) -> Ready:
         if self.refusal() is not None:
@@ -96,7 +105,7 @@ class Service:
         return self.engine.ready
 
     def _closed(self) -> ApiError:
-        code, message = self.refusal() or ("", "")
+        code, message = self.refusal() or ("ready", "")
         return ApiError(503, message, code=code, retry_after=RETRY_SECONDS)
 
     def limits(self) -> RequestLimits:
@@ -119,7 +128,8 @@ class Service:
     def check_room(self, count: int) -> None:
         """Raises where so many more sequences do not fit. A sequence that the engine has finished
         takes no room, however slowly its client reads."""
-        room = self.check_open().max_num_seqs + self.config.max_num_queued
+        self.check_open()
+        room = self.engine.max_num_seqs + self.config.max_num_queued
         taken = self.engine.num_open
         if count > room:
             raise bad_request(

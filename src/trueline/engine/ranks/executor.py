@@ -14,7 +14,7 @@ from contextlib import contextmanager, suppress
 from trueline.engine.executor import Launched, LocalExecutor, StepFailed
 from trueline.engine.messages import Admission, StepMessage, StepResult, Unowned
 from trueline.engine.ranks.orders import Order, encode
-from trueline.engine.ranks.processes import Alarm, RankProcesses, how_it_ended
+from trueline.engine.ranks.processes import Alarm, Workers, how_it_ended
 from trueline.errors import EngineBroken, described
 from trueline.parallel.group import SECONDS_BETWEEN_LOOKS, RankFailed, RankGroup
 
@@ -29,7 +29,7 @@ class RanksExecutor:
         self,
         local: LocalExecutor,
         group: RankGroup,
-        processes: RankProcesses,
+        processes: Workers,
         timeout: float,
     ) -> None:
         """`timeout`: seconds that a step may take, 0 for no limit."""
@@ -100,7 +100,7 @@ class RanksExecutor:
         self.group.abort()
 
 
-def _end(watch: Watch, group: RankGroup, processes: RankProcesses, local: LocalExecutor) -> None:
+def _end(watch: Watch, group: RankGroup, processes: Workers, local: LocalExecutor) -> None:
     watch.stop()
     if not group.aborted:
         with suppress(RuntimeError):  # one is gone already
@@ -116,7 +116,7 @@ def hung(group: RankGroup, seconds: float) -> str:
     return f"no step ended within {seconds:g} s (engine_timeout): {group.behind()}"
 
 
-def why_it_failed(group: RankGroup, processes: RankProcesses, error: BaseException) -> str:
+def why_it_failed(group: RankGroup, processes: Workers, error: BaseException) -> str:
     """What another rank says, what became of its process, or else our own error."""
     ours = not isinstance(error, RuntimeError) or isinstance(error, EngineBroken)
     end = time.monotonic() + (0.0 if ours else SECONDS_TO_HEAR)

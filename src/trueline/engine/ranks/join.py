@@ -10,7 +10,8 @@ from traceback import clear_frames
 from trueline.config import EngineConfig
 from trueline.device import num_gpus, use_gpu
 from trueline.engine.ranks.orders import WorkerStart
-from trueline.engine.ranks.processes import RankProcesses, how_it_ended
+from trueline.engine.ranks.processes import RankProcesses, Workers, how_it_ended
+from trueline.engine.ranks.ray_actors import RayRanks
 from trueline.errors import UsageError
 from trueline.parallel.group import (
     LOCAL,
@@ -23,7 +24,7 @@ from trueline.parallel.group import (
     report,
     wait_for_end,
 )
-from trueline.parallel.process_group import Backend
+from trueline.parallel.process_group import Backend, Store
 
 SECONDS_TO_TELL = 5.0
 """For reaching rank 0 once more, to say how a rank has ended."""
@@ -46,7 +47,7 @@ def backend_of(config: EngineConfig, place: Place) -> Backend:
     found = 0 if config.device == "cpu" else num_gpus()
     if not found:
         return "gloo"
-    use_gpu(place.local_rank % found)
+    use_gpu(first_gpu(config, found) + place.local_rank % found)
     if found >= place.local_size:
         return "nccl"
     if config.device == "cuda" and config.enforce_eager:
@@ -56,6 +57,20 @@ def backend_of(config: EngineConfig, place: Place) -> Backend:
         "accepted: a smaller tensor_parallel_size, more machines (nnodes), device='cpu', or, to "
         "try ranks that share a GPU, device='cuda' with enforce_eager"
     )
+
+
+def first_gpu(config: EngineConfig, found: int) -> int:
+    """Of those that this replica has for itself."""
+    replicas, each = config.data_parallel_size, config.tensor_parallel_size
+    if config.backend == "ray":
+        return 0  # Ray says which
+    if replicas > 1 and found < replicas * each:
+        raise UsageError(
+            f"data_parallel_size = {replicas}, tensor_parallel_size = {each}: these need "
+            f"{replicas * each} GPUs, PyTorch sees {found}; accepted: fewer of either, or "
+            "device='cpu'"
+        )
+    return (config.data_parallel_rank or 0) * each
 
 
 def join(start: WorkerStart) -> RankGroup:
@@ -72,17 +87,10 @@ def join(start: WorkerStart) -> RankGroup:
     return RankGroup(store, place, backend, master=start.address, seconds=config.init_timeout)
 
 
-def start_ranks(model: Path, config: EngineConfig) -> tuple[RankGroup, RankProcesses]:
-    """Rank 0, after it has started the others of this machine. Those of other machines come by
-    themselves (`run_node`)."""
-    place = place_of(config, 0)
-    backend = backend_of(config, place)
-    alone = config.nnodes == 1
-    address = LOCAL if alone else config.master_addr
-    port = 0 if alone else config.master_port
-    store = open_store(place, address, port, config.init_timeout)
-    starts = _starts(model, config, address, store.port, range(1, place.local_size))
-    processes = RankProcesses(starts)
+def start_ranks(model: Path, config: EngineConfig) -> tuple[RankGroup, Workers]:
+    """Rank 0, after it has started the others."""
+    start = _start_actors if config.backend == "ray" else _start_processes
+    place, backend, address, store, processes = start(model, config)
 
     def alive() -> None:
         for rank, code in processes.deaths():
@@ -98,6 +106,37 @@ def start_ranks(model: Path, config: EngineConfig) -> tuple[RankGroup, RankProce
         clear_frames(error.__traceback__)
         raise
     return group, processes
+
+
+Started = tuple[Place, Backend, str, Store, Workers]
+"""Of rank 0: its place, what it exchanges by, and where the store is that the others look for."""
+
+
+def _start_processes(model: Path, config: EngineConfig) -> Started:
+    """Those of this machine. Those of other machines come by themselves (`run_node`)."""
+    place = place_of(config, 0)
+    backend = backend_of(config, place)
+    alone = config.nnodes == 1
+    address = LOCAL if alone else config.master_addr
+    port = 0 if alone else config.master_port
+    store = open_store(place, address, port, config.init_timeout)
+    starts = _starts(model, config, address, store.port, range(1, place.local_size))
+    return place, backend, address, store, RankProcesses(starts)
+
+
+def _start_actors(model: Path, config: EngineConfig) -> Started:
+    """On the nodes of a Ray cluster, as it places them."""
+    ranks = RayRanks(config)
+    try:
+        places = ranks.places()
+        backend = backend_of(config, places[0])
+        address = ranks.cluster.address
+        store = open_store(places[0], address, 0, config.init_timeout)
+        ranks.serve(model, config, places, store.port)
+    except BaseException:
+        ranks.close()
+        raise
+    return places[0], backend, address, store, ranks
 
 
 def run_node(model: Path, config: EngineConfig) -> int:

@@ -12,6 +12,7 @@ import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from queue import SimpleQueue
+from typing import Protocol
 
 import msgspec
 
@@ -41,6 +42,24 @@ class Alarm:
     def close(self) -> None:
         for end in self._ends:
             end.close()
+
+
+class Workers(Protocol):
+    """The ranks that rank 0 has started, wherever they are."""
+
+    alarm: Alarm
+
+    def deaths(self, seconds: float = 0.0) -> Sequence[tuple[int, int | None]]:
+        """Ranks that have ended, with their exit codes where these are known; waits for one."""
+
+    def pids(self) -> dict[int, int]: ...
+
+    def kill(self) -> None: ...
+
+    def wait(self) -> None:
+        """For all to end by themselves; those that do not are killed."""
+
+    def close(self) -> None: ...
 
 
 class RankProcesses:
@@ -128,7 +147,9 @@ def _kill(children: list[subprocess.Popen[bytes]]) -> None:
                 child.stdin.close()
 
 
-def how_it_ended(code: int) -> str:
+def how_it_ended(code: int | None) -> str:
+    if code is None:
+        return "was lost: its process or its node has died"
     if code < 0:
         return f"was killed by {signal.Signals(-code).name}"
     return f"ended with exit code {code}"

@@ -27,7 +27,11 @@ def main(text: str) -> int:
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     when_the_parent_ends(lambda: os._exit(1))
-    start = msgspec.json.decode(text, type=WorkerStart)
+    return run(msgspec.json.decode(text, type=WorkerStart))
+
+
+def run(start: WorkerStart) -> int:
+    """Joins and serves. Returns the exit code."""
     from trueline.engine.ranks.join import join
     from trueline.parallel.group import RankFailed
 

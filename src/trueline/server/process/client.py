@@ -140,14 +140,18 @@ class EngineClient:
         except TimeoutError:
             for name, stream in self._streams.items():
                 stream.push(CoreOutput(request_id=name, finish_reason="abort", error=SHUTTING_DOWN))
-            self._abort(list(self._streams))
+            self.abort(list(self._streams))
 
     # -- requests ----------------------------------------------------------------------
 
     def generate(self, requests: Sequence[CoreRequest]) -> Stream:
-        """Adds all of them or none. A refusal is raised by the stream."""
+        stream = Stream([request.request_id for request in requests], self.abort)
+        self.add(requests, stream)
+        return stream
+
+    def add(self, requests: Sequence[CoreRequest], stream: Stream) -> None:
+        """All of them or none. A refusal is raised by the stream."""
         names = [request.request_id for request in requests]
-        stream = Stream(names, self._abort)
         used = next((name for name in names if name in self._streams), None)
         if self.state != "ready":
             stream.fail(EngineDead(f"the engine is {self.state}: {self.reason}"))
@@ -161,9 +165,9 @@ class EngineClient:
             self._streams.update(dict.fromkeys(names, stream))
             self._none_left.clear()
             self._send(Add(list(requests)))
-        return stream
 
-    def _abort(self, names: list[str]) -> None:
+    def abort(self, names: Sequence[str]) -> None:
+        """Those of them that are in this engine."""
         known = [name for name in names if name in self._streams]
         if known:
             self._send(Abort(known))

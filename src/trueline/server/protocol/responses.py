@@ -153,6 +153,16 @@ class Version(msgspec.Struct):
     version: str
 
 
-class Health(msgspec.Struct):
-    status: Literal["ready", "live", "loading", "draining", "dead"]
+Status = Literal["ready", "live", "loading", "draining", "dead", "stopped"]
+
+
+class ReplicaHealth(msgspec.Struct):
+    status: Status
     reason: str | None = None
+
+
+class Health(msgspec.Struct):
+    status: Status
+    reason: str | None = None
+    replicas: list[ReplicaHealth] | msgspec.UnsetType = msgspec.UNSET
+    """With data_parallel_size: of each, in their order."""
