@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 
 import openai
@@ -25,8 +26,11 @@ def model(tiny: Callable[..., Path]) -> Path:
 
 
 def children(pid: int) -> list[int]:
-    tasks = Path(f"/proc/{pid}/task").glob("*/children")
-    return [int(child) for task in tasks for child in task.read_text().split()]
+    found: list[int] = []
+    for task in Path(f"/proc/{pid}/task").glob("*/children"):
+        with suppress(OSError):  # of a thread that has just ended
+            found += map(int, task.read_text().split())
+    return found
 
 
 def rank_pid(served: Served) -> int:
