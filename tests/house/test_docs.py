@@ -65,6 +65,18 @@ def test_docs_name_what_exists() -> None:
         assert family in checkpoints, family
 
 
+def test_reports_of_ranks_name_faults_and_their_checks() -> None:
+    page = (ROOT / "docs" / "ranks.md").read_text()
+    section = page.split("## Public reports", 1)[1].split("\n## ")[0]
+    checks = {fault.id: fault.check for fault in FAULTS}
+    rows = [line for line in section.splitlines() if line.startswith("|") and "`" in line]
+    assert rows
+    for row in rows:
+        *_, faults, check, _ = (cell.strip() for cell in row.split("|"))
+        for fault in re.findall("`([^`]+)`", faults):
+            assert checks[fault] == check, fault
+
+
 def test_the_contracts_are_listed() -> None:
     page = (ROOT / "docs" / "plugins.md").read_text()
     assert f"`api_version = {API_VERSION}`" in page

@@ -12,6 +12,8 @@ from trueline.verify.checks import CHECKS
 from trueline.verify.failed import CheckFailed
 from trueline.verify.faults import Fault
 from trueline.verify.faults.table import FAULTS
+from trueline.verify.rank_ledger import rank_ledger
+from trueline.verify.schedules import RANK_CHECKS
 
 PAIRS = sorted({(fault.check, fault.case) for fault in FAULTS})
 
@@ -53,6 +55,22 @@ def test_fault_turns_its_check_red(fault: Fault, subjects: dict[str, Subject]) -
     assert not any(f"{name}Error" in str(caught.value) for name in ("Type", "Attribute", "Name"))
 
 
+ON_RANKS = {**RANK_CHECKS, "rank ledger": rank_ledger}
+MORE_RANKS = (4, 8)
+"""CHECKS has two."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", MORE_RANKS)
+@pytest.mark.parametrize(
+    "fault", [each for each in FAULTS if each.check in ON_RANKS], ids=lambda fault: fault.id
+)
+def test_fault_is_red_on_more_ranks(fault: Fault, size: int, subjects: dict[str, Subject]) -> None:
+    subject = subjects[fault.case]
+    with fault.seeded(), pytest.raises(CheckFailed):
+        ON_RANKS[fault.check](subject, size)
+
+
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
 def test_fault_leaves_nothing_behind(fault: Fault) -> None:
     owner = fault.place()
@@ -77,6 +95,17 @@ GREEN = [
 @pytest.mark.parametrize(("check", "case"), GREEN, ids=lambda value: value)
 def test_check_is_green(check: str, case: str, subjects: dict[str, Subject]) -> None:
     CHECKS[check](subjects[case])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", MORE_RANKS)
+@pytest.mark.parametrize(
+    ("check", "case"), [pair for pair in PAIRS if pair[0] in ON_RANKS], ids=lambda value: value
+)
+def test_check_is_green_on_more_ranks(
+    check: str, case: str, size: int, subjects: dict[str, Subject]
+) -> None:
+    ON_RANKS[check](subjects[case], size)
 
 
 def test_the_table_is_sound() -> None:

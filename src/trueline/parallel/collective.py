@@ -33,7 +33,7 @@ class Collective(Protocol):
         """Every rank's x, one after the other along dim."""
 
     def from_first(self, x: Tensor) -> Replicated:
-        """Rank 0's x."""
+        """Rank 0's x; another's may be overwritten."""
 
 
 class Solo:

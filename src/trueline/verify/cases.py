@@ -117,10 +117,26 @@ _GROUPED_ALL: JSON = {
     "kv_lora_rank": 40,
     "v_head_dim": 12,
     "q_lora_rank": 48,
+    "n_routed_experts": 16,
+    "num_attention_heads": 8,
 }
 
-# Two ranks divide all of it; blocks of 32 begin inside of a rank's part.
-_RANKED: JSON = {"intermediate_size": 90, "moe_intermediate_size": 24, "vocab_size": 312}
+# Eight ranks divide all of it; blocks of 32 begin inside of a rank's part, of two and of eight.
+_RANKED: JSON = {
+    "hidden_size": 80,
+    "intermediate_size": 88,
+    "moe_intermediate_size": 24,
+    "n_routed_experts": 16,
+    "num_attention_heads": 8,
+    "vocab_size": 312,
+}
+_LING_RANKED: JSON = _RANKED | {
+    "group_norm_size": 8,
+    "moe_shared_expert_intermediate_size": 40,
+}
+# 48, 24 and 12 columns of an expert on two, four and eight ranks: inside of groups of 32, and of
+# words.
+_INT4_RANKED: JSON = _RANKED | {"hidden_size": 96, "moe_intermediate_size": 96}
 
 V4 = {
     "model_type": "deepseek_v4",
@@ -236,11 +252,12 @@ CASES: Mapping[str, Case] = {
         "deepseek_v3", keys=_FP8_INPUTS, storage=replace(FP8_32, ignored_modules=("q_a_proj",))
     ),
     "int4": Case("kimi_k2", keys=_GROUPED, storage=INT4, dtype="bfloat16"),
+    "int4-ranks": Case("kimi_k2", keys=_INT4_RANKED, storage=INT4),
     "int4-all": Case("kimi_k2", keys=_GROUPED_ALL, storage=INT4_ALL),
     "k25-int4": Case("kimi_k25", keys=_GROUPED, storage=INT4),
     "fp4": Case("deepseek_v3", keys=_GROUPED, storage=FP4),
     "ling": Case(_LING),
-    "ling-ranks": Case(_LING, keys={"moe_intermediate_size": 24}),
+    "ling-ranks": Case(_LING, keys=_LING_RANKED),
     "ling-shallow": Case(_LING, keys=_SHALLOW | {"layer_group_size": 2}),
     "ling-far": Case(_LING, start=4321, stride=173),
     "ling-one-group": Case(_LING, keys={"group_norm_size": 1, "q_lora_rank": None}),

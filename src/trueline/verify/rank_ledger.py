@@ -44,10 +44,10 @@ class Cells:
     kept: tuple[int, int]
 
 
-def rank_ledger(subject: Subject) -> None:
-    """On two ranks, divided in every way."""
+def rank_ledger(subject: Subject, size: int = RANKS) -> None:
+    """Divided in every way."""
     for invariant_sums, expert_parallel in product((False, True), repeat=2):
-        ranks_hold_every_byte(subject.model, RANKS, invariant_sums, expert_parallel)
+        ranks_hold_every_byte(subject.model, size, invariant_sums, expert_parallel)
 
 
 def ranks_hold_every_byte(

@@ -14,7 +14,9 @@ from trueline.engine.core import EngineCore
 from trueline.engine.executor import LocalExecutor
 from trueline.engine.runner import Runner, build_decoder
 from trueline.models import read_model
-from trueline.parallel.collective import Threads
+from trueline.parallel.collective import Collective, Threads
+from trueline.parallel.distributed import Journal
+from trueline.parallel.stated import Stated
 from trueline.plan.plan import make_plan
 from trueline.spec.shard import local_spec
 from trueline.verify.engine import Ask, EngineRun, run, same, serve
@@ -28,8 +30,9 @@ def ranks_are_as_one(
     config: EngineConfig,
     *sizes: int,
     expert_parallel: Sequence[bool] = (False,),
-) -> None:
-    """Every position on every rank: within the band, and bit by bit in batch-invariant mode."""
+) -> EngineRun:
+    """Every position on every rank: within the band, and bit by bit in batch-invariant mode.
+    Returns what one rank saw."""
     one = run(model, asks, config)
     for size, whole in product(sizes, expert_parallel):
         served = serve_on_ranks(model, asks, config, size, expert_parallel=whole)
@@ -39,6 +42,7 @@ def ranks_are_as_one(
             if [rows.keys() for rows in done.logits] != [rows.keys() for rows in one.logits]:
                 raise CheckFailed(f"{what}: other positions were computed")
             same(what, done, one, bitwise=config.batch_invariant)
+    return one
 
 
 def serve_on_ranks(
@@ -51,7 +55,7 @@ def serve_on_ranks(
 ) -> list[EngineRun]:
     """What each of `size` ranks saw."""
     spec = read_model(model, config.facts)
-    group = Threads(size)
+    group, statements = Threads(size), Threads(size)
     results: dict[int, EngineRun] = {}
     failures: list[Exception] = []
 
@@ -66,13 +70,17 @@ def serve_on_ranks(
             )
             plan = make_plan(local, config, find_device("cpu"))
             values = StoredWeights(model, local, dtype=plan.weight_dtype)
-            decoder = build_decoder(local, plan, values, group.rank(number))
+            ranks: Collective = group.rank(number)
+            if config.debug_collectives:
+                ranks = Stated(ranks, statements.rank(number), Journal())
+            decoder = build_decoder(local, plan, values, ranks)
             runner = Runner(local, plan, decoder)
             executor = LocalExecutor(runner, threaded=plan.limits.overlap)
             results[number] = serve(EngineCore(executor, plan, config), asks)
         except Exception as error:
             failures.append(error)
             group.stop()
+            statements.stop()
 
     threads = [threading.Thread(target=rank, args=(i,)) for i in range(size)]
     for thread in threads:

@@ -188,20 +188,51 @@ def fp8_latents_bitwise(subject: Subject) -> None:
         preempted_resumes(invariant)
 
 
-ON_RANKS = [Ask(prompt(20), 4), Ask(prompt(7), 4, arrives=1)]
-
+# The first and last words of the vocabulary of each of 2, 4 and 8 ranks.
+WORDS = 312
+EDGES = [word for start in range(0, WORDS, WORDS // 8) for word in (start, start + WORDS // 8 - 1)]
+ON_RANKS = [Ask([*EDGES[:-1], *prompt(5)], 4), Ask(prompt(7), 4, arrives=1)]
 
 BOTH = (False, True)
 """Routed experts by width and whole."""
+RANKS = 2
 
 
-def ranks_are_one(subject: Subject) -> None:
-    ranks_are_as_one(subject.model, ON_RANKS, base(subject), 2, expert_parallel=BOTH)
+def ranks_are_one(subject: Subject, size: int = RANKS) -> None:
+    ranks_are_as_one(subject.model, ON_RANKS, base(subject), size, expert_parallel=BOTH)
 
 
-def ranks_have_the_bits_of_one(subject: Subject) -> None:
+def ranks_have_the_bits_of_one(subject: Subject, size: int = RANKS) -> None:
     config = replace(base(subject), batch_invariant=True)
-    ranks_are_as_one(subject.model, ON_RANKS, config, 2, expert_parallel=BOTH)
+    ranks_are_as_one(subject.model, ON_RANKS, config, size, expert_parallel=BOTH)
+
+
+def ranks_serve_as_one(subject: Subject, size: int = RANKS) -> None:
+    """Seeded draws; two requests at a time, then one that starts from the prefix of another."""
+    head = prompt(36, 3)
+    arrivals = ((head, 0), (prompt(7), 1), ([*head[:32], 5, 6], 9))
+    asks = [
+        Ask(tokens, 6, arrives, params={"temperature": 1.0, "seed": seed})
+        for seed, (tokens, arrives) in enumerate(arrivals)
+    ]
+    one = ranks_are_as_one(subject.model, asks, replace(base(subject), snapshot_spacing=16), size)
+    if one.cached != [0, 0, 32]:
+        raise CheckFailed(f"ranks = one, requests: cached tokens {one.cached}, expected [0, 0, 32]")
+
+
+def collectives_in_order(subject: Subject, size: int = RANKS) -> None:
+    """Every rank states what it is about to exchange, and all state the same."""
+    config = replace(base(subject), batch_invariant=True, debug_collectives=True)
+    ranks_are_as_one(subject.model, ON_RANKS, config, size)
+
+
+RANK_CHECKS: dict[str, Callable[[Subject, int], None]] = {
+    "ranks = one": ranks_are_one,
+    "ranks = one, bitwise": ranks_have_the_bits_of_one,
+    "ranks = one, requests": ranks_serve_as_one,
+    "collectives in order": collectives_in_order,
+}
+"""On any number of ranks."""
 
 
 ENGINE_CHECKS: dict[str, Callable[[Subject], None]] = {
@@ -220,4 +251,6 @@ ENGINE_CHECKS: dict[str, Callable[[Subject], None]] = {
     "fp8 latents, bitwise": fp8_latents_bitwise,
     "ranks = one": ranks_are_one,
     "ranks = one, bitwise": ranks_have_the_bits_of_one,
+    "ranks = one, requests": ranks_serve_as_one,
+    "collectives in order": collectives_in_order,
 }

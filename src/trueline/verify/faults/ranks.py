@@ -1,9 +1,10 @@
-"""Mistakes of models that run on several ranks: parts that are counted twice or not at all, slices
-of another rank; and what changes the last bit only."""
+"""Mistakes of models that run on several ranks: parts that are counted twice or not at all, and
+what changes the last bit only. rank_weights.py has those of what a rank loads, rank_steps.py those
+of its steps."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -11,21 +12,20 @@ from torch import Tensor
 
 from trueline.layers.decoder import Decoder
 from trueline.layers.feedforward import MoE
-from trueline.models import parameters as model_parameters
 from trueline.ops import invariant_math
-from trueline.parallel.collective import RowParallel, ThreadRank
+from trueline.parallel.collective import Collective, RowParallel, Solo, ThreadRank
 from trueline.parallel.placement import Divided, Partial, Replicated
-from trueline.spec.feedforward import MoESpec
-from trueline.spec.parameters import Parameter, Piece
+from trueline.parallel.stated import Stated
+from trueline.spec.mixer import LightningSpec
 from trueline.spec.source import Span
 from trueline.verify.faults import Fault, Make, Running
-from trueline.weights.formats.block_fp8 import Fp8Stored
-from trueline.weights.formats.pack_int4 import Int4Stored
 
 
-def _next_rank(span: Span) -> Span:
-    start = span.stop % span.total
-    return Span(start, start + span.count, span.total)
+def is_not_the_first(collective: Collective) -> bool:
+    """Whether the mistakes that one rank makes alone are made here."""
+    if isinstance(collective, Stated):
+        collective = collective._collective
+    return isinstance(collective, ThreadRank) and collective._rank > 0
 
 
 def _own_part_first(run: Make) -> Make:
@@ -87,49 +87,6 @@ def _last_rank_first(_: Make) -> Make:
     return broken
 
 
-def _first_scales(cut: Make) -> Make:
-    """Numbers of a rank, with the scales of the first."""
-
-    def broken(self: Fp8Stored, axis: int, start: int, stop: int) -> Fp8Stored:
-        right: Fp8Stored = cut(self, axis, start, stop)
-        return replace(right, scales=self.scales.narrow(axis, 0, right.scales.shape[axis]))
-
-    return broken
-
-
-def _scales_of_all_columns(cut: Make) -> Make:
-    def broken(self: Int4Stored, axis: int, start: int, stop: int) -> Int4Stored:
-        right: Int4Stored = cut(self, axis, start, stop)
-        return replace(right, scales=self.scales) if axis == 1 else right
-
-    return broken
-
-
-def _up_from_gate(split: Make) -> Make:
-    def broken(self: Piece) -> Iterator[Piece]:
-        for run in split(self):
-            yield replace(run, take=self.take) if self.runs == 2 else run
-
-    return broken
-
-
-def _experts_of_the_next(moe_parameters: Make) -> Make:
-    def broken(moe: MoESpec, *rest: object) -> Iterator[Parameter]:
-        experts = moe.experts if moe.experts.is_whole else _next_rank(moe.experts)
-        yield from moe_parameters(replace(moe, experts=experts), *rest)
-
-    return broken
-
-
-def _down_of_the_next(output: Make) -> Make:
-    def broken(name: str, D: int, inner: Span, outputs: Span | None) -> Parameter:
-        other = outputs is None and "down_proj" in name and not inner.is_whole
-        parameter: Parameter = output(name, D, _next_rank(inner) if other else inner, outputs)
-        return parameter
-
-    return broken
-
-
 def _replicated_heads_reduced(run: Make) -> Make:
     def broken(self: RowParallel, x: Tensor, gemm: Make, over: Span) -> object:
         return run(self, x, gemm, replace(over, total=over.total + 1))
@@ -177,6 +134,123 @@ def _words_off_by_one(embed: Make) -> Make:
     return broken
 
 
+def _not_reduced(run: Make) -> Make:
+    def broken(self: RowParallel, x: Tensor, gemm: Make, over: Span) -> object:
+        return run(self, x, gemm, over) if self.invariant_sums else gemm(x)
+
+    return broken
+
+
+class _GathersParts(Solo):
+    """Gathers what is partial as if each rank had some of the tokens, and takes the first."""
+
+    def __init__(self, ranks: Collective) -> None:
+        self.ranks = ranks
+
+    def all_reduce(self, x: Partial) -> Replicated:
+        return Replicated(self.ranks.all_gather(Divided(x), 0)[: len(x)])
+
+
+def _with_collective(make: Callable[[Collective], Collective]) -> Make:
+    """Experts that exchange otherwise; attention and the dense MLP do as they should."""
+
+    def patch(method: Make) -> Make:
+        def broken(self: MoE, *given: object) -> object:
+            ranks = self.collective
+            self.collective = make(ranks)
+            try:
+                return method(self, *given)
+            finally:
+                self.collective = ranks
+
+        return broken
+
+    return patch
+
+
+def _first_expert_off_by_one(forward: Make) -> Make:
+    def broken(self: MoE, x: Replicated, forced: Tensor | None) -> object:
+        spec, here = self.spec, self.spec.experts
+        if not here.is_whole:
+            self.spec = replace(spec, experts=replace(here, start=here.start + 1))
+        try:
+            return forward(self, x, forced)
+        finally:
+            self.spec = spec
+
+    return broken
+
+
+def _shared_on_the_first(forward: Make) -> Make:
+    """The shared expert is divided like the others, and only the first rank's part is added."""
+
+    def broken(self: MoE, x: Replicated, forced: Tensor | None) -> object:
+        shared = self.shared
+        if is_not_the_first(self.collective) and not self.row_parallel.invariant_sums:
+            self.shared = None
+        try:
+            return forward(self, x, forced)
+        finally:
+            self.shared = shared
+
+    return broken
+
+
+def _shared_before_routed(forward: Make) -> Make:
+    """Other ranks than the first exchange for the shared expert first."""
+
+    def broken(self: MoE, x: Replicated, forced: Tensor | None) -> object:
+        shared = self.shared
+        if shared is None or not is_not_the_first(self.collective):
+            return forward(self, x, forced)
+        more, self.shared = shared.forward(x), None
+        try:
+            y, ids = forward(self, x, forced)
+        finally:
+            self.shared = shared
+        return y + more, ids
+
+    return broken
+
+
+def _bias_of_every_rank(route: Make) -> Make:
+    def broken(self: MoE, x: Tensor, forced: Tensor | None) -> object:
+        bias = self.bias
+        if bias is not None:
+            self.bias = bias * self.collective.size
+        try:
+            return route(self, x, forced)
+        finally:
+            self.bias = bias
+
+    return broken
+
+
+def _last_word_of_the_next(embed: Make) -> Make:
+    """A word at the end of a rank's part is looked up by the next rank too."""
+
+    def broken(self: Decoder, tokens: Tensor) -> Replicated:
+        words = self.spec.vocab
+        if words.is_whole:
+            right: Replicated = embed(self, tokens)
+            return right
+        mine = (tokens >= words.start) & (tokens <= words.stop)
+        rows = self.embedding[(tokens - words.start).clamp(0, words.count - 1)].to(self.compute)
+        return self.collective.all_reduce(Partial(rows * mine[:, None]))
+
+    return broken
+
+
+def _whole_norm_groups(divided: Make) -> Make:
+    """As many groups as the whole model has, over the channels of a rank."""
+
+    def broken(self: LightningSpec, part: object) -> LightningSpec:
+        right: LightningSpec = divided(self, part)
+        return replace(right, norm_groups=self.norm_groups)
+
+    return broken
+
+
 _BITS, _L = "ranks = one, bitwise", "ling-ranks"
 _ONE, _V3 = "ranks = one", "v3-ranks"
 
@@ -193,16 +267,6 @@ RANK_FAULTS = [
           invariant_math, "RUN", lambda _: 1),
     Fault("ranks-reversed", "what the ranks made is joined from the last to the first", _BITS, _L,
           ThreadRank, "all_gather", _last_rank_first),
-    Fault("rank-first-scales", "a rank's numbers have the scales of the first rank's", _ONE,
-          "fp8-ranks", Fp8Stored, "cut", _first_scales),
-    Fault("rank-scales-not-cut", "int4 scales are not cut along K (vllm#41511)", "rank ledger",
-          "int4-all", Int4Stored, "cut", _scales_of_all_columns),
-    Fault("rank-up-from-gate", "gate's rows are taken where up's should be", "rank ledger",
-          "v3-ranks-fused", Piece, "split", _up_from_gate),
-    Fault("rank-experts-of-the-next", "a rank holds the experts of the next one", _ONE, _V3,
-          model_parameters, "_moe", _experts_of_the_next),
-    Fault("rank-down-of-the-next", "down's columns are those of the next rank", _ONE, _V3,
-          model_parameters, "output", _down_of_the_next),
     Fault("replicated-heads-reduced", "heads that every rank has are added up all the same", _ONE,
           "v3-one-head", RowParallel, "run", _replicated_heads_reduced),
     Fault("rank-sums-twice", "a sum that was reduced is reduced again (sglang#31699)", _ONE, _V3,
@@ -213,4 +277,22 @@ RANK_FAULTS = [
           MoE, "_route", _own_experts_only),
     Fault("rank-words-off-by-one", "the vocabulary's rows are off by one", _ONE, _V3,
           Decoder, "_embed", _words_off_by_one),
+    Fault("rank-sums-not-reduced", "attention's part of a sum is taken for all of it", _ONE, _V3,
+          RowParallel, "run", _not_reduced),
+    Fault("expert-sums-gathered", "partial sums are gathered as if whole (sglang#27191)", _ONE, _V3,
+          MoE, "forward", _with_collective(_GathersParts)),
+    Fault("expert-pairs-not-reduced", "a token's experts on other ranks are left out", _BITS, _L,
+          MoE, "_in_order", _with_collective(lambda _: Solo())),
+    Fault("first-expert-off-by-one", "a rank's first expert is off by one", _ONE, _V3,
+          MoE, "forward", _first_expert_off_by_one),
+    Fault("shared-on-the-first", "only the first rank adds its part of the shared expert", _ONE,
+          _V3, MoE, "forward", _shared_on_the_first),
+    Fault("exchange-order", "ranks exchange for the shared and the routed experts in another order",
+          "collectives in order", _L, MoE, "forward", _shared_before_routed),
+    Fault("router-bias-of-every-rank", "every rank adds the router's correction bias", _ONE, _V3,
+          MoE, "_route", _bias_of_every_rank),
+    Fault("rank-word-on-two", "a word at the edge is looked up on two ranks", _ONE, _V3,
+          Decoder, "_embed", _last_word_of_the_next),
+    Fault("rank-norm-groups", "a rank norms its channels in the whole model's number of groups",
+          _ONE, _L, LightningSpec, "divided", _whole_norm_groups),
 ]  # fmt: skip

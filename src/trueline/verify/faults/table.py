@@ -15,6 +15,8 @@ from trueline.verify.faults.indexer import INDEXER_FAULTS
 from trueline.verify.faults.latent_cache import LATENT_FAULTS
 from trueline.verify.faults.ling import LING_FAULTS
 from trueline.verify.faults.numerics import NUMERICS_FAULTS
+from trueline.verify.faults.rank_steps import RANK_STEP_FAULTS
+from trueline.verify.faults.rank_weights import RANK_WEIGHT_FAULTS
 from trueline.verify.faults.ranks import RANK_FAULTS
 from trueline.verify.faults.reference import REFERENCE_FAULTS
 from trueline.verify.faults.selection import SELECTION_FAULTS
@@ -36,6 +38,8 @@ FAULTS: list[Fault] = [
     *ENGINE_FAULTS,
     *STATE_FAULTS,
     *RANK_FAULTS,
+    *RANK_WEIGHT_FAULTS,
+    *RANK_STEP_FAULTS,
     *INDEX_FAULTS,
     *LATENT_FAULTS,
     *SELECTION_FAULTS,
