@@ -44,6 +44,10 @@ def described_exchange(op: str, x: Tensor) -> str:
     return f"{op} of {str(x.dtype).removeprefix('torch.')} {list(x.shape)}"
 
 
+GATHERED = 1 << 17
+"""Bytes up to which gloo's ranks gather a sum's parts: in half the time of its all-reduce."""
+
+
 class Distributed:
     """A `Collective` over a process group. What it is given to sum may be overwritten."""
 
@@ -54,17 +58,24 @@ class Distributed:
     def all_reduce(self, x: Partial) -> Replicated:
         self.journal.enter("all_reduce", x)
         mine = self._here(x.contiguous())
+        if self._backend == "gloo" and mine.nbytes <= GATHERED:
+            parts = self._gathered(mine)
+            return Replicated(parts.view(self.size, *mine.shape).sum(0).to(x.device))
         self._group.c10d.allreduce([mine]).wait()
         return Replicated(mine.to(x.device))
 
     def all_gather(self, x: Divided, dim: int) -> Replicated:
         self.journal.enter("all_gather", x)
-        mine = self._here(x.contiguous())
-        parts = mine.new_empty(self.size * len(mine), *mine.shape[1:])
-        self._group.c10d._allgather_base(parts, mine).wait()
+        parts = self._gathered(self._here(x.contiguous()))
         if dim:
             parts = torch.cat(parts.chunk(self.size), dim)
         return Replicated(parts.to(x.device))
+
+    def _gathered(self, mine: Tensor) -> Tensor:
+        """Every rank's, one after the other."""
+        parts = mine.new_empty(self.size * len(mine), *mine.shape[1:])
+        self._group.c10d._allgather_base(parts, mine).wait()
+        return parts
 
     def from_first(self, x: Tensor) -> Replicated:
         self.journal.enter("broadcast", x)
