@@ -22,35 +22,18 @@ SECONDS_TO_HEAR = 5.0
 """For why a rank has ended, once an exchange with it has failed."""
 
 
-class RanksExecutor:
-    """Rank 0: tells the others what to do, and does its own part."""
+class _Together:
+    """One rank's part of an engine: the step that all ranks have been told, executed here."""
 
-    def __init__(
-        self,
-        local: LocalExecutor,
-        group: RankGroup,
-        processes: Workers,
-        timeout: float,
-    ) -> None:
+    def __init__(self, local: LocalExecutor, group: RankGroup, timeout: float) -> None:
         """`timeout`: seconds that a step may take, 0 for no limit."""
-        self.local, self.group, self.processes = local, group, processes
+        self.local, self.group = local, group
         self._admissions: list[Admission] = []
         self._unowned: Unowned | None = None
         give_up = weakref.WeakMethod(self._give_up)
         self._watch = Watch(timeout, lambda seconds: act(seconds) if (act := give_up()) else None)
         self._hung: str | None = None
         self._lost: RankFailed | None = None
-        group.when_reported(processes.alarm.ring)
-        # also when nobody closes it: other machines hear of a regular end
-        self._end = weakref.finalize(self, _end, self._watch, group, processes, local)
-
-    @property
-    def alarm(self) -> Alarm:
-        return self.processes.alarm
-
-    def check(self) -> None:
-        if self._lost is None and (self.processes.deaths() or self.group.reported()):
-            raise self._failed(RankFailed("a rank has ended"))
 
     def admit(self, admission: Admission) -> None:
         self.local.admit(admission)
@@ -65,7 +48,7 @@ class RanksExecutor:
         self._admissions, self._unowned = [], None
         try:
             with self._watch.waiting():
-                self.group.control.tell(encode(order))
+                self._agree(encode(order))
                 return self.local.launch(step)
         except Exception as error:
             raise self._failed(error) from error
@@ -77,24 +60,55 @@ class RanksExecutor:
             return StepFailed(self._failed(outcome.error))
         return outcome
 
-    def close(self) -> None:
-        self._end()
+    def _agree(self, order: bytes) -> None:
+        """All ranks execute the same."""
+        raise NotImplementedError
 
     def _failed(self, error: BaseException) -> RankFailed:
         """The engine is broken, by whatever came first."""
+        raise NotImplementedError
+
+    def _give_up(self, seconds: float) -> None:
+        """In the watch's thread: whoever waits gets an error."""
+        self._hung = hung(self.group, seconds)
+        self.group.abort()
+
+
+class RanksExecutor(_Together):
+    """Rank 0: tells the others what to do, and does its own part."""
+
+    def __init__(
+        self, local: LocalExecutor, group: RankGroup, processes: Workers, timeout: float
+    ) -> None:
+        super().__init__(local, group, timeout)
+        self.processes = processes
+        group.when_reported(processes.alarm.ring)
+        # also when nobody closes it: other machines hear of a regular end
+        self._end = weakref.finalize(self, _end, self._watch, group, processes, local)
+
+    @property
+    def alarm(self) -> Alarm:
+        return self.processes.alarm
+
+    def check(self) -> None:
+        if self._lost is None and (self.processes.deaths() or self.group.reported()):
+            raise self._failed(RankFailed("a rank has ended"))
+
+    def close(self) -> None:
+        self._end()
+
+    def _agree(self, order: bytes) -> None:
+        self.group.control.tell(order)
+
+    def _failed(self, error: BaseException) -> RankFailed:
         if self._lost is None:
-            self._lost = RankFailed(self._why(error))
+            why = self._hung or why_it_failed(self.group, self.processes, error)
+            self._lost = RankFailed(why)
             self.processes.kill()
             self.group.abort()
         return self._lost
 
-    def _why(self, error: BaseException) -> str:
-        if self._hung is not None:
-            return self._hung
-        return why_it_failed(self.group, self.processes, error)
-
     def _give_up(self, seconds: float) -> None:
-        """In the watch's thread: whoever waits gets an error."""
         self._hung = hung(self.group, seconds)
         self.processes.kill()
         self.group.abort()
@@ -130,61 +144,31 @@ def why_it_failed(group: RankGroup, processes: Workers, error: BaseException) ->
     return f"rank {group.place.rank}: {described(error)}"
 
 
-class LaunchedExecutor:
+class LaunchedExecutor(_Together):
     """Under torchrun every rank runs the same program, and so schedules the same steps. Rank 0's
     count: who would do something else is told so, not left waiting in an exchange."""
 
     def __init__(self, local: LocalExecutor, group: RankGroup, timeout: float) -> None:
-        """`timeout`: seconds that a step may take, 0 for no limit; rank 0 watches."""
-        self.local, self.group = local, group
-        self._watch = Watch(timeout if group.place.rank == 0 else 0.0, self._give_up)
-        self._hung: str | None = None
-        self._lost: RankFailed | None = None
-        self._admissions: list[Admission] = []
-        self._unowned: Unowned | None = None
+        """Rank 0 watches how long a step takes."""
+        super().__init__(local, group, timeout if group.place.rank == 0 else 0.0)
         self.alarm = None
 
     def check(self) -> None:
         pass  # torchrun ends all when one ends
 
-    def admit(self, admission: Admission) -> None:
-        self.local.admit(admission)
-        self._admissions.append(admission)
-
-    def poison(self, unowned: Unowned) -> None:
-        self.local.poison(unowned)
-        self._unowned = unowned
-
-    def launch(self, step: StepMessage) -> Launched:
-        order = Order(admissions=self._admissions, unowned=self._unowned, step=step)
-        self._admissions, self._unowned = [], None
-        try:
-            with self._watch.waiting():
-                self._agree(encode(order))
-                return self.local.launch(step)
-        except Exception as error:
-            raise self._failed(error) from error
-
-    def _agree(self, mine: bytes) -> None:
-        if self.group.place.rank == 0:
-            self.group.control.tell(mine)
-        elif self.group.control.hear() != mine:
-            raise RankFailed(
-                "it has scheduled another step than rank 0: under torchrun every rank must ask for "
-                "the same, in the same order"
-            )
-
-    def collect(self, launched: Launched) -> StepResult | StepFailed:
-        with self._watch.waiting():
-            outcome = self.local.collect(launched)
-        if isinstance(outcome, StepFailed):
-            return StepFailed(self._failed(outcome.error))
-        return outcome
-
     def close(self) -> None:
         self._watch.stop()
         self.local.close()
         self.group.close()
+
+    def _agree(self, order: bytes) -> None:
+        if self.group.place.rank == 0:
+            self.group.control.tell(order)
+        elif self.group.control.hear() != order:
+            raise RankFailed(
+                "it has scheduled another step than rank 0: under torchrun every rank must ask for "
+                "the same, in the same order"
+            )
 
     def _failed(self, error: BaseException) -> RankFailed:
         """The first rank that fails says why, to all."""
@@ -194,10 +178,6 @@ class LaunchedExecutor:
             self._lost = RankFailed(self._hung or self.group.reported() or words)
             self.group.abort()
         return self._lost
-
-    def _give_up(self, seconds: float) -> None:
-        self._hung = hung(self.group, seconds)
-        self.group.abort()
 
 
 class Watch:
