@@ -22,6 +22,10 @@ SECONDS_TO_HEAR = 5.0
 """For why a rank has ended, once an exchange with it has failed."""
 
 
+SECONDS_BETWEEN_CHECKS = 1.0
+"""Of how long a step takes."""
+
+
 class _Together:
     """One rank's part of an engine: the step that all ranks have been told, executed here."""
 
@@ -208,20 +212,16 @@ class Watch:
             self._thread.join()
 
     def _set(self, since: float | None) -> None:
+        """Wakes nobody: twice a step that would take longer than looking now and then."""
         with self._changed:
             self._since = since
-            if since is not None and not self._stopped:
-                self._changed.notify()
 
     def _run(self) -> None:
         with self._changed:
             while not self._stopped:
-                if self._since is None:
-                    self._changed.wait()
-                elif (left := self._since + self._seconds - time.monotonic()) > 0:
-                    self._changed.wait(left)
-                else:
+                if self._since is not None and time.monotonic() - self._since >= self._seconds:
                     break
+                self._changed.wait(min(self._seconds / 4, SECONDS_BETWEEN_CHECKS))
             if self._stopped:
                 return
             self._stopped = True
