@@ -6,6 +6,7 @@ import json
 import random
 import re
 import shutil
+from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,9 @@ from trueline.tiny.configs import FAMILIES
 from trueline.verify.cases import CASES, Subject, make_subject
 from trueline.verify.checks import ledger
 from trueline.weights.checkpoint import open_checkpoint
+from trueline.weights.formats import Format
 from trueline.weights.formats.block_fp8 import BlockFp8
+from trueline.weights.formats.pack_int4 import PackInt4
 from trueline.weights.ledger import balance
 from trueline.weights.load import load_weights
 
@@ -189,6 +192,26 @@ def test_names_are_exempt_by_their_last_parts() -> None:
         assert not storage.exempts(f"{at}.{name}.weight")
     for name in ("15.attention.g_proj", "6.attention.g_proj", "5.mlp.gate_proj", "5.mlp"):
         assert not storage.exempts(f"model.layers.{name}.weight")
+
+
+def test_a_long_list_of_exempt_names_is_not_gone_through_for_every_weight() -> None:
+    """GLM-5's has 712 entries: 80 s of its start."""
+    read = Counter[str]()
+
+    class Entry(str):
+        def startswith(self, *given: Any) -> bool:
+            read[self] += 1
+            return super().startswith(*given)
+
+    exempt = tuple(Entry(f"model.layers.{i}.self_attn.indexers_proj") for i in range(50))
+    formats: list[Format] = [
+        BlockFp8(block=(32, 32), power_of_two_scales=False, ignored_modules=exempt),
+        PackInt4(group=32, ignored_modules=exempt),
+    ]
+    for fmt in formats:
+        assert [fmt.exempts(f"{name}.weight") for name in exempt] == [True] * 50
+        assert not any(fmt.exempts(f"{name}_.weight") for name in exempt)
+    assert max(read.values()) == 1
 
 
 def test_unquantised_weights_of_an_fp8_checkpoint_are_noted(tiny: Tiny, tmp_path: Path) -> None:

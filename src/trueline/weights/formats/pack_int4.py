@@ -3,7 +3,6 @@ eight numbers of four bits in an int32 word, and a scale per row and group of co
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeGuard
@@ -13,7 +12,7 @@ from trueline.spec.fields import Fields
 from trueline.spec.source import Fact, default
 from trueline.weights.checkpoint import StoredTensor
 from trueline.weights.formats import PLAIN_DTYPES, Format, Stored, beside
-from trueline.weights.formats.exempt import read_ignored_modules
+from trueline.weights.formats.exempt import names_and_patterns, read_ignored_modules
 from trueline.weights.formats.scales import check_scales, groups_of, times_groups
 
 if TYPE_CHECKING:
@@ -100,12 +99,10 @@ class PackInt4(Format):
         """As the compressed-tensors package matches: a module's full name, the name of its class,
         or an expression that fits the beginning of its name."""
         module = weight.rpartition(".")[0]
-        return any(
-            bool(re.match(entry[3:], module))
-            if entry.startswith("re:")
-            else entry in (module, TARGET)
-            for entry in self.ignored_modules
-        )
+        names, patterns = names_and_patterns(self.ignored_modules)
+        if module in names or TARGET in names:
+            return True
+        return any(pattern.match(module) for pattern in patterns)
 
     def problem(self, shape: tuple[int, ...], tensors: Sequence[StoredTensor]) -> str | None:
         packed, scale, stored_shape = tensors
