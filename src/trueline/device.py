@@ -127,11 +127,22 @@ def peak_resident_bytes() -> int | None:
     return _status("VmHWM")
 
 
+def storage_bytes_read() -> int | None:
+    """By this process so far, not counting what the page cache had; None where the system does not
+    tell."""
+    return _proc_number("io", "read_bytes")
+
+
 def _status(key: str) -> int | None:
+    found = _proc_number("status", key)
+    return None if found is None else found * 1024
+
+
+def _proc_number(file: str, key: str) -> int | None:
     try:
-        for line in Path("/proc/self/status").read_text().splitlines():
+        for line in Path(f"/proc/self/{file}").read_text().splitlines():
             if line.startswith(f"{key}:"):
-                return int(line.split()[1]) * 1024
+                return int(line.split()[1])
     except OSError:
         pass
     return None

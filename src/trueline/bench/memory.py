@@ -1,5 +1,6 @@
-"""Host memory while the files of a model in a stored format are loaded: a checkpoint of published
-widths, cut to a few layers, is written and then loaded by a process of its own."""
+"""Host memory, bytes read and time while the files of a model in a stored format are loaded: a
+checkpoint of published widths, cut to a few layers, is written, and then loaded whole and by each
+of several ranks, each time by a process of its own, one after the other."""
 
 from __future__ import annotations
 
@@ -8,7 +9,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -16,15 +16,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from trueline.bench.footprint import tensor_bytes
 from trueline.bench.formats import format_config
-from trueline.device import find_device, peak_resident_bytes, resident_bytes
-from trueline.engine.executor import local_runner
+from trueline.bench.rank_load import RankLoad, forget_files, readahead_bytes
 from trueline.errors import UsageError
-from trueline.llm import LLMEngine
 from trueline.models import read_model
 from trueline.models.parameters import parameters
 from trueline.spec.model import ModelSpec
+from trueline.spec.shard import local_spec
 from trueline.tiny.make import DTYPES, PRECISE_KINDS, write_shards
 from trueline.tiny.quantise import file_tensors
 from trueline.utils.json_types import JSON
@@ -36,62 +34,87 @@ SPARE_DISK = 2e9
 SHARD_BYTES = 2 << 30
 SLACK = 1 << 30
 """Beside the largest file: what loading may take beyond the weights."""
-CACHE_BYTES = 64 << 20
+OTHER_READS = 256 << 20
+"""Modules and libraries that loading imports, or that were dropped meanwhile for want of memory."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class LoadFigures:
+    """One rank's, or those of the whole."""
+
     model: str
     format: str
     layers: int
-    device: str
     checkpoint_bytes: int
     """Of all files."""
     largest_file: int
-    loaded_bytes: int
-    """Of the model's tensors, once it is loaded."""
-    peak_bytes: int
-    """By which the process grew at most."""
-    seconds: float
+    readahead: int | None
+    """Where the files are."""
+    load: RankLoad
 
     @property
     def limit(self) -> int:
         """A GPU holds the weights itself."""
-        on_host = self.loaded_bytes if self.device == "cpu" else 0
+        on_host = self.load.loaded_bytes if self.load.device == "cpu" else 0
         return on_host + self.largest_file + SLACK
 
     @property
+    def read_limit(self) -> int | None:
+        """Whole pages, and before and after each stretch as far as the system reads ahead; at most
+        the files."""
+        if self.readahead is None:
+            return None
+        pages = self.load.page_bytes + 2 * self.readahead * self.load.stretches
+        return min(pages, self.checkpoint_bytes) + OTHER_READS
+
+    @property
+    def cached(self) -> bool:
+        """The page cache had some of the files: less came from storage than the rank holds."""
+        return self.load.read_bytes is not None and self.load.read_bytes < self.load.slice_bytes
+
+    @property
     def met(self) -> bool:
-        return self.peak_bytes <= self.limit
+        read, limit = self.load.read_bytes, self.read_limit
+        only_its_own = read is None or limit is None or self.cached or read <= limit
+        return self.load.peak_bytes <= self.limit and only_its_own
 
     def as_json(self) -> JSON:
-        return asdict(self) | {"limit": self.limit, "met": self.met}
+        found = asdict(self)
+        load = found.pop("load")
+        judged = {name: getattr(self, name) for name in ("limit", "read_limit", "cached", "met")}
+        return {**found, **load, **judged}
 
 
 def measure_load(
-    model: str, name: str, layers: int, directory: Path | None, say: Callable[[str], None]
-) -> LoadFigures:
-    """`directory`: where the checkpoint is written and deleted; None: where temporary files are."""
+    model: str,
+    name: str,
+    layers: int,
+    directory: Path | None,
+    say: Callable[[str], None],
+    *,
+    ranks: int = 1,
+    expert_parallel: bool = False,
+) -> list[LoadFigures]:
+    """The whole and, where there are several, every rank. `directory`: where the checkpoint is
+    written and deleted; None: where temporary files are."""
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         at = Path(scratch)
         config = format_config(model, name) | {"num_hidden_layers": layers}
         (at / "config.json").write_text(json.dumps(config))
         spec = read_model(at)
+        local_spec(spec, 0, ranks, expert_parallel=expert_parallel)  # what cannot be divided
         size = weight_bytes(spec, DTYPES[spec.dtype].itemsize, lambda *_: True)
         check_disk(at, size)
         say(f"writing {model} in {name}, {layers} layers: {size / 1e9:.1f} GB")
         write_shards(at, _tensors(spec), SHARD_BYTES, None)
-        say("loading it")
-        found = _load(at)
         files = [file.stat().st_size for file in at.glob("*.safetensors")]
-    return LoadFigures(
-        model=model,
-        format=name,
-        layers=layers,
-        checkpoint_bytes=sum(files),
-        largest_file=max(files),
-        **found,
-    )
+        same = model, name, layers, sum(files), max(files), readahead_bytes(at)
+        found = []
+        for rank, of in [(0, 1), *((rank, ranks) for rank in range(ranks) if ranks > 1)]:
+            forget_files(at)
+            say(f"loading rank {rank} of {of}")
+            found.append(LoadFigures(*same, _load(at, rank, of, expert_parallel)))
+    return found
 
 
 def check_disk(at: Path, size: int) -> None:
@@ -125,30 +148,8 @@ def _tensors(spec: ModelSpec) -> Iterator[tuple[str, Tensor, int, int]]:
                 yield name, value, done, total
 
 
-def _load(directory: Path) -> JSON:
-    command = [sys.executable, "-m", "trueline.bench.memory", str(directory)]
+def _load(directory: Path, rank: int, size: int, expert_parallel: bool) -> RankLoad:
+    options = map(str, (directory, rank, size, int(expert_parallel)))
+    command = [sys.executable, "-m", "trueline.bench.rank_load", *options]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-    found: JSON = json.loads(done.stdout.splitlines()[-1])
-    return found
-
-
-def load(directory: str) -> JSON:
-    """In a process that has loaded nothing before."""
-    device = find_device("auto")
-    torch.zeros(1000, 1000) @ torch.zeros(1000, 1000)  # what torch allocates once
-    before, start = resident_bytes(), time.perf_counter()
-    if before is None:
-        raise UsageError("this system does not tell how much memory a process has: needs /proc")
-    engine = LLMEngine(
-        directory, skip_tokenizer_init=True, max_model_len=64, kv_cache_memory_bytes=CACHE_BYTES
-    )
-    return {
-        "device": device.kind,
-        "seconds": time.perf_counter() - start,
-        "peak_bytes": (peak_resident_bytes() or 0) - before,
-        "loaded_bytes": tensor_bytes(local_runner(engine.core.executor).decoder),
-    }
-
-
-if __name__ == "__main__":
-    print(json.dumps(load(sys.argv[1])))
+    return RankLoad(**json.loads(done.stdout.splitlines()[-1]))

@@ -21,7 +21,7 @@ from trueline.spec.parameters import Piece
 from trueline.weights.checkpoint import Checkpoint, StoredTensor, open_checkpoint
 from trueline.weights.formats import Stored
 from trueline.weights.ledger import Use
-from trueline.weights.rank_ledger import Wanted, wanted_pieces
+from trueline.weights.rank_ledger import HeldTensor, Wanted, slices_of, wanted_pieces
 from trueline.weights.value import CHUNK, StoredPart, Weight, runs
 
 TORCH_DTYPES = {
@@ -43,6 +43,8 @@ TORCH_DTYPES = {
 FLOAT32_KINDS = ("router", "correction_bias", "index_weights")
 # Serving engines' lower bound of the length of a column of lm_head.
 SHORTEST_COLUMN = 1e-7
+# Linux takes no more of one call than it reads ahead, of which this is the default.
+ASKED_AT_ONCE = 128 << 10
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read so far, bytes in all)."""
@@ -72,6 +74,16 @@ class Files:
         if stored.begin % dtype.itemsize:
             data = data.clone()
         return data.view(dtype).view(stored.shape)
+
+    def prefetch(self, held: HeldTensor) -> None:
+        """Ask for the pages of a slice before they are read: else the system reads ahead, by
+        megabytes where it is set so, and with them what other ranks hold."""
+        if not held.nbytes or not hasattr(mmap, "MADV_WILLNEED"):
+            return
+        file = self._map(held.tensor.file)
+        for first, last in held.pages(mmap.PAGESIZE):
+            for at in range(first, last, ASKED_AT_ONCE):
+                file.madvise(mmap.MADV_WILLNEED, at, min(ASKED_AT_ONCE, last - at))
 
     def release(self, use: Use) -> None:
         """Give the pages that lie wholly inside a weight's tensors, scales among them, back to the
@@ -165,7 +177,13 @@ def opened(files: Files, wanted: Wanted) -> Iterator[tuple[Stored, tuple[int | s
     whole: Stored = use.format.open(use.tensors, values)
     if wanted.parameter.unit_columns:
         whole = UnitColumns(values[0], column_lengths(values[0]))
-    yield from taken_from(whole, wanted.piece)
+    else:
+        for held in slices_of(wanted):
+            for tensor in held.tensors:
+                files.prefetch(tensor)
+    for stored, put in taken_from(whole, wanted.piece):
+        use.format.check(use.tensors, stored)
+        yield stored, put
 
 
 def taken_from(whole: Stored, piece: Piece) -> Iterator[tuple[Stored, tuple[int | slice, ...]]]:

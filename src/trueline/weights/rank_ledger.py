@@ -52,6 +52,33 @@ class HeldTensor:
             first = self.tensor.begin + (row * shape[whole - 1] + last.start) * run
             yield first, first + _length(last) * run
 
+    def pages(self, page: int) -> Iterator[tuple[int, int]]:
+        """The file's pages that hold them, as byte ranges that begin and end with a page."""
+        low, span, gap = self._extent()
+        # Rows of which no page lies wholly between two slices are one range, and are many.
+        ranges = self.byte_ranges() if gap >= page else iter([(low, low + span)])
+        begin = end = 0
+        for first, last in ranges:
+            if first // page * page > end:
+                if end:
+                    yield begin, end
+                begin = first // page * page
+            end = -(-last // page) * page
+        if end:
+            yield begin, end
+
+    def _extent(self) -> tuple[int, int, int]:
+        """The first byte of the file, the bytes from there to the last one, and the widest gap."""
+        step = span = DTYPE_BITS[self.tensor.dtype] // 8
+        low, gap = self.tensor.begin, 0
+        for taken, size in zip(reversed(self.slices), reversed(self.tensor.shape), strict=True):
+            low += taken.start * step
+            if _length(taken) > 1:
+                gap = max(gap, step - span)
+            span += (_length(taken) - 1) * step
+            step *= size
+        return low, span, gap
+
 
 @dataclass(frozen=True, slots=True)
 class Held:

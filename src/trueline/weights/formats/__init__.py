@@ -82,8 +82,12 @@ class Format(Storage, ABC):
 
     @abstractmethod
     def open(self, tensors: Sequence[StoredTensor], values: Sequence[Tensor]) -> Stored:
-        """The weight that these tensors make up, after a check of its scales. `tensors` has what
-        an error names."""
+        """The weight that these tensors make up. Reads neither numbers nor scales: a rank may want
+        few of them. `tensors` has what an error names."""
+
+    def check(self, tensors: Sequence[StoredTensor], stored: Stored) -> None:
+        """Raises where the numbers or scales of a weight that `open` gave, or of a cut of it, are
+        such as may not be."""
 
     def stored_slices(self, cut: tuple[slice, ...]) -> tuple[tuple[slice, ...], ...] | None:
         """Of each of the tensors, what a rank holds that has these rows and columns of the weight;

@@ -120,16 +120,19 @@ class BlockFp8(Format):
 
     def open(self, tensors: Sequence[StoredTensor], values: Sequence[Tensor]) -> Stored:
         weight, scales = values[0], values[1].float()
-        if _has_nan(weight):
+        return Fp8Stored(weight, scales, self.block, powers_of_two=self.powers_of_two)
+
+    def check(self, tensors: Sequence[StoredTensor], stored: Stored) -> None:
+        assert isinstance(stored, Fp8Stored)
+        if _has_nan(stored.numbers):
             raise CheckpointError(
                 f"{tensors[0]}: holds NaN codes (0x7f or 0xff); accepted: numbers"
             )
-        check_scales(tensors[1], scales)
-        if self.power_of_two_scales and bool((scales.frexp().mantissa != 0.5).any()):
+        check_scales(tensors[1], stored.scales)
+        if self.power_of_two_scales and bool((stored.scales.frexp().mantissa != 0.5).any()):
             raise CheckpointError(
                 f"{tensors[1]}: scale_fmt is ue8m0, but not all are powers of two"
             )
-        return Fp8Stored(weight, scales, self.block, powers_of_two=self.powers_of_two)
 
 
 def _has_nan(numbers: Tensor) -> bool:

@@ -114,12 +114,16 @@ class Fp4(Format):
         import torch
 
         packed, scales = (value.view(torch.uint8) for value in values)
+        return Fp4Stored(packed, scales, columns=2 * packed.shape[1])
+
+    def check(self, tensors: Sequence[StoredTensor], stored: Stored) -> None:
+        assert isinstance(stored, Fp4Stored)
+        scales = stored.scales
         if scales.numel() and int(scales.max()) > LARGEST_SCALE:
             raise CheckpointError(
                 f"{tensors[1]}: holds {int(scales.max())}; accepted: 0 to {LARGEST_SCALE}, so that "
                 "every number is finite in float32"
             )
-        return Fp4Stored(packed, scales, columns=2 * packed.shape[1])
 
 
 @dataclass(frozen=True, kw_only=True)

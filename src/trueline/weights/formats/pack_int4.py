@@ -125,8 +125,11 @@ class PackInt4(Format):
             raise CheckpointError(
                 f"{tensors[2]}: holds {shape.tolist()}; accepted: {[rows, columns]}, as config.json"
             )
-        check_scales(tensors[1], scales)
         return Int4Stored(packed, scales, self.group, columns)
+
+    def check(self, tensors: Sequence[StoredTensor], stored: Stored) -> None:
+        assert isinstance(stored, Int4Stored)
+        check_scales(tensors[1], stored.scales)
 
 
 def read(section: Fields) -> PackInt4:
