@@ -359,6 +359,7 @@ def test_the_checkpoint_s_own_program(name: str, config: dict[str, Any], tmp_pat
     [
         "",
         "REASONING_EFFORT_MAX = make()\n",
+        OF_PREVIEW + "REASONING_EFFORT_MAX = make()\n",
         "REASONING_EFFORT_MAX = 3\n",
         "def f():\n    REASONING_EFFORT_MAX = 'x'\n",
         OF_OFFICIAL.replace("'low'\n", "'none'\n"),
@@ -377,7 +378,18 @@ def test_a_program_that_says_nothing(program: str, tmp_path: Path) -> None:
         assert found.profile.source.kind == ("formula" if config else "default")
 
 
-@pytest.mark.parametrize("program", ["def", "\0", "(" * 5000 + ")" * 5000, "#" * (1 << 20) + "#"])
+@pytest.mark.parametrize(
+    "program",
+    [
+        "def",
+        "\0",
+        "(" * 5000 + ")" * 5000,
+        "x = " + "a." * 5000 + "b",  # RecursionError
+        "x = " + "-" * 50_000 + "1",  # MemoryError
+        "#" * ((1 << 20) + 1),
+    ],
+    ids=["syntax", "zero", "brackets", "deep", "deeper", "long"],
+)
 def test_a_program_that_cannot_be_read(program: str, tmp_path: Path) -> None:
     tokenizer = with_program(tmp_path, program)
     with pytest.raises(UsageError, match=r"encoding_dsv4\.py: "):
