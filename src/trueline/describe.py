@@ -12,7 +12,9 @@ from trueline.models import config_file, read_model
 from trueline.models.statistics import cache_costs, count_parameters
 from trueline.spec.mixer import MLASpec
 from trueline.spec.model import DTYPE_BYTES, LayerSpec, ModelSpec, WeightStorage
-from trueline.spec.source import Span, Spec
+from trueline.spec.source import Source, Span, Spec
+from trueline.text.deepseek_v4_files import read_chat_defaults
+from trueline.text.files import read_files, read_object
 from trueline.utils.json_types import JSON
 from trueline.weights.checkpoint import Checkpoint, open_checkpoint
 from trueline.weights.ledger import Total, balance, stored_dtypes, stored_formats
@@ -33,6 +35,7 @@ KIND_NAMES = {
 def describe(model: str | Path, facts: Mapping[str, object] | None = None) -> JSON:
     spec = read_model(model, facts)
     file = config_file(model)
+    directory = file.parent if Path(model).is_dir() else None
     counts = None if spec.not_runnable else count_parameters(spec)
     return {
         "model": str(model),
@@ -55,7 +58,8 @@ def describe(model: str | Path, facts: Mapping[str, object] | None = None) -> JS
             for cost in cache_costs(spec)
         ],
         "fp8_latents": _fp8_latents(spec),
-        "checkpoint": _checkpoint(file.parent if Path(model).is_dir() else None, spec),
+        "chat": _chat(file, directory),
+        "checkpoint": _checkpoint(directory, spec),
     }
 
 
@@ -68,6 +72,15 @@ def _fp8_latents(spec: ModelSpec) -> JSON | None:
     rows = (LatentLayout(m.kv_lora_rank, m.qk_rope_head_dim, 1, fp8) for m in mixers)
     taken = sum(row.row_bytes(DTYPE_BYTES[spec.dtype]) for row in rows)
     return {"storage": fp8.storage, "group_size": fp8.group, "bytes_per_token": taken}
+
+
+def _chat(config: Path, directory: Path | None) -> JSON | None:
+    """How prompts are made of chats, where the family has an encoding and the model no template."""
+    defaults = read_chat_defaults(read_object(config), directory)
+    if defaults is None or (directory and "default" in read_files(directory).templates):
+        return None
+    facts = [_fact(name, fact.value, fact.source) for name, fact in defaults.facts().items()]
+    return {"kind": "encoding of DeepSeek-V4", "facts": facts}
 
 
 def layer_kinds(spec: ModelSpec) -> list[JSON]:
@@ -114,10 +127,11 @@ def _node(spec: Spec) -> JSON:
 
 
 def _facts(spec: Spec) -> list[JSON]:
-    return [
-        {"name": name, "value": _plain(value), "from": source.kind, "source": source.text}
-        for name, value, source in spec.facts()
-    ]
+    return [_fact(*fact) for fact in spec.facts()]
+
+
+def _fact(name: str, value: object, source: Source) -> JSON:
+    return {"name": name, "value": _plain(value), "from": source.kind, "source": source.text}
 
 
 def _plain(value: object) -> object:

@@ -91,7 +91,7 @@ class EngineTarget:
 
     @property
     def has_chat_template(self) -> bool:
-        return "default" in self.tokenizer.chat_templates
+        return self.tokenizer.has_chat_form
 
     @property
     def default_params(self) -> JSON:

@@ -101,6 +101,8 @@ def print_report(console: Console, report: JSON) -> None:
             where = f"layer{'s' if len(layers) > 1 else ''} {layer_ranges(layers)}"
             _add_node(table, node, where, source)
     _add_node(table, report["storage"], "stored as")
+    if report["chat"]:
+        _add_node(table, report["chat"], "chat")
     console.print(table)
     _print_sizes(console, report)
     _print_checkpoint(console, report)

@@ -20,7 +20,7 @@ class EngineRunner:
     @property
     def has_chat_template(self) -> bool:
         tokenizer = self.llm.get_tokenizer()
-        return tokenizer is not None and "default" in tokenizer.chat_templates
+        return tokenizer is not None and tokenizer.has_chat_form
 
     def run(self, requests: Sequence[EvalRequest], report: Report) -> None:
         engine = self.llm.llm_engine

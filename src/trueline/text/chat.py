@@ -1,4 +1,4 @@
-"""Chats: messages to the text that a model was trained on, by its template.
+"""Chats: messages to the text that a model was trained on, by its template or its encoding.
 
 Templates are untrusted code: they get copies of the data made of plain JSON values.
 """
@@ -30,6 +30,10 @@ def render_chat(
 ) -> str:
     """The prompt for these messages; `kwargs` are the template's own (enable_thinking, …) and win
     over the special tokens of the same name. Encode the result without special tokens."""
+    if isinstance(tokenizer_or_template, Tokenizer):
+        encoding = tokenizer_or_template.chat_encoding
+        if encoding is not None:
+            return encoding.render(check_messages(messages), add_generation_prompt, tools, kwargs)
     return render_template(
         *template_and_values(
             tokenizer_or_template, messages, add_generation_prompt, tools, **kwargs

@@ -11,6 +11,7 @@ from trueline.errors import UsageError
 from trueline.utils.json_types import JSON
 
 CONFIG = "tokenizer_config.json"
+MODEL = "config.json"
 GENERATION = "generation_config.json"
 TEMPLATE = "chat_template.jinja"
 MORE_TEMPLATES = "additional_chat_templates"
@@ -45,9 +46,9 @@ class TokenizerFiles:
 
 
 def read_files(directory: Path) -> TokenizerFiles:
-    config = _read_object(directory / CONFIG)
+    config = read_object(directory / CONFIG)
     # the named tokens moved from the older file to the newer one, which wins
-    older = _read_object(directory / "special_tokens_map.json")
+    older = read_object(directory / "special_tokens_map.json")
     tokens = older | {key: value for key, value in config.items() if value is not None}
     named = {
         key: content
@@ -60,7 +61,7 @@ def read_files(directory: Path) -> TokenizerFiles:
         for value in _items(tokens.get(key))
         if (content := _content(value)) is not None
     ]
-    generation = _read_object(directory / GENERATION)
+    generation = read_object(directory / GENERATION)
     return TokenizerFiles(
         named=named,
         more_special=tuple(dict.fromkeys(more)),
@@ -73,7 +74,8 @@ def read_files(directory: Path) -> TokenizerFiles:
     )
 
 
-def _read_object(file: Path) -> JSON:
+def read_object(file: Path) -> JSON:
+    """Empty where there is no such file."""
     if not file.is_file():
         return {}
     try:
