@@ -15,6 +15,7 @@ from trueline.verify.ops import (
     attention,
     basic,
     fp8_inputs,
+    hyper_connections,
     index,
     latent,
     latent_fp8,
@@ -106,6 +107,10 @@ OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
     "index_write": (OpCheck("numbers", index.index_write), OpCheck("queries", index.index_rotate)),
     "qkv_prepare": (OpCheck("numbers", linear_layer.qkv_prepare),),
     "gated_norm": (OpCheck("numbers", linear_layer.gated_norm),),
+    "hyper_connections": (
+        OpCheck("numbers", hyper_connections.hyper_connections),
+        OpCheck("bits", hyper_connections.bits, True),
+    ),
     "index_scores": (OpCheck("numbers", sparse.index_scores),),
     "topk": (OpCheck("choices", sparse.topk),),
     "sparse_mla": (
