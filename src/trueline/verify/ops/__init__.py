@@ -14,6 +14,7 @@ from trueline.verify.cases import Subject
 from trueline.verify.ops import (
     attention,
     basic,
+    clamped,
     fp8_inputs,
     hyper_connections,
     index,
@@ -73,6 +74,7 @@ OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
     ),
     "mlp": (
         OpCheck("numbers", basic.mlp),
+        OpCheck("clamped", clamped.mlp),
         OpCheck("bits", basic.mlp_bits, True),
         OpCheck("ranks", ranks.mlp, True),
     ),
@@ -122,6 +124,7 @@ OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
     "route": (OpCheck("choices", basic.route),),
     "experts": (
         OpCheck("numbers", basic.experts),
+        OpCheck("clamped", clamped.experts),
         OpCheck("stored", stored.experts, stored=True),
         OpCheck("ranks", ranks.experts, True),
     ),

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -41,17 +41,15 @@ class Case:
 
     def mixed(self, op: HyperConnections, rows: slice = slice(None)) -> Mixed:
         given = (self.h[rows], self.fn, self.base, self.scale)
-        eps = {"norm_eps": self.norm_eps, "eps": self.eps}
-        return op.mix(*given, **eps, iterations=self.iterations)
+        return op.mix(*given, norm_eps=self.norm_eps, eps=self.eps, iterations=self.iterations)
 
     def head(self, op: HyperConnections, rows: slice = slice(None)) -> Tensor:
         given = (self.h[rows], self.fn[: self.streams], self.base[: self.streams], self.scale[:1])
         return op.head(*given, norm_eps=self.norm_eps, eps=self.eps)
 
     def exact(self) -> Case:
-        parts = {name: getattr(self, name).double() for name in ("h", "fn", "base", "scale")}
-        others = (self.norm_eps, self.eps, self.iterations)
-        return Case(self.what, *parts.values(), *others)
+        h, fn, base, scale = (x.double() for x in (self.h, self.fn, self.base, self.scale))
+        return replace(self, h=h, fn=fn, base=base, scale=scale)
 
 
 def cases(dtype: torch.dtype) -> Iterator[Case]:
