@@ -40,6 +40,7 @@ __all__ = [
     "fp8_input_ops",
     "paged",
     "randn",
+    "v4_ops",
 ]
 
 
@@ -176,3 +177,19 @@ def fp8_input_ops(subject: Subject) -> None:
             declared = capabilities(op, name)
             if "activations" in declared.numerics and "cpu" in declared.devices:
                 numbers.run(implementation(op, name))
+
+
+V4_OPS = {
+    "hyper_connections": "numbers",
+    "mlp": "clamped",
+    "experts": "clamped",
+    "route": "choices",
+}
+
+
+def v4_ops(subject: Subject) -> None:
+    """What DeepSeek-V4 has outside attention, in every implementation that runs here."""
+    for op, what in V4_OPS.items():
+        check = next(check for check in OP_CHECKS[op] if check.what == what)
+        for name in runnable(op, torch.float32):
+            check.run(implementation(op, name))
