@@ -33,7 +33,7 @@ KIND_NAMES = {
 def describe(model: str | Path, facts: Mapping[str, object] | None = None) -> JSON:
     spec = read_model(model, facts)
     file = config_file(model)
-    counts = None if spec.not_runnable else count_parameters(spec)
+    counts = count_parameters(spec)
     return {
         "model": str(model),
         "config": str(file),
@@ -44,7 +44,7 @@ def describe(model: str | Path, facts: Mapping[str, object] | None = None) -> JS
         "facts": _facts(spec),
         "layer_kinds": layer_kinds(spec),
         "storage": _node(spec.storage) if spec.storage else {"kind": "plain float", "facts": []},
-        "parameters": counts and {"total": counts.total, "active": counts.active},
+        "parameters": {"total": counts.total, "active": counts.active},
         "cache": [
             {
                 "kind": cost.kind,
@@ -140,8 +140,6 @@ def _checkpoint(directory: Path | None, spec: ModelSpec) -> JSON | None:
             for dtype, (count, size) in stored_dtypes(stored).items()
         },
     }
-    if spec.not_runnable:
-        return summary | {"refused": spec.not_runnable}
     return summary | _ledger(checkpoint, spec)
 
 

@@ -162,9 +162,6 @@ def _show(value: object) -> str:
 
 def _print_sizes(console: Console, report: JSON) -> None:
     counts = report["parameters"]
-    if counts is None:
-        console.print("sizes: not counted, the family is not runnable yet")
-        return
     table = _table("size", "")
     table.add_row("parameters", f"{counts['total']:,} ({human_count(counts['total'])})")
     table.add_row(

@@ -5,6 +5,7 @@ Two forms of the same configuration: flat as published, nested as transformers s
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final, TypeGuard
 
 from trueline.models.common import (
@@ -51,6 +52,31 @@ DRAFTING_KEYS: Final = (
     "n_mtp_layers",
     "draft_vocab_size",
     "sample_from_anchor",
+)
+RENAMED: Final = (
+    ("model.embed_tokens.", "embed."),
+    ("lm_head.", "head."),
+    ("model.hc_head.", "hc_head_"),
+    ("model.", ""),
+    (".input_layernorm.", ".attn_norm."),
+    (".post_attention_layernorm.", ".ffn_norm."),
+    (".hc_attn.", ".hc_attn_"),
+    (".hc_ffn.", ".hc_ffn_"),
+    (".self_attn.", ".attn."),
+    (".q_a_proj.", ".wq_a."),
+    (".q_a_layernorm.", ".q_norm."),
+    (".q_b_proj.", ".wq_b."),
+    (".kv_proj.", ".wkv."),
+    (".sinks", ".attn_sink"),
+    (".o_a_proj.", ".wo_a."),
+    (".o_b_proj.", ".wo_b."),
+    (".compressor.gate_proj.", ".compressor.wgate."),
+    (".position_bias", ".ape"),
+    (".mlp.", ".ffn."),
+    (".gate.e_score_correction_bias", ".gate.bias"),
+    (".gate_proj.", ".w1."),
+    (".up_proj.", ".w3."),
+    (".down_proj.", ".w2."),
 )
 
 Kind = tuple[Form, int]
@@ -99,6 +125,7 @@ def read(fields: Fields, overrides: dict[str, object]) -> ModelSpec:
             eps=fields.number("hc_eps", maximum=0.1),
         ),
         storage=read_storage(fields),
+        renamed=RENAMED,
         not_runnable=NOT_RUNNABLE,
     )
     finish(fields)
@@ -229,7 +256,10 @@ def _read_stated_yarn(section: Fields, max_position: Fact[int]) -> Fact[YarnSpec
             section.number(key)
     yarn = read_yarn(section, max_position)
     section.finish({})
-    return yarn
+    if yarn.value is None:
+        return yarn
+    # transformers writes the 1.0 that the published form leaves out
+    return Fact(replace(yarn.value, attention_factor=1.0), yarn.source)
 
 
 def read_mixer(
