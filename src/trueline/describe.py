@@ -21,6 +21,9 @@ KIND_NAMES = {
     "MLASpec": "latent attention (MLA)",
     "IndexerSpec": "selection of keys (indexer)",
     "CompressedSpec": "compressed attention",
+    "CompressorSpec": "compression of tokens into entries",
+    "EntryIndexerSpec": "selection of entries (indexer)",
+    "HyperConnectionsSpec": "hyper-connections",
     "LightningSpec": "linear attention (lightning)",
     "DenseSpec": "dense MLP",
     "MoESpec": "mixture of experts",
@@ -42,6 +45,7 @@ def describe(model: str | Path, facts: Mapping[str, object] | None = None) -> JS
         "not_runnable": spec.not_runnable,
         "refused_inputs": list(spec.refused_inputs),
         "facts": _facts(spec),
+        "hyper_connections": spec.hyper_connections and _node(spec.hyper_connections),
         "layer_kinds": layer_kinds(spec),
         "storage": _node(spec.storage) if spec.storage else {"kind": "plain float", "facts": []},
         "parameters": {"total": counts.total, "active": counts.active},
@@ -51,6 +55,7 @@ def describe(model: str | Path, facts: Mapping[str, object] | None = None) -> JS
                 "layers": cost.layers,
                 "bytes_per_token": cost.bytes_per_token,
                 "state_bytes_per_sequence": cost.state_bytes_per_sequence,
+                "fields": dict(cost.fields),
             }
             for cost in cache_costs(spec)
         ],
