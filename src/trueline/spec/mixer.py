@@ -19,6 +19,14 @@ class CacheField:
     name: str
     width: int
     per: Literal["token", "sequence"]
+    tokens: int = 1
+    """Of "token": how many share these numbers."""
+    model_dtype: bool | None = None
+    """Whether they are kept in the model's dtype, not in float32. None: those of tokens are."""
+
+    @property
+    def in_model_dtype(self) -> bool:
+        return self.per == "token" if self.model_dtype is None else self.model_dtype
 
 
 class Divide(Protocol):
@@ -41,6 +49,11 @@ class MixerSpec(Spec):
     def rotation(self) -> RopeSpec | None:
         """By which its layer is given tables; None where nothing rotates."""
         return None
+
+    @property
+    def kind(self) -> str:
+        """What reports call layers that keep the same."""
+        return self.label
 
     @property
     def cache_fields(self) -> tuple[CacheField, ...]:
@@ -145,23 +158,89 @@ class MLASpec(MixerSpec):
         return (*latent, CacheField("index_key", self.indexer.head_dim, "token"))
 
 
+Form = Literal["window", "sparse", "all"]
+"""What a layer of DeepSeek-V4 sees beside its window: nothing, the compressed entries that an
+indexer selects, or all compressed entries."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class CompressorSpec(Spec):
+    """Entry w of tokens ratio w .. ratio w + ratio - 1: Σ softmax(z + position_bias) u per channel,
+    normed, its last channels rotated as at the first of these tokens. u and z are projections of
+    the layer's normalised input."""
+
+    ratio: int
+    overlap: bool
+    """Whether an entry also pools the tokens of the window before, through the first half of the
+    width; its own then go through the second half."""
+    dim: int
+    """Of an entry."""
+
+    DERIVED: ClassVar[Mapping[str, str]] = {
+        "width": "of u and z: dim, twice that where windows overlap",
+        "tail": "positions whose u and z a later entry may need: ratio, 2 ratio with overlap",
+    }
+
+    @property
+    def width(self) -> int:
+        return self.dim * (2 if self.overlap else 1)
+
+    @property
+    def tail(self) -> int:
+        return self.ratio * (2 if self.overlap else 1)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EntryIndexerSpec(Spec):
+    """Which entries a query of form "sparse" sees: the `topk` with the largest index score, all of
+    them where there are no more. score = Σ_h head_weight w_h relu(scale q_h·k), with q of the
+    normalised query latent, rotated as the layer's own, and k of a compressor of its own. Of equal
+    scores the earliest entry wins."""
+
+    heads: int
+    """Never divided over ranks: each selects the same entries."""
+    head_dim: int
+    topk: int
+    compressor: CompressorSpec
+
+    DERIVED: ClassVar[Mapping[str, str]] = {
+        "scale": "head_dim^-0.5; YaRN's mscale has no part in it",
+        "head_weight": "heads^-0.5",
+    }
+
+    @property
+    def scale(self) -> float:
+        return float(self.head_dim**-0.5)
+
+    @property
+    def head_weight(self) -> float:
+        return float(self.heads**-0.5)
+
+
 @dataclass(frozen=True, kw_only=True)
 class CompressedSpec(MixerSpec):
-    """DeepSeek-V4 attention: a sliding window, plus (ratio > 0) compressed entries. Resolved for
-    `inspect`; not runnable yet. The rope part is the last `rope.dim` of `head_dim`."""
+    """DeepSeek-V4 attention: one softmax over a sliding window, compressed entries and a sink per
+    head, which has no value. One row per position is key and value of all heads; it and each query
+    head are normed, then their last `rope.dim` channels are rotated, and those of the output are
+    rotated back. The heads of a group share a projection to o_lora_rank."""
 
     label: ClassVar[str] = "compressed"
 
     heads: Span
     head_dim: int
-    compress_ratio: int
-    sliding_window: int
+    window: int
+    """Positions that a query sees as they are, its own included."""
+    form: Form
+    compressor: CompressorSpec | None
+    """None for form "window"."""
+    indexer: EntryIndexerSpec | None
+    """For form "sparse" only."""
     q_lora_rank: int
-    o_groups: int
+    o_groups: Span
+    """Of as many heads each; a rank has whole groups."""
     o_lora_rank: int
-    index_heads: int
-    index_head_dim: int
-    index_topk: int
+    norm_eps: float
+    """Of all its norms."""
     rope: RopeSpec
 
     DERIVED: ClassVar[Mapping[str, str]] = {
@@ -173,14 +252,36 @@ class CompressedSpec(MixerSpec):
         return self.rope
 
     def divided(self, part: Divide) -> Self:
-        return replace(self, heads=part(self.heads, HEADS, replicable=True))
+        heads, groups = part(self.heads, HEADS, replicable=True), self.o_groups
+        if not heads.is_whole:
+            groups = part(groups, "the number of output groups")
+        return replace(self, heads=heads, o_groups=groups)
 
     def whole(self) -> Self:
-        return replace(self, heads=Span.whole(self.heads.total))
+        heads, groups = self.heads.total, self.o_groups.total
+        return replace(self, heads=Span.whole(heads), o_groups=Span.whole(groups))
 
     @property
     def softmax_scale(self) -> float:
         return float(self.head_dim**-0.5)
+
+    @property
+    def kind(self) -> str:
+        return f"{self.label}, {self.form}"
+
+    @property
+    def cache_fields(self) -> tuple[CacheField, ...]:
+        """Rows behind the window are let go: those inside are a sequence's, whatever its length."""
+        window = self.window * self.head_dim
+        kept = [CacheField("window", window, "sequence", model_dtype=True)]
+        pools = {"entries": self.compressor}
+        pools["index entries"] = self.indexer.compressor if self.indexer else None
+        for name, pool in pools.items():
+            if pool is not None:
+                tail = 2 * pool.width * pool.tail
+                kept.append(CacheField(name, pool.dim, "token", tokens=pool.ratio))
+                kept.append(CacheField(f"tails of {name}", tail, "sequence"))
+        return tuple(kept)
 
 
 LayerFactor = Literal["l", "l-1"]
