@@ -101,7 +101,7 @@ _V4: JSON = {
     "o_groups": 2,
     "o_lora_rank": 128,
     "hc_mult": 4,
-    "hc_sinkhorn_iters": 20,
+    "hc_sinkhorn_iters": 6,
     "hc_eps": 1e-6,
     "mlp_layer_types": ["hash_moe", "hash_moe", "moe", "moe", "moe", "moe"],
     "moe_intermediate_size": 96,

@@ -29,7 +29,7 @@ sparse) stage=sparse names="witness-v32 witness-glm5" ;;
 v4) stage=dense names="witness-v4" ;;
 *) echo "accepted: first, second, sparse, v4" >&2 && exit 2 ;;
 esac
-test -e "$WORK/answers.npy" || python3 -m witness.train data "$WORK"
+test -e "$WORK/answers.npy" || python3 -m witness.train data "$WORK" "${names%% *}"
 for name in $names; do
     train $stage "$name" &
 done

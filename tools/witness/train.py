@@ -1,7 +1,7 @@
 """Train the built-in models. On a machine with a GPU, from the repository's root, with PYTHONPATH
 src:tools:
 
-    python -m witness.train data   WORK                # tokenizer and training sequences
+    python -m witness.train data   WORK [NAME]         # tokenizer and training sequences
     python -m witness.train dense  WORK witness-v3     # likewise witness-ling, -glm5, -k25, -v4
     python -m witness.train sparse WORK witness-v32    # after witness-v3; likewise witness-glm5
 
@@ -35,8 +35,8 @@ from witness.v4 import V4
 
 SEED = 20261116
 STEPS, BATCH = 8000, 32
-SHORTER = {"witness-ling": 7000}
-"""Its steps take longer, and it needs fewer of them."""
+OTHER_STEPS = {"witness-ling": 7000, "witness-v4": 10_000}
+"""Ling's take longer, and it needs fewer of them; V4 is trained alone, dense and sparse in one."""
 SPARSE_STEPS, WARM_UP, SPARSE_BATCH = 2400, 600, 16
 INDEXED, SELECTED = 0.55, 0.65
 """V4's training: share of the steps before its indexers are fitted, and before they select."""
@@ -309,10 +309,11 @@ def main() -> None:
     parser.add_argument("--begin", type=Path, help="of sparse: directory of the dense weights")
     given = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = True
+    steps = given.steps or OTHER_STEPS.get(given.name, STEPS)
     if given.stage == "data":
-        make_data(given.work, (given.steps or STEPS) * BATCH)
+        make_data(given.work, (given.steps or max(steps, STEPS)) * BATCH)
     elif given.stage == "dense":
-        train_dense(given.work, given.name, given.steps or SHORTER.get(given.name, STEPS))
+        train_dense(given.work, given.name, steps)
     else:
         begin = given.begin or given.work / DENSE.get(given.name, given.name)
         train_sparse(given.work, given.name, given.steps or SPARSE_STEPS, begin)
