@@ -71,6 +71,65 @@ _NO_VISION = {
     "pos_emb_width": 2,
 }
 _INDEXER = {"index_n_heads": 8, "index_head_dim": 64, "index_topk": 64}
+# Rates and window are such that what is wrong costs accuracy. With a window of one token less than
+# an entry has, every token is seen at any time, some through the newest entry alone: one that
+# appears a token late leaves a gap. mscale would be 1.69. Plain YaRN of a length of 1,024, written
+# so that factor × original length is the model's length.
+_SPARSE, _ALL = "compressed_sparse_attention", "heavily_compressed_attention"
+_V4: JSON = {
+    "architectures": ["DeepseekV4ForCausalLM"],
+    "model_type": "deepseek_v4",
+    **{
+        key: _COMMON[key]
+        for key in (
+            *("attention_bias", "attention_dropout", "bos_token_id", "eos_token_id"),
+            *("pad_token_id", "hidden_act", "hidden_size", "initializer_range"),
+            *("n_routed_experts", "n_shared_experts", "num_attention_heads", "num_hidden_layers"),
+            *("q_lora_rank", "rms_norm_eps", "tie_word_embeddings", "torch_dtype", "use_cache"),
+            "vocab_size",
+        )
+    },
+    "head_dim": 128,
+    "num_key_value_heads": 1,
+    "partial_rotary_factor": 0.25,
+    "sliding_window": 3,
+    "layer_types": ["sliding_attention", _SPARSE, _ALL, _SPARSE, _ALL, _SPARSE],
+    "compress_rates": {_SPARSE: 4, _ALL: 8},
+    "index_n_heads": 4,
+    "index_head_dim": 64,
+    "index_topk": 32,
+    "o_groups": 2,
+    "o_lora_rank": 128,
+    "hc_mult": 4,
+    "hc_sinkhorn_iters": 6,
+    "hc_eps": 1e-6,
+    "mlp_layer_types": ["hash_moe", "hash_moe", "moe", "moe", "moe", "moe"],
+    "moe_intermediate_size": 96,
+    "num_experts_per_tok": 3,
+    "num_nextn_predict_layers": 0,
+    "routed_scaling_factor": 1.5,
+    "scoring_func": "sqrtsoftplus",
+    "norm_topk_prob": True,
+    "swiglu_limit": 3.0,
+    "max_position_embeddings": 16384,
+    "rope_parameters": {
+        "main": {
+            "rope_type": "default",
+            "rope_theta": 10000.0,
+            "partial_rotary_factor": 0.25,
+        },
+        "compress": {
+            "rope_type": "yarn",
+            "rope_theta": 160000.0,
+            "partial_rotary_factor": 0.25,
+            "factor": 1024.0,
+            "original_max_position_embeddings": 16,
+            "beta_fast": 0.5,
+            "beta_slow": 0.015625,
+            "attention_factor": 1.0,
+        },
+    },
+}
 _NOT_LING = ("attention_bias", "moe_layer_freq", "n_routed_experts", "n_shared_experts")
 _NOT_GLM = ("rope_theta",)
 
@@ -152,6 +211,7 @@ CONFIGS: dict[str, JSON] = {
         "torch_dtype": "bfloat16",
         "vision_config": _NO_VISION,
     },
+    "witness-v4": _V4,
 }
 DENSE = {"witness-v32": "witness-v3"}
 """A sparse model begins with the weights of this dense one; GLM's is trained on the way."""

@@ -22,9 +22,9 @@ from trueline.evaluate.statistics import wilson
 from trueline.tasks import stories
 from trueline.utils.json_types import JSON
 from witness import data
+from witness.build import build, exact_logprobs
 from witness.configs import CONFIGS
-from witness.model import Model
-from witness.train import BATCH, SEED, SHORTER, SPARSE_BATCH, SPARSE_STEPS, STEPS
+from witness.train import BATCH, OTHER_STEPS, SEED, SPARSE_BATCH, SPARSE_STEPS, STEPS
 
 GATE = 2e-5
 COPIED = ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
@@ -41,27 +41,14 @@ def held_out(path: Path, category: str, count: int) -> list[tuple[list[int], lis
 
 def disagreement(path: Path, model: reference.Reference) -> float:
     """Largest difference in logprob between training code and reference, both in float64."""
-    raw = json.loads((path / "config.json").read_text())
-    trained = Model(model.config, raw.get("text_config", raw)["intermediate_size"])
+    trained = build(path)
     stored = load_file(path / "model.safetensors")
     trained.take({key.removeprefix("language_model."): one for key, one in stored.items()})
-    trained = trained.double()
     worst = 0.0
     for category, count in COMPARED.items():
         for prompt, solution in held_out(path, category, count):
             tokens = torch.tensor(prompt + solution)
-            latent, linear = trained.ropes(len(tokens), torch.device("cpu"))
-            ropes = (
-                (latent[0].double(), latent[1].double()),
-                (linear[0].double(), linear[1].double()),
-            )
-            with torch.no_grad():
-                if model.config.indexer is None:
-                    logits, _ = trained(tokens[None], ropes)
-                else:
-                    topk = model.config.indexer.index_topk
-                    logits, *_ = trained.forward_sparse(tokens[None], ropes, topk, torch.zeros(1))
-            difference = logits[0].log_softmax(-1) - model.logprobs(tokens)
+            difference = exact_logprobs(trained, tokens) - model.logprobs(tokens)
             worst = max(worst, float(difference.abs().max()))
     return worst
 
@@ -147,7 +134,7 @@ def finish(work: Path, destination: Path, name: str) -> None:
     scores = {
         "model": name,
         "seed": SEED,
-        "steps": SHORTER.get(name, STEPS),
+        "steps": OTHER_STEPS.get(name, STEPS),
         "sequences_a_step": BATCH,
         "tokens_a_sequence": data.LENGTH,
         **({"sparse_steps": SPARSE_STEPS, "sparse_sequences_a_step": SPARSE_BATCH}

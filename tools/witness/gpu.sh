@@ -5,6 +5,7 @@
 #   tools/witness/gpu.sh OUT first     witness-v3 and witness-glm5 (dense)
 #   tools/witness/gpu.sh OUT second    witness-ling and witness-k25
 #   tools/witness/gpu.sh OUT sparse    witness-v32 and witness-glm5, after the first part
+#   tools/witness/gpu.sh OUT v4        witness-v4
 #
 # Two at a time share the GPU. The tokenizer and the sequences are made where they are not there.
 set -eu
@@ -25,9 +26,10 @@ case $PART in
 first) stage=dense names="witness-v3 witness-glm5" ;;
 second) stage=dense names="witness-ling witness-k25" ;;
 sparse) stage=sparse names="witness-v32 witness-glm5" ;;
-*) echo "accepted: first, second, sparse" >&2 && exit 2 ;;
+v4) stage=dense names="witness-v4" ;;
+*) echo "accepted: first, second, sparse, v4" >&2 && exit 2 ;;
 esac
-test -e "$WORK/answers.npy" || python3 -m witness.train data "$WORK"
+test -e "$WORK/answers.npy" || python3 -m witness.train data "$WORK" "${names%% *}"
 for name in $names; do
     train $stage "$name" &
 done

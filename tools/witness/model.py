@@ -7,7 +7,7 @@ Experts are computed densely: all of them for every token, those not chosen with
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Tensor, nn
@@ -43,9 +43,9 @@ def projection(wide: int, narrow: int) -> nn.Linear:
     return made
 
 
-def precise_linear(x: Tensor, layer: nn.Linear) -> Tensor:
+def precise_linear(x: Tensor, weight: Tensor) -> Tensor:
     with torch.autocast(x.device.type, enabled=False):
-        return functional.linear(wide(x), wide(layer.weight))
+        return functional.linear(wide(x), wide(weight))
 
 
 def rotate_interleaved(x: Tensor, rope: Rope) -> Tensor:
@@ -80,7 +80,7 @@ class Indexer(nn.Module):
         k = self.k_norm(self.wk(x)).to(q.dtype)
         q = self._rotate(q, (rope[0][:, None], rope[1][:, None]))
         k = self._rotate(k, rope)
-        weights = precise_linear(x, self.weights_proj) * self.heads**-0.5
+        weights = precise_linear(x, self.weights_proj.weight) * self.heads**-0.5
         scores = wide(torch.einsum("bthd,bsd->bths", q, k)) * self.dim**-0.5
         return (scores.relu() * weights[..., None]).sum(2)
 
@@ -109,6 +109,10 @@ class Latent(nn.Module):
         self.kv_b_proj = projection(c.kv_lora_rank, heads * (c.qk_nope_head_dim + c.v_head_dim))
         self.o_proj = projection(heads * c.v_head_dim, c.hidden_size)
         self.indexer = Indexer(c) if indexer else None
+
+    def slower(self) -> dict[int, float]:
+        """By the id of a parameter, its share of the learning rate."""
+        return {id(self.q_b_proj.weight): self.query_rate}
 
     def heads(self, x: Tensor, rope: Rope) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """q, k, v [B, H, T, .] and the normalised query latent."""
@@ -211,16 +215,22 @@ class Experts(nn.Module):
         shape = x.shape
         x = x.flatten(0, 1)
         chosen, weights = self.route(x)
+        return self.mixed(x, weights).view(shape), chosen.float().mean(0)
+
+    def mixed(self, x: Tensor, weights: Tensor) -> Tensor:
+        """Tokens [N, .] through all experts, by their weights, and through the shared one."""
         weights = torch.cat((weights, torch.ones_like(weights[:, :1])), dim=1)
         gate = functional.linear(x, self.gate_proj.flatten(0, 1)).unflatten(1, (self.count + 1, -1))
         up = functional.linear(x, self.up_proj.flatten(0, 1)).unflatten(1, (self.count + 1, -1))
-        inner = functional.silu(gate) * up * weights[..., None].to(gate.dtype)
-        out = functional.linear(inner.flatten(1), self.down_proj.permute(1, 0, 2).flatten(1))
-        return out.view(shape), chosen.float().mean(0)
+        inner = self.activation(gate, up) * weights[..., None].to(gate.dtype)
+        return functional.linear(inner.flatten(1), self.down_proj.permute(1, 0, 2).flatten(1))
+
+    def activation(self, gate: Tensor, up: Tensor) -> Tensor:
+        return functional.silu(gate) * up
 
     def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
         c = self.config
-        scores = precise_linear(x, self.gate).sigmoid()
+        scores = precise_linear(x, self.gate.weight).sigmoid()
         with torch.no_grad():
             choice = scores + self.bias
             if c.n_group > 1:
@@ -252,7 +262,27 @@ class Layer(nn.Module):
             self.mlp = Dense(c.hidden_size, dense_width)
 
 
-class Model(nn.Module):
+class Trained(nn.Module):
+    """What every model has for its checkpoint."""
+
+    def published(self) -> Iterator[tuple[str, Tensor]]:
+        """Its weights under their published names."""
+        raise NotImplementedError
+
+    def stored_dtype(self, name: str) -> torch.dtype:
+        raise NotImplementedError
+
+    def take(self, tensors: dict[str, Tensor]) -> None:
+        """The other way; indexers that are not there stay as they are."""
+        with torch.no_grad():
+            for name, own in self.published():
+                if name in tensors:
+                    own.copy_(tensors[name])
+                elif ".indexer." not in name:
+                    raise KeyError(name)
+
+
+class Model(Trained):
     def __init__(self, config: Config, dense_width: int) -> None:
         super().__init__()
         c = self.config = config
@@ -270,6 +300,14 @@ class Model(nn.Module):
                 out.weight.mul_(0.3)
                 down = layer.mlp.down_proj
                 (down if isinstance(down, nn.Parameter) else down.weight).mul_(0.3)
+
+    @property
+    def topk(self) -> int | None:
+        """Keys that a query sees; None: every one before it."""
+        return None if self.config.indexer is None else self.config.indexer.index_topk
+
+    def compile_for_training(self) -> Callable[[Tensor, tuple[Rope, Rope]], tuple[Tensor, Tensor]]:
+        return torch.compile(self)
 
     def ropes(self, count: int, device: torch.device) -> tuple[Rope, Rope]:
         def table(frequencies: Tensor) -> Rope:
@@ -295,13 +333,13 @@ class Model(nn.Module):
         return self.lm_head(self.norm(h)), torch.stack(loads)
 
     def forward_sparse(
-        self, tokens: Tensor, ropes: tuple[Rope, Rope], topk: int, everything: Tensor
+        self, tokens: Tensor, ropes: tuple[Rope, Rope], everything: Tensor
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Each layer sees what its indexer selects; or `everything`, a number of 0 or 1 that does
         not make the compiler begin again. Also the divergence of the indexers from the attention
         of the layers that use them, over what those see."""
         h, loads = self.embed_tokens(tokens), []
-        count = tokens.shape[1]
+        count, topk = tokens.shape[1], self.config.indexer_facts.index_topk
         causal = torch.ones(count, count, dtype=torch.bool, device=tokens.device).tril()
         divergence = h.new_zeros(())
         scores, seen = None, causal[None]
@@ -326,7 +364,7 @@ class Model(nn.Module):
         return self.lm_head(self.norm(h)), torch.stack(loads), divergence
 
     def published(self) -> Iterator[tuple[str, Tensor]]:
-        """Weights in bfloat16 under published names (Ling's where it is Ling's)."""
+        """Ling's names where it is Ling's."""
         ling, prefix = self.config.linear is not None, "model.layers"
         embedding = "word_embeddings" if ling else "embed_tokens"
         yield f"model.{embedding}.weight", self.embed_tokens.weight
@@ -352,14 +390,9 @@ class Model(nn.Module):
                     yield f"{at}.mlp.experts.{expert}.{name}.weight", stacked[expert]
                 yield f"{at}.mlp.shared_experts.{name}.weight", stacked[-1]
 
-    def take(self, tensors: dict[str, Tensor]) -> None:
-        """The other way; indexers that are not there stay as they are."""
-        with torch.no_grad():
-            for name, own in self.published():
-                if name in tensors:
-                    own.copy_(tensors[name])
-                elif ".indexer." not in name:
-                    raise KeyError(name)
+    def stored_dtype(self, name: str) -> torch.dtype:
+        precise = name.endswith(("e_score_correction_bias", "expert_bias"))
+        return torch.float32 if precise else torch.bfloat16
 
 
 def select(scores: Tensor, causal: Tensor, topk: int) -> Tensor:

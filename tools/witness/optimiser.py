@@ -8,10 +8,9 @@ from collections import defaultdict
 import torch
 from torch import Tensor, nn
 
-from witness.model import Latent
-
 FLAT, LAST = 0.3, 0.03
 """Share of the steps at the full learning rate; what is left of it at the end."""
+NOT_MUON = ("embed_tokens", "lm_head", "mlp.gate.", "indexer", "position_bias")
 
 
 def schedule(step: int, steps: int) -> float:
@@ -37,7 +36,7 @@ class Muon:
     def __init__(
         self, parameters: list[nn.Parameter], rate: float, decay: float, slower: dict[int, float]
     ) -> None:
-        """`slower`: by the id of a parameter, its share of the learning rate."""
+        """`slower`: as the modules give it."""
         self.rate, self.decay, self.slower = rate, decay, slower
         groups: dict[torch.Size, list[nn.Parameter]] = defaultdict(list)
         for parameter in parameters:
@@ -68,15 +67,12 @@ class Optimiser:
     def __init__(self, model: nn.Module, muon: float, adam: float) -> None:
         inner, outer = [], []
         for name, parameter in model.named_parameters():
-            matrix = parameter.ndim >= 2 and not any(
-                part in name for part in ("embed_tokens", "lm_head", "mlp.gate.", "indexer")
-            )
+            matrix = parameter.ndim >= 2 and not any(part in name for part in NOT_MUON)
             (inner if matrix else outer).append(parameter)
-        slower = {
-            id(module.q_b_proj.weight): module.query_rate
-            for module in model.modules()
-            if isinstance(module, Latent)
-        }
+        slower: dict[int, float] = {}
+        for module in model.modules():
+            if hasattr(module, "slower"):
+                slower |= module.slower()
         self.muon = Muon(inner, muon, 0.02, slower)
         device, on_gpu = outer[0].device, outer[0].is_cuda
         self.factor, self.adam_rate = torch.ones((), device=device), adam

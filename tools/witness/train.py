@@ -1,13 +1,14 @@
 """Train the built-in models. On a machine with a GPU, from the repository's root, with PYTHONPATH
 src:tools:
 
-    python -m witness.train data   WORK                # tokenizer and training sequences
-    python -m witness.train dense  WORK witness-v3     # likewise witness-ling, -glm5, -k25
+    python -m witness.train data   WORK [NAME]         # tokenizer and training sequences
+    python -m witness.train dense  WORK witness-v3     # likewise witness-ling, -glm5, -k25, -v4
     python -m witness.train sparse WORK witness-v32    # after witness-v3; likewise witness-glm5
 
 A dense training ends in WORK/NAME: config.json, tokenizer, model.safetensors, training.jsonl. A
 sparse one begins with such weights (V3.2's with those of witness-v3), fits the indexers to the
-dense attention, and then trains everything with the keys that they select.
+dense attention, and then trains everything with the keys that they select. V4's dense training
+does both on its way.
 """
 
 from __future__ import annotations
@@ -25,18 +26,20 @@ from tokenizers import Tokenizer
 from torch import Tensor
 from torch.nn import functional
 
-from trueline import reference
 from trueline.utils.json_types import JSON
 from witness import data, tokenizer
+from witness.build import build
 from witness.configs import CONFIGS, DENSE
-from witness.model import Model
 from witness.optimiser import Optimiser
+from witness.v4 import V4
 
 SEED = 20261116
 STEPS, BATCH = 8000, 32
-SHORTER = {"witness-ling": 7000}
-"""Its steps take longer, and it needs fewer of them."""
+OTHER_STEPS = {"witness-ling": 7000, "witness-v4": 10_000}
+"""Ling's take longer, and it needs fewer of them; V4 is trained alone, dense and sparse in one."""
 SPARSE_STEPS, WARM_UP, SPARSE_BATCH = 2400, 600, 16
+INDEXED, SELECTED = 0.55, 0.65
+"""V4's training: share of the steps before its indexers are fitted, and before they select."""
 PROMPT_WEIGHT = 0.1
 BIAS_RATE = 1e-3
 CHECKED = ("2 operations", "5 operations", "middle", "long", "recall", "other")
@@ -56,9 +59,7 @@ class Training:
         self.tokens = np.load(work / "tokens.npy", mmap_mode="r")
         self.answers = np.load(work / "answers.npy", mmap_mode="r")
         torch.manual_seed(SEED)
-        config = CONFIGS[name]
-        width = config.get("text_config", config)["intermediate_size"]
-        self.model = Model(reference.read_config(self.out), width).to(self.device)
+        self.model = build(self.out).to(self.device)
         self.ropes = self.model.ropes(data.LENGTH, self.device)
         self.some, self.all = torch.zeros(1, device=device), torch.ones(1, device=device)
         self.start = time.perf_counter()
@@ -97,7 +98,7 @@ class Training:
             for experts, load in zip(layers, loads, strict=True):
                 experts.bias -= rate * torch.sign(load - load.mean())
 
-    def score(self, count: int, topk: int | None = None) -> JSON:
+    def score(self, count: int, *, sparse: bool = False) -> JSON:
         """Share of held-out problems whose whole solution is written right, greedily: each token
         the likeliest one after the right ones before it."""
         found: JSON = {}
@@ -105,12 +106,12 @@ class Training:
             right = 0
             items = list(data.held_out(self.tokenizer, category, "validation", count))
             for start in range(0, count, 32):
-                right += self._score_batch(items[start : start + 32], topk)
+                right += self._score_batch(items[start : start + 32], sparse)
             found[category] = round(100 * right / count, 1)
         return found
 
     @torch.no_grad()
-    def _score_batch(self, items: list[tuple[list[int], list[int]]], topk: int | None) -> int:
+    def _score_batch(self, items: list[tuple[list[int], list[int]]], sparse: bool) -> int:
         tokens = torch.full((len(items), data.LENGTH), 2)
         asked = torch.zeros(len(items), data.LENGTH, dtype=torch.bool)
         for row, (prompt, solution) in enumerate(items):
@@ -118,11 +119,12 @@ class Training:
             tokens[row, : len(whole)] = whole
             asked[row, len(prompt) : len(whole)] = True
         tokens, asked = tokens.to(self.device), asked.to(self.device)
-        with torch.autocast(self.device.type, torch.bfloat16):
-            if topk is None:
-                logits, _ = self.model(tokens, self.ropes)
+        eager = torch.compiler.set_stance("force_eager")  # not compiled again for a few batches
+        with torch.autocast(self.device.type, torch.bfloat16), eager:
+            if sparse:
+                logits, _, _ = self.model.forward_sparse(tokens, self.ropes, self.some)
             else:
-                logits, _, _ = self.model.forward_sparse(tokens, self.ropes, topk, self.some)
+                logits, _ = self.model(tokens, self.ropes)
         wrong = (logits[:, :-1].argmax(-1) != tokens[:, 1:]) & asked[:, 1:]
         return int((~wrong.any(1)).sum())
 
@@ -131,10 +133,8 @@ class Training:
         tensors = {}
         with torch.no_grad():
             for name, tensor in self.model.published():
-                if not name.endswith("bias") or name.endswith("k_norm.bias"):
-                    tensor.copy_(tensor.bfloat16())
-                precise = name.endswith(("e_score_correction_bias", "expert_bias"))
-                stored = tensor.detach().to(torch.float32 if precise else torch.bfloat16)
+                stored = tensor.detach().to(self.model.stored_dtype(name))
+                tensor.copy_(stored)
                 prefix = "language_model." if self.name == "witness-k25" else ""
                 tensors[prefix + name] = stored.cpu().contiguous().clone()
         save_file(tensors, self.out / "model.safetensors", {"format": "pt"})
@@ -151,10 +151,16 @@ class DenseStep:
     def __init__(self, run: Training, steps: int) -> None:
         self.run, self.steps = run, steps
         self.optimiser = Optimiser(run.model, muon=0.02, adam=2e-3)
-        self.forward = torch.compile(run.model)
+        self.forward = run.model.compile_for_training()
+        self.clipped = [p for n, p in run.model.named_parameters() if ".indexer." not in n]
         self.bias_rate = torch.zeros((), device=run.device)
         self.tokens, self.answers = run.batch(0, BATCH)
+        self.restart()
+
+    def restart(self) -> None:
+        """Before a step that is not like the one before."""
         self.graph: torch.cuda.CUDAGraph | None = None
+        self.eager = 3  # compiled, and the optimiser's state made, before the capture
 
     def __call__(self, step: int) -> tuple[Tensor, Tensor]:
         """The step's loss, and that of the answers alone."""
@@ -165,7 +171,8 @@ class DenseStep:
         self.bias_rate.fill_(BIAS_RATE * (1 - step / self.steps))
         if self.run.device.type != "cuda":
             self._step()
-        elif step < 3:  # compiled, and the optimiser's state made, before the capture
+        elif self.eager:
+            self.eager -= 1
             self._on_side_stream()
         elif self.graph is None:
             self.graph = torch.cuda.CUDAGraph()
@@ -186,27 +193,58 @@ class DenseStep:
     def _step(self) -> None:
         run = self.run
         with torch.autocast(run.device.type, torch.bfloat16, cache_enabled=False):
-            logits, loads = self.forward(self.tokens, run.ropes)
+            logits, loads, divergence = self.outputs()
         loss, of_answers = run.loss(logits, self.tokens, self.answers)
-        loss.backward()
-        torch.nn.utils.clip_grad_norm_(run.model.parameters(), 1.0)
+        (loss + divergence).backward()
+        torch.nn.utils.clip_grad_norm_(self.clipped, 1.0)
         self.optimiser.step()
         run.balance(loads, self.bias_rate)
         self.losses = loss.detach(), of_answers.detach()
 
+    def outputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        logits, loads = self.forward(self.tokens, self.run.ropes)
+        return logits, loads, self.run.some[0]
+
+
+class V4Step(DenseStep):
+    """The same, with indexers from some step on: first fitted to what attention looks at, then
+    selecting what it sees."""
+
+    def __init__(self, run: Training, steps: int) -> None:
+        self.first, self.selecting = int(INDEXED * steps), int(SELECTED * steps)
+        self.sparse = False
+        self.everything = torch.ones(1, device=run.device)
+        super().__init__(run, steps)
+
+    def __call__(self, step: int) -> tuple[Tensor, Tensor]:
+        if step == self.first:
+            self.sparse = True
+            self.restart()
+        if step == self.selecting:
+            self.everything.zero_()
+        return super().__call__(step)
+
+    def outputs(self) -> tuple[Tensor, Tensor, Tensor]:
+        if not self.sparse:
+            return super().outputs()
+        return self.run.model.forward_sparse(self.tokens, self.run.ropes, self.everything)
+
 
 def train_dense(work: Path, name: str, steps: int, device: str = "cuda") -> None:
     run = Training(work, name, device=device)
-    one = DenseStep(run, steps)
+    v4 = isinstance(run.model, V4)
+    one = (V4Step if v4 else DenseStep)(run, steps)
     run.write_log(seed=SEED, parameters=sum(p.numel() for p in run.model.parameters()))
     for step in range(steps):
         loss, of_answers = one(step)
         if step % 100 == 0 or step == steps - 1:
             run.write_losses(step, loss, answers=of_answers)
         if step % 1000 == 999 and step != steps - 1:
-            run.write_log(step=step, right=run.score(64))
+            run.write_log(step=step, right=run.score(64, sparse=v4 and step > SELECTED * steps))
     run.save()
-    run.write_log(step=steps, right=run.score(256), peak=torch.cuda.max_memory_allocated())
+    run.write_log(
+        step=steps, right=run.score(256, sparse=v4), peak=torch.cuda.max_memory_allocated()
+    )
     run.finish()
 
 
@@ -222,16 +260,13 @@ def train_sparse(work: Path, name: str, steps: int, begin: Path, device: str = "
     main = [p for n, p in run.model.named_parameters() if ".indexer." not in n]
     first = torch.optim.AdamW(indexer, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0)
     second = torch.optim.AdamW(main, lr=3e-4, betas=(0.9, 0.98), weight_decay=0.0)
-    topk = run.model.config.indexer_facts.index_topk
     forward = torch.compile(run.model.forward_sparse)
     offset = len(run.tokens) // SPARSE_BATCH - steps  # the last ones: half have a long problem
     for step in range(steps):
         warm_up = step < WARM_UP
         tokens, answers = run.batch(offset + step, SPARSE_BATCH)
         with torch.autocast(run.device.type, torch.bfloat16):
-            logits, _, divergence = forward(
-                tokens, run.ropes, topk, run.all if warm_up else run.some
-            )
+            logits, _, divergence = forward(tokens, run.ropes, run.all if warm_up else run.some)
         loss, of_answers = run.loss(logits, tokens, answers)
         (divergence if warm_up else loss + divergence).backward()
         torch.nn.utils.clip_grad_norm_(main, 1.0)
@@ -246,9 +281,11 @@ def train_sparse(work: Path, name: str, steps: int, begin: Path, device: str = "
         if step % 100 == 0 or step in (WARM_UP, steps - 1):
             run.write_losses(step, loss, answers=of_answers, divergence=divergence)
         if step == WARM_UP - 1:
-            run.write_log(step=step, right=run.score(64, topk))
+            run.write_log(step=step, right=run.score(64, sparse=True))
     run.save()
-    run.write_log(step=steps, right=run.score(256, topk), peak=torch.cuda.max_memory_allocated())
+    run.write_log(
+        step=steps, right=run.score(256, sparse=True), peak=torch.cuda.max_memory_allocated()
+    )
     run.finish()
 
 
@@ -272,10 +309,11 @@ def main() -> None:
     parser.add_argument("--begin", type=Path, help="of sparse: directory of the dense weights")
     given = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = True
+    steps = given.steps or OTHER_STEPS.get(given.name, STEPS)
     if given.stage == "data":
-        make_data(given.work, (given.steps or STEPS) * BATCH)
+        make_data(given.work, (given.steps or max(steps, STEPS)) * BATCH)
     elif given.stage == "dense":
-        train_dense(given.work, given.name, given.steps or SHORTER.get(given.name, STEPS))
+        train_dense(given.work, given.name, steps)
     else:
         begin = given.begin or given.work / DENSE.get(given.name, given.name)
         train_sparse(given.work, given.name, given.steps or SPARSE_STEPS, begin)
