@@ -12,6 +12,7 @@ from trueline.ops import (
     batched_gemm,
     experts,
     gated_norm,
+    hyper_connections,
     index_scores,
     index_write,
     latent_write,
@@ -44,6 +45,7 @@ _DECLARING: Mapping[str, tuple[ModuleType, type]] = {
     "index_write": (index_write, index_write.IndexWrite),
     "qkv_prepare": (qkv_prepare, qkv_prepare.QKVPrepare),
     "gated_norm": (gated_norm, gated_norm.GatedNorm),
+    "hyper_connections": (hyper_connections, hyper_connections.HyperConnections),
     "index_scores": (index_scores, index_scores.IndexScores),
     "topk": (topk, topk.TopK),
     "sparse_mla": (sparse_mla, sparse_mla.SparseMLA),
@@ -155,6 +157,10 @@ def implementation(op: Literal["index_write"], name: str) -> index_write.IndexWr
 def implementation(op: Literal["qkv_prepare"], name: str) -> qkv_prepare.QKVPrepare: ...
 @overload
 def implementation(op: Literal["gated_norm"], name: str) -> gated_norm.GatedNorm: ...
+@overload
+def implementation(
+    op: Literal["hyper_connections"], name: str
+) -> hyper_connections.HyperConnections: ...
 @overload
 def implementation(op: Literal["index_scores"], name: str) -> index_scores.IndexScores[Opaque]: ...
 @overload

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from trueline.ops.gated_norm import composed as gated_norm_composed
     from trueline.ops.gated_norm import reference as gated_norm_reference
     from trueline.ops.gated_norm import triton as gated_norm_triton
+    from trueline.ops.hyper_connections import HyperConnections
+    from trueline.ops.hyper_connections import cpu as hyper_connections_cpu
+    from trueline.ops.hyper_connections import reference as hyper_connections_reference
     from trueline.ops.index_scores import IndexScores
     from trueline.ops.index_scores import cpu as index_scores_cpu
     from trueline.ops.index_scores import native as index_scores_native
@@ -187,6 +190,10 @@ if TYPE_CHECKING:
         gated_norm_composed,
         gated_norm_reference,
         gated_norm_triton,
+    )
+    hyper_connections: tuple[HyperConnections, ...] = (
+        hyper_connections_cpu,
+        hyper_connections_reference,
     )
     index_scores(index_scores_native)
     index_scores(index_scores_cpu)
