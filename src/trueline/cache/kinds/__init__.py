@@ -104,8 +104,15 @@ class StateKind(ABC, Generic[View, Input]):
 
 
 class PagedKind(StateKind[View, Input]):
-    window: ClassVar[int | None] = None
-    """Positions that a query sees, itself included; None: all before it."""
+    @property
+    def window(self) -> int | None:
+        """Positions that a query sees, itself included; None: all before it."""
+        return None
+
+    @property
+    def window_step(self) -> int:
+        """The window ends at the next multiple of it, and so moves by as many positions."""
+        return 1
 
     @property
     @abstractmethod
