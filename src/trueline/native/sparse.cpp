@@ -128,7 +128,8 @@ static void score_row(const float* q, const float* weights, const float* tile, i
   }
 }
 
-// runs [.., 3]: first row, row after the last, the first's length. items [.., 2]: run, position.
+// runs [.., 4]: first row, row after the last, positions before the first's end, positions of a key.
+// items [.., 2]: run, first key.
 extern "C" void index_scores(const float* q, const float* weights, const uint8_t* bytes,
                              const int64_t* blocks, int64_t most, const int64_t* starts,
                              const int64_t* scales, int64_t block_size, int64_t block_bytes,
@@ -142,10 +143,12 @@ extern "C" void index_scores(const float* q, const float* weights, const uint8_t
     float* tile = tile_scratch.get(dim * TILE);
     float made[TILE];
     int64_t owner = items[2 * item], start = items[2 * item + 1];
-    int64_t first = runs[3 * owner], stop = runs[3 * owner + 1], length = runs[3 * owner + 2];
-    int64_t seen = std::min<int64_t>(length + stop - first - 1 - start, TILE);
-    read_tile(keys, blocks + owner * most, start, seen, tile);
-    for (int64_t row = first; row < stop; row++, length++) {
+    const int64_t* of = runs + 4 * owner;
+    int64_t first = of[0], stop = of[1], ratio = of[3];
+    int64_t longest = (of[2] + stop - first - 1) / ratio;
+    read_tile(keys, blocks + owner * most, start, std::min<int64_t>(longest - start, TILE), tile);
+    for (int64_t row = first; row < stop; row++) {
+      int64_t length = (of[2] + row - first) / ratio;
       if (length <= start) continue;
       score_row(q + row * heads * dim, weights + row * heads, tile, heads, dim, made);
       int64_t sees = std::min<int64_t>(length - start, TILE);

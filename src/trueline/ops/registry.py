@@ -10,6 +10,7 @@ import torch
 
 from trueline.ops import (
     batched_gemm,
+    compress,
     experts,
     gated_norm,
     hyper_connections,
@@ -26,6 +27,7 @@ from trueline.ops import (
     rope,
     route,
     sampling,
+    sink_attention,
     sparse_mla,
     topk,
 )
@@ -49,6 +51,8 @@ _DECLARING: Mapping[str, tuple[ModuleType, type]] = {
     "index_scores": (index_scores, index_scores.IndexScores),
     "topk": (topk, topk.TopK),
     "sparse_mla": (sparse_mla, sparse_mla.SparseMLA),
+    "compress": (compress, compress.Compress),
+    "sink_attention": (sink_attention, sink_attention.SinkAttention),
     "route": (route, route.Route),
     "experts": (experts, experts.Experts),
     "sampling": (sampling, sampling.Sampling),
@@ -167,6 +171,12 @@ def implementation(op: Literal["index_scores"], name: str) -> index_scores.Index
 def implementation(op: Literal["topk"], name: str) -> topk.TopK: ...
 @overload
 def implementation(op: Literal["sparse_mla"], name: str) -> sparse_mla.SparseMLA[Opaque]: ...
+@overload
+def implementation(op: Literal["compress"], name: str) -> compress.Compress[Opaque]: ...
+@overload
+def implementation(
+    op: Literal["sink_attention"], name: str
+) -> sink_attention.SinkAttention[Opaque]: ...
 @overload
 def implementation(op: Literal["route"], name: str) -> route.Route[Opaque]: ...
 @overload

@@ -3,7 +3,7 @@ much of it it sees. Decode rows and every token of a prefill row are rows of the
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import torch
@@ -16,11 +16,29 @@ from trueline.device import send
 @dataclass(frozen=True, slots=True)
 class Run:
     """`count` rows of one sequence that follow each other: the first sees the sequence's first
-    `first` positions, each further row one more. A decode row is a run of one."""
+    `first` positions, each further row one more. A decode row is a run of one. Where an entry
+    stands for every `ratio` positions, a row sees the entries that are complete: `length` of them,
+    in blocks of entries."""
 
     block_ids: list[int]
     first: int
     count: int = 1
+    ratio: int = 1
+
+    def length(self, row: int) -> int:
+        """What a row of the run sees, in positions or entries."""
+        return (self.first + row) // self.ratio
+
+    @property
+    def longest(self) -> int:
+        return self.length(self.count - 1)
+
+    def num_seeing(self, most: int) -> int:
+        """Of its rows, the leading ones that see at most so much."""
+        return min(max((most + 1) * self.ratio - self.first, 0), self.count)
+
+    def between(self, start: int, stop: int) -> Run:
+        return replace(self, first=self.first + start, count=stop - start)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,8 +47,8 @@ class SparseRows:
 
     @property
     def lengths(self) -> list[int]:
-        """How many positions each row sees."""
-        return [run.first + i for run in self.runs for i in range(run.count)]
+        """How much each row sees, in positions or entries."""
+        return [run.length(i) for run in self.runs for i in range(run.count)]
 
     def parts(self, limit: int) -> list[tuple[slice, SparseRows]]:
         """Cut so that no part has more than one row and more than `limit` numbers, were all its
@@ -50,7 +68,7 @@ class SparseRows:
         for run in self.runs:
             first, last = max(start - row, 0), min(stop - row, run.count)
             if first < last:
-                runs.append(Run(run.block_ids, run.first + first, last - first))
+                runs.append(run.between(first, last))
             row += run.count
         return SparseRows(tuple(runs))
 

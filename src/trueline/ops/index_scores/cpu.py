@@ -43,12 +43,12 @@ def prepare(rows: SparseRows | Table, view: IndexView, tiling: Tiling, *, topk: 
     row = 0
     size = view.layout.block_size
     for run in rows.runs:
-        stop, unscored = run.first + run.count, max(topk + 1 - run.first, 0)
+        unscored = run.num_seeing(topk)
         if unscored < run.count:
-            positions = torch.arange(stop - 1)
+            positions = torch.arange(run.longest)
             blocks = torch.tensor(run.block_ids)[positions // size]
             scored = slice(row + unscored, row + run.count)
-            lengths = torch.arange(run.first + unscored, stop)
+            lengths = torch.arange(run.first + unscored, run.first + run.count) // run.ratio
             parts.append(ScoredRows(scored, lengths, blocks * size + positions % size))
         row += run.count
     return Prepared(tuple(parts), max((len(part.cells) for part in parts), default=0), tiling)

@@ -59,8 +59,9 @@ def scores(
     row, count = tl.program_id(0).to(tl.int64), 1
     if groups is not None:
         row, count = tl.load(groups + 2 * row).to(tl.int64), tl.load(groups + 2 * row + 1)
-    first = tl.load(lengths + row).to(tl.int32)
-    longest = first + count - 1
+    of_group = tl.arange(0, ROWS)
+    seen = tl.load(lengths + row + of_group, mask=of_group < count, other=0).to(tl.int32)
+    longest = tl.max(seen, 0)
     if longest <= topk:
         return
     each = tl.arange(0, ROWS * HEADS)
@@ -70,8 +71,7 @@ def scores(
     query = tl.load(at, mask=there[:, None] & (channel < DIM)[None, :], other=0.0).to(DOT)
     weight = tl.load(weights + (row + of_row) * heads + head, mask=there, other=0.0)
     table = blocks + tl.load(runs + row).to(tl.int64) * most
-    seen = first + tl.arange(0, ROWS)
-    to = out + (row + tl.arange(0, ROWS)) * out_row
+    to = out + (row + of_group) * out_row
     step = tl.num_programs(1) * TILE
     for start in tl.range(tl.program_id(1) * TILE, longest, step, num_stages=STAGES):
         position = start + tl.arange(0, TILE)
@@ -87,5 +87,4 @@ def scores(
         if scales is not None:
             scale_at = scale_places(block, place, KIND, SIZE, BLOCK, TOKEN, KEY)
             total *= tl.load(scales + scale_at, mask=inside, other=0.0)[:, None]
-        mine = (tl.arange(0, ROWS) < count)[None, :] & (position[:, None] < seen[None, :])
-        tl.store(to[None, :] + position[:, None], total, mask=mine)
+        tl.store(to[None, :] + position[:, None], total, mask=position[:, None] < seen[None, :])

@@ -22,7 +22,7 @@ TILE = 64
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     blocks: Tensor  # [runs, most]
-    runs: Tensor  # [runs, 3]: the first row that is scored, the row after the last, first's length
+    runs: Tensor  # [runs, 4]: first row that is scored, row after the last, first's `first`, ratio
     items: Tensor  # [tiles, 2]: run and first position
     width: int
     keys: Tensor  # [block_size] where the key of each place of a block starts
@@ -36,12 +36,11 @@ def prepare(rows: SparseRows | Table, view: IndexView, tiling: Tiling, *, topk: 
     assert not refused, refused
     runs, items, row, width = [], [], 0, 0
     for i, run in enumerate(rows.runs):
-        skipped = min(max(topk + 1 - run.first, 0), run.count)
-        runs.append((row + skipped, row + run.count, run.first + skipped))
+        skipped = run.num_seeing(topk)
+        runs.append((row + skipped, row + run.count, run.first + skipped, run.ratio))
         if skipped < run.count:
-            longest = run.first + run.count - 1
-            items += [(i, start) for start in range(0, longest, TILE)]
-            width = max(width, longest)
+            items += [(i, start) for start in range(0, run.longest, TILE)]
+            width = max(width, run.longest)
         row += run.count
     places = torch.arange(layout.block_size)
     return Prepared(

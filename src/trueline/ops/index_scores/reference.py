@@ -34,9 +34,11 @@ def run(q: Tensor, weights: Tensor, view: IndexView, prepared: tuple[SparseRows,
     scores = torch.full((len(q), max(scored, default=0)), -math.inf, dtype=torch.float64)
     row = 0
     for each in rows.runs:
-        stop = each.first + each.count - 1
-        keys = read_keys(view, each.block_ids, stop) if stop > topk else torch.empty(0)
-        for length in range(each.first, stop + 1):
+        lengths = [(each.first + i) // each.ratio for i in range(each.count)]
+        keys = (
+            read_keys(view, each.block_ids, lengths[-1]) if lengths[-1] > topk else torch.empty(0)
+        )
+        for length in lengths:
             heads = list(q[row].double())
             for s in range(length if length > topk else 0):
                 dots = [float(head @ keys[s]) for head in heads]

@@ -89,10 +89,9 @@ def _groups(rows: SparseRows, topk: int, most: int) -> Tensor:
     found: list[tuple[int, int, int]] = []
     row = 0
     for run in rows.runs:
-        unscored = min(max(topk + 1 - run.first, 0), run.count)
         found += [
-            (run.first + start, row + start, min(most, run.count - start))
-            for start in range(unscored, run.count, most)
+            (run.length(start), row + start, min(most, run.count - start))
+            for start in range(run.num_seeing(topk), run.count, most)
         ]
         row += run.count
     pairs = [(row, count) for _, row, count in sorted(found, reverse=True)]

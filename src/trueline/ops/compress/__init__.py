@@ -1,0 +1,121 @@
+"""Compressed entries: every `ratio` positions of a sequence, pooled into one row.
+
+`prepare(rows, tails)` once a step; `run(u [n, width], z [n, width], tails, cells [n], prepared,
+ape=[ratio, width], norm=[dim], eps=…, cos=[m, rope/2], sin=…, pairing=…)` per layer -> entries
+[m, dim] in the dtype of `norm`.
+
+- Every token's (u, z + ape[position % ratio]) is written to its cell of the tails, in float32.
+- Window w is positions ratio·w … ratio·w + ratio - 1. The token that completes it makes entry w of
+  what the tails hold: per channel, softmax over the positions of z + ape, times u, added up. With
+  overlap there are 2·ratio slots: the window before by the first half of the width, then the window
+  itself by the second half; window 0 has no window before it, and pools its own positions alone.
+- Then an RMS norm with weight, and rotation of the last 2·(rope/2) channels by `cos` and `sin`,
+  rows of the layer's table at the entries' positions ratio·w. All in float32, rounded once.
+
+Where the rows are the host's, m is the number of windows that the step completes, in the order of
+its tokens. On a GPU `prepare` also takes a `CompressTable`, whose numbers the host does not know:
+there m = n, and the rows of tokens that complete nothing are undefined. `entry_cells` and
+`entry_positions` of both say where entries go and at which positions they are rotated; those of
+tokens that complete nothing go to cell 0, of the null block.
+
+The bits of a batch-invariant implementation depend on what the tails hold alone: not on how the
+tokens were cut into steps, nor on who shares them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol, TypeVar
+
+import torch
+from torch import Tensor
+
+from trueline.cache.tails import TailView
+from trueline.ops.capabilities import CPU, Capabilities
+from trueline.spec.rope import Pairing
+
+
+@dataclass(frozen=True, slots=True)
+class CompressRun:
+    """Positions [start, start + count) of one sequence, and its blocks of tails and entries. Of the
+    tails' blocks, those behind the window may be null."""
+
+    tails: list[int]
+    entries: list[int]
+    start: int
+    count: int
+
+    def windows(self, ratio: int) -> range:
+        """That these positions complete."""
+        return range(self.start // ratio, (self.start + self.count) // ratio)
+
+
+@dataclass(frozen=True, slots=True)
+class CompressRows:
+    runs: tuple[CompressRun, ...]
+
+    def entry_positions(self, ratio: int) -> Tensor:
+        """[m] where each completed window begins."""
+        found = [w * ratio for run in self.runs for w in run.windows(ratio)]
+        return torch.tensor(found, dtype=torch.long, device="cpu")
+
+    def entry_cells(self, ratio: int, size: int) -> Tensor:
+        """[m] where their entries go, in blocks of `size` entries."""
+        found = [
+            run.entries[w // size] * size + w % size
+            for run in self.runs
+            for w in run.windows(ratio)
+        ]
+        return torch.tensor(found, dtype=torch.long, device="cpu")
+
+
+@dataclass(frozen=True, slots=True)
+class CompressTable:
+    """The same on a device, of rows with `tokens_per_row` tokens each that follow each other."""
+
+    tails: Tensor  # [rows, most]
+    entries: Tensor  # [rows, most]
+    lengths: Tensor  # [rows * tokens_per_row]: a token's position + 1; 0: it only fills the table
+    tokens_per_row: int
+
+    def completes(self, ratio: int) -> Tensor:
+        """[n] whether a token completes a window."""
+        return (self.lengths > 0) & (self.lengths % ratio == 0)
+
+    def entry_positions(self, ratio: int) -> Tensor:
+        """[n]; 0 for tokens that complete nothing."""
+        return torch.where(self.completes(ratio), self.lengths - ratio, 0).long()
+
+    def entry_cells(self, ratio: int, size: int) -> Tensor:
+        w = self.entry_positions(ratio) // ratio
+        row = torch.arange(len(w), device=w.device) // self.tokens_per_row
+        cells = self.entries[row, w // size].long() * size + w % size
+        return torch.where(self.completes(ratio), cells, 0)
+
+
+Prepared = TypeVar("Prepared")
+
+
+class Compress(Protocol[Prepared]):
+    capabilities: Capabilities
+
+    def prepare(self, rows: CompressRows | CompressTable, tails: TailView) -> Prepared: ...
+
+    def run(
+        self,
+        u: Tensor,
+        z: Tensor,
+        tails: TailView,
+        cells: Tensor,
+        prepared: Prepared,
+        *,
+        ape: Tensor,
+        norm: Tensor,
+        eps: float,
+        cos: Tensor,
+        sin: Tensor,
+        pairing: Pairing,
+    ) -> Tensor: ...
+
+
+IMPLEMENTATIONS = {"cpu": CPU, "reference": CPU}
