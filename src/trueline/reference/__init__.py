@@ -6,6 +6,7 @@ from typing import Any
 import torch
 
 from trueline.reference.config import read_config
+from trueline.reference.deepseek_v4 import V4Reference
 from trueline.reference.model import Reference
 from trueline.reference.weights import load_weights
 
@@ -18,7 +19,8 @@ def load(
     numerics: str = "weights",
     **stated: Any,
 ) -> Reference:
-    """`numerics`: how quantised checkpoints are multiplied, `weights` or `activations`. `stated`:
-    facts to override, as `read_config` takes them."""
+    """`numerics`: how quantised checkpoints are multiplied, `weights` or `activations`, or, for
+    DeepSeek V4, `published`. `stated`: facts to override, as `read_config` takes them."""
     config = read_config(model_dir, **stated)
-    return Reference(config, load_weights(model_dir, config, dtype, numerics))
+    kind = Reference if config.v4 is None else V4Reference
+    return kind(config, load_weights(model_dir, config, dtype, numerics))

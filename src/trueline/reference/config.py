@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from trueline.errors import ConfigError
-from trueline.reference import bailing, dsa
+from trueline.reference import bailing, dsa, v4_facts
 from trueline.reference.quantised import Quantised, read_quantised
 from trueline.reference.raw import Raw
 
 # transformers builds q_a_layernorm and kv_a_layernorm without an eps, so `rms_norm_eps` never
 # reaches them and they keep the class default (serving engines pass rms_norm_eps instead).
 LATENT_NORM_EPS = 1e-6
+SCORING = {"deepseek_v2": "softmax", v4_facts.FAMILY: "sqrtsoftplus"}  # the others: sigmoid
 
 
 @dataclass(frozen=True)
@@ -72,6 +73,7 @@ class Config:
     linear: bailing.LinearFacts | None  # None: every layer is latent
     indexer: dsa.IndexerFacts | None  # None: a query sees every key before it
     norm_head: bool  # each column of lm_head at unit length
+    v4: v4_facts.V4Facts | None
 
     @property
     def linear_facts(self) -> bailing.LinearFacts:
@@ -82,6 +84,11 @@ class Config:
     def indexer_facts(self) -> dsa.IndexerFacts:
         assert self.indexer is not None
         return self.indexer
+
+    @property
+    def v4_facts(self) -> v4_facts.V4Facts:
+        assert self.v4 is not None
+        return self.v4
 
 
 AS_WRITTEN = (
@@ -100,17 +107,29 @@ def read_config(
     may be stated."""
     path = Path(path)
     top = Raw(json.loads((path / "config.json" if path.is_dir() else path).read_text()))
+    return config_of(top, latent_norm_eps, linear_layer_factor)
+
+
+def config_of(top: Raw, latent_norm_eps: float, linear_layer_factor: str) -> Config:
     nested = top["model_type"] == "kimi_k25"
     raw = Raw(top["text_config"]) if nested else top
     if raw["model_type"] == "bailing_hybrid":
         raw = bailing.in_deepseek_words(raw)
     family = raw["model_type"]
-    others = ("deepseek_v2", "glm4_moe_lite", "bailing_moe_v2_5", *dsa.FAMILIES)
+    v4 = None
+    if family == v4_facts.FAMILY:
+        v4, raw = v4_facts.read_facts(raw), v4_facts.in_deepseek_words(raw)
+        latent_norm_eps = raw["rms_norm_eps"]  # one eps for every norm
+    others = (
+        *("deepseek_v2", "glm4_moe_lite", "bailing_moe_v2_5"),
+        *(*dsa.FAMILIES, v4_facts.FAMILY),
+    )
     families = ("kimi_k2", "deepseek_v3", *(() if nested else others))
     if family not in families:
         raise ConfigError(f"config.json: model_type '{family}'; the reference has {families}")
     v2 = family == "deepseek_v2"
-    refuse_what_is_not_computed(raw, v2)
+    scoring = SCORING.get(family, "sigmoid")
+    refuse_what_is_not_computed(raw, v2, scoring)
 
     rope = rope_section(raw)
     # V2's "greedy" looks at no groups: n_group is null in the file, or 1 and unused
@@ -131,7 +150,7 @@ def read_config(
         mlp_layer_types=raw.get("mlp_layer_types"),
         n_shared_experts=raw["n_shared_experts"] or 0,
         shared_expert_width=raw.get("shared_expert_width") or raw.get("moe_intermediate_size", 0),
-        scoring_func="softmax" if v2 else "sigmoid",
+        scoring_func=scoring,
         n_group=raw["n_group"] if grouped else 1,
         topk_group=raw["topk_group"] if grouped else 1,
         norm_topk_prob=not v2 and raw["norm_topk_prob"],
@@ -141,15 +160,16 @@ def read_config(
         else None,
         indexer=dsa.read_indexer(raw),
         norm_head=raw.get("norm_head", False),
+        v4=v4,
     )
 
 
-def refuse_what_is_not_computed(raw: Raw, v2: bool) -> None:
+def refuse_what_is_not_computed(raw: Raw, v2: bool, scoring: str) -> None:
     accepted = {
         "hidden_act": ("silu",),
         "attention_bias": (False,),
         "mlp_bias": (False,),
-        "scoring_func": ("softmax",) if v2 else ("sigmoid",),
+        "scoring_func": (scoring,),
         "topk_method": ("greedy", "group_limited_greedy") if v2 else ("noaux_tc",),
         # transformers' V2 ignores true, the authors' code renormalises and then drops the scaling
         "norm_topk_prob": (False,) if v2 else (True, False),
@@ -256,26 +276,15 @@ def yarn_ramp(theta: float, yarn: Yarn, dim: int) -> Tensor:
 
 
 def v4_layer_rope(raw_config: Mapping[str, object], layer: int) -> tuple[Tensor, float, float]:
-    """DeepSeek-V4: (inv_freq, cos_sin_scale, softmax_scale) of one layer.
-
-    Layers with a compressor rotate by compress_rope_theta under YaRN, the others by rope_theta
-    without it; no mscale touches the table or the softmax scale.
-    """
-    raw = Raw(raw_config)
-    rope = rope_section(raw)
-    compressed = v4_compress_ratio(raw, layer) > 0
-    if "main" in rope:  # the form transformers saves
-        rope = Raw(rope["compress" if compressed else "main"])
-        theta = rope["rope_theta"]
-    else:
-        theta = raw["compress_rope_theta" if compressed else "rope_theta"]
-    dim = raw.get("qk_rope_head_dim") or round(raw["head_dim"] * rope["partial_rotary_factor"])
-    inv_freq = frequencies(theta, read_yarn(rope, raw) if compressed else None, dim)
-    return inv_freq, 1.0, raw["head_dim"] ** -0.5
+    """DeepSeek V4: (inv_freq, cos_sin_scale, softmax_scale) of one layer."""
+    config = config_of(Raw(raw_config), LATENT_NORM_EPS, bailing.LAYER_FACTORS[0])
+    return v4_inverse_frequencies(config, layer), 1.0, v4_facts.softmax_scale(config.v4_facts)
 
 
-def v4_compress_ratio(raw: Raw, layer: int) -> int:
-    if "compress_ratios" in raw:
-        return int(raw["compress_ratios"][layer])
-    kind = raw["layer_types"][layer]
-    return 0 if kind == "sliding_attention" else int(Raw(raw["compress_rates"])[kind])
+def v4_inverse_frequencies(config: Config, layer: int) -> Tensor:
+    """Layers with a compressor rotate by compress_rope_theta under YaRN, the others by rope_theta
+    without it; no mscale touches the table."""
+    facts, dim = config.v4_facts, config.qk_rope_head_dim
+    if facts.forms[layer] == v4_facts.WINDOW:
+        return frequencies(config.rope_theta, None, dim)
+    return frequencies(facts.compress_rope_theta, config.yarn, dim)

@@ -30,24 +30,40 @@ def linear(params: Params, name: str, x: Tensor) -> Tensor:
     return x @ params[f"{name}.weight"].T
 
 
-def through_fp8(x: Tensor, powers_of_two: bool) -> Tensor:
-    """Each token's groups of 128 channels, the last one what is left of them: code * scale, with
-    scale = amax / 448, amax at least 1e-4, or the next power of two."""
+def through_fp8(x: Tensor, powers_of_two: bool, size: int | None = None) -> Tensor:
+    """Each token's groups of 128 channels, or of `size`, the last one what is left of them:
+    code * scale, with scale = amax / 448, amax at least 1e-4, or the next power of two."""
     groups = []
-    for group in torch.split(x, GROUP, dim=-1):
+    for group in torch.split(x, size or GROUP, dim=-1):
         scale = wide(group).abs().amax(-1, keepdim=True).clamp_min(FLOOR) / LARGEST
         if powers_of_two:
-            mantissa, exponent = torch.frexp(scale)  # 0.5 <= mantissa < 1
-            scale = torch.ldexp(torch.ones_like(scale), exponent - (mantissa == 0.5).int())
+            scale = power_of_two_above(scale)
         codes = (wide(group) / scale).to(torch.float8_e4m3fn)
         groups.append((codes.to(scale.dtype) * scale).to(x.dtype))
     return torch.cat(groups, dim=-1)
+
+
+def power_of_two_above(scale: Tensor) -> Tensor:
+    """The least that is not smaller."""
+    mantissa, exponent = torch.frexp(scale)  # 0.5 <= mantissa < 1
+    return torch.ldexp(torch.ones_like(scale), exponent - (mantissa == 0.5).int())
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     y = wide(x)
     y = y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
     return y.to(x.dtype) * weight  # rounded before the weight, as in Llama
+
+
+def unit_rms(x: Tensor, eps: float) -> Tensor:
+    """Over the last axis, without a weight; in float32 at least."""
+    y = wide(x)
+    return y * torch.rsqrt(y.square().mean(-1, keepdim=True) + eps)
+
+
+def rms_norm_rounded_once(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    """Behind the weight, as in DeepSeek V4."""
+    return (unit_rms(x, eps) * wide(weight)).to(x.dtype)
 
 
 def rotate_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -58,6 +74,15 @@ def rotate_interleaved(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def rotate_half_split(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     a, b = x.chunk(2, dim=-1)
     return torch.cat((a * cos - b * sin, b * cos + a * sin), dim=-1)
+
+
+def rotate_last(x: Tensor, rope: Pair) -> Tensor:
+    """[T, ..., d]: as many of the last channels as the table is wide for, interleaved, the rest as
+    they are; in float32 at least."""
+    y = wide(x)
+    cos, sin = (table.to(y.dtype).view(len(x), *[1] * (x.dim() - 2), -1) for table in rope)
+    plain = x.shape[-1] - 2 * cos.shape[-1]
+    return torch.cat((y[..., :plain], rotate_interleaved(y[..., plain:], cos, sin)), -1).to(x.dtype)
 
 
 def top_k(values: Tensor, k: int) -> Tensor:

@@ -6,7 +6,7 @@ L latent, E experts, K chosen experts. Weights are [out, in], under their publis
 replace these functions one by one to seed faults, so each step is called by its module name.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -150,6 +150,8 @@ def attention(
 def router_scores(config: Config, x: Tensor, gate: Tensor) -> Tensor:
     """[T, E]."""
     logits = wide(x) @ wide(gate).T
+    if config.scoring_func == "sqrtsoftplus":
+        return torch.nn.functional.softplus(logits).sqrt()
     return logits.softmax(dim=-1) if config.scoring_func == "softmax" else logits.sigmoid()
 
 
@@ -198,20 +200,29 @@ def swiglu(params: Params, at: str, x: Tensor) -> Tensor:
     return linear(params, f"{at}.down_proj", torch.nn.functional.silu(gate) * up)
 
 
+def routed_sum(
+    params: Params, at: str, x: Tensor, routing: Pair, feed: Callable[[Params, str, Tensor], Tensor]
+) -> Tensor:
+    """What a token's experts give for it, by their weights; `feed` is what an expert does."""
+    ids, weights = routing
+    routed = wide(torch.zeros_like(x))
+    for expert in sorted(set(ids.flatten().tolist())):
+        row, slot = torch.where(ids == expert)
+        y = feed(params, f"{at}.experts.{expert}", x[row])
+        routed = routed.index_add(0, row, wide(y) * weights[row, slot, None])
+    return routed.to(x.dtype)
+
+
 def moe(config: Config, params: Params, layer: int, x: Tensor, trace: Trace) -> Tensor:
     at = f"model.layers.{layer}.mlp"
     bias = params.get(f"{at}.gate.e_score_correction_bias")
     ids, weights = route(config, x, params[f"{at}.gate.weight"], bias)
     if trace is not None:
         trace[layer] = ids
-    routed = wide(torch.zeros_like(x))
-    for expert in sorted(set(ids.flatten().tolist())):
-        row, slot = torch.where(ids == expert)
-        y = swiglu(params, f"{at}.experts.{expert}", x[row])
-        routed = routed.index_add(0, row, wide(y) * weights[row, slot, None])
+    routed = routed_sum(params, at, x, (ids, weights), swiglu)
     if config.n_shared_experts == 0:
-        return routed.to(x.dtype)
-    return routed.to(x.dtype) + swiglu(params, f"{at}.shared_experts", x)
+        return routed
+    return routed + swiglu(params, f"{at}.shared_experts", x)
 
 
 def mix(

@@ -7,12 +7,14 @@ from torch import Tensor
 
 from trueline.errors import CheckpointError, ConfigError
 from trueline.reference.raw import Raw
+from trueline.reference.v4_facts import FAMILY
 
 
 @dataclass(frozen=True)
 class Quantised:
     fp8_block: tuple[int, int] | None = None
-    fp4_experts: bool = False  # beside block fp8, whose scales are then called as theirs
+    fp4_experts: bool = False  # beside block fp8
+    plain_scale_names: bool = False  # scales of fp8 are `<module>.scale`, as those of fp4 are
     int4_group: int | None = None
     powers_of_two: bool = False  # scales of fp8, and so those of fp8 activations
 
@@ -38,6 +40,7 @@ def read_quantised(raw: Raw, top: Raw) -> Quantised:
     return Quantised(
         fp8_block=(rows, columns),
         fp4_experts=fp4,
+        plain_scale_names=fp4 or raw["model_type"] == FAMILY,
         powers_of_two=fp4 or section.get("scale_fmt") == "ue8m0",
     )
 

@@ -10,12 +10,14 @@ from safetensors import safe_open
 from torch import Tensor
 
 from trueline.errors import CheckpointError, ConfigError
+from trueline.reference import v4_names
 from trueline.reference.config import Config
 from trueline.reference.functional import Fp8Inputs, Params
+from trueline.reference.published import Published
 from trueline.reference.quantised import Quantised, fp4, int4
 
 SCALE = ".weight_scale_inv"  # the name says inverse, the value is not: W = fp8 * scale
-SCALE_BESIDE_FP4 = ".scale"
+PLAIN_SCALE = ".scale"
 
 # A tensor outside this list would silently have no effect, so it is refused.
 KNOWN = re.compile(
@@ -44,13 +46,19 @@ def load_weights(
     model_dir: str | Path, config: Config, dtype: torch.dtype, numerics: str = "weights"
 ) -> Params:
     """Every tensor of the model, unquantised, experts one by one. Numerics `weights`: that is all.
-    `activations`: what is multiplied with weights of fp8 or fp4 goes through fp8 first."""
+    `activations`: what is multiplied with weights of fp8 or fp4 goes through fp8 first.
+    `published`: see there."""
     tensors = read_tensors(Path(model_dir), config)
     weights = named_weights(unquantised(tensors, config.quantised), config, dtype)
     if numerics == "weights":
         return weights
+    if numerics == "published" and config.v4 is not None:
+        return Published(weights)
     if numerics != "activations":
-        raise ConfigError(f"numerics '{numerics}'; the reference has 'weights', 'activations'")
+        raise ConfigError(
+            f"numerics '{numerics}' of {config.family}; the reference has 'weights', "
+            "'activations', and for deepseek_v4 'published'"
+        )
     coded = (torch.float8_e4m3fn, torch.int8, torch.uint8)
     modules = [
         name.removesuffix(".weight")
@@ -63,8 +71,10 @@ def load_weights(
 def named_weights(stored: dict[str, Tensor], config: Config, dtype: torch.dtype) -> Params:
     weights: dict[str, Tensor] = {}
     for name, tensor in stored.items():
-        least = torch.float32 if name.endswith(PRECISE) else dtype
-        weights.update(unfuse(name, tensor.to(torch.promote_types(dtype, least))))
+        weights.update(unfuse(name, tensor.to(dtype_of(name, dtype))))
+    if config.v4 is not None:
+        refuse_other_names(weights, config)
+        return with_tied_head(weights, config)
     known = "|".join(
         pattern
         for pattern, there in (
@@ -76,13 +86,35 @@ def named_weights(stored: dict[str, Tensor], config: Config, dtype: torch.dtype)
     )
     if unknown := sorted(name for name in weights if not re.fullmatch(known, name)):
         raise CheckpointError(f"tensors the reference does not use: {', '.join(unknown[:8])}")
+    with_tied_head(weights, config)
+    if config.norm_head:
+        weights["lm_head.weight"] = unit_columns(stored["lm_head.weight"].double()).to(dtype)
+    return weights
+
+
+def dtype_of(name: str, dtype: torch.dtype) -> torch.dtype:
+    if name.endswith(".tid2eid"):
+        return torch.int64
+    precise = name.endswith(PRECISE) or v4_names.PRECISE.fullmatch(name)
+    return torch.promote_types(dtype, torch.float32) if precise else dtype
+
+
+def with_tied_head(weights: Params, config: Config) -> Params:
     if config.tie_word_embeddings:
         embedding = weights["model.embed_tokens.weight"]
         if not torch.equal(weights.setdefault("lm_head.weight", embedding), embedding):
             raise CheckpointError("lm_head.weight differs from the embedding it is tied to")
-    if config.norm_head:
-        weights["lm_head.weight"] = unit_columns(stored["lm_head.weight"].double()).to(dtype)
     return weights
+
+
+def refuse_other_names(weights: Params, config: Config) -> None:
+    wanted = set(v4_names.names(config))
+    if config.tie_word_embeddings:
+        wanted.discard("lm_head.weight")
+    if unknown := sorted(weights.keys() - wanted - {"lm_head.weight"}):
+        raise CheckpointError(f"tensors the reference does not use: {', '.join(unknown[:8])}")
+    if missing := sorted(wanted - weights.keys()):
+        raise CheckpointError(f"tensors that are missing: {', '.join(missing[:8])}")
 
 
 def unquantised(stored: dict[str, Tensor], facts: Quantised) -> dict[str, Tensor]:
@@ -100,11 +132,11 @@ def unquantised(stored: dict[str, Tensor], facts: Quantised) -> dict[str, Tensor
             scale, shape = (take(f"{module}.weight_{part}") for part in ("scale", "shape"))
             found[f"{module}.weight"] = int4(found.pop(name), scale, shape, facts.int4_group)
         elif tensor.dtype in (torch.int8, torch.uint8) and facts.fp4_experts:
-            found[name] = fp4(tensor, take(module + SCALE_BESIDE_FP4))
+            found[name] = fp4(tensor, take(module + PLAIN_SCALE))
         elif tensor.dtype == torch.float8_e4m3fn:
             if facts.fp8_block is None:
                 raise CheckpointError(f"{name}: float8, and config.json has no block size")
-            scale = take(module + (SCALE_BESIDE_FP4 if facts.fp4_experts else SCALE))
+            scale = take(module + (PLAIN_SCALE if facts.plain_scale_names else SCALE))
             found[name] = dequantise(tensor, scale, facts.fp8_block)
     return found
 
@@ -129,6 +161,8 @@ def read_tensors(model_dir: Path, config: Config) -> dict[str, Tensor]:
                 name = canonical_name(stored_name)
                 if config.linear is not None:
                     name = bailing_name(name)
+                if config.v4 is not None:
+                    name = v4_names.renamed(name)
                 if is_foreign(name, config):
                     continue
                 if name in tensors:
@@ -159,6 +193,8 @@ def bailing_name(name: str) -> str:
 def is_foreign(name: str, config: Config) -> bool:
     """Vision parts, MTP layers (after the last decoder layer), tables that old files carry,
     indexers of layers that share another's selection."""
+    if config.v4 is not None and v4_names.DRAFTS.match(name):
+        return True
     if re.match(r"(model\.)?(vision_tower|mm_projector)\.|.*rotary_emb\.inv_freq$", name):
         return True
     layer = re.match(r"model\.layers\.(\d+)\.(self_attn\.indexer\.)?", name)
