@@ -24,9 +24,7 @@ def make(spec: MixerSpec | FeedForwardSpec, build: Build, weights: Weights, name
 
 
 class Layer:
-    def __init__(
-        self, spec: LayerSpec, build: Build, weights: Weights, residual: Residual
-    ) -> None:
+    def __init__(self, spec: LayerSpec, build: Build, weights: Weights, residual: Residual) -> None:
         name = f"model.layers.{spec.index}"
         self.index = spec.index
         self.before_mixer = residual.entry(weights, f"{name}.input_layernorm", f"{name}.hc_attn")

@@ -13,9 +13,10 @@ from trueline.cache.kinds import LayerViews
 from trueline.cache.kinds.index_keys import IndexKeys
 from trueline.cache.kinds.latent import DecodeInput, Latent, LatentInput, SelectedInput
 from trueline.cache.store import LatentView
-from trueline.layers.context import ANYWHERE, Build, Rope, StepInput, Weights
+from trueline.layers.context import ANYWHERE, Build, StepInput, Weights
 from trueline.layers.indexer import Indexer
 from trueline.layers.linear import WeightGemm
+from trueline.layers.ropes import Rope
 from trueline.ops.capabilities import Opaque
 from trueline.ops.mla_prefill import HeadWeights
 from trueline.parallel.placement import Replicated
