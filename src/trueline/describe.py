@@ -21,6 +21,9 @@ KIND_NAMES = {
     "MLASpec": "latent attention (MLA)",
     "IndexerSpec": "selection of keys (indexer)",
     "CompressedSpec": "compressed attention",
+    "CompressorSpec": "compression of tokens into entries",
+    "EntryIndexerSpec": "selection of entries (indexer)",
+    "HyperConnectionsSpec": "hyper-connections",
     "LightningSpec": "linear attention (lightning)",
     "DenseSpec": "dense MLP",
     "MoESpec": "mixture of experts",
@@ -33,7 +36,7 @@ KIND_NAMES = {
 def describe(model: str | Path, facts: Mapping[str, object] | None = None) -> JSON:
     spec = read_model(model, facts)
     file = config_file(model)
-    counts = None if spec.not_runnable else count_parameters(spec)
+    counts = count_parameters(spec)
     return {
         "model": str(model),
         "config": str(file),
@@ -42,15 +45,17 @@ def describe(model: str | Path, facts: Mapping[str, object] | None = None) -> JS
         "not_runnable": spec.not_runnable,
         "refused_inputs": list(spec.refused_inputs),
         "facts": _facts(spec),
+        "hyper_connections": spec.hyper_connections and _node(spec.hyper_connections),
         "layer_kinds": layer_kinds(spec),
         "storage": _node(spec.storage) if spec.storage else {"kind": "plain float", "facts": []},
-        "parameters": counts and {"total": counts.total, "active": counts.active},
+        "parameters": {"total": counts.total, "active": counts.active},
         "cache": [
             {
                 "kind": cost.kind,
                 "layers": cost.layers,
                 "bytes_per_token": cost.bytes_per_token,
                 "state_bytes_per_sequence": cost.state_bytes_per_sequence,
+                "fields": dict(cost.fields),
             }
             for cost in cache_costs(spec)
         ],
@@ -140,8 +145,6 @@ def _checkpoint(directory: Path | None, spec: ModelSpec) -> JSON | None:
             for dtype, (count, size) in stored_dtypes(stored).items()
         },
     }
-    if spec.not_runnable:
-        return summary | {"refused": spec.not_runnable}
     return summary | _ledger(checkpoint, spec)
 
 

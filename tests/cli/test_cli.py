@@ -111,7 +111,13 @@ def test_inspect_json_has_every_fact_with_its_source(tiny: Tiny, run: Run) -> No
     wanted = reference.config.softmax_scale(config)
     assert facts["softmax_scale"]["value"] == pytest.approx(wanted, rel=1e-15)
     assert report["cache"] == [
-        {"kind": "mla", "layers": 4, "bytes_per_token": 752, "state_bytes_per_sequence": 0}
+        {
+            "kind": "mla",
+            "layers": 4,
+            "bytes_per_token": 752,
+            "state_bytes_per_sequence": 0,
+            "fields": {"latent": 592, "rope_key": 160},
+        }
     ]
     latents = {"storage": "e4m3fn", "group_size": 128, "bytes_per_token": 4 * 84}
     assert report["fp8_latents"] == latents

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 
+from families import RUNNABLE
 from spread import diagonal
 from trueline import device, native
 from trueline.cache.kinds.index_keys import IndexKeys
@@ -28,7 +29,6 @@ from trueline.plan import plan
 from trueline.plan.plan import make_plan
 from trueline.spec.mixer import MLASpec
 from trueline.spec.shard import local_spec
-from trueline.tiny.configs import FAMILIES
 from trueline.verify import engine as verify_engine
 from trueline.verify import ranks
 from trueline.verify.cases import FP8_32
@@ -55,7 +55,7 @@ MIXED = [
 
 
 @pytest.mark.parametrize(
-    ("block_size", "budget", "family"), diagonal([1, 3, 16, 64], [8, 32, 512], FAMILIES)
+    ("block_size", "budget", "family"), diagonal([1, 3, 16, 64], [8, 32, 512], RUNNABLE)
 )
 def test_every_position_equals_the_reference(
     family: str, budget: int, block_size: int, tiny: Tiny
@@ -327,7 +327,7 @@ def _some(families: tuple[str, ...]) -> list[Any]:
     """All families in test-full, these also before."""
     return [
         pytest.param(family, marks=() if family in families else pytest.mark.slow)
-        for family in FAMILIES
+        for family in RUNNABLE
     ]
 
 
@@ -342,7 +342,7 @@ def test_bits_do_not_depend_on_the_schedule(family: str, tiny: Tiny) -> None:
 
 # Four times as long without our kernels; the ops' own checks see every one of them.
 @pytest.mark.slow
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", RUNNABLE)
 def test_bits_do_not_depend_on_the_schedule_without_a_compiler(family: str, tiny: Tiny) -> None:
     same_bits_under(tiny(family), MIXED, replace(INVARIANT, ops=NO_COMPILER), CASES)
 

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import rank_grid
+from families import RUNNABLE
 from spread import pairwise
 from trueline.config import EngineConfig
-from trueline.tiny.configs import FAMILIES
 from trueline.verify.engine import Ask
 from trueline.verify.ranks import ranks_are_as_one
 from trueline.verify.schedules import prompt
@@ -29,7 +29,7 @@ ASKS = [Ask(prompt(30), 3), Ask(prompt(7), 3, arrives=1), Ask(prompt(1), 2, arri
 @pytest.mark.parametrize(
     ("family", "stored", "size", "expert_parallel", "batch_invariant"),
     # test_rank_ledger.py pairs families and formats
-    pairwise(FAMILIES, rank_grid.STORED, rank_grid.SIZES, BOTH, BOTH, unpaired=(0, 1)),
+    pairwise(RUNNABLE, rank_grid.STORED, rank_grid.SIZES, BOTH, BOTH, unpaired=(0, 1)),
 )
 def test_ranks_are_as_one(
     family: str, stored: str, size: int, expert_parallel: bool, batch_invariant: bool, tiny: Tiny

@@ -35,7 +35,7 @@ from trueline.config import EngineConfig
 from trueline.device import META, Device
 from trueline.models import read_model
 from trueline.spec.parameters import Parameter
-from trueline.weights.load import FLOAT32_KINDS
+from trueline.weights.load import held_dtype
 from trueline.weights.value import Weight
 
 Load = list[tuple[int, int, dict[str, Any]]]
@@ -103,7 +103,7 @@ def answer(value: bool) -> None:
 
 class NoData(StoredZeros):
     def plain(self, parameter: Parameter) -> Weight:
-        dtype = torch.float32 if parameter.kind in FLOAT32_KINDS else self._dtype
+        dtype = held_dtype(parameter, self._dtype)
         return Weight.of(torch.empty(parameter.shape, dtype=dtype, device=META))
 
 

@@ -11,6 +11,8 @@ from trueline.tiny.configs import FAMILIES
 from trueline.utils.json_types import JSON
 from trueline.verify.cases import FP4, FP8_32, FP8_UE8M0, INT4, INT4_ALL
 from trueline.weights.formats import Storage
+from trueline.weights.formats.base_fp8 import BaseFp8
+from trueline.weights.formats.block_fp8 import BlockFp8
 
 SIZES = (1, 2, 4, 8)
 # At 8 ranks 11 columns of the dense MLP and 5 of an expert.
@@ -31,11 +33,21 @@ _OF_FAMILY: dict[str, JSON] = {
     },
     "glm_moe_dsa": {"num_hidden_layers": 4},
     "glm4_moe_lite": {"vocab_size": 311},  # replicated
+    # a layer of each form; two heads to a group
+    "deepseek_v4": {
+        "num_attention_heads": 16,
+        "o_groups": 8,
+        "head_dim": 28,
+        "num_hidden_layers": 4,
+    },
 }
+_NOT_IN_V4 = ("intermediate_size", "kv_lora_rank", "v_head_dim", "qk_nope_head_dim")
 # Groups of 32 columns: 8 of an expert's for each of 8 ranks.
 _GROUPED: JSON = {"hidden_size": 96, "moe_intermediate_size": 64}
 # Ling's layers have other names.
-_INT4 = replace(INT4, ignored_modules=(*INT4.ignored_modules, r"re:.*\.attention\."))
+_INT4 = replace(
+    INT4, ignored_modules=(*INT4.ignored_modules, r"re:.*\.attn\.", r"re:.*\.attention\.")
+)
 
 
 @dataclass(frozen=True)
@@ -63,6 +75,15 @@ STORED = {
 def make(tiny: Callable[..., Path], family: str, stored: str, **keys: float) -> Path:
     how = STORED[stored]
     every = {**_DIVISIBLE, **_OF_FAMILY.get(family, {}), **how.keys, **keys}
+    storage = how.storage
+    if family == "deepseek_v4":
+        every = {key: value for key, value in every.items() if key not in _NOT_IN_V4}
+        if isinstance(storage, BlockFp8):
+            storage = BaseFp8(
+                block=storage.block,
+                power_of_two_scales=storage.power_of_two_scales,
+                ignored_modules=storage.ignored_modules,
+            )
     if FAMILIES[family].get("q_lora_rank", 0) is None:
         every.pop("q_lora_rank", None)
-    return tiny(family, keys=every, storage=how.storage, fused_experts=how.fused)
+    return tiny(family, keys=every, storage=storage, fused_experts=how.fused)

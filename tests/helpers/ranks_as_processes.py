@@ -19,10 +19,11 @@ import msgspec
 import torch
 
 import rank_grid
+from families import RUNNABLE
 from spread import pairwise
 from trueline.config import EngineConfig
 from trueline.engine.loading import load_engine
-from trueline.tiny.configs import FAMILIES, change_config, family_config
+from trueline.tiny.configs import change_config, family_config
 from trueline.tiny.make import TinyOptions, make_checkpoint
 from trueline.utils.environment import launcher_settings
 from trueline.utils.json_types import JSON
@@ -89,7 +90,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def cases() -> list[Case]:
-    axes = (FAMILIES, rank_grid.STORED, rank_grid.SIZES, BOTH, BOTH, SCHEDULES)
+    axes = (RUNNABLE, rank_grid.STORED, rank_grid.SIZES, BOTH, BOTH, SCHEDULES)
     shown = [each.values for each in pairwise(*axes) if not each.marks]
     names = ("family", "stored", "size", "whole_experts", "batch_invariant", "schedule")
     grid = [Case(**dict(zip(names, values, strict=True))) for values in shown]

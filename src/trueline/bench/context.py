@@ -192,4 +192,5 @@ def sequence_bytes(spec: ModelSpec, context: int) -> tuple[int, int]:
     ours = sum(
         cost.bytes_per_token * context + cost.state_bytes_per_sequence for cost in costs.values()
     )
-    return ours, latent.bytes_per_token * spec.num_layers // latent.layers * context
+    alike = latent.bytes_per_token * spec.num_layers // latent.layers * context
+    return int(ours), int(alike)

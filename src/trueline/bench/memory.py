@@ -28,7 +28,7 @@ from trueline.spec.model import ModelSpec
 from trueline.tiny.make import DTYPES, PRECISE_KINDS, write_shards
 from trueline.tiny.quantise import file_tensors
 from trueline.utils.json_types import JSON
-from trueline.weights.dummy import draw_stored
+from trueline.weights.dummy import draw_parameter, draw_stored
 from trueline.weights.formats import format_of, weight_bytes
 
 MOST_DISK = 20e9
@@ -114,7 +114,9 @@ def _tensors(spec: ModelSpec) -> Iterator[tuple[str, Tensor, int, int]]:
             fmt = format_of(spec, parameter, piece)
             names: tuple[str, ...] = (piece.source,)
             values: tuple[Tensor, ...]
-            if fmt is None:
+            if parameter.below is not None:
+                values = (draw_parameter(parameter, piece.source, piece.shape, seed=0),)
+            elif fmt is None:
                 dtype = torch.float32 if parameter.kind in PRECISE_KINDS else plain
                 values = (torch.randn(piece.shape, generator=generator, dtype=dtype),)
             else:

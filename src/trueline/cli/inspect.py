@@ -96,6 +96,8 @@ def print_report(console: Console, report: JSON) -> None:
         console.print(f"refused inputs: {', '.join(report['refused_inputs'])}")
     table = _table("fact", "value", "from")
     _add_facts(table, "model", report["family"], report["facts"])
+    if report["hyper_connections"]:
+        _add_node(table, report["hyper_connections"], "residual")
     for part in ("mixer", "feed_forward"):
         for node, layers, source in _distinct(report["layer_kinds"], part):
             where = f"layer{'s' if len(layers) > 1 else ''} {layer_ranges(layers)}"
@@ -162,9 +164,6 @@ def _show(value: object) -> str:
 
 def _print_sizes(console: Console, report: JSON) -> None:
     counts = report["parameters"]
-    if counts is None:
-        console.print("sizes: not counted, the family is not runnable yet")
-        return
     table = _table("size", "")
     table.add_row("parameters", f"{counts['total']:,} ({human_count(counts['total'])})")
     table.add_row(
@@ -174,8 +173,12 @@ def _print_sizes(console: Console, report: JSON) -> None:
         where = f"{cost['kind']}, {cost['layers']} layers"
         if cost["bytes_per_token"]:
             table.add_row(f"cache per token ({where})", human_bytes(cost["bytes_per_token"]))
+        parts = cost["fields"] if cost["kind"].startswith("compressed") else {}
         if state := cost["state_bytes_per_sequence"]:
-            table.add_row(f"state per sequence ({where}, float32)", human_bytes(state))
+            dtype = "" if parts else ", float32"
+            table.add_row(f"state per sequence ({where}{dtype})", human_bytes(state))
+        for name, size in parts.items():
+            table.add_row(f"  {name}", human_bytes(size))
     if latents := report["fp8_latents"]:
         how = f"{latents['storage']}, a scale per {latents['group_size']} channels"
         table.add_row(f"latents per token in {how}", human_bytes(latents["bytes_per_token"]))

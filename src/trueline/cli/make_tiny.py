@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from trueline.utils.json_types import JSON
 
 Dtype = Literal["float32", "bfloat16", "float16"]
-Format = Literal["block-fp8", "int4", "fp4"]
+Format = Literal["block-fp8", "base-fp8", "int4", "fp4"]
 # As published.
 SIDE, GROUP = 128, 32
 
@@ -43,7 +43,7 @@ class TinyDims:
     value: int | None = None
     """Width of a head's value."""
     linear_head: int | None = None
-    """Of linear attention: width of a head."""
+    """Of linear or compressed attention: width of a head."""
     norm_groups: int | None = None
     """Of linear attention: groups of the output norm."""
     layer_group: int | None = None
@@ -54,6 +54,14 @@ class TinyDims:
     """Of an indexer: width of a head."""
     index_topk: int | None = None
     """Of an indexer: how many keys a query sees."""
+    window: int | None = None
+    """Of compressed attention: positions that a query sees as they are."""
+    output_groups: int | None = None
+    """Of compressed attention: groups of heads that share an output projection."""
+    output_lora: int | None = None
+    """Of compressed attention: width of a group's output."""
+    hash_layers: int | None = None
+    """How many layers, the first, take a token's experts from a table."""
     width: int | None = None
     """Width of the dense MLP."""
     experts: int | None = None
@@ -96,6 +104,10 @@ KEYS = {
     "index_heads": "index_n_heads",
     "index_head": "index_head_dim",
     "index_topk": "index_topk",
+    "window": "sliding_window",
+    "output_groups": "o_groups",
+    "output_lora": "o_lora_rank",
+    "hash_layers": "num_hash_layers",
     "width": "intermediate_size",
     "experts": "n_routed_experts",
     "top_k": "num_experts_per_tok",
@@ -115,12 +127,12 @@ class TinyStorage:
 
     format: Format | None = None
     """Of matrices: block-fp8, as DeepSeek-V3 is published; int4 packs of the routed experts, as
-    Kimi-K2.5; fp4 routed experts beside block fp8, as DeepSeek-V4 (no family that runs is published
-    so). Default: the config's, or plain."""
+    Kimi-K2.5; fp4 routed experts beside block fp8, as DeepSeek-V4; base-fp8, as its Base variants.
+    Default: the config's, or plain."""
     fp8_block: int = SIDE
-    """With block-fp8 or fp4: side of an fp8 block."""
+    """With block-fp8, base-fp8 or fp4: side of an fp8 block."""
     ue8m0: Annotated[bool, Parameter(negative=())] = False
-    """With block-fp8: scales are powers of two, and the config says so."""
+    """With block-fp8 or base-fp8: scales are powers of two, and the config says so."""
     group_size: int = GROUP
     """With int4: columns of one scale."""
     fused_experts: Annotated[bool, Parameter(negative=())] = False
@@ -138,6 +150,7 @@ def make_tiny(
     seed: int = 0,
     dtype: Dtype | None = None,
     yarn: bool | None = None,
+    compress_rates: tuple[int, int] | None = None,
     dims: TinyDims = TinyDims(),  # noqa: B008
     storage: TinyStorage = TinyStorage(),  # noqa: B008
 ) -> None:
@@ -150,7 +163,7 @@ def make_tiny(
     ----------
     family
         deepseek_v2, deepseek_v2_lite, deepseek_v3, kimi_k2, kimi_k25, glm4_moe_lite,
-        deepseek_v32, glm_moe_dsa, bailing_moe_v2_5; or `config` with --config.
+        deepseek_v32, glm_moe_dsa, bailing_moe_v2_5, deepseek_v4; or `config` with --config.
     directory
         Where to write; must not exist or be empty.
     config
@@ -159,8 +172,11 @@ def make_tiny(
         Stored dtype of what is plain. Default: the config's.
     yarn
         Put YaRN scaling in, or take it out. Default: as the family publishes.
+    compress_rates
+        Of deepseek_v4: tokens of a selected entry and of one that all queries see, instead of 4 and
+        128. The config is then written as transformers saves it.
     """
-    from trueline.tiny.configs import change_config
+    from trueline.tiny.configs import as_saved, change_config
     from trueline.tiny.make import TinyOptions, make_checkpoint
     from trueline.tiny.quantise import published_storage
 
@@ -177,6 +193,8 @@ def make_tiny(
         raise UsageError("--fused-experts with --format: quantised experts are stored one by one")
     keys = (_whole_groups(storage) if config is None else {}) | dims.config_keys()
     change_config(made, keys | {"torch_dtype": plain}, yarn=yarn, storage=stored)
+    if compress_rates is not None:
+        made = as_saved(made, *compress_rates)
     options = TinyOptions(seed, plain, storage.fused_experts, storage.shard_mb * 1_000_000)
     with progress_bar("drawing weights", in_bytes=False) as progress:
         spec = make_checkpoint(directory, made, options, progress)
@@ -212,8 +230,8 @@ def _whole_groups(asked: TinyStorage) -> dict[str, int | str | None]:
 def _check_options(asked: TinyStorage) -> None:
     """An option of another format would have no effect."""
     for option, given, formats in (
-        ("--fp8-block", asked.fp8_block != SIDE, ("block-fp8", "fp4")),
-        ("--ue8m0", asked.ue8m0, ("block-fp8",)),
+        ("--fp8-block", asked.fp8_block != SIDE, ("block-fp8", "base-fp8", "fp4")),
+        ("--ue8m0", asked.ue8m0, ("block-fp8", "base-fp8")),
         ("--group-size", asked.group_size != GROUP, ("int4",)),
     ):
         if given and asked.format not in formats:

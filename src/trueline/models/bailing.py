@@ -112,7 +112,8 @@ def check_dispatch(fields: Fields) -> None:
         fields.refuse(
             "architectures",
             f'["{ARCHITECTURE}"]: model_type bailing_hybrid is also that of Ling 3 '
-            "(BailingHybridForCausalLM, BailingMoeV3ForCausalLM), which cannot be run yet",
+            "(BailingHybridForCausalLM, BailingMoeV3ForCausalLM), which cannot be run yet: gated "
+            "delta attention (KDA), gated latent attention",
         )
     foreign = [key for key in fields.raw if key.startswith(LING_3_KEYS)]
     if foreign:

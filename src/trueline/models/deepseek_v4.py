@@ -5,6 +5,7 @@ Two forms of the same configuration: flat as published, nested as transformers s
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Final, TypeGuard
 
 from trueline.models.common import (
@@ -24,7 +25,7 @@ from trueline.models.storage import read_storage
 from trueline.spec.feedforward import MoESpec, RouterSpec
 from trueline.spec.fields import Fields
 from trueline.spec.mixer import CompressedSpec, CompressorSpec, EntryIndexerSpec, Form
-from trueline.spec.model import HyperConnectionsSpec, LayerSpec, ModelSpec
+from trueline.spec.model import HyperConnectionsSpec, LayerSpec, ModelSpec, WeightStorage
 from trueline.spec.rope import RopeSpec, YarnSpec
 from trueline.spec.source import Fact, Source, default, formula
 
@@ -40,6 +41,8 @@ FORMS: Final[dict[str, Form]] = {
 # What the flat form's numbers mean.
 PUBLISHED_RATIOS: Final[dict[int, Form]] = {0: "window", 4: "sparse", 128: "all"}
 MAX_RATIO: Final = 65536
+NO_MAGNITUDE: Final = formula(False, "deepseek_v4: no mscale, neither on cos/sin nor on the scale")
+STORED_EXPERTS: Final = ("fp4", "fp8")
 DRAFTING_KEYS: Final = (
     "dspark_block_size",
     "dspark_markov_rank",
@@ -51,6 +54,31 @@ DRAFTING_KEYS: Final = (
     "n_mtp_layers",
     "draft_vocab_size",
     "sample_from_anchor",
+)
+RENAMED: Final = (
+    ("model.embed_tokens.", "embed."),
+    ("lm_head.", "head."),
+    ("model.hc_head.", "hc_head_"),
+    ("model.", ""),
+    (".input_layernorm.", ".attn_norm."),
+    (".post_attention_layernorm.", ".ffn_norm."),
+    (".hc_attn.", ".hc_attn_"),
+    (".hc_ffn.", ".hc_ffn_"),
+    (".self_attn.", ".attn."),
+    (".q_a_proj.", ".wq_a."),
+    (".q_a_layernorm.", ".q_norm."),
+    (".q_b_proj.", ".wq_b."),
+    (".kv_proj.", ".wkv."),
+    (".sinks", ".attn_sink"),
+    (".o_a_proj.", ".wo_a."),
+    (".o_b_proj.", ".wo_b."),
+    (".compressor.gate_proj.", ".compressor.wgate."),
+    (".position_bias", ".ape"),
+    (".mlp.", ".ffn."),
+    (".gate.e_score_correction_bias", ".gate.bias"),
+    (".gate_proj.", ".w1."),
+    (".up_proj.", ".w3."),
+    (".down_proj.", ".w2."),
 )
 
 Kind = tuple[Form, int]
@@ -98,11 +126,22 @@ def read(fields: Fields, overrides: dict[str, object]) -> ModelSpec:
             iterations=fields.integer("hc_sinkhorn_iters", maximum=10_000),
             eps=fields.number("hc_eps", maximum=0.1),
         ),
-        storage=read_storage(fields),
+        storage=read_v4_storage(fields),
+        renamed=RENAMED,
         not_runnable=NOT_RUNNABLE,
     )
     finish(fields)
     return spec
+
+
+def read_v4_storage(fields: Fields) -> Fact[WeightStorage | None]:
+    """fp8 alone does not say how experts and scales are stored."""
+    storage = read_storage(fields)
+    section = fields.raw.get("quantization_config")
+    stated = fields.has("expert_dtype") or (isinstance(section, dict) and "expert_dtype" in section)
+    if isinstance(section, dict) and section.get("quant_method") == "fp8" and not stated:
+        fields.choice("expert_dtype", STORED_EXPERTS)
+    return storage
 
 
 def read_drafting_keys(fields: Fields) -> Fact[tuple[str, ...]]:
@@ -144,7 +183,9 @@ def _kinds_by_type(fields: Fields, num_layers: int) -> Fact[tuple[Kind, ...]]:
     types = read_layer_types(fields, "layer_types", FORMS, num_layers)
     rates = fields.section("compress_rates") or Fields({}, fields.file, "compress_rates.")
     ratio_of = {"sliding_attention": 0}
-    for name in FORMS.keys() - ratio_of.keys():
+    for name in FORMS:
+        if name in ratio_of:
+            continue
         if name in types.value or rates.has(name):
             ratio_of[name] = rates.integer(name, maximum=MAX_RATIO).value
     rates.finish({})
@@ -179,9 +220,8 @@ def read_ropes(fields: Fields, max_position: Fact[int]) -> tuple[RopeSpec, RopeS
     yarn: Fact[YarnSpec | None] = default(None, "neither rope_scaling nor rope_parameters")
     if scaled is not None:
         yarn = _read_stated_yarn(scaled, max_position)
-    no_magnitude = formula(False, "deepseek_v4: no mscale, neither on cos/sin nor on the scale")
     interleaved = default("interleaved", "deepseek_v4 rotates interleaved channels")
-    common = {"dim": dim, "pairing": interleaved, "yarn_scales_magnitude": no_magnitude}
+    common = {"dim": dim, "pairing": interleaved, "yarn_scales_magnitude": NO_MAGNITUDE}
     window_yarn = formula(None, "deepseek_v4: window layers have none")
     return (
         RopeSpec.of(**common, base=base, yarn=window_yarn),
@@ -229,7 +269,11 @@ def _read_stated_yarn(section: Fields, max_position: Fact[int]) -> Fact[YarnSpec
             section.number(key)
     yarn = read_yarn(section, max_position)
     section.finish({})
-    return yarn
+    if yarn.value is None:
+        return yarn
+    # transformers writes the 1.0 that the published form leaves out
+    sources = dict(yarn.value.sources) | {"attention_factor": NO_MAGNITUDE.source}
+    return Fact(replace(yarn.value, attention_factor=1.0, sources=sources), yarn.source)
 
 
 def read_mixer(

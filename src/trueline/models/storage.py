@@ -16,7 +16,7 @@ REGISTRY = Registry(
     {
         "quant_method.fp8": "trueline.weights.formats.block_fp8",
         "quant_method.compressed-tensors": "trueline.weights.formats.pack_int4",
-        "expert_dtype.fp8": "trueline.weights.formats.block_fp8",
+        "expert_dtype.fp8": "trueline.weights.formats.base_fp8",
         "expert_dtype.fp4": "trueline.weights.formats.fp4",
     },
     {"quant_method": ("read",), "expert_dtype": ("read",)},

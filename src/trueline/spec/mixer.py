@@ -19,6 +19,14 @@ class CacheField:
     name: str
     width: int
     per: Literal["token", "sequence"]
+    tokens: int = 1
+    """Of "token": how many share these numbers."""
+    model_dtype: bool | None = None
+    """Whether they are kept in the model's dtype, not in float32. None: those of tokens are."""
+
+    @property
+    def in_model_dtype(self) -> bool:
+        return self.per == "token" if self.model_dtype is None else self.model_dtype
 
 
 class Divide(Protocol):
@@ -41,6 +49,11 @@ class MixerSpec(Spec):
     def rotation(self) -> RopeSpec | None:
         """By which its layer is given tables; None where nothing rotates."""
         return None
+
+    @property
+    def kind(self) -> str:
+        """What reports call layers that keep the same."""
+        return self.label
 
     @property
     def cache_fields(self) -> tuple[CacheField, ...]:
@@ -251,6 +264,24 @@ class CompressedSpec(MixerSpec):
     @property
     def softmax_scale(self) -> float:
         return float(self.head_dim**-0.5)
+
+    @property
+    def kind(self) -> str:
+        return f"{self.label}, {self.form}"
+
+    @property
+    def cache_fields(self) -> tuple[CacheField, ...]:
+        """Rows behind the window are let go: those inside are a sequence's, whatever its length."""
+        window = self.window * self.head_dim
+        kept = [CacheField("window", window, "sequence", model_dtype=True)]
+        pools = {"entries": self.compressor}
+        pools["index entries"] = self.indexer.compressor if self.indexer else None
+        for name, pool in pools.items():
+            if pool is not None:
+                tail = 2 * pool.width * pool.tail
+                kept.append(CacheField(name, pool.dim, "token", tokens=pool.ratio))
+                kept.append(CacheField(f"tails of {name}", tail, "sequence"))
+        return tuple(kept)
 
 
 LayerFactor = Literal["l", "l-1"]

@@ -76,7 +76,8 @@ class ModelSpec(Spec):
     storage: WeightStorage | None = None
     """None: plain float."""
     renamed: tuple[tuple[str, str], ...] = ()
-    """What its files call parameters that others share: (our name, theirs), the first that fits."""
+    """What its files call parameters that others share: (part of our name, of theirs), each in
+    turn."""
     refused_inputs: tuple[str, ...] = ()
     """Inputs the checkpoint could take and this engine refuses by name."""
     not_runnable: str | None = None

@@ -19,6 +19,13 @@ ParameterKind = Literal[
     "router",
     "correction_bias",
     "index_weights",
+    "compressor",
+    "position_bias",
+    "sinks",
+    "hc_fn",
+    "hc_base",
+    "hc_scale",
+    "expert_ids",
 ]
 
 
@@ -59,6 +66,8 @@ class Parameter:
     """The same parameter stored as one tensor, as transformers' in-memory names have it."""
     active_share: Fraction = Fraction(1)
     """How much of it one token multiplies: top_k of all experts, nothing of a looked-up table."""
+    below: int | None = None
+    """Of integers: each is from 0 up and below this."""
     unit_columns: bool = False
     """Whether each column is divided by its length over all stored rows."""
 

@@ -1,11 +1,13 @@
 """What one tensor-parallel rank holds, as a spec of its own. Layers never see the world size.
 
-Divided: heads (and with them the state and the output norm of linear layers), the widths of dense
-and shared MLPs, and routed experts: every rank has its slice of each expert's width, or
-(`expert_parallel`) some experts whole. A count that does not divide is an error. Replicated:
-everything per token (latent projections, norms, router, indexer, cache rows); heads where there are
-fewer of them than ranks: every rank then computes all of them and nothing is exchanged; and the
-vocabulary where it does not divide (the result is the same, only memory is spent).
+Divided: heads (and with them the state and the output norm of linear layers, the sinks and output
+groups of compressed ones: a rank's heads are whole groups), the widths of dense and shared MLPs,
+and routed experts: every rank has its slice of each expert's width, or (`expert_parallel`) some
+experts whole. A count that does not divide is an error. Replicated: everything per token (latent
+projections, norms, router, tables of expert ids, indexer, compressors, hyper-connections, cache
+rows); heads where there are fewer of them than ranks: every rank then computes all of them and
+nothing is exchanged; and the vocabulary where it does not divide (the result is the same, only
+memory is spent).
 
 A projection back to the hidden size sums over what is divided. Either each rank holds its own part
 of every sum, and the parts are added up: that takes the least exchange, but the order of a sum then

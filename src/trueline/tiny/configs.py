@@ -91,6 +91,22 @@ _SPARSE = {
     "q_lora_rank": 29,
 }
 
+_NOT_V4 = (
+    "first_k_dense_replace",
+    "intermediate_size",
+    "kv_lora_rank",
+    "moe_layer_freq",
+    "qk_nope_head_dim",
+    "v_head_dim",
+)
+_V4_YARN = {key: value for key, value in _YARN.items() if "mscale" not in key} | {"factor": 16}
+# What transformers calls the layers of each ratio.
+_LAYER_TYPES = {
+    0: "sliding_attention",
+    4: "compressed_sparse_attention",
+    128: "heavily_compressed_attention",
+}
+
 FAMILIES: Mapping[str, JSON] = {
     "deepseek_v2": _COMMON
     | _V2
@@ -201,6 +217,36 @@ FAMILIES: Mapping[str, JSON] = {
         "use_qk_norm": True,
         "use_qkv_bias": False,
     },
+    "deepseek_v4": {key: value for key, value in _COMMON.items() if key not in _NOT_V4}
+    | _NOAUX
+    | {
+        "architectures": ["DeepseekV4ForCausalLM"],
+        "model_type": "deepseek_v4",
+        "compress_ratios": [0, 0, 4, 128, 4, 128],
+        "compress_rope_theta": 160000.0,
+        "hc_eps": 1e-6,
+        "hc_mult": 4,
+        "hc_sinkhorn_iters": 20,
+        "head_dim": 26,
+        # fewer than 16 heads would give exact ties
+        "index_head_dim": 14,
+        "index_n_heads": 18,
+        "index_topk": 5,
+        # the last of them selects
+        "num_hash_layers": 3,
+        "num_hidden_layers": 6,
+        "num_key_value_heads": 1,
+        "num_nextn_predict_layers": 0,
+        "o_groups": 3,
+        "o_lora_rank": 11,
+        "q_lora_rank": 29,
+        "rope_scaling": _V4_YARN,
+        "routed_scaling_factor": 1.5,
+        "scoring_func": "sqrtsoftplus",
+        "sliding_window": 13,
+        # low enough to clamp
+        "swiglu_limit": 1.5,
+    },
 }
 
 
@@ -224,16 +270,51 @@ def change_config(
     text = config.get("text_config", config)
     own = {key: name for key, name in _OWN_NAMES.items() if name in text}
     text.update({own.get(key, key): value for key, value in keys.items()})
-    if "num_attention_heads" in keys and "num_key_value_heads" in text:
+    if "compress_ratios" in text:
+        _extend_ratios(text)
+    elif "num_attention_heads" in keys and "num_key_value_heads" in text:
         text["num_key_value_heads"] = keys["num_attention_heads"]
     if "torch_dtype" in keys:
         text.pop("dtype", None)
     if yarn is not None:
         rope = text.pop("rope_parameters", None) or {}
         text.setdefault("rope_theta", rope.get("rope_theta", _COMMON["rope_theta"]))
-        text["rope_scaling"] = _YARN if yarn else None
+        yarn_keys = _V4_YARN if "compress_rope_theta" in text else _YARN
+        text["rope_scaling"] = yarn_keys if yarn else None
     if storage is not None:
         config["quantization_config"] = quantization_config(storage)
+
+
+def _extend_ratios(config: JSON) -> None:
+    """Both compressed forms in turn, as published."""
+    ratios = config["compress_ratios"]
+    while len(ratios) < config["num_hidden_layers"]:
+        ratios.append(128 if ratios[-1] == 4 else 4)
+
+
+def as_saved(config: JSON, sparse_ratio: int = 4, all_ratio: int = 128) -> JSON:
+    """A DeepSeek-V4 config in the form in which transformers saves it, where compression may have
+    other ratios than the published ones."""
+    if config.get("model_type") != "deepseek_v4" or "compress_ratios" not in config:
+        raise UsageError("compression ratios: only a deepseek_v4 config with compress_ratios")
+    flat = ("compress_ratios", "num_hash_layers", "rope_scaling")
+    saved = {key: value for key, value in config.items() if key not in flat}
+    count, hashed = config["num_hidden_layers"], config["num_hash_layers"]
+    share = {"partial_rotary_factor": config["qk_rope_head_dim"] / config["head_dim"]}
+    scaled = dict(config.get("rope_scaling") or {"type": "default"})
+    scaled["rope_type"] = scaled.pop("type")
+    if scaled["rope_type"] == "yarn":
+        scaled["attention_factor"] = 1.0
+    return saved | {
+        "compress_rates": {_LAYER_TYPES[4]: sparse_ratio, _LAYER_TYPES[128]: all_ratio},
+        "layer_types": [_LAYER_TYPES[ratio] for ratio in config["compress_ratios"][:count]],
+        "mlp_layer_types": ["hash_moe"] * hashed + ["moe"] * (count - hashed),
+        **share,
+        "rope_parameters": {
+            "main": {"rope_type": "default", "rope_theta": config["rope_theta"], **share},
+            "compress": scaled | {"rope_theta": config["compress_rope_theta"], **share},
+        },
+    }
 
 
 def without_indexer(config: JSON) -> JSON:

@@ -26,13 +26,22 @@ from trueline.tiny.quantise import quantise
 from trueline.tiny.tokenizer import write_tokenizer
 from trueline.utils.json_types import JSON
 from trueline.weights.checkpoint import INDEX_NAME
-from trueline.weights.dummy import draw
+from trueline.weights.dummy import draw_parameter
 from trueline.weights.formats import Storage
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 PREFIX = {"kimi_k25": "language_model."}
-PRECISE_KINDS = ("correction_bias", "index_weights")
-"""Stored in float32 whatever the rest is."""
+PRECISE_KINDS = (
+    "correction_bias",
+    "index_weights",
+    "position_bias",
+    "sinks",
+    "hc_fn",
+    "hc_base",
+    "hc_scale",
+    "expert_ids",
+)
+"""Stored in float32, or as integers, whatever the rest is."""
 
 
 @dataclass(frozen=True)
@@ -87,7 +96,7 @@ def _tensors(
             if values is not None:
                 value = values(prefix + piece.source)
             else:
-                value = draw(piece.source, piece.shape, parameter.kind, options.seed)
+                value = draw_parameter(parameter, piece.source, piece.shape, options.seed)
                 _shrink_latents(value, piece.source, spec)
             done += value.numel()
             if fuse:
@@ -118,7 +127,7 @@ def _stored(
 
 def _shrink_latents(value: Tensor, name: str, spec: ModelSpec) -> None:
     """Latents so small that the eps of their norms shows."""
-    if name.endswith(".q_a_proj.weight"):
+    if name.endswith((".q_a_proj.weight", ".wq_a.weight", ".wkv.weight")):
         value *= 0.1
     elif name.endswith(".kv_a_proj_with_mqa.weight"):
         mixers = (layer.mixer for layer in spec.layers)

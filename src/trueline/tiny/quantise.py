@@ -11,6 +11,7 @@ from torch import Tensor
 from trueline.errors import UsageError
 from trueline.utils.json_types import JSON
 from trueline.weights.formats import Format, Storage, Stored
+from trueline.weights.formats.base_fp8 import BaseFp8
 from trueline.weights.formats.block_fp8 import BlockFp8, Fp8Stored
 from trueline.weights.formats.fp4 import CODES, GROUP, E8m0BlockFp8, Fp4, Fp4Experts
 from trueline.weights.formats.pack_int4 import WORD, Int4Stored, PackInt4
@@ -30,8 +31,10 @@ KIMI_IGNORES = (
 def published_storage(
     name: str, block: int = 128, power_of_two_scales: bool = False, group: int = 32
 ) -> Storage:
-    """block-fp8, int4 or fp4, with what their published checkpoints leave plain."""
+    """block-fp8, base-fp8, int4 or fp4, with what their published checkpoints leave plain."""
     sides = (block, block)
+    if name == "base-fp8":
+        return BaseFp8(block=sides, power_of_two_scales=power_of_two_scales, ignored_modules=())
     if name == "block-fp8":
         return BlockFp8(block=sides, power_of_two_scales=power_of_two_scales, ignored_modules=())
     if name == "int4":
@@ -47,6 +50,8 @@ def quantization_config(storage: Storage) -> JSON:
         return _pack_quantized(storage)
     if isinstance(storage, Fp4Experts):
         return _fp8(storage.others) | {"expert_dtype": "fp4"}
+    if isinstance(storage, BaseFp8):
+        return _fp8(storage) | {"expert_dtype": "fp8"}
     if isinstance(storage, BlockFp8):
         return _fp8(storage)
     raise UsageError(f"{storage.label}: tiny checkpoints have block fp8, int4 and fp4 experts")

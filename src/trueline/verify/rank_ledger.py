@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from trueline.models import read_model
-from trueline.spec.mixer import LightningSpec, MLASpec
+from trueline.spec.mixer import CompressedSpec, LightningSpec, MLASpec
 from trueline.spec.model import ModelSpec
 from trueline.spec.shard import local_spec
 from trueline.verify.cases import Subject
@@ -27,7 +27,8 @@ from trueline.weights.load import Files, opened
 from trueline.weights.rank_ledger import Held, HeldTensor, Wanted, slices_of, wanted_pieces
 
 BY_HEAD = re.compile(
-    r"self_attn\.(q_proj|q_b_proj|kv_b_proj|o_proj|query_key_value|g_proj|g_norm)\.weight$"
+    r"self_attn\.((q_proj|q_b_proj|kv_b_proj|o_proj|query_key_value|g_proj|g_norm|o_a_proj|o_b_proj)"
+    r"\.weight|sinks)$"
 )
 BY_WIDTH = re.compile(r"mlp\.(.*experts\.)?(gate_proj|up_proj|down_proj|gate_up_proj)(\.weight)?$")
 BY_WORD = ("model.embed_tokens.weight", "lm_head.weight")
@@ -81,7 +82,7 @@ def times_held(spec: ModelSpec, name: str, size: int) -> int:
         layer = LAYER.search(name)
         assert layer is not None
         mixer = spec.layers[int(layer[1])].mixer
-        assert isinstance(mixer, MLASpec | LightningSpec)
+        assert isinstance(mixer, MLASpec | LightningSpec | CompressedSpec)
         return size if mixer.heads.total < size else 1
     return 1 if BY_WIDTH.search(name) else size
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from trueline.weights.formats.block_fp8 import BlockFp8, Fp8Stored
 from trueline.weights.formats.dense import DENSE, DenseStored
 from trueline.weights.formats.fp4 import GROUP, Fp4, Fp4Stored
 from trueline.weights.formats.pack_int4 import WORD, Int4Stored, PackInt4
-from trueline.weights.load import FLOAT32_KINDS, placed, taken_from
+from trueline.weights.load import held_dtype, placed, taken_from
 from trueline.weights.value import StoredPart, Weight
 
 # What is left of a drawn correction bias, so that it does not choose the experts.
@@ -28,6 +28,15 @@ MOST_DRAWN = 1 << 28
 # Standard deviations of drawn codes.
 FP8_SPREAD, INT4_SPREAD, FP4_SPREAD = 64.0, 4.6, 2.9
 FP8_LARGEST = torch.finfo(torch.float8_e4m3fn).max
+# Standard deviations of what no input multiplies. That of hc_base is large enough for Sinkhorn's
+# iterations to go on changing the matrix.
+GAINS: Mapping[ParameterKind, float] = {
+    "embedding": 1.0,
+    "norm_bias": 0.5,
+    "position_bias": 1.0,
+    "sinks": 1.0,
+    "hc_base": 2.0,
+}
 DRAWN = (BlockFp8, PackInt4, Fp4)
 """Formats that are drawn as stored."""
 
@@ -50,8 +59,8 @@ class DummyWeights:
         if any(self._format(parameter, piece) for piece in parameter.pieces):
             parts = tuple(self._parts(parameter))
             return Weight(parameter.shape, self._dtype, parts, self._device, self._device)
-        dtype = torch.float32 if parameter.kind in FLOAT32_KINDS else self._dtype
-        value = draw(name, parameter.shape, parameter.kind, self._seed, self._device, dtype)
+        dtype = held_dtype(parameter, self._dtype)
+        value = draw_parameter(parameter, name, parameter.shape, self._seed, self._device, dtype)
         if parameter.kind == "correction_bias":
             value *= EVEN  # a checkpoint's bias evens out what its router prefers: ours has none
         return Weight.of(value)
@@ -76,6 +85,23 @@ class DummyWeights:
                 yield placed(stored, (fmt or DENSE).label, put)
 
 
+def draw_parameter(
+    parameter: Parameter,
+    name: str,
+    shape: tuple[int, ...],
+    seed: int,
+    device: torch.device = torch.device("cpu"),  # noqa: B008
+    dtype: torch.dtype = torch.float32,
+) -> Tensor:
+    """A parameter, or a piece of it of this shape."""
+    if parameter.below is None:
+        return draw(name, shape, parameter.kind, seed, device, dtype)
+    rows, width = shape
+    generator = _generator(name, seed, device)
+    order = torch.rand((rows, parameter.below), generator=generator, device=device).argsort(dim=1)
+    return order[:, :width].clone()  # no expert twice in a row
+
+
 def draw(
     name: str,
     shape: tuple[int, ...],
@@ -86,10 +112,10 @@ def draw(
 ) -> Tensor:
     """Drawn in float32. Another device has other numbers."""
     generator = _generator(name, seed, device)
-    if kind in ("norm", "correction_bias"):
+    if kind in ("norm", "hc_scale", "correction_bias"):
         between = torch.rand(shape, generator=generator, device=device)
-        return (0.5 + between if kind == "norm" else 0.4 * between - 0.2).to(dtype)
-    gain = {"embedding": 1.0, "norm_bias": 0.5}.get(kind)
+        return (0.4 * between - 0.2 if kind == "correction_bias" else 0.5 + between).to(dtype)
+    gain = GAINS.get(kind)
     if gain is None:
         gain = {"router": 1.5, "head": 1.5}.get(kind, 1.0) / math.sqrt(shape[-1])
     drawn = torch.empty(shape, dtype=dtype, device=device)

@@ -15,7 +15,7 @@ from trueline.spec.parameters import Parameter, Piece
 from trueline.spec.shard import whole_spec
 from trueline.weights.checkpoint import Checkpoint, StoredTensor
 from trueline.weights.formats import PLAIN_DTYPES, Format, Storage, may_be_quantised
-from trueline.weights.formats.dense import DENSE
+from trueline.weights.formats.dense import DENSE, INTEGERS
 
 # Names by which other weight formats give themselves away, for a refusal by name.
 _UNANNOUNCED = "which no quantised weight of this config has"
@@ -119,6 +119,8 @@ _GROUPS = {
     ".mlp.gate.": "routers",
     ".mlp.": "dense MLPs",
     ".indexer.": "indexers",
+    ".compressor.": "compressors",
+    ".hc_": "hyper-connections",
     "norm.": "norms",
     ".self_attn.": "attention",
     "": "embedding and head",
@@ -183,6 +185,8 @@ def _format_of(
 ) -> Format:
     """The checkpoint's, unless the weight is plain float or may be nothing else."""
     storage = spec.storage
+    if parameter.below is not None:
+        return INTEGERS
     if not isinstance(storage, Storage) or not may_be_quantised(parameter, piece):
         return DENSE
     quantised = storage.format_of(piece.source)
@@ -193,6 +197,8 @@ def _format_of(
 def _problem(spec: ModelSpec, use: Use, names: Sequence[str]) -> str | None:
     tensor, piece = use.tensor, use.piece
     accepted = ", ".join(PLAIN_DTYPES)
+    if use.format is INTEGERS:
+        return INTEGERS.problem(piece.shape, use.tensors)
     if use.format is DENSE:
         problem = DENSE.problem(piece.shape, use.tensors)
         announced = spec.storage is not None or not may_be_quantised(use.parameter, piece)

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from trueline.errors import CheckpointError
 from trueline.spec.model import ModelSpec
-from trueline.spec.parameters import Piece
+from trueline.spec.parameters import Parameter, Piece
 from trueline.weights.checkpoint import Checkpoint, StoredTensor, open_checkpoint
 from trueline.weights.formats import Stored
 from trueline.weights.ledger import Use
@@ -40,7 +40,17 @@ TORCH_DTYPES = {
     "F8_E8M0": torch.float8_e8m0fnu,
 }
 # What decides which experts run and which keys are seen: never rounded below float32.
-FLOAT32_KINDS = ("router", "correction_bias", "index_weights")
+# Neither is what is added to logits, nor what weighs the streams of hyper-connections.
+FLOAT32_KINDS = (
+    "router",
+    "correction_bias",
+    "index_weights",
+    "position_bias",
+    "sinks",
+    "hc_fn",
+    "hc_base",
+    "hc_scale",
+)
 # Serving engines' lower bound of the length of a column of lm_head.
 SHORTEST_COLUMN = 1e-7
 
@@ -112,8 +122,7 @@ class StoredWeights:
         pieces = self._uses.pop(name)
         parameter = pieces[0].parameter
         parts = tuple(part for wanted in pieces for part in self._parts(wanted))
-        exact = parameter.kind in FLOAT32_KINDS
-        return Weight(parameter.shape, torch.float32 if exact else self._dtype, parts)
+        return Weight(parameter.shape, held_dtype(parameter, self._dtype), parts)
 
     def _parts(self, wanted: Wanted) -> Iterator[StoredPart]:
         """What this rank has of a stored tensor, at its place in the parameter."""
@@ -130,6 +139,13 @@ class StoredWeights:
         self._done += tensor.nbytes
         if self._progress:
             self._progress(self._done, self._total)
+
+
+def held_dtype(parameter: Parameter, plain: torch.dtype) -> torch.dtype:
+    """Where the model's other numbers are `plain`."""
+    if parameter.below is not None:
+        return torch.int64
+    return torch.float32 if parameter.kind in FLOAT32_KINDS else plain
 
 
 def load_weights(
@@ -163,9 +179,17 @@ def opened(files: Files, wanted: Wanted) -> Iterator[tuple[Stored, tuple[int | s
     """What is wanted of a stored tensor, and where it goes in the parameter."""
     use, values = wanted.use, [files.view(tensor) for tensor in wanted.use.tensors]
     whole: Stored = use.format.open(use.tensors, values)
+    if wanted.parameter.below is not None:
+        check_integers(use.tensor, values[0], wanted.parameter.below)
     if wanted.parameter.unit_columns:
         whole = UnitColumns(values[0], column_lengths(values[0]))
     yield from taken_from(whole, wanted.piece)
+
+
+def check_integers(tensor: StoredTensor, values: Tensor, below: int) -> None:
+    if values.numel() and not 0 <= (least := int(values.min())) <= int(values.max()) < below:
+        found = least if least < 0 else int(values.max())
+        raise CheckpointError(f"{tensor}: holds {found}; accepted: 0 to {below - 1}")
 
 
 def taken_from(whole: Stored, piece: Piece) -> Iterator[tuple[Stored, tuple[int | slice, ...]]]:

@@ -57,4 +57,18 @@ class DenseFormat(Format):
         return DenseStored(values[0])
 
 
+@dataclass(frozen=True, kw_only=True)
+class IntegerFormat(DenseFormat):
+    """A table of integers: never quantised, never rounded."""
+
+    label = "integers"
+
+    def problem(self, shape: tuple[int, ...], tensors: Sequence[StoredTensor]) -> str | None:
+        (tensor,) = tensors
+        if wrong := wrong_shape(tensor, shape):
+            return wrong
+        return None if tensor.dtype == "I64" else f"{tensor}: accepted here: I64"
+
+
+INTEGERS = IntegerFormat()
 DENSE = DenseFormat()

@@ -104,6 +104,8 @@ class Fp4(Format):
         if columns % GROUP:
             return f"{packed}: {columns} columns are not whole groups of {GROUP}"
         bytes_, groups = [rows, columns // 2], [rows, columns // GROUP]
+        if packed.dtype == "F8_E4M3":
+            return f"{packed}: fp8, while config.json says expert_dtype fp4"
         if list(packed.shape) != bytes_ or packed.dtype not in DTYPES:
             return f"{packed}: accepted: {' or '.join(DTYPES)} {bytes_}, two numbers in a byte"
         if list(scale.shape) != groups or scale.dtype != "F8_E8M0":
