@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from trueline.cache.store import LatentView, fp8_parts
+from trueline.ops.hyper_connections import Mixed
 from trueline.ops.lightning import StateRow
 from trueline.ops.mla_decode import DecodeRows
 from trueline.ops.registry import implementation, needed, runnable
@@ -235,6 +236,25 @@ def of_weights(changed: Callable[[Any], Any]) -> Callable[[Function], Function]:
     )
 
 
+def no_limit(pack: Function) -> Function:
+    return lambda gate_up, down, linear, limit=None: pack(gate_up, down, linear)
+
+
+def with_mixed(changed: Callable[[Mixed], Mixed]) -> Callable[[Function], Function]:
+    return lambda mix: lambda *given, **named: changed(mix(*given, **named))
+
+
+def post_of_the_count(mixed: Mixed) -> Mixed:
+    return replace(mixed, post=mixed.post * (1 + 2.0**-22 * (len(mixed.post) % 7)))
+
+
+def with_options(**changes: Callable[[Any], Any]) -> Callable[[Function], Function]:
+    def changed(named: dict[str, Any]) -> dict[str, Any]:
+        return named | {name: change(named[name]) for name, change in changes.items()}
+
+    return lambda run: lambda *given, **named: run(*given, **changed(named))
+
+
 def nibbles_swapped(stored: Any) -> Any:
     if not hasattr(stored, "packed"):
         return stored
@@ -252,6 +272,7 @@ ROUNDED = {
     **dict.fromkeys(("mla_decode", "mla_prefill", "sparse_mla", "index_scores", "experts"), "run"),
     **dict.fromkeys(("qkv_prepare", "gated_norm", "index_write"), "run"),
     "lightning": "prefill",
+    "hyper_connections": "mix",
 }
 MISTAKES = [
     *(Mistake("digits of float16", op, OP_CHECKS[op][0].what, function, from_float16)
@@ -268,6 +289,7 @@ MISTAKES = [
     Mistake("bits of the heads", "batched_gemm", "ranks", "run", of_the_heads),
     Mistake("gate and up swapped", "mlp", "numbers", "pack",
             lambda pack: lambda both, *rest: pack(both.roll(len(both) // 2, 0), *rest)),
+    Mistake("no limit", "mlp", "clamped", "pack", no_limit),
     Mistake("bits of the count", "mlp", "bits", "run", of_the_count),
     Mistake("bits of the width", "mlp", "ranks", "middle", of_the_columns),
     Mistake("bits of the rows of down", "mlp", "ranks", "down", of_the_columns),
@@ -314,6 +336,24 @@ MISTAKES = [
                 run(qkv, norms=norms and (norms[0], norms[0]), **options)),
     Mistake("one group", "gated_norm", "numbers", "run",
             lambda run: lambda *given, groups, **options: run(*given, groups=1, **options)),
+    Mistake("carry transposed", "hyper_connections", "numbers", "merge",
+            lambda merge: lambda h, y, mixed:
+                merge(h, y, replace(mixed, carry=mixed.carry.mT.contiguous()))),
+    Mistake("carry transposed", "hyper_connections", "numbers", "mix",
+            with_mixed(lambda mixed: replace(mixed, carry=mixed.carry.mT.contiguous()))),
+    Mistake("an iteration short", "hyper_connections", "numbers", "mix",
+            with_options(iterations=lambda count: count - 1)),
+    Mistake("an iteration more", "hyper_connections", "numbers", "mix",
+            with_options(iterations=lambda count: count + 1)),
+    Mistake("eps left out", "hyper_connections", "numbers", "mix",
+            with_options(eps=lambda eps: 0.0)),
+    Mistake("eps of the norm left out", "hyper_connections", "numbers", "head",
+            with_options(norm_eps=lambda eps: 0.0)),
+    Mistake("eps left out", "hyper_connections", "numbers", "head",
+            with_options(eps=lambda eps: 0.0)),
+    Mistake("bits of the count", "hyper_connections", "bits", "mix",
+            with_mixed(post_of_the_count)),
+    Mistake("bits of the count", "hyper_connections", "bits", "head", of_the_count),
     Mistake("relu forgotten", "index_scores", "numbers", "run",
             lambda run: lambda q, weights, view, given:
                 run(q, weights, view, given) - run(-q, weights, view, given)),
@@ -336,6 +376,8 @@ MISTAKES = [
     Mistake("experts counted from 0", "experts", "numbers", "run",
             lambda run: lambda x, ids, weights, packed, linear, first=0:
                 run(x, ids, weights, packed, linear, 0)),
+    Mistake("no limit", "experts", "clamped", "pack", no_limit),
+    Mistake("no limit", "experts", "stored", "pack", no_limit),
     Mistake("nibbles swapped", "experts", "stored", "pack", of_weights(nibbles_swapped)),
     Mistake("scales of the row before", "experts", "stored", "pack", of_weights(neighbours_scale)),
     Mistake("from the last id to the first", "experts", "ranks", "combine",
@@ -362,6 +404,8 @@ FP8_MISTAKES = [
     Mistake("digits of float16", "mlp", "fp8 inputs", "run", from_float16),
     Mistake("bits of the count", "mlp", "fp8 inputs, bits", "run", of_the_count),
     Mistake("another middle in two steps", "mlp", "fp8 inputs, bits", "middle", from_float16),
+    Mistake("no limit", "mlp", "fp8 inputs", "pack", no_limit),
+    Mistake("no limit", "experts", "fp8 inputs", "pack", no_limit),
     Mistake("experts counted from 0", "experts", "fp8 inputs", "run",
             lambda run: lambda x, ids, weights, packed, linear, first=0:
                 run(x, ids, weights, packed, linear, 0)),

@@ -21,7 +21,15 @@ from trueline.weights.value import Weight
 
 
 class GatedMLP:
-    def __init__(self, build: Build, gate_up: Weight, down: Weight, width: Span, name: str) -> None:
+    def __init__(
+        self,
+        build: Build,
+        gate_up: Weight,
+        down: Weight,
+        width: Span,
+        name: str,
+        limit: float | None = None,
+    ) -> None:
         self.row_parallel, self.width = build.row_parallel, width
         _require_alike(build, name, gate_up, down)
         chosen = build.packing(gate_up, down)
@@ -29,7 +37,7 @@ class GatedMLP:
         self.placement = build.row_parallel.check(f"{name}.down_proj", down.shape, width)
         if not self.row_parallel.invariant_sums:
             check_all_reduce(name, self.placement, build.collective.size)
-        self.packed = self.op.pack(gate_up, down, self.linear)
+        self.packed = self.op.pack(gate_up, down, self.linear, limit)
 
     def part(self, x: Replicated) -> Partial:
         """What this rank has of the output, where the ranks' parts are added up."""
@@ -82,6 +90,10 @@ class MoE:
         self.bias: Tensor | None = None
         if spec.router.correction_bias:
             self.bias = weights.take(f"{name}.gate.e_score_correction_bias")
+        self.table: Tensor | None = None
+        if spec.router.hashed:
+            # [vocabulary, top_k]; `take` would make floats of it
+            self.table = weights.stored(f"{name}.gate.tid2eid").dequantise().long()
         gate_up = weights.stored(f"{name}.experts.gate_up_proj")
         down = weights.stored(f"{name}.experts.down_proj")
         _require_alike(build, f"{name}.experts", gate_up, down)
@@ -91,13 +103,13 @@ class MoE:
         self.op, self.linear, fused = chosen.experts, chosen.linear, chosen.shared_experts
         self.invariant = chosen.invariant_experts
         more = _gate_up_down(weights, shared) if spec.shared_width else None
-        every = (gate_up, down, *(more or ()))
+        every, limit = (gate_up, down, *(more or ())), spec.swiglu_limit
         if more and fused is not None and _fits(spec) and len({w.format for w in every}) == 1:
-            self.experts = fused.pack_with_shared(gate_up, down, *more, self.linear)
+            self.experts = fused.pack_with_shared(gate_up, down, *more, self.linear, limit)
         else:
-            self.experts = self.op.pack(gate_up, down, self.linear)
+            self.experts = self.op.pack(gate_up, down, self.linear, limit)
             self.shared = (
-                GatedMLP(build, *more, spec.shared_width, shared)
+                GatedMLP(build, *more, spec.shared_width, shared, limit)
                 if more and spec.shared_width
                 else None
             )
@@ -121,6 +133,11 @@ class MoE:
             whole = spec.shared_width.is_whole
             parts.append(Placement.REPLICATED if whole else Placement.PARTIAL)
         check_all_reduce(name, added(name, *parts), size)
+
+    def hashed(self, tokens: Tensor) -> Tensor | None:
+        """A hash layer's choice for these token ids, [n, top_k]: to be forced on it. None where the
+        router chooses."""
+        return None if self.table is None else self.table[tokens]
 
     def forward(self, x: Replicated, forced: Tensor | None) -> tuple[Replicated, Tensor | None]:
         """The output, and the experts chosen (so that they can be recorded)."""

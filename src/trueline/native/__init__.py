@@ -50,11 +50,11 @@ SIGNATURES = {
     ),
     "routed": (
         *(_POINTER, _INT, _POINTER, _POINTER, _POINTER, _POINTER, _POINTER),
-        *(_INT, _INT, _INT, _INT, _INT, _INT, _POINTER, _POINTER, _POINTER),
+        *(_INT, _INT, _INT, _INT, _INT, _INT, _FLOAT, _POINTER, _POINTER, _POINTER),
     ),
     "routed_middle": (
         *(_POINTER, _INT, _POINTER, _POINTER, _POINTER),
-        *(_INT, _INT, _INT, _INT, _INT, _INT, _POINTER, _POINTER, _POINTER),
+        *(_INT, _INT, _INT, _INT, _INT, _INT, _FLOAT, _POINTER, _POINTER, _POINTER),
     ),
     "routed_down": (
         *(_POINTER, _POINTER, _POINTER, _POINTER),
@@ -65,8 +65,8 @@ SIGNATURES = {
         *(_POINTER, _POINTER, _INT, _INT, _INT, _INT, _INT, _INT, _INT, _INT, _FLOAT, _INT),
         *(_POINTER, _POINTER),
     ),
-    "middle": (_POINTER, _INT, _POINTER, _POINTER, _INT, _INT, _INT),
-    "gated": (_POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _INT, _INT),
+    "middle": (_POINTER, _INT, _POINTER, _POINTER, _INT, _INT, _INT, _FLOAT),
+    "gated": (_POINTER, _INT, _POINTER, _POINTER, _POINTER, _INT, _INT, _INT, _FLOAT),
     "rms_norm": (_POINTER, _INT, _POINTER, _FLOAT, _POINTER, _INT, _INT),
     "rotate": (
         *(_POINTER, _INT, _INT, _POINTER, _POINTER, _POINTER),

@@ -292,7 +292,21 @@ static void limit_groups(float* choice, int64_t experts, int64_t groups, int64_t
       for (int64_t i = 0; i < size; i++) choice[g * size + i] = -__builtin_inff();
 }
 
-static void score(const float* logits, int64_t experts, bool softmax, float* scores) {
+// sqrt(log(1 + e^x)). Far below zero that is e^(x / 2), which float32 has where it has no e^x.
+static float sqrt_softplus(float x) {
+  if (x < -17.0f) return exp_lanes(same(0.5f * x))[0];
+  float above = x > 0 ? x : 0.0f, size = x > 0 ? x : -x;
+  return std::sqrt(above + std::log1p(exp_lanes(same(-size))[0]));
+}
+
+enum Scoring { SIGMOID, SOFTMAX, SQRT_SOFTPLUS };  // as in ops/route/native.py
+
+static void score(const float* logits, int64_t experts, int64_t scoring, float* scores) {
+  if (scoring == SQRT_SOFTPLUS) {
+    for (int64_t e = 0; e < experts; e++) scores[e] = sqrt_softplus(logits[e]);
+    return;
+  }
+  bool softmax = scoring == SOFTMAX;
   float top = 0, total = 1;
   if (softmax) {
     top = logits[0];
@@ -311,13 +325,13 @@ static void score(const float* logits, int64_t experts, bool softmax, float* sco
 // Scores, choice (with the bias), weights (without it), as RouterSpec says. `pair` = 0: no groups.
 // `forced`: ids are given.
 extern "C" void route(const float* logits, const float* bias, int64_t n, int64_t experts,
-                      int64_t softmax, int64_t groups, int64_t keep, int64_t pair, int64_t top,
+                      int64_t scoring, int64_t groups, int64_t keep, int64_t pair, int64_t top,
                       int64_t renormalise, float factor, int64_t forced, int64_t* ids,
                       float* weights) {
   parallel(n, 16 * experts, [=](int64_t t) {  // an exponential costs as much as reading many
     float* scores = rows_scratch.get(2 * experts + groups);
     float *choice = scores + experts, *strength = choice + experts;
-    score(logits + t * experts, experts, softmax, scores);
+    score(logits + t * experts, experts, scoring, scores);
     if (!forced) {
       for (int64_t e = 0; e < experts; e++) choice[e] = scores[e] + (bias ? bias[e] : 0.0f);
       if (pair) limit_groups(choice, experts, groups, keep, pair, strength);
@@ -352,46 +366,55 @@ static void sort_by_expert(const int64_t* ids, int64_t count, int64_t first, int
   begin[0] = 0;
 }
 
-// silu(gate) * up for one panel of each row.
+// silu(gate) * up, the gate clamped to `limit` from above, up on both sides; NaN stays NaN.
+static inline Vec swiglu(Vec gate, Vec up, float limit) {
+  Vec most = same(limit), least = same(-limit);
+  gate = gate > most ? most : gate;
+  up = up > most ? most : up < least ? least : up;
+  return gate / (same(1.0f) + exp_lanes(-gate)) * up;
+}
+
+// The same for one panel of each row. `limit` is infinite where a model has none.
 template <typename Panel>
-static void gated_panel(const float* x, int64_t count, const Panel& w, int64_t inner, float* y,
-                        int64_t stride, int64_t columns, const int64_t* places = nullptr) {
+static void gated_panel(const float* x, int64_t count, const Panel& w, int64_t inner, float limit,
+                        float* y, int64_t stride, int64_t columns,
+                        const int64_t* places = nullptr) {
   multiply_panel(x, count, w, inner, [=](int64_t row, const Vec* sums) {
-    Vec gate = sums[0];
-    Vec value = gate / (same(1.0f) + exp_lanes(-gate)) * sums[1];
+    Vec value = swiglu(sums[0], sums[1], limit);
     std::memcpy(y + (places ? places[row] : row) * stride, &value,
                 (columns < LANES ? columns : LANES) * sizeof(float));
   });
 }
 
-// The same for all panels.
+// For all panels.
 template <typename Weights>
-static void gated_rows(const float* x, int64_t n, const Weights& w, int64_t inner, float* y,
-                       int64_t width) {
+static void gated_rows(const float* x, int64_t n, const Weights& w, int64_t inner, float limit,
+                       float* y, int64_t width) {
   parallel((width + LANES - 1) / LANES, panel_cost(n, inner), [=](int64_t panel) {
-    gated_panel(x, n, w.panel(0, panel), inner, y + panel * LANES, width, width - panel * LANES);
+    gated_panel(x, n, w.panel(0, panel), inner, limit, y + panel * LANES, width,
+                width - panel * LANES);
   });
 }
 
 // silu(gate x) * up x for every row.
 template <typename Weights>
 static void gated_half(const float* x, int64_t x_row, const Weights& gate_up, float* out, int64_t n,
-                       int64_t hidden, int64_t width) {
+                       int64_t hidden, int64_t width, float limit) {
   float* inputs = rows_scratch.get(n * hidden);
   block_rows(x, x_row, n, hidden, inputs);
-  gated_rows(inputs, n, gate_up, hidden, out, width);
+  gated_rows(inputs, n, gate_up, hidden, limit, out, width);
 }
 
 // down(silu(gate x) * up x) for every row: the MLP of dense layers and of shared experts.
 template <typename Weights>
 static void gated_mlp(const float* x, int64_t x_row, const Weights& gate_up, const Weights& down,
-                      float* out, int64_t n, int64_t hidden, int64_t width) {
+                      float* out, int64_t n, int64_t hidden, int64_t width, float limit) {
   int64_t downs = (hidden + PANEL - 1) / PANEL;
   float* inputs = rows_scratch.get(n * (hidden + width));
   float* blocked = inputs + n * hidden;
   float* middle = hidden_scratch.get(n * width);
   block_rows(x, x_row, n, hidden, inputs);
-  gated_rows(inputs, n, gate_up, hidden, middle, width);
+  gated_rows(inputs, n, gate_up, hidden, limit, middle, width);
   block_rows(middle, width, n, width, blocked);
   parallel(downs, panel_cost(n, width), [=](int64_t panel) {
     panel_gemm(blocked, n, down.panel(0, panel), width, out + panel * PANEL, hidden,
@@ -419,7 +442,7 @@ struct Sorted {
 template <typename Weights>
 static void expert_middles(const float* x, int64_t x_row, const Sorted& sorted,
                            const Weights& gate_up, float* middle, int64_t hidden, int64_t width,
-                           int64_t* tokens) {
+                           float limit, int64_t* tokens) {
   for (int64_t i = 0; i < sorted.count(); i++) tokens[i] = sorted.pairs[i] / sorted.top;
   int64_t gates = (width + LANES - 1) / LANES;
   float* inputs = rows_scratch.get(sorted.count() * hidden);
@@ -431,7 +454,7 @@ static void expert_middles(const float* x, int64_t x_row, const Sorted& sorted,
     int64_t e = item / gates, panel = item % gates, at = sorted.begin[e];
     if (sorted.rows(e))
       gated_panel(inputs + at * hidden, sorted.rows(e), gate_up.panel(e, panel), hidden,
-                  middle + panel * LANES, width, width - panel * LANES, sorted.pairs + at);
+                  limit, middle + panel * LANES, width, width - panel * LANES, sorted.pairs + at);
   });
 }
 
@@ -478,11 +501,11 @@ template <typename Weights>
 static void routed_experts(const float* x, int64_t x_row, const int64_t* ids, const float* weights,
                            const Weights& gate_up, const Weights& down, float* out, int64_t n,
                            int64_t top, int64_t hidden, int64_t width, int64_t first, int64_t experts,
-                           int64_t* begin, int64_t* pairs, int64_t* tokens) {
+                           float limit, int64_t* begin, int64_t* pairs, int64_t* tokens) {
   Sorted sorted(ids, n, top, first, experts, begin, pairs);
   float* middle = hidden_scratch.get(n * top * width);
   float* parts = output_scratch.get(n * top * hidden);
-  expert_middles(x, x_row, sorted, gate_up, middle, hidden, width, tokens);
+  expert_middles(x, x_row, sorted, gate_up, middle, hidden, width, limit, tokens);
   expert_downs(middle, sorted, down, parts, width, hidden);
   add_parts(parts, weights, ids, first, experts, out, n, top, hidden);
 }
@@ -522,35 +545,36 @@ static void open_mlps(const W* gate_up, const W* down, int64_t hidden, int64_t w
     });                                                                                            \
   }                                                                                                \
   extern "C" void middle##SUFFIX(const float* x, int64_t x_row, const W* packed, float* out,       \
-                                 int64_t n, int64_t hidden, int64_t width) {                       \
+                                 int64_t n, int64_t hidden, int64_t width, float limit) {          \
     open_weights(packed, (width + LANES - 1) / LANES, hidden, [=](auto gate_up) {                  \
-      gated_half(x, x_row, gate_up, out, n, hidden, width);                                        \
+      gated_half(x, x_row, gate_up, out, n, hidden, width, limit);                                 \
     });                                                                                            \
   }                                                                                                \
   extern "C" void gated##SUFFIX(const float* x, int64_t x_row, const W* first, const W* second,    \
-                                float* out, int64_t n, int64_t hidden, int64_t width) {            \
+                                float* out, int64_t n, int64_t hidden, int64_t width,              \
+                                float limit) {                                                     \
     open_mlps(first, second, hidden, width, [=](auto gate_up, auto down) {                         \
-      gated_mlp(x, x_row, gate_up, down, out, n, hidden, width);                                   \
+      gated_mlp(x, x_row, gate_up, down, out, n, hidden, width, limit);                            \
     });                                                                                            \
   }                                                                                                \
   extern "C" void routed##SUFFIX(const float* x, int64_t x_row, const int64_t* ids,                \
                                  const float* weights, const W* first_packed, const W* second,     \
                                  float* out, int64_t n, int64_t top, int64_t hidden,               \
-                                 int64_t width, int64_t first, int64_t experts, int64_t* begin,    \
-                                 int64_t* pairs, int64_t* tokens) {                                \
+                                 int64_t width, int64_t first, int64_t experts, float limit,       \
+                                 int64_t* begin, int64_t* pairs, int64_t* tokens) {                \
     open_mlps(first_packed, second, hidden, width, [=](auto gate_up, auto down) {                  \
       routed_experts(x, x_row, ids, weights, gate_up, down, out, n, top, hidden, width, first,     \
-                     experts, begin, pairs, tokens);                                               \
+                     experts, limit, begin, pairs, tokens);                                        \
     });                                                                                            \
   }                                                                                                \
   extern "C" void routed_middle##SUFFIX(const float* x, int64_t x_row, const int64_t* ids,         \
                                         const W* packed, float* out, int64_t n, int64_t top,       \
                                         int64_t hidden, int64_t width, int64_t first,              \
-                                        int64_t experts, int64_t* begin, int64_t* pairs,           \
-                                        int64_t* tokens) {                                         \
+                                        int64_t experts, float limit, int64_t* begin,              \
+                                        int64_t* pairs, int64_t* tokens) {                         \
     open_weights(packed, (width + LANES - 1) / LANES, hidden, [=](auto gate_up) {                  \
       Sorted sorted(ids, n, top, first, experts, begin, pairs);                                    \
-      expert_middles(x, x_row, sorted, gate_up, out, hidden, width, tokens);                       \
+      expert_middles(x, x_row, sorted, gate_up, out, hidden, width, limit, tokens);                \
     });                                                                                            \
   }                                                                                                \
   extern "C" void routed_down##SUFFIX(const float* middle, const int64_t* ids, const W* packed,    \

@@ -10,6 +10,7 @@ import triton.language as tl
 from trueline.cache.layout import AMAX_FLOOR, STORAGES
 from trueline.ops.experts.pairs import expert_of
 from trueline.ops.jit import kernel, pdl_wait
+from trueline.ops.triton_utils import swiglu
 
 E4M3 = STORAGES["e4m3fn"].fp8
 assert E4M3 is not None
@@ -19,13 +20,16 @@ SMALLEST = tl.constexpr(AMAX_FLOOR)
 
 
 @triton.jit
-def in_groups(at, column, depth, GATED: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr):
+def in_groups(
+    at, column, depth,
+    GATED: tl.constexpr, LIMIT: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+):  # fmt: skip
     """[BLOCK / GROUP, GROUP] numbers of a row; GATED: silu of a gate × what it lets pass."""
     inside = column < depth
     value = tl.load(at + column, mask=inside, other=0).to(tl.float32)
     if GATED:
         passed = tl.load(at + depth + column, mask=inside, other=0).to(tl.float32)
-        value = value / (1 + tl.exp(-value)) * passed
+        value = swiglu(value, passed, LIMIT)
     return tl.reshape(value, (BLOCK // GROUP, GROUP))
 
 
@@ -51,15 +55,16 @@ def rounded(x):
 def quantise(
     x, x_row, out, scales, scale_row, depth, ids, places, first, held,
     TOP: tl.constexpr, SHARED: tl.constexpr, PLACED: tl.constexpr, GATED: tl.constexpr,
-    POWERS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
+    LIMIT: tl.constexpr, POWERS: tl.constexpr, BLOCK: tl.constexpr, GROUP: tl.constexpr,
 ):  # fmt: skip
     """out [rows, depth] = x in fp8; scales [depth / GROUP, scale_row], powers of two if POWERS. Bit
     by bit what float32 gives on any machine. PLACED: the row of each of a token's pairs is the one
-    that `places` says. GATED: x has 2 depth columns, a gate and what it lets pass."""
+    that `places` says. GATED: x has 2 depth columns, a gate and what it lets pass,
+    clamped to a LIMIT."""
     pdl_wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    groups = in_groups(x + row * x_row, column, depth, GATED, BLOCK, GROUP)
+    groups = in_groups(x + row * x_row, column, depth, GATED, LIMIT, BLOCK, GROUP)
     scale = scales_of(groups, POWERS)
     exact = tl.div_rn(groups, tl.broadcast_to(scale[:, None], (BLOCK // GROUP, GROUP)))
     codes = tl.reshape(exact, (BLOCK,)).to(out.dtype.element_ty)
@@ -85,7 +90,7 @@ def through_fp8(
     pdl_wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
-    groups = in_groups(x + row * x_row, column, depth, False, BLOCK, GROUP)
+    groups = in_groups(x + row * x_row, column, depth, False, None, BLOCK, GROUP)
     scale = tl.broadcast_to(scales_of(groups, POWERS)[:, None], (BLOCK // GROUP, GROUP))
     y = tl.reshape(rounded(tl.div_rn(groups, scale)) * scale, (BLOCK,))
     tl.store(out + row * depth + column, y.to(out.dtype.element_ty), mask=column < depth)

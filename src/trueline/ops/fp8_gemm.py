@@ -22,7 +22,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
 from trueline.ops.fp8 import LARGEST, SMALLEST
-from trueline.ops.gluon import kernel, made_barriers, signal
+from trueline.ops.gluon import kernel, made_barriers, signal, swiglu
 
 BLOCK = gl.constexpr(128)
 """Rows of a tile, and numbers that share a scale, along each side."""
@@ -146,9 +146,9 @@ def half(a, b):
 
 
 @gluon.jit
-def quantised(gate, up, scales, POWERS: gl.constexpr):
+def quantised(gate, up, scales, LIMIT: gl.constexpr, POWERS: gl.constexpr):
     """Codes of silu(gate) × up, not yet rounded; their scales are stored."""
-    y = gate / (1 + gl.exp(-gate)) * up
+    y = swiglu(gate, up, LIMIT)
     scale = gl.maximum(gl.max(gl.abs(y), 1), SMALLEST) / LARGEST
     if POWERS:  # the next power of two
         bits = scale.to(gl.int32, bitcast=True)
@@ -183,8 +183,8 @@ def scales_at(a, a_row, left, right, step):
 @gluon.jit
 def consume(
     shared, barriers, scales, experts, order, pairs, out, work, depth, width,
-    GATED: gl.constexpr, POWERS: gl.constexpr, GROUPED: gl.constexpr, GROUP: gl.constexpr,
-    HALVES: gl.constexpr, STAGES: gl.constexpr, WHO: gl.constexpr,
+    GATED: gl.constexpr, LIMIT: gl.constexpr, POWERS: gl.constexpr, GROUPED: gl.constexpr,
+    GROUP: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr, WHO: gl.constexpr,
 ):  # fmt: skip
     in_a, in_b, in_out = shared
     full, empty = barriers
@@ -239,7 +239,7 @@ def consume(
                 rows = (order, pairs, at_row)
                 if GATED:
                     to = of_out + n * out_row + m * BLOCK + own
-                    y = quantised(left, right, to, POWERS)
+                    y = quantised(left, right, to, LIMIT, POWERS)
                     write(out, staged, y, rows, n * BLOCK, GROUPED)
                 else:
                     column = n * HALVES * BLOCK
@@ -252,8 +252,8 @@ def consume(
 @kernel(do_not_specialize=["a_row", "out_row", "pairs"])
 def gemm(
     a, b, of_a, a_row, of_b, experts, order, pairs, total, out, of_out, out_row, depth, width,
-    GATED: gl.constexpr, POWERS: gl.constexpr, GROUPED: gl.constexpr, GROUP: gl.constexpr,
-    HALVES: gl.constexpr, STAGES: gl.constexpr,
+    GATED: gl.constexpr, LIMIT: gl.constexpr, POWERS: gl.constexpr, GROUPED: gl.constexpr,
+    GROUP: gl.constexpr, HALVES: gl.constexpr, STAGES: gl.constexpr,
 ):  # fmt: skip
     """out [rows, width] = a [rows, depth] × bᵀ, b [experts × width, depth]. Scales of a are
     [depth / 128, a_row], those of b [experts × width / 128, depth / 128], rounded up.
@@ -262,8 +262,8 @@ def gemm(
     GROUPED: row tile m takes b of experts[m]; order has the pairs of the rows, none from `pairs`
     on, and those first in their tile; total[0] is the number of row tiles. Otherwise there is one
     expert, and `pairs` rows. GATED: b [experts × 2 width, depth] has the gate's rows and then those
-    of the up projection; out is fp8 of silu(gate) × up, its scales [width / 128, out_row], powers
-    of two if POWERS."""
+    of the up projection; out is fp8 of silu(gate) × up, clamped to a LIMIT; its scales
+    [width / 128, out_row], powers of two if POWERS."""
     in_a = gl.allocate_shared_memory(a.dtype, [STAGES, BLOCK, BLOCK], a.layout)
     in_b = gl.allocate_shared_memory(b.dtype, [HALVES * STAGES, BLOCK, BLOCK], b.layout)
     in_out = gl.allocate_shared_memory(out.dtype, [2, OWN, BLOCK], out.layout)
@@ -290,14 +290,14 @@ def gemm(
                 consume,
                 (
                     shared, barriers, scales, experts, order, pairs, out, work, depth, width,
-                    GATED, POWERS, GROUPED, GROUP, HALVES, STAGES, 0,
+                    GATED, LIMIT, POWERS, GROUPED, GROUP, HALVES, STAGES, 0,
                 ),
             ),
             (
                 consume,
                 (
                     shared, barriers, scales, experts, order, pairs, out, work, depth, width,
-                    GATED, POWERS, GROUPED, GROUP, HALVES, STAGES, 1,
+                    GATED, LIMIT, POWERS, GROUPED, GROUP, HALVES, STAGES, 1,
                 ),
             ),
         ],

@@ -88,9 +88,15 @@ def room(rows: int, depth: int, like: Tensor) -> Fp8Rows:
 
 
 def quantised(
-    x: Tensor, *, powers: bool, gated: bool = False, placed: Placed | None = None
+    x: Tensor,
+    *,
+    powers: bool,
+    gated: bool = False,
+    limit: float | None = None,
+    placed: Placed | None = None,
 ) -> Fp8Rows:
-    """x's rows, or those of each token's pairs where they are placed; gated: silu × up."""
+    """x's rows, or those of each token's pairs where they are placed; gated: silu × up, within a
+    limit."""
     x = unit_stride(x)
     depth = x.shape[1] // (2 if gated else 1)
     made = room(len(x) if placed is None else len(placed.order), depth, x)
@@ -98,8 +104,8 @@ def quantised(
         *(x, x.stride(0), made.codes, made.scales, made.scales.shape[1], depth),
         *((x, x, 0, 0) if placed is None else (placed.ids, placed.places, *placed.held)),
         **({"TOP": 1, "SHARED": 0} if placed is None else placed.choices),
-        PLACED=placed is not None, GATED=gated, POWERS=powers, BLOCK=QUANTISED, GROUP=GROUP,
-        num_warps=8,
+        PLACED=placed is not None, GATED=gated, LIMIT=limit, POWERS=powers, BLOCK=QUANTISED,
+        GROUP=GROUP, num_warps=8,
     )  # fmt: skip
     return made
 
@@ -162,6 +168,7 @@ def gemm(
     gated: bool,
     powers: bool,
     dtype: torch.dtype,
+    limit: float | None = None,
     placed: Placed | None = None,
     how: GemmLaunch | None = None,
 ) -> tuple[Tensor, Tensor]:
@@ -189,7 +196,7 @@ def gemm(
         x.scales if placed is None else placed.total,
         _described(out, (FEW_WRITTEN if grouped else TILE // 2, TILE)),
         *(scales, scales.shape[1], weight.columns, width),
-        GATED=gated, POWERS=powers, GROUPED=grouped, GROUP=how.group,
+        GATED=gated, LIMIT=limit, POWERS=powers, GROUPED=grouped, GROUP=how.group,
         HALVES=how.halves, STAGES=how.stages,
     )  # fmt: skip
     return out, scales

@@ -56,6 +56,15 @@ def copy_columns(to, rows, seen, FIRST: gl.constexpr, COLUMNS: gl.constexpr):
 
 
 @gluon.jit
+def swiglu(gate, up, LIMIT: gl.constexpr):
+    """silu(gate) × up; with a LIMIT, clamped as the op mlp says, and NaN stays NaN."""
+    if LIMIT is not None:
+        gate = gl.where(gate > LIMIT, LIMIT, gate)
+        up = gl.where(up > LIMIT, LIMIT, gl.where(up < -LIMIT, -LIMIT, up))
+    return gate / (1 + gl.exp(-gate)) * up
+
+
+@gluon.jit
 def signal_copied(barrier):
     """Arrives when the asynchronous copies issued so far are done."""
     async_copy.mbarrier_arrive(barrier, increment_count=False)

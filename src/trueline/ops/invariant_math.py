@@ -35,6 +35,13 @@ def silu(x: Tensor) -> Tensor:
     return by_rows(torch.nn.functional.silu, x)
 
 
+def swiglu(gate: Tensor, up: Tensor, limit: float | None) -> Tensor:
+    """silu(gate) × up, as the op mlp clamps them."""
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
+    return silu(gate) * up
+
+
 def sigmoid(x: Tensor) -> Tensor:
     return by_rows(torch.sigmoid, x)
 
@@ -46,3 +53,9 @@ def exp(x: Tensor) -> Tensor:
 
 def log(x: Tensor) -> Tensor:
     return by_rows(torch.log, x.reshape(-1, x.shape[-1])).view(x.shape)
+
+
+def sqrtsoftplus(x: Tensor) -> Tensor:
+    """√ log(1 + eˣ). Far below zero that is e^(x / 2), which float32 has where it has no eˣ."""
+    soft = x.clamp(min=0) + by_rows(torch.log1p, exp(-x.abs()))
+    return torch.where(x < -17, exp(x / 2), soft.sqrt())

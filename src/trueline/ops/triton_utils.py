@@ -26,6 +26,15 @@ def weighted(x, weight, dtype: tl.constexpr):
 
 
 @triton.jit
+def swiglu(gate, up, LIMIT: tl.constexpr):
+    """silu(gate) × up; with a LIMIT, clamped as the op mlp says, and NaN stays NaN."""
+    if LIMIT is not None:
+        gate = tl.where(gate > LIMIT, LIMIT, gate)
+        up = tl.where(up > LIMIT, LIMIT, tl.where(up < -LIMIT, -LIMIT, up))
+    return gate / (1 + tl.exp(-gate)) * up
+
+
+@triton.jit
 def rotated(a, b, cos, sin):
     return a * cos - b * sin, b * cos + a * sin
 

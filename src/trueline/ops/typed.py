@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from trueline.ops.hyper_connections import HyperConnections
     from trueline.ops.hyper_connections import cpu as hyper_connections_cpu
     from trueline.ops.hyper_connections import reference as hyper_connections_reference
+    from trueline.ops.hyper_connections import triton as hyper_connections_triton
     from trueline.ops.index_scores import IndexScores
     from trueline.ops.index_scores import cpu as index_scores_cpu
     from trueline.ops.index_scores import native as index_scores_native
@@ -194,6 +195,7 @@ if TYPE_CHECKING:
     hyper_connections: tuple[HyperConnections, ...] = (
         hyper_connections_cpu,
         hyper_connections_reference,
+        hyper_connections_triton,
     )
     index_scores(index_scores_native)
     index_scores(index_scores_cpu)

@@ -94,22 +94,33 @@ def mlp(
     down: Tensor,
     dtype: torch.dtype,
     rounded: torch.dtype = torch.float32,
+    limit: float | None = None,
 ) -> Tensor:
     """Of down (silu(gate) · up), [n, out]: errors of the middle's channels are independent.
-    `rounded` as in `gemm`."""
+    `rounded` as in `gemm`; `limit` of gate and up."""
     x, gate_up, down = x.double(), gate_up.double(), down.double()
     gate, up = (x @ gate_up.mT).chunk(2, dim=-1)
     off = gemm(x, gate_up, dtype, rounded)
     off_gate, off_up = (off + stored(x @ gate_up.mT, dtype)).chunk(2, dim=-1)
-    middle, off_middle = gated(gate, up, off_gate, off_up, dtype)
+    middle, off_middle = gated(gate, up, off_gate, off_up, dtype, limit)
     passed = (off_middle.square() @ down.square().mT).sqrt()
     return passed + gemm(middle, down, dtype, rounded) + stored(middle @ down.mT, dtype)
 
 
 def gated(
-    gate: Tensor, up: Tensor, off_gate: Tensor, off_up: Tensor, dtype: torch.dtype
+    gate: Tensor,
+    up: Tensor,
+    off_gate: Tensor,
+    off_up: Tensor,
+    dtype: torch.dtype,
+    limit: float | None = None,
 ) -> tuple[Tensor, Tensor]:
     """silu(gate) · up, and how far it may be off."""
+    if limit is not None:
+        # what is surely beyond the limit is the limit
+        off_gate = off_gate * (gate - off_gate <= limit)
+        off_up = off_up * (up.abs() - off_up <= limit)
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     middle = gate * gate.sigmoid() * up
     # the slope of silu is at most 1.1; exp loses as many units as its argument is large
     off = 1.1 * off_gate * up.abs() + gate.sigmoid() * gate.abs() * off_up

@@ -32,7 +32,7 @@ from trueline.verify.lightning import (
     ranks_hold_their_heads,
 )
 from trueline.verify.numerics import NUMERICS_CHECKS
-from trueline.verify.ops import attention_ops, fp8_attention_ops, fp8_input_ops
+from trueline.verify.ops import attention_ops, fp8_attention_ops, fp8_input_ops, v4_ops
 from trueline.verify.rank_ledger import rank_ledger
 from trueline.verify.rope import rope_contract
 from trueline.verify.routing import routing
@@ -298,6 +298,7 @@ CHECKS: Mapping[str, Callable[[Subject], None]] = {
     "fp8 op = reference": fp8_attention_ops,
     "fp8 inputs, op = reference": fp8_input_ops,
     "sparse op = reference": sparse_ops,
+    "V4 op = reference": v4_ops,
     "index cache": index_cache,
     "latent cache": latent_cache,
     "rope contract": rope_contract,

@@ -1,7 +1,8 @@
-"""Routed experts: `pack(gate_up [experts, 2 width, hidden], down [experts, hidden, width], linear)`
-once; `run(x [n, hidden], ids [n, k], weights [n, k], packed, linear, first=0)` -> [n, hidden].
-This rank holds experts first..first+len(packed); the others' share is left out. Each active
-expert's weights are read once, whatever the number of tokens.
+"""Routed experts: `pack(gate_up [experts, 2 width, hidden], down [experts, hidden, width], linear,
+limit=None)` once; `run(x [n, hidden], ids [n, k], weights [n, k], packed, linear, first=0)` ->
+[n, hidden]. This rank holds experts first..first+len(packed); the others' share is left out. Each
+active expert's weights are read once, whatever the number of tokens. `limit`: as of the op mlp, for
+every expert, shared ones among them.
 
 The same in three steps, for a rank that holds some of the experts, or of every expert a part of the
 width and, of `down`, some rows over the whole width: `middle(x, ids, packed, linear, first=0)` ->
@@ -12,8 +13,8 @@ than x; the others then return them. Only batch-invariant mode calls the three.
 
 An implementation may also take the shared expert in, where its width is a multiple of the others':
 `pack_with_shared(gate_up, down, shared_gate_up [2 shared, hidden], shared_down [hidden, shared],
-linear)` in place of `pack`; `run` then adds what it gives, with weight 1. Layers use it where it is
-declared."""
+linear, limit=None)` in place of `pack`; `run` then adds what it gives, with weight 1. Layers use it
+where it is declared."""
 
 from __future__ import annotations
 
@@ -40,7 +41,13 @@ Packed = TypeVar("Packed")
 class Experts(Protocol[Packed]):
     capabilities: Capabilities
 
-    def pack(self, gate_up: Weight | Tensor, down: Weight | Tensor, linear: LinearOp) -> Packed: ...
+    def pack(
+        self,
+        gate_up: Weight | Tensor,
+        down: Weight | Tensor,
+        linear: LinearOp,
+        limit: float | None = None,
+    ) -> Packed: ...
 
     def run(
         self,
@@ -77,6 +84,7 @@ class SharedExperts(Experts[Packed], Protocol[Packed]):
         shared_gate_up: Weight | Tensor,
         shared_down: Weight | Tensor,
         linear: LinearOp,
+        limit: float | None = None,
     ) -> Packed: ...
 
 

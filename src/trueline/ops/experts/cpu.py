@@ -23,12 +23,15 @@ class Packed:
     width: int
     rows: int
     """Of `down`."""
+    limit: float | None
 
 
-def pack(gate_up: Weight | Tensor, down: Weight | Tensor, linear: LinearOp) -> Packed:
+def pack(
+    gate_up: Weight | Tensor, down: Weight | Tensor, linear: LinearOp, limit: float | None = None
+) -> Packed:
     pairs = zip(unstack(gate_up), unstack(down), strict=True)
     experts = [(linear.pack(first), linear.pack(second)) for first, second in pairs]
-    return Packed(experts, gate_up.shape[1] // 2, down.shape[1])
+    return Packed(experts, gate_up.shape[1] // 2, down.shape[1], limit)
 
 
 def run(
@@ -43,7 +46,7 @@ def middle(x: Tensor, ids: Tensor, packed: Packed, linear: LinearOp, first: int 
     out = x.new_zeros(n * k, packed.width)
     for expert, pairs in _by_expert(ids, packed, first):
         gate, up = linear.run(x[[pair // k for pair in pairs]], expert[0]).chunk(2, dim=-1)
-        out[pairs] = invariant_math.silu(gate) * up
+        out[pairs] = invariant_math.swiglu(gate, up, packed.limit)
     return out.view(n, k, -1)
 
 

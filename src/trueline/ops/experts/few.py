@@ -12,6 +12,7 @@ import triton.language as tl
 
 from trueline.ops.experts.pairs import expert_of, weight_of
 from trueline.ops.jit import kernel, pdl_wait
+from trueline.ops.triton_utils import swiglu
 
 
 @triton.jit
@@ -24,7 +25,8 @@ def rows_of(matrix, expert, rows, inner, count, depth, inside):
 @kernel(do_not_specialize=["first", "held", "tokens"])
 def gated(
     x, x_row, ids, gate_up, out, first, held, tokens, hidden, width,
-    TOP: tl.constexpr, SHARED: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    TOP: tl.constexpr, SHARED: tl.constexpr, LIMIT: tl.constexpr, BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """out [pairs, width] = silu(gate x) × up x; a program has BLOCK_N columns of one pair. Pairs of
     shared experts come first: their weights do not wait for the router."""
@@ -54,7 +56,7 @@ def gated(
     value = tl.load(given, mask=inner < hidden, other=0).to(tl.float32)[None, :]
     g = tl.sum(gate.to(tl.float32) * value, axis=1)
     u = tl.sum(up.to(tl.float32) * value, axis=1)
-    y = g / (1 + tl.exp(-g)) * u
+    y = swiglu(g, u, LIMIT)
     here = (columns < width) & (expert >= 0)
     tl.store(out + pair.to(tl.int64) * width + columns, y.to(out.dtype.element_ty), here)
 

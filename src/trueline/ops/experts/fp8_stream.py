@@ -18,6 +18,7 @@ import triton.language as tl
 from trueline.ops.experts.pairs import expert_of, weight_of
 from trueline.ops.fp8 import scales_of
 from trueline.ops.jit import kernel, pdl_wait
+from trueline.ops.triton_utils import swiglu
 
 CHUNK = tl.constexpr(16)
 """Codes that a thread loads at once."""
@@ -49,8 +50,8 @@ def quantise_group(x, out, scale_at, POWERS: tl.constexpr, GROUP: tl.constexpr):
 def gated(
     x, of_x, x_row, ids, gate_up, of_weight, middle, arrived, out, of_out, out_row, first, held,
     hidden, width,
-    TOP: tl.constexpr, SHARED: tl.constexpr, POWERS: tl.constexpr, GROUP: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    TOP: tl.constexpr, SHARED: tl.constexpr, LIMIT: tl.constexpr, POWERS: tl.constexpr,
+    GROUP: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """out [pairs, width] = silu(gate x) × up x in fp8, zeros for an expert held elsewhere; a
     program has BLOCK_N columns of one pair. x: codes [tokens, hidden], scales
@@ -78,7 +79,7 @@ def gated(
     both = tl.join(chunk_sums(gate, value, scale * of_gate), chunk_sums(up, value, scale * of_up))
     g, u = tl.split(tl.sum(both, axis=0))
     to = middle + pair * width + column + tl.arange(0, BLOCK_N)
-    tl.store(to, g / (1 + tl.exp(-g)) * u)
+    tl.store(to, swiglu(g, u, LIMIT))
     tl.debug_barrier()  # all threads have stored
     group = column // GROUP
     arrived += pair * (width // GROUP) + group

@@ -90,8 +90,10 @@ def _columns(codes: int, warps: int) -> int:
     return power_of_two(most // 2 + 1) if most else 0
 
 
-def pack(gate_up: Weight | Tensor, down: Weight | Tensor, linear: LinearOp) -> Packed:
-    return of_codes(triton_quantised.pack(gate_up, down, linear))
+def pack(
+    gate_up: Weight | Tensor, down: Weight | Tensor, linear: LinearOp, limit: float | None = None
+) -> Packed:
+    return of_codes(triton_quantised.pack(gate_up, down, linear, limit))
 
 
 def pack_with_shared(
@@ -100,9 +102,10 @@ def pack_with_shared(
     shared_gate_up: Weight | Tensor,
     shared_down: Weight | Tensor,
     linear: LinearOp,
+    limit: float | None = None,
 ) -> Packed:
     every = gate_up, down, shared_gate_up, shared_down
-    return of_codes(triton_quantised.pack_with_shared(*every, linear))
+    return of_codes(triton_quantised.pack_with_shared(*every, linear, limit))
 
 
 def of_codes(codes: triton_quantised.Packed) -> Packed:
@@ -143,7 +146,7 @@ def run_streamed(
         *(gate_up.numbers.view(CODES), gate_up.scales),
         *(x.new_empty(pairs, width, dtype=torch.float32), packed.arrived),
         *(middle.codes, middle.scales, middle.scales.shape[1], *held, hidden, width),
-        **choices, POWERS=powers,
+        **choices, LIMIT=packed.codes.limit, POWERS=powers,
         BLOCK_N=how.first.columns, BLOCK_K=how.first.inner, num_warps=how.first.warps,
     )  # fmt: skip
     fp8_stream.down[(hidden // how.second.columns, len(x))](
@@ -161,7 +164,8 @@ def run_grouped(
     powers = packed.gate_up.powers_of_two
     placed = place(ids, len(packed.down.numbers), packed.shared, first)
     product = partial(gemm, powers=powers, dtype=x.dtype, placed=placed)
-    codes, scales = product(quantised(x, powers=powers, placed=placed), packed.gate_up, gated=True)
+    rows = quantised(x, powers=powers, placed=placed)
+    codes, scales = product(rows, packed.gate_up, gated=True, limit=packed.limit)
     parts, _ = product(Fp8Rows(codes, scales, len(codes)), packed.down, gated=False)
     out = x.new_empty(len(x), x.shape[1])
     combine(parts, weights.contiguous(), placed, out, SUM_BLOCK)

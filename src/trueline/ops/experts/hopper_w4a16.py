@@ -36,6 +36,7 @@ PERMUTED = 1024
 class Packed:
     gate_up: Fragments
     down: Fragments
+    limit: float | None
 
     @property
     def nbytes(self) -> int:
@@ -57,14 +58,14 @@ def streamed(columns: int, steps: int, tiles: int) -> int:
 
 
 def pack(
-    gate_up: Weight | Tensor, down: Weight | Tensor, linear: LinearOp
+    gate_up: Weight | Tensor, down: Weight | Tensor, linear: LinearOp, limit: float | None = None
 ) -> Packed | triton_quantised.Packed:
     assert isinstance(gate_up, Weight), "the plan chose it for a quantised format"
     assert isinstance(down, Weight), "the plan chose it for a quantised format"
     first, second = fragments_of(gate_up, gated=True), fragments_of(down, gated=False)
     if first is None or second is None:
-        return triton_quantised.pack(gate_up, down, linear)
-    return Packed(first, second)
+        return triton_quantised.pack(gate_up, down, linear, limit)
+    return Packed(first, second, limit)
 
 
 def run(
@@ -118,7 +119,7 @@ def _stream(
         stream_fragments[(triton.cdiv(columns, each), len(order[1]))](
             *(source, source.stride(0), weight.words, weight.scales, *order, weights, out),
             *(len(parts), depth, out.shape[1], each, columns),
-            **_compiled(weight, top, gated),
+            **_compiled(weight, top, packed.limit, gated=gated),
         )
 
 
@@ -142,18 +143,21 @@ def _gemm(
         grouped_gemm[(num_sms(x.device),)](
             *(source, source.shape[1], weight.words, weight.scales, *order, weights, out),
             *(len(parts), weight.columns, out.shape[1], weight.words.shape[1]),
-            **_compiled(weight, top, gated),
+            **_compiled(weight, top, packed.limit, gated=gated),
             T=rows,
             STAGES=AHEAD_BYTES // (2 * CHUNK * (rows + TILE_ROWS // 2)),
             HALVE=rows >= TILE_ROWS,
         )
 
 
-def _compiled(weight: Fragments, top: int, gated: bool) -> dict[str, object]:
+def _compiled(
+    weight: Fragments, top: int, limit: float | None, *, gated: bool
+) -> dict[str, object]:
     """What both kernels are compiled for."""
     return {
         "TOP": top,
         "GATED": gated,
+        "LIMIT": limit if gated else None,
         "FORM": weight.form,
         "GROUP": weight.group,
         "STEPS": weight.columns >= STEP,

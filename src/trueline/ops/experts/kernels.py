@@ -11,6 +11,7 @@ import triton.language as tl
 
 from trueline.ops.experts.pairs import expert_of, weight_of
 from trueline.ops.jit import kernel, pdl_wait
+from trueline.ops.triton_utils import swiglu
 
 
 @kernel(do_not_specialize=["pairs", "first", "held"])
@@ -119,8 +120,9 @@ def _product(
 @triton.jit
 def _tile(
     x, x_row, weight, weights, out, rows, live, expert, n, depth, width,
-    TOP: tl.constexpr, SHARED: tl.constexpr, GATED: tl.constexpr, SWAP: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+    TOP: tl.constexpr, SHARED: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr,
+    SWAP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    EVEN_K: tl.constexpr,
 ):  # fmt: skip
     """Pairs `rows` times tile n of the expert's columns."""
     columns, weight_rows = columns_of(n, width, GATED, BLOCK_N)
@@ -132,7 +134,7 @@ def _tile(
     acc = _product(x_at, weight_at, live, inner, depth, SWAP, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K)
     if GATED:
         gate, up = tl.split(tl.reshape(acc, (BLOCK_M, BLOCK_N // 2, 2)))
-        y = gate / (1 + tl.exp(-gate)) * up
+        y = swiglu(gate, up, LIMIT)
     else:
         y = acc * weight_of(weights, rows, live, TOP, SHARED)[:, None]
     to = out + rows.to(tl.int64)[:, None] * width + columns[None, :]
@@ -142,14 +144,14 @@ def _tile(
 @kernel(do_not_specialize=["pairs"])
 def grouped(
     x, x_row, weight, weights, out, order, tiles, total, pairs, depth, width,
-    TOP: tl.constexpr, SHARED: tl.constexpr, GATED: tl.constexpr, SWAP: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
-    GROUP: tl.constexpr, HALVE: tl.constexpr,
+    TOP: tl.constexpr, SHARED: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr,
+    SWAP: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    EVEN_K: tl.constexpr, GROUP: tl.constexpr, HALVE: tl.constexpr,
 ):  # fmt: skip
-    """GATED: out [pairs, width] = silu(gate x) × up x, x a row per token. Otherwise weight × (down
-    x), x a row per pair. Programs of GROUP row tiles run together over all columns: what they read
-    is then still in the cache for the others. HALVE: an expert's last tile costs half, if it is at
-    most half full."""
+    """GATED: out [pairs, width] = silu(gate x) × up x, clamped to a LIMIT, x a row per token.
+    Otherwise weight × (down x), x a row per pair. Programs of GROUP row tiles run together over all
+    columns: what they read is then still in the cache for the others. HALVE: an expert's last tile
+    costs half, if it is at most half full."""
     pdl_wait()
     step = tl.cdiv(width, BLOCK_N // 2 if GATED else BLOCK_N) * GROUP
     program = tl.program_id(0)
@@ -162,13 +164,13 @@ def grouped(
         half = tl.load(order + tl.arange(0, BLOCK_M // 2))
         _tile(
             x, x_row, weight, weights, out, half, half < pairs, expert, n, depth, width,
-            TOP, SHARED, GATED, SWAP, BLOCK_M // 2, BLOCK_N, BLOCK_K, EVEN_K,
+            TOP, SHARED, GATED, LIMIT, SWAP, BLOCK_M // 2, BLOCK_N, BLOCK_K, EVEN_K,
         )  # fmt: skip
     else:
         rows = tl.load(order + tl.arange(0, BLOCK_M))
         _tile(
             x, x_row, weight, weights, out, rows, rows < pairs, expert, n, depth, width,
-            TOP, SHARED, GATED, SWAP, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K,
+            TOP, SHARED, GATED, LIMIT, SWAP, BLOCK_M, BLOCK_N, BLOCK_K, EVEN_K,
         )  # fmt: skip
 
 

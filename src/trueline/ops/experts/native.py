@@ -14,12 +14,14 @@ from trueline.weights.value import Weight, dense
 capabilities = IMPLEMENTATIONS["native"]
 
 
-def pack(gate_up: Weight | Tensor, down: Weight | Tensor, linear: LinearOp) -> mlp.Packed:
+def pack(
+    gate_up: Weight | Tensor, down: Weight | Tensor, linear: LinearOp, limit: float | None = None
+) -> mlp.Packed:
     # Not in large pages, which take long to come: most of it lies idle in a step.
     if stored := scaled.as_stored(gate_up, down):
         first, second = (list(weight.unstack()) for weight in stored)
-        return mlp.pack_stored(first, second, torch.empty)
-    return mlp.pack_dense(dense(gate_up), dense(down), torch.empty)
+        return mlp.clamped(mlp.pack_stored(first, second, torch.empty), limit)
+    return mlp.clamped(mlp.pack_dense(dense(gate_up), dense(down), torch.empty), limit)
 
 
 def run(
@@ -71,8 +73,9 @@ def combine(each: Tensor, weights: Tensor) -> Tensor:
     return out
 
 
-def _sizes(x: Tensor, ids: Tensor, packed: mlp.Packed, first: int) -> tuple[int, ...]:
-    return (*ids.shape, x.shape[1], packed.width, first, len(packed.down))
+def _sizes(x: Tensor, ids: Tensor, packed: mlp.Packed, first: int) -> tuple[float, ...]:
+    """And the limit."""
+    return (*ids.shape, x.shape[1], packed.width, first, len(packed.down), packed.limit)
 
 
 def _scratch(ids: Tensor, packed: mlp.Packed) -> tuple[Tensor, ...]:

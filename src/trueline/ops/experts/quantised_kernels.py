@@ -10,14 +10,15 @@ from trueline.ops.codes_kernels import coded_product
 from trueline.ops.experts.kernels import columns_of
 from trueline.ops.experts.pairs import weight_of
 from trueline.ops.jit import kernel, pdl_wait
+from trueline.ops.triton_utils import swiglu
 
 
 @kernel(do_not_specialize=["pairs"])
 def grouped(
     x, x_row, numbers, number_row, scales, scale_row, scale_rows, weights, out, order, tiles,
     total, pairs, depth, width,
-    TOP: tl.constexpr, SHARED: tl.constexpr, GATED: tl.constexpr, SWAP: tl.constexpr,
-    FORM: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr,
+    TOP: tl.constexpr, SHARED: tl.constexpr, GATED: tl.constexpr, LIMIT: tl.constexpr,
+    SWAP: tl.constexpr, FORM: tl.constexpr, ROWS: tl.constexpr, GROUP: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
 ):  # fmt: skip
     """As `kernels.grouped`; a scale is that of ROWS rows and GROUP columns. number_row: bytes of a
@@ -41,7 +42,7 @@ def grouped(
     )  # fmt: skip
     if GATED:
         gate, up = tl.split(tl.reshape(acc, (BLOCK_M, BLOCK_N // 2, 2)))
-        y = gate / (1 + tl.exp(-gate)) * up
+        y = swiglu(gate, up, LIMIT)
     else:
         y = acc * weight_of(weights, rows, live, TOP, SHARED)[:, None]
     to = out + rows.to(tl.int64)[:, None] * width + columns[None, :]

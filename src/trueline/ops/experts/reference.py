@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from trueline.ops.experts import IMPLEMENTATIONS
+from trueline.ops.mlp.reference import gated
 from trueline.weights.value import Weight, dense
 
 capabilities = IMPLEMENTATIONS["reference"]
 
-Packed = list[tuple[Tensor, Tensor]]
+
+@dataclass(frozen=True, slots=True)
+class Packed:
+    experts: list[tuple[Tensor, Tensor]]
+    limit: float | None
 
 
-def pack(gate_up: Weight | Tensor, down: Weight | Tensor, linear: object) -> Packed:
+def pack(
+    gate_up: Weight | Tensor, down: Weight | Tensor, linear: object, limit: float | None = None
+) -> Packed:
     pairs = zip(dense(gate_up), dense(down), strict=True)
-    return [(first.double(), second.double()) for first, second in pairs]
+    return Packed([(first.double(), second.double()) for first, second in pairs], limit)
 
 
 def run(
@@ -26,21 +35,23 @@ def run(
 
 
 def middle(x: Tensor, ids: Tensor, packed: Packed, linear: object, first: int = 0) -> Tensor:
-    out = torch.zeros(*ids.shape, len(packed[0][0]) // 2, dtype=torch.float64)
+    experts = packed.experts
+    out = torch.zeros(*ids.shape, len(experts[0][0]) // 2, dtype=torch.float64)
     for token in range(len(x)):
         for k, expert in enumerate(ids[token].tolist()):
-            if first <= expert < first + len(packed):
-                gate, up = (packed[expert - first][0] @ x[token].double()).chunk(2)
-                out[token, k] = gate / (1 + (-gate).exp()) * up
+            if first <= expert < first + len(experts):
+                gate, up = (experts[expert - first][0] @ x[token].double()).chunk(2)
+                out[token, k] = gated(gate, up, packed.limit)
     return out
 
 
 def down(middle: Tensor, ids: Tensor, packed: Packed, linear: object, first: int = 0) -> Tensor:
-    out = torch.zeros(*ids.shape, len(packed[0][1]), dtype=torch.float64)
+    experts = packed.experts
+    out = torch.zeros(*ids.shape, len(experts[0][1]), dtype=torch.float64)
     for token in range(len(ids)):
         for k, expert in enumerate(ids[token].tolist()):
-            if first <= expert < first + len(packed):
-                out[token, k] = packed[expert - first][1] @ middle[token, k].double()
+            if first <= expert < first + len(experts):
+                out[token, k] = experts[expert - first][1] @ middle[token, k].double()
     return out
 
 

@@ -37,6 +37,7 @@ class Packed:
     down: Tensor
     shared: int
     """Of the experts, those at the end that every token takes with weight 1."""
+    limit: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,8 +97,10 @@ def _at_once(column: int, held: int = HELD_BYTES) -> GemmTiles:
     return GemmTiles(columns, 0, max(power_of_two(columns * column // WARP_BYTES), 4))
 
 
-def pack(gate_up: Weight | Tensor, down: Weight | Tensor, linear: LinearOp) -> Packed:
-    return Packed(dense(gate_up).contiguous(), dense(down).contiguous(), 0)
+def pack(
+    gate_up: Weight | Tensor, down: Weight | Tensor, linear: LinearOp, limit: float | None = None
+) -> Packed:
+    return Packed(dense(gate_up).contiguous(), dense(down).contiguous(), 0, limit)
 
 
 def pack_with_shared(
@@ -106,12 +109,14 @@ def pack_with_shared(
     shared_gate_up: Weight | Tensor,
     shared_down: Weight | Tensor,
     linear: LinearOp,
+    limit: float | None = None,
 ) -> Packed:
     width = down.shape[2]
     count = shared_down.shape[1] // width
     more = dense(shared_gate_up).view(2, count, width, -1).transpose(0, 1).flatten(1, 2)
     more_down = dense(shared_down).view(-1, count, width).transpose(0, 1)
-    return Packed(torch.cat((dense(gate_up), more)), torch.cat((dense(down), more_down)), count)
+    both = torch.cat((dense(gate_up), more)), torch.cat((dense(down), more_down))
+    return Packed(*both, count, limit)
 
 
 def run(
@@ -159,6 +164,7 @@ class _Step:
             *(x, x.stride(0), self.ids, self.packed.gate_up, middle),
             *(*self.held, len(x), hidden, width),
             **self.choices,
+            LIMIT=self.packed.limit,
             **_streamed(how.first, hidden),
         )
         down = few.down if how.second.inner else few.down_at_once
@@ -202,6 +208,7 @@ class _Step:
             **self.choices,
             **_tiled(cut, depth),
             GATED=gated,
+            LIMIT=self.packed.limit if gated else None,
         )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import triton
 from torch import Tensor
@@ -28,6 +29,7 @@ class Packed:
     down: Codes
     shared: int
     """Of the experts, those at the end that every token takes with weight 1."""
+    limit: float | None
 
     @property
     def nbytes(self) -> int:
@@ -52,10 +54,12 @@ def launch(tokens: int, top: int, experts: int) -> Tiles:
     return Tiles(min(max(power_of_two(int(mean + 1.5 * mean**0.5) + 1), 16), MOST_ROWS))
 
 
-def pack(gate_up: Weight | Tensor, down: Weight | Tensor, linear: LinearOp) -> Packed:
+def pack(
+    gate_up: Weight | Tensor, down: Weight | Tensor, linear: LinearOp, limit: float | None = None
+) -> Packed:
     assert isinstance(gate_up, Weight), "the plan chose it for a quantised format"
     assert isinstance(down, Weight), "the plan chose it for a quantised format"
-    return Packed(codes_of(gate_up), codes_of(down), 0)
+    return Packed(codes_of(gate_up), codes_of(down), 0, limit)
 
 
 def pack_with_shared(
@@ -64,12 +68,13 @@ def pack_with_shared(
     shared_gate_up: Weight | Tensor,
     shared_down: Weight | Tensor,
     linear: LinearOp,
+    limit: float | None = None,
 ) -> Packed:
     routed, shared = (gate_up, down), (shared_gate_up, shared_down)
     every = [each for each in (*routed, *shared) if isinstance(each, Weight)]
     assert len(every) == len(routed) + len(shared), "the plan chose it for a quantised format"
     gate_up, down, count = with_shared(*every)
-    return Packed(codes_of(gate_up), codes_of(down), count)
+    return Packed(codes_of(gate_up), codes_of(down), count, limit)
 
 
 def run(
@@ -95,8 +100,9 @@ def run_with(
     pairs, held = len(x) * (top + packed.shared), (first, experts - packed.shared)
     order = sort_pairs(ids, experts, pairs, held, choices, how.rows)
     middle, parts = x.new_empty(pairs, width), x.new_empty(pairs, hidden)
-    _product(x, packed.gate_up, weights, middle, order, choices, how, gated=True)
-    _product(through(middle), packed.down, weights, parts, order, choices, how, gated=False)
+    product = partial(_product, weights=weights, order=order, choices=choices, how=how)
+    product(x, packed.gate_up, middle, gated=True, limit=packed.limit)
+    product(through(middle), packed.down, parts, gated=False, limit=None)
     out = x.new_empty(len(x), hidden, dtype=dtype)
     sum_pairs(parts, ids, held, choices, out)
     return out
@@ -105,13 +111,14 @@ def run_with(
 def _product(
     x: Tensor,
     codes: Codes,
-    weights: Tensor,
     out: Tensor,
+    *,
+    weights: Tensor,
     order: tuple[Tensor, Tensor, Tensor],
     choices: dict[str, int],
     how: Tiles,
-    *,
     gated: bool,
+    limit: float | None,
 ) -> None:
     pairs, width = out.shape
     columns = triton.cdiv(width, how.columns // 2 if gated else how.columns)
@@ -119,7 +126,7 @@ def _product(
         *(x, x.stride(0), codes.numbers, codes.numbers.shape[2]),
         *(codes.scales, codes.scales.shape[2], codes.scales.shape[1]),
         *(weights, out, *order, pairs, codes.columns, width),
-        **choices, GATED=gated, SWAP=how.rows < 64, FORM=codes.form,
+        **choices, GATED=gated, LIMIT=limit, SWAP=how.rows < 64, FORM=codes.form,
         ROWS=codes.rows_per_scale, GROUP=codes.group, BLOCK_M=how.rows, BLOCK_N=how.columns,
         BLOCK_K=how.inner, num_warps=how.warps, num_stages=how.stages,
     )  # fmt: skip

@@ -37,6 +37,7 @@ from trueline.ops.gluon import (
     made_barriers,
     signal,
     signal_copied,
+    swiglu,
 )
 
 FLAT = gl.constexpr(gl.SwizzledSharedLayout(1, 1, 1, [1, 0]))
@@ -127,9 +128,9 @@ def scales_of(stored, FORM: gl.constexpr, EACH: gl.constexpr):
 @gluon.jit
 def multiply(
     shared, barriers, work, scales, order, weights, out, tile, n, used, slot, width, pairs,
-    N: gl.constexpr, GATED: gl.constexpr, FORM: gl.constexpr, GROUP: gl.constexpr,
-    STEPS: gl.constexpr, TAIL: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr,
-    WHO: gl.constexpr,
+    N: gl.constexpr, GATED: gl.constexpr, LIMIT: gl.constexpr, FORM: gl.constexpr,
+    GROUP: gl.constexpr, STEPS: gl.constexpr, TAIL: gl.constexpr, STAGES: gl.constexpr,
+    SLOTS: gl.constexpr, WHO: gl.constexpr,
 ):  # fmt: skip
     """64 rows of a weight times the first N pairs of a tile."""
     EACH: gl.constexpr = 256 // GROUP
@@ -179,18 +180,18 @@ def multiply(
             used += 1
     if n < columns:
         if GATED:
-            store_gated(acc, order, out, n, pairs, width, N)
+            store_gated(acc, order, out, n, pairs, width, N, LIMIT)
         else:
             store(acc, order, weights, out, n, pairs, width, N)
     return used, slot
 
 
 @gluon.jit
-def store_gated(acc, order, out, n, pairs, width, N: gl.constexpr):
+def store_gated(acc, order, out, n, pairs, width, N: gl.constexpr, LIMIT: gl.constexpr):
     """silu(gate) × up, in the order of fragments: of 32 columns, number 8 q + 4 j + 2 h + e stands
     at 16 j + 8 h + 2 q + e."""
     gate, up = gl.split(gl.permute(gl.reshape(acc, (4, 2, 8, N)), (0, 2, 3, 1)))
-    y = gate / (1 + gl.exp(-gate)) * up
+    y = swiglu(gate, up, LIMIT)
     SPLIT: gl.constexpr = y.type.layout
     warp = gl.arange(0, 4, gl.SliceLayout(1, gl.SliceLayout(2, SPLIT)))[:, None, None]
     lane = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, SPLIT)))[None, :, None]
@@ -217,9 +218,9 @@ def store(acc, order, weights, out, n, pairs, width, N: gl.constexpr):
 @gluon.jit
 def consume(
     shared, barriers, work, scales, weights, out, width,
-    T: gl.constexpr, GATED: gl.constexpr, FORM: gl.constexpr, GROUP: gl.constexpr,
-    STEPS: gl.constexpr, TAIL: gl.constexpr, STAGES: gl.constexpr, SLOTS: gl.constexpr,
-    HALVE: gl.constexpr, WHO: gl.constexpr,
+    T: gl.constexpr, GATED: gl.constexpr, LIMIT: gl.constexpr, FORM: gl.constexpr,
+    GROUP: gl.constexpr, STEPS: gl.constexpr, TAIL: gl.constexpr, STAGES: gl.constexpr,
+    SLOTS: gl.constexpr, HALVE: gl.constexpr, WHO: gl.constexpr,
 ):  # fmt: skip
     order, tiles, pairs, _, columns, count = work
     both = gl.cdiv(columns, 2)
@@ -233,26 +234,26 @@ def consume(
             if gl.load(mine + T // 2) < pairs:
                 used, slot = multiply(
                     shared, barriers, work, scales, mine, weights, out, tile, n, used, slot, width,
-                    pairs, T, GATED, FORM, GROUP, STEPS, TAIL, STAGES, SLOTS, WHO,
+                    pairs, T, GATED, LIMIT, FORM, GROUP, STEPS, TAIL, STAGES, SLOTS, WHO,
                 )  # fmt: skip
             else:
                 used, slot = multiply(
                     shared, barriers, work, scales, mine, weights, out, tile, n, used, slot, width,
-                    pairs, T // 2, GATED, FORM, GROUP, STEPS, TAIL, STAGES, SLOTS, WHO,
+                    pairs, T // 2, GATED, LIMIT, FORM, GROUP, STEPS, TAIL, STAGES, SLOTS, WHO,
                 )  # fmt: skip
         else:
             used, slot = multiply(
                 shared, barriers, work, scales, mine, weights, out, tile, n, used, slot, width,
-                pairs, T, GATED, FORM, GROUP, STEPS, TAIL, STAGES, SLOTS, WHO,
+                pairs, T, GATED, LIMIT, FORM, GROUP, STEPS, TAIL, STAGES, SLOTS, WHO,
             )  # fmt: skip
 
 
 @kernel(do_not_specialize=["pairs"])
 def grouped_gemm(
     x, x_row, packed, scales, order, tiles, total, weights, out, pairs, depth, width, columns,
-    TOP: gl.constexpr, T: gl.constexpr, GATED: gl.constexpr, FORM: gl.constexpr,
-    GROUP: gl.constexpr, STEPS: gl.constexpr, TAIL: gl.constexpr, STAGES: gl.constexpr,
-    HALVE: gl.constexpr,
+    TOP: gl.constexpr, T: gl.constexpr, GATED: gl.constexpr, LIMIT: gl.constexpr,
+    FORM: gl.constexpr, GROUP: gl.constexpr, STEPS: gl.constexpr, TAIL: gl.constexpr,
+    STAGES: gl.constexpr, HALVE: gl.constexpr,
 ):  # fmt: skip
     """x [·, x_row] with its columns in the order of fragments, x_row whole chunks of 64. GATED: a
     row per token; out [pairs, width] is in that order too. Otherwise a row per pair. `columns`:
@@ -283,15 +284,15 @@ def grouped_gemm(
             (
                 consume,
                 (
-                    shared, barriers, work, scales, weights, out, width, T, GATED, FORM, GROUP,
-                    STEPS, TAIL, STAGES, SLOTS, HALVE, 0,
+                    shared, barriers, work, scales, weights, out, width, T, GATED, LIMIT, FORM,
+                    GROUP, STEPS, TAIL, STAGES, SLOTS, HALVE, 0,
                 ),
             ),
             (
                 consume,
                 (
-                    shared, barriers, work, scales, weights, out, width, T, GATED, FORM, GROUP,
-                    STEPS, TAIL, STAGES, SLOTS, HALVE, 1,
+                    shared, barriers, work, scales, weights, out, width, T, GATED, LIMIT, FORM,
+                    GROUP, STEPS, TAIL, STAGES, SLOTS, HALVE, 1,
                 ),
             ),
         ],

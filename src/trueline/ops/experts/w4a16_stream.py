@@ -21,6 +21,7 @@ from trueline.ops.experts.fragment_kernels import (
     scale_layout,
     tail_scales,
 )
+from trueline.ops.gluon import swiglu
 from trueline.ops.jit import Launcher
 
 MMA = gl.constexpr(gl.NVMMADistributedLayout([2, 0], [4, 1], [16, 8]))
@@ -97,12 +98,14 @@ def kernel(**options):
 
 
 @gluon.jit
-def store(acc, order, weights, out, n, pairs, width, GATED: gl.constexpr):
+def store(
+    acc, order, weights, out, n, pairs, width, GATED: gl.constexpr, LIMIT: gl.constexpr
+):  # fmt: skip
     """What 64 rows of the weight give for a tile's T pairs, whose numbers are in `order`."""
     if GATED:
         both = gl.permute(gl.reshape(acc, (4, 2, 8, T)), (0, 2, 3, 1))
         gate, up = gl.split(both)
-        y = gate / (1 + gl.exp(-gate)) * up
+        y = swiglu(gate, up, LIMIT)
         SPLIT: gl.constexpr = y.type.layout
         warp = gl.arange(0, 4, gl.SliceLayout(1, gl.SliceLayout(2, SPLIT)))[:, None, None]
         lane = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(2, SPLIT)))[None, :, None]
@@ -121,8 +124,8 @@ def store(acc, order, weights, out, n, pairs, width, GATED: gl.constexpr):
 @kernel(do_not_specialize=["pairs", "each", "columns"])
 def stream_fragments(
     x, x_row, packed, scales, order, tiles, total, weights, out, pairs, depth, width, each, columns,
-    TOP: gl.constexpr, GATED: gl.constexpr, FORM: gl.constexpr, GROUP: gl.constexpr,
-    STEPS: gl.constexpr, TAIL: gl.constexpr,
+    TOP: gl.constexpr, GATED: gl.constexpr, LIMIT: gl.constexpr, FORM: gl.constexpr,
+    GROUP: gl.constexpr, STEPS: gl.constexpr, TAIL: gl.constexpr,
 ):  # fmt: skip
     """A program per tile of T pairs of one expert and `each` of the `columns` tiles of 64 rows of
     the weight, which are one stream; as `kernels.grouped` otherwise. STEPS: whether there are steps
@@ -169,7 +172,7 @@ def stream_fragments(
             )
             step += 1
             if TAIL == 0 and step == steps:
-                store(acc, order, weights, out, n, pairs, width, GATED)
+                store(acc, order, weights, out, n, pairs, width, GATED, LIMIT)
                 acc = gl.zeros([64, T], gl.float32, MMA)
                 step = 0
                 n += 1
@@ -178,4 +181,4 @@ def stream_fragments(
         stored = tail_scales(scale_at + steps * (64 * EACH), GROUP, TAIL)
         x_at += steps * 256
         acc = add_chunks(acc, words, stored, x_at, live, column, depth % 256, TAIL, FORM, GROUP)
-        store(acc, order, weights, out, n, pairs, width, GATED)
+        store(acc, order, weights, out, n, pairs, width, GATED, LIMIT)

@@ -21,7 +21,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from trueline.ops.capabilities import CPU, Capabilities
+from trueline.ops.capabilities import CPU, GPU, Capabilities
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,4 +53,4 @@ class HyperConnections(Protocol):
     ) -> Tensor: ...
 
 
-IMPLEMENTATIONS = {"cpu": CPU, "reference": CPU}
+IMPLEMENTATIONS = {"cpu": CPU, "reference": CPU, "triton": GPU}

@@ -29,9 +29,9 @@ def mix(
     iterations: int,
 ) -> Mixed:
     n, streams, _ = h.shape
-    sizes = (streams, streams, streams * streams)
+    sizes = [streams, streams, streams * streams]
     factors = torch.cat([scale[i].expand(size) for i, size in enumerate(sizes)])
-    pre, post, carry = (_projected(h, fn, norm_eps) * factors + base).split(sizes, dim=-1)
+    pre, post, carry = torch.split(_projected(h, fn, norm_eps) * factors + base, sizes, dim=-1)
     carry = _sinkhorn(carry.reshape(n, streams, streams), eps, iterations)
     return Mixed(_read(h, pre, eps), 2 * invariant_math.sigmoid(post), carry)
 
@@ -51,9 +51,9 @@ def head(
 
 def _projected(h: Tensor, fn: Tensor, norm_eps: float) -> Tensor:
     """fn · flat(h) / rms(flat(h)), [n, rows of fn]."""
-    flat = h.reshape(len(h), -1).float()
+    flat = h.flatten(1).float()
     flat = pad(flat, (0, 0, 0, -len(h) % TILE))
-    tiles = [_tile(tile, fn, norm_eps) for tile in flat.split(TILE)]
+    tiles = [_tile(tile, fn, norm_eps) for tile in torch.split(flat, TILE)]
     made = tiles[0] if len(tiles) == 1 else torch.cat(tiles)
     return made[: len(h)]
 
@@ -80,4 +80,4 @@ def _sinkhorn(carry: Tensor, eps: float, iterations: int) -> Tensor:
 
 
 def _total(x: Tensor, dim: int) -> Tensor:
-    return reduce(torch.add, x.split(1, dim))
+    return reduce(torch.add, torch.split(x, 1, dim))

@@ -21,11 +21,11 @@ def mix(
     iterations: int,
 ) -> Mixed:
     n, streams, _ = h.shape
-    sizes = (streams, streams, streams * streams)
-    parts = _projected(h, fn, norm_eps).split(sizes, dim=-1)
+    sizes = [streams, streams, streams * streams]
+    parts = torch.split(_projected(h, fn, norm_eps), sizes, dim=-1)
     pre, post, carry = (
         part * scale[i].double() + added.double()
-        for i, (part, added) in enumerate(zip(parts, base.split(sizes), strict=True))
+        for i, (part, added) in enumerate(zip(parts, torch.split(base, sizes), strict=True))
     )
     carry = _sinkhorn(carry.view(n, streams, streams), eps, iterations)
     kept = torch.promote_types(h.dtype, torch.float32)
@@ -49,7 +49,7 @@ def head(
 
 
 def _projected(h: Tensor, fn: Tensor, norm_eps: float) -> Tensor:
-    flat = h.reshape(len(h), -1).double()
+    flat = h.flatten(1).double()
     return flat / (flat.square().mean(-1, keepdim=True) + norm_eps).sqrt() @ fn.double().T
 
 

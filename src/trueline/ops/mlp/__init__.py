@@ -1,5 +1,6 @@
-"""down(silu(gate x) × up x): `pack(gate_up [2 width, hidden], down [hidden, width], linear)` once;
-`run(x [n, hidden], packed, linear)` -> [n, hidden].
+"""down(silu(gate x) × up x): `pack(gate_up [2 width, hidden], down [hidden, width], linear,
+limit=None)` once; `run(x [n, hidden], packed, linear)` -> [n, hidden]. With a `limit`, before silu,
+the gate is clamped to it from above, and up to ± it.
 
 The same in two steps, for a rank that holds a part of the width and, of `down`, some rows over the
 whole width: `middle(x, packed, linear)` -> [n, part]; `down(all [n, width], packed, linear)` ->
@@ -30,7 +31,13 @@ Packed = TypeVar("Packed")
 class MLP(Protocol[Packed]):
     capabilities: Capabilities
 
-    def pack(self, gate_up: Weight | Tensor, down: Weight | Tensor, linear: LinearOp) -> Packed: ...
+    def pack(
+        self,
+        gate_up: Weight | Tensor,
+        down: Weight | Tensor,
+        linear: LinearOp,
+        limit: float | None = None,
+    ) -> Packed: ...
 
     def run(self, x: Tensor, packed: Packed, linear: LinearOp) -> Tensor: ...
 

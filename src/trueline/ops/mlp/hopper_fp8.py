@@ -23,10 +23,11 @@ class Packed:
     gate_up: Codes
     down: Codes
     arrived: tuple[Tensor, Tensor]
+    limit: float | None
 
 
 def pack(
-    gate_up: Weight | Tensor, down: Weight | Tensor, linear: LinearOp
+    gate_up: Weight | Tensor, down: Weight | Tensor, linear: LinearOp, limit: float | None = None
 ) -> Packed | triton.Packed:
     assert isinstance(gate_up, Weight), "the plan chose it for a quantised format"
     assert isinstance(down, Weight), "the plan chose it for a quantised format"
@@ -35,8 +36,8 @@ def pack(
     first = stacked([codes_of(gate_up.cut(0, half)) for half in halves])
     second = codes_of(down)
     if first is None or not (fits(first) and fits(second)):
-        return triton.pack(gate_up, down, linear)
-    return Packed(first, second, (arrivals(first), arrivals(second)))
+        return triton.pack(gate_up, down, linear, limit)
+    return Packed(first, second, (arrivals(first), arrivals(second)), limit)
 
 
 def stacked(halves: list[Codes]) -> Codes | None:
@@ -53,12 +54,12 @@ def stacked(halves: list[Codes]) -> Codes | None:
 def run(x: Tensor, packed: Packed | triton.Packed, linear: LinearOp) -> Tensor:
     if isinstance(packed, triton.Packed):
         return triton.run(x, packed, linear)
-    powers = packed.gate_up.powers_of_two
+    powers, limit = packed.gate_up.powers_of_two, packed.limit
     rows = quantised(x, powers=powers)
     if takes_few(len(x), packed.gate_up):
         both = few(rows, packed.gate_up, packed.arrived[0], torch.float32)
-        middle = quantised(both, powers=powers, gated=True)
+        middle = quantised(both, powers=powers, gated=True, limit=limit)
         return few(middle, packed.down, packed.arrived[1], x.dtype)
-    codes, scales = gemm(rows, packed.gate_up, gated=True, powers=powers, dtype=x.dtype)
-    middle = Fp8Rows(codes, scales, len(x))
+    first = gemm(rows, packed.gate_up, gated=True, limit=limit, powers=powers, dtype=x.dtype)
+    middle = Fp8Rows(*first, len(x))
     return gemm(middle, packed.down, gated=False, powers=powers, dtype=x.dtype)[0][: len(x)]

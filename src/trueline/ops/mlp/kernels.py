@@ -4,11 +4,12 @@ from __future__ import annotations
 import triton.language as tl
 
 from trueline.ops.jit import kernel, pdl_wait
+from trueline.ops.triton_utils import swiglu
 
 
 @kernel
-def gate(x, out, width, BLOCK: tl.constexpr):
-    """out [n, width] = silu(first half of x's row) × second half."""
+def gate(x, out, width, LIMIT: tl.constexpr, BLOCK: tl.constexpr):
+    """out [n, width] = silu(first half of x's row) × second half, clamped to a LIMIT."""
     pdl_wait()
     row = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -16,5 +17,5 @@ def gate(x, out, width, BLOCK: tl.constexpr):
     inside = column < width
     g = tl.load(at, mask=inside, other=0).to(tl.float32)
     u = tl.load(at + width, mask=inside, other=0).to(tl.float32)
-    y = g / (1 + tl.exp(-g)) * u
+    y = swiglu(g, u, LIMIT)
     tl.store(out + row * width + column, y.to(out.dtype.element_ty), mask=inside)

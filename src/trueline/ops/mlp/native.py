@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -24,14 +25,21 @@ class Packed:
     rows: int
     inner: int
     """Of `down`: more than `width` where this rank has some rows over the width of all."""
+    limit: float = math.inf
 
 
-def pack(gate_up: Weight | Tensor, down: Weight | Tensor, linear: LinearOp) -> Packed:
+def pack(
+    gate_up: Weight | Tensor, down: Weight | Tensor, linear: LinearOp, limit: float | None = None
+) -> Packed:
     if stored := scaled.as_stored(gate_up, down):
         packed = pack_stored(stored[:1], stored[1:], large_empty)
     else:
         packed = pack_dense(dense(gate_up)[None], dense(down)[None], large_empty)
-    return replace(packed, gate_up=packed.gate_up[0], down=packed.down[0])
+    return clamped(replace(packed, gate_up=packed.gate_up[0], down=packed.down[0]), limit)
+
+
+def clamped(packed: Packed, limit: float | None) -> Packed:
+    return packed if limit is None else replace(packed, limit=limit)
 
 
 def pack_stored(
@@ -65,7 +73,7 @@ def run(x: Tensor, packed: Packed, linear: LinearOp) -> Tensor:
     out = torch.empty(x.shape)
     weighted("gated", packed.down.dtype)(
         *(x.data_ptr(), x.stride(0), packed.gate_up.data_ptr(), packed.down.data_ptr()),
-        *(out.data_ptr(), *x.shape, packed.width),
+        *(out.data_ptr(), *x.shape, packed.width, packed.limit),
     )
     return out
 
@@ -75,7 +83,7 @@ def middle(x: Tensor, packed: Packed, linear: LinearOp) -> Tensor:
     out = torch.empty(len(x), packed.width)
     weighted("middle", packed.gate_up.dtype)(
         *(x.data_ptr(), x.stride(0), packed.gate_up.data_ptr(), out.data_ptr()),
-        *(*x.shape, packed.width),
+        *(*x.shape, packed.width, packed.limit),
     )
     return out
 

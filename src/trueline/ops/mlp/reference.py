@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from torch import Tensor
 
 from trueline.ops.mlp import IMPLEMENTATIONS
@@ -10,18 +12,33 @@ from trueline.weights.value import Weight, dense
 capabilities = IMPLEMENTATIONS["reference"]
 
 
-def pack(gate_up: Weight | Tensor, down: Weight | Tensor, linear: object) -> tuple[Tensor, Tensor]:
-    return dense(gate_up).double(), dense(down).double()
+@dataclass(frozen=True, slots=True)
+class Packed:
+    gate_up: Tensor
+    down: Tensor
+    limit: float | None
 
 
-def run(x: Tensor, packed: tuple[Tensor, Tensor], linear: object) -> Tensor:
+def pack(
+    gate_up: Weight | Tensor, down: Weight | Tensor, linear: object, limit: float | None = None
+) -> Packed:
+    return Packed(dense(gate_up).double(), dense(down).double(), limit)
+
+
+def run(x: Tensor, packed: Packed, linear: object) -> Tensor:
     return down(middle(x, packed, linear), packed, linear).to(x.dtype)
 
 
-def middle(x: Tensor, packed: tuple[Tensor, Tensor], linear: object) -> Tensor:
-    gate, up = (x.double() @ packed[0].T).chunk(2, dim=-1)
+def middle(x: Tensor, packed: Packed, linear: object) -> Tensor:
+    gate, up = (x.double() @ packed.gate_up.T).chunk(2, dim=-1)
+    return gated(gate, up, packed.limit)
+
+
+def down(middle: Tensor, packed: Packed, linear: object) -> Tensor:
+    return middle.double() @ packed.down.T
+
+
+def gated(gate: Tensor, up: Tensor, limit: float | None) -> Tensor:
+    if limit is not None:
+        gate, up = gate.clamp(max=limit), up.clamp(-limit, limit)
     return gate / (1 + (-gate).exp()) * up
-
-
-def down(middle: Tensor, packed: tuple[Tensor, Tensor], linear: object) -> Tensor:
-    return middle.double() @ packed[1].T

@@ -23,16 +23,19 @@ BLOCK = 1024
 class Packed:
     gate_up: Opaque
     down: Opaque
+    limit: float | None
     stream: experts.Packed | None
     """The same weights where `linear` keeps them as they are: an expert that everyone takes."""
 
 
-def pack(gate_up: Weight | Tensor, down: Weight | Tensor, linear: LinearOp) -> Packed:
+def pack(
+    gate_up: Weight | Tensor, down: Weight | Tensor, linear: LinearOp, limit: float | None = None
+) -> Packed:
     first, second = linear.pack(gate_up), linear.pack(down)
     stream = None
     if isinstance(first, Tensor) and isinstance(second, Tensor) and first.shape == gate_up.shape:
-        stream = experts.Packed(first[None], second[None], 1)
-    return Packed(first, second, stream)
+        stream = experts.Packed(first[None], second[None], 1, limit)
+    return Packed(first, second, limit, stream)
 
 
 def run(x: Tensor, packed: Packed, linear: LinearOp) -> Tensor:
@@ -42,7 +45,7 @@ def run(x: Tensor, packed: Packed, linear: LinearOp) -> Tensor:
     both = linear.run(x, packed.gate_up).contiguous()
     middle = both.new_empty(len(both), both.shape[1] // 2)
     kernels.gate[(len(both), triton.cdiv(middle.shape[1], BLOCK))](
-        both, middle, middle.shape[1], BLOCK=BLOCK
+        both, middle, middle.shape[1], LIMIT=packed.limit, BLOCK=BLOCK
     )
     y: Tensor = linear.run(middle, packed.down)
     return y

@@ -1,5 +1,8 @@
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from functools import partial
+
 import torch
 from torch import Tensor
 
@@ -8,11 +11,17 @@ from trueline.ops.capabilities import Opaque
 from trueline.ops.linear import LinearOp
 from trueline.ops.route import IMPLEMENTATIONS, pack
 from trueline.ops.route import logits as router_logits
-from trueline.spec.feedforward import RouterSpec
+from trueline.spec.feedforward import RouterSpec, Scoring
 
 __all__ = ["capabilities", "choose", "pack", "run"]
 
 capabilities = IMPLEMENTATIONS["cpu"]
+
+SCORES: Mapping[Scoring, Callable[[Tensor], Tensor]] = {
+    "softmax": partial(torch.softmax, dim=-1),
+    "sigmoid": invariant_math.sigmoid,
+    "sqrtsoftplus": invariant_math.sqrtsoftplus,
+}
 
 
 def choose(
@@ -29,7 +38,7 @@ def choose(
 def run(
     logits: Tensor, bias: Tensor | None, router: RouterSpec, forced: Tensor | None = None
 ) -> tuple[Tensor, Tensor]:
-    scores = logits.softmax(-1) if router.scoring == "softmax" else invariant_math.sigmoid(logits)
+    scores = SCORES[router.scoring](logits)
     ids = forced if forced is not None else _choose(scores, bias, router)
     weights = scores.gather(1, ids)
     if router.renormalise:

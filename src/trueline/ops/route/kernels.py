@@ -74,10 +74,33 @@ def _logits(logits, part, at, real, PARTS: tl.constexpr):
     return logit
 
 
+@triton.jit
+def _score(logit, SCORING: tl.constexpr):
+    """Of one expert alone."""
+    if SCORING == "sigmoid":
+        score = 1 / (1 + tl.exp(-logit))
+    else:  # √ log(1 + eˣ); far below zero e^(x / 2), which float32 has where it has no eˣ
+        soft = tl.maximum(logit, 0.0) + _log1p(tl.exp(-tl.abs(logit)))
+        score = tl.where(logit < -17, tl.exp(logit / 2), tl.sqrt_rn(soft))
+    return score
+
+
+@triton.jit
+def _log1p(x):
+    """log(1 + x) of 0 ≤ x ≤ 1, to the last digits: 2 artanh(x / (2 + x)). A logarithm of 1 + x has
+    lost those of a small x."""
+    s = tl.div_rn(x, 2 + x)
+    square = s * s
+    series = 1.0 / 17
+    for k in tl.static_range(7, -1, -1):
+        series = series * square + 1.0 / (2 * k + 1)
+    return 2 * s * series
+
+
 @kernel
 def choose(
     logits, part, bias, forced, ids, weights, scaling,
-    PARTS: tl.constexpr, SOFTMAX: tl.constexpr, BIAS: tl.constexpr, FORCED: tl.constexpr,
+    PARTS: tl.constexpr, SCORING: tl.constexpr, BIAS: tl.constexpr, FORCED: tl.constexpr,
     GROUPS: tl.constexpr, SIZE: tl.constexpr, KEPT: tl.constexpr, PAIR: tl.constexpr,
     TOP: tl.constexpr, RENORMALISE: tl.constexpr,
     BLOCK_G: tl.constexpr, BLOCK_S: tl.constexpr, BLOCK_T: tl.constexpr,
@@ -91,13 +114,13 @@ def choose(
     real = (group < GROUPS) & (member < SIZE)
     logits += token * (GROUPS * SIZE)
     logit = _logits(logits, part, expert, real, PARTS)
-    if SOFTMAX:
+    if SCORING == "softmax":
         largest = tl.max(tl.max(logit, axis=1), axis=0)
         scores = tl.exp(logit - largest)
         total = tl.sum(tl.sum(scores, axis=1), axis=0)
         scores = scores / total
     else:
-        scores = 1 / (1 + tl.exp(-logit))
+        scores = _score(logit, SCORING)
     slot = tl.arange(0, BLOCK_T)
     if FORCED:
         taken = tl.load(forced + token * TOP + slot, mask=slot < TOP, other=0).to(tl.int32)
@@ -118,10 +141,10 @@ def choose(
         tl.store(ids + token * TOP + slot, taken, mask=slot < TOP)
     # The scores of the chosen again, from their logits: cheaper than to look for each.
     weight = _logits(logits, part, taken, slot < TOP, PARTS)
-    if SOFTMAX:
+    if SCORING == "softmax":
         weight = tl.exp(weight - largest) / total
     else:
-        weight = 1 / (1 + tl.exp(-weight))
+        weight = _score(weight, SCORING)
     if RENORMALISE:
         weight = weight / (tl.sum(tl.where(slot < TOP, weight, 0), axis=0) + 1e-20)
     tl.store(weights + token * TOP + slot, weight * scaling, mask=slot < TOP)

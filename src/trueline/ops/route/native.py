@@ -14,6 +14,7 @@ __all__ = ["capabilities", "choose", "pack", "run"]
 
 capabilities = IMPLEMENTATIONS["native"]
 
+SCORING = {"sigmoid": 0, "softmax": 1, "sqrtsoftplus": 2}
 # How many of a group's best scores make its strength.
 PAIR = {None: 0, "max": 1, "top2_sum": 2}
 
@@ -38,7 +39,7 @@ def run(
     weights = torch.empty(n, router.top_k)
     library().route(
         *(logits.data_ptr(), None if bias is None else bias.data_ptr(), n, experts),
-        *(router.scoring == "softmax", router.num_groups, router.top_groups),
+        *(SCORING[router.scoring], router.num_groups, router.top_groups),
         *(PAIR[router.group_score], router.top_k, router.renormalise, router.scaling_factor),
         *(forced is not None, ids.data_ptr(), weights.data_ptr()),
     )

@@ -9,7 +9,7 @@ from trueline.ops.capabilities import Opaque
 from trueline.ops.linear import LinearOp
 from trueline.ops.route import IMPLEMENTATIONS, pack
 from trueline.ops.route import logits as router_logits
-from trueline.spec.feedforward import RouterSpec
+from trueline.spec.feedforward import RouterSpec, Scoring
 
 __all__ = ["capabilities", "choose", "pack", "run"]
 
@@ -40,13 +40,21 @@ def run(
     return ids.view(shape), weights.view(shape).float()
 
 
+def _scores(logits: Tensor, scoring: Scoring) -> Tensor:
+    match scoring:
+        case "softmax":
+            exponents = (logits - logits.max()).exp()
+            return exponents / exponents.sum()
+        case "sigmoid":
+            return 1 / (1 + (-logits).exp())
+        case "sqrtsoftplus":
+            return torch.logaddexp(logits, torch.zeros_like(logits)).sqrt()
+
+
 def _one(
     logits: Tensor, bias: Tensor | None, router: RouterSpec, forced: list[int] | None
 ) -> list[tuple[int, float]]:
-    exponents = (logits - logits.max()).exp()
-    scores = (
-        exponents / exponents.sum() if router.scoring == "softmax" else 1 / (1 + (-logits).exp())
-    )
+    scores = _scores(logits, router.scoring)
     choice = (scores + bias.double() if bias is not None else scores).tolist()
     size = len(choice) // router.num_groups
 

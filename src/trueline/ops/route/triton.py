@@ -118,7 +118,7 @@ def _chosen(
     kernels.choose[(tokens,)](
         *(logits, tokens * experts, bias, ids.contiguous(), ids, weights, router.scaling_factor),
         PARTS=parts,
-        SOFTMAX=router.scoring == "softmax",
+        SCORING=router.scoring,
         BIAS=bias is not None,
         FORCED=forced is not None,
         GROUPS=router.num_groups,

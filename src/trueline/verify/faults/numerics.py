@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trueline.layers import context, feedforward
-from trueline.ops.linear import fp8_inputs, torch_mm
+from trueline.ops.linear import LinearOp, fp8_inputs, torch_mm
 from trueline.ops.mlp import cpu as mlp
 from trueline.reference import functional as reference_functional
 from trueline.verify.faults import Fault, Make
@@ -78,11 +78,11 @@ def _through(
 
 
 def _plain_down(_: Make) -> Make:
-    def broken(middle: Tensor, packed: tuple[object, fp8_inputs.Packed], linear: object) -> Tensor:
-        second = packed[1]
+    def broken(middle: Tensor, packed: mlp.Packed, linear: LinearOp) -> Tensor:
+        second: object = packed.down
         if isinstance(second, fp8_inputs.Packed):
             return torch_mm.run(middle, second.weight)
-        y: Tensor = linear.run(middle, second)
+        y: Tensor = linear.run(middle, packed.down)
         return y
 
     return broken

@@ -23,6 +23,7 @@ from trueline.verify.faults.selection import SELECTION_FAULTS
 from trueline.verify.faults.spec import SPEC_FAULTS
 from trueline.verify.faults.states import STATE_FAULTS
 from trueline.verify.faults.stories import STORY_FAULTS
+from trueline.verify.faults.v4 import V4_FAULTS
 from trueline.verify.faults.weights import WEIGHT_FAULTS
 
 __all__ = ["FAULTS", "Fault"]
@@ -46,4 +47,5 @@ FAULTS: list[Fault] = [
     *GPU_FAULTS,
     *DRAFT_FAULTS,
     *STORY_FAULTS,
+    *V4_FAULTS,
 ]

@@ -14,7 +14,9 @@ from trueline.verify.cases import Subject
 from trueline.verify.ops import (
     attention,
     basic,
+    clamped,
     fp8_inputs,
+    hyper_connections,
     index,
     latent,
     latent_fp8,
@@ -38,6 +40,7 @@ __all__ = [
     "fp8_input_ops",
     "paged",
     "randn",
+    "v4_ops",
 ]
 
 
@@ -72,6 +75,7 @@ OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
     ),
     "mlp": (
         OpCheck("numbers", basic.mlp),
+        OpCheck("clamped", clamped.mlp),
         OpCheck("bits", basic.mlp_bits, True),
         OpCheck("ranks", ranks.mlp, True),
     ),
@@ -106,6 +110,10 @@ OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
     "index_write": (OpCheck("numbers", index.index_write), OpCheck("queries", index.index_rotate)),
     "qkv_prepare": (OpCheck("numbers", linear_layer.qkv_prepare),),
     "gated_norm": (OpCheck("numbers", linear_layer.gated_norm),),
+    "hyper_connections": (
+        OpCheck("numbers", hyper_connections.hyper_connections),
+        OpCheck("bits", hyper_connections.bits, True),
+    ),
     "index_scores": (OpCheck("numbers", sparse.index_scores),),
     "topk": (OpCheck("choices", sparse.topk),),
     "sparse_mla": (
@@ -117,6 +125,7 @@ OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
     "route": (OpCheck("choices", basic.route),),
     "experts": (
         OpCheck("numbers", basic.experts),
+        OpCheck("clamped", clamped.experts),
         OpCheck("stored", stored.experts, stored=True),
         OpCheck("ranks", ranks.experts, True),
     ),
@@ -168,3 +177,19 @@ def fp8_input_ops(subject: Subject) -> None:
             declared = capabilities(op, name)
             if "activations" in declared.numerics and "cpu" in declared.devices:
                 numbers.run(implementation(op, name))
+
+
+V4_OPS = {
+    "hyper_connections": "numbers",
+    "mlp": "clamped",
+    "experts": "clamped",
+    "route": "choices",
+}
+
+
+def v4_ops(subject: Subject) -> None:
+    """What DeepSeek-V4 has outside attention, in every implementation that runs here."""
+    for op, what in V4_OPS.items():
+        check = next(check for check in OP_CHECKS[op] if check.what == what)
+        for name in runnable(op, torch.float32):
+            check.run(implementation(op, name))

@@ -166,6 +166,11 @@ ROUTERS = {
                      group_score="top2_sum", top_k=3, renormalise=True, scaling_factor=2.5),
     "k2": RouterSpec(scoring="sigmoid", correction_bias=True, num_groups=1, top_groups=1,
                      group_score=None, top_k=5, renormalise=True, scaling_factor=2.827),
+    "v4": RouterSpec(scoring="sqrtsoftplus", correction_bias=True, num_groups=1, top_groups=1,
+                     group_score=None, top_k=3, renormalise=True, scaling_factor=1.5),
+    "v4 hashed": RouterSpec(scoring="sqrtsoftplus", correction_bias=False, num_groups=1,
+                            top_groups=1, group_score=None, top_k=3, renormalise=True,
+                            scaling_factor=1.5, hashed=True),
 }  # fmt: skip
 
 
@@ -174,13 +179,18 @@ def route(op: Route[Opaque], dtype: torch.dtype = torch.float32) -> None:
     kinds = {
         "random": (logits, bias),
         "negative bias": (logits, bias - 5),
-        "underflow": (logits - 200, bias),
+        "underflow": (logits - 150, bias),
         "ties": (torch.zeros(2, 12), torch.zeros(12)),
     }
     for name, router in ROUTERS.items():
         for kind, (scores, added) in kinds.items():
             given = added if router.correction_bias else None
             routed(f"route, {name}, {kind}", op.run, scores, scores, given, router)
+        if router.scoring == "sqrtsoftplus":  # the others' scores are equal there, or nothing
+            far = torch.linspace(-90, 90, 24).view(2, 12)
+            given = bias if router.correction_bias else None
+            routed(f"route, {name}, far", op.run, far, far, given, router)
+            routed(f"route, {name}, far below", op.run, far[:1], far[:1], given, router)
         given = bias if router.correction_bias else None
         _from_tokens(op, f"route from tokens, {name}", logits[:3], given, router, dtype)
 
@@ -212,7 +222,9 @@ def _off_weights(logits: Tensor, exact: Tensor, off: Tensor | float) -> Tensor:
     below = logits - logits.amax(-1, keepdim=True)
     argument = below.abs().maximum(logits.abs()).amax(-1, keepdim=True).double()
     relative = bounds.sum_bound(logits.shape[1]) + bounds.unit() * (2 * bounds.AROUND + argument)
-    return (relative + 2 * off) * exact.double()
+    # scores that float32 has no digits of may be nothing, whose sum is 1e-20
+    nothing = torch.finfo(torch.float32).tiny / 1e-20
+    return (relative + 2 * off) * exact.double() + nothing
 
 
 _PARTS = 3
@@ -306,15 +318,16 @@ def experts_bound(
     gate_up: Tensor,
     down: Tensor,
     rounded: torch.dtype = torch.float32,
+    limit: float | None = None,
 ) -> Tensor:
     """Of the weighted sum over experts; ids that name none here add nothing. `rounded`: what
-    numbers of the weights may have been rounded to before."""
+    numbers of the weights may have been rounded to before; `limit` of gates and ups."""
     off = torch.zeros(x.shape, dtype=torch.float64)
     for expert in range(len(down)):
         tokens, places = (ids == expert).nonzero(as_tuple=True)
         if len(tokens):
-            each = bounds.mlp(x[tokens], gate_up[expert], down[expert], x.dtype, rounded)
-            packed = mlp_reference.pack(gate_up[expert], down[expert], None)
+            each = bounds.mlp(x[tokens], gate_up[expert], down[expert], x.dtype, rounded, limit)
+            packed = mlp_reference.pack(gate_up[expert], down[expert], None, limit)
             size = mlp_reference.run(x[tokens].double(), packed, None)
             each = each + bounds.rounding(bounds.AROUND) * size.abs()
             off.index_add_(0, tokens, weights[tokens, places, None].double() * each)

@@ -36,6 +36,8 @@ SIZES = ((HIDDEN, WIDTH), (384, 256))
 """Also whole ones, which GEMMs of fp8 need."""
 MATRICES = ((40, 60), (130, 300), (256, 384), (200, 400))
 ROWS, MLP_ROWS, TOKENS = (1, 5, 33, 200), (1, 9, 150), (1, 11, 500)
+LIMIT = 20.0
+"""That half of these gates and ups are beyond."""
 
 
 def fp8_linear() -> LinearOp:
@@ -153,14 +155,14 @@ def _product(x: Tensor, off: Tensor, numbers: Tensor, dtype: torch.dtype) -> tup
 
 
 def _gated(
-    given: Inputs, gate_up: Tensor, down: Tensor, powers_of_two: bool
+    given: Inputs, gate_up: Tensor, down: Tensor, powers_of_two: bool, limit: float | None
 ) -> tuple[Tensor, Tensor]:
     """The same of a gated MLP, whose middle goes through fp8 too."""
     dtype = given.x.dtype
     both, off = _product(*_quantised(given, powers_of_two), gate_up, dtype)
     off = off + bounds.stored(both, dtype)
     (gate, up), (off_gate, off_up) = both.chunk(2, -1), off.chunk(2, -1)
-    middle, off_middle = bounds.gated(gate, up, off_gate, off_up, dtype)
+    middle, off_middle = bounds.gated(gate, up, off_gate, off_up, dtype, limit)
     exact, off = _product(*rounded(middle, off_middle, powers_of_two), down, dtype)
     return exact, off + bounds.stored(exact, dtype)
 
@@ -193,11 +195,12 @@ def mlp(op: InvariantMLP[Opaque], dtype: torch.dtype = torch.float32) -> None:
     linear = fp8_linear()
     for powers_of_two, (hidden, width) in product((False, True), SIZES):
         gate_up, down = _mlp_weights(powers_of_two, hidden, width)
-        packed = op.pack(gate_up, down, linear)
+        limit = LIMIT if powers_of_two else None
+        packed = op.pack(gate_up, down, linear, limit)
         numbers = gate_up.dequantise(torch.float64), down.dequantise(torch.float64)
         for rows in MLP_ROWS:
             for given in inputs(rows, hidden, dtype):
-                exact, off = _gated(given, *numbers, powers_of_two)
+                exact, off = _gated(given, *numbers, powers_of_two, limit)
                 what = f"mlp, {rows} rows, {_kind(given, powers_of_two)}"
                 within(what, op.run(given.x, packed, linear), exact, off)
 
@@ -215,7 +218,8 @@ def experts(op: InvariantExperts[Opaque], dtype: torch.dtype = torch.float32) ->
     linear, first = fp8_linear(), 2
     for powers_of_two, (hidden, width) in product((False, True), SIZES):
         gate_up, down = _expert_weights(powers_of_two, hidden, width)
-        packed = op.pack(gate_up, down, linear)
+        limit = LIMIT if powers_of_two else None
+        packed = op.pack(gate_up, down, linear, limit)
         numbers = gate_up.dequantise(torch.float64), down.dequantise(torch.float64)
         for tokens in TOKENS:
             for given in inputs(tokens, hidden, dtype):
@@ -224,7 +228,8 @@ def experts(op: InvariantExperts[Opaque], dtype: torch.dtype = torch.float32) ->
                 for expert in range(EXPERTS):
                     at, place = (ids - first == expert).nonzero(as_tuple=True)
                     mine = Inputs(given.x[at], given.exact)
-                    each = _gated(mine, numbers[0][expert], numbers[1][expert], powers_of_two)
+                    matrices = numbers[0][expert], numbers[1][expert]
+                    each = _gated(mine, *matrices, powers_of_two, limit)
                     factor = weights[at, place, None].double()
                     rounding = bounds.rounding(bounds.AROUND) * each[0].abs()
                     exact.index_add_(0, at, factor * each[0])
