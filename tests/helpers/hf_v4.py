@@ -1,9 +1,9 @@
 """Tiny random transformers models of DeepSeek V4: the oracle that `reference/` answers to.
 
 The values are chosen to make a wrong fact visible: all widths differ, no norm is all ones, rows are
-small enough for the eps of their norms to matter, sinks, biases of positions and of hyper-connections
-are not zero, C is far from symmetric, gates exceed the clamp on both sides, every layer has its own
-table of experts, and YaRN's ramp has channels on its slope.
+small enough for the eps of their norms to matter, sinks, biases of positions and those of
+hyper-connections are not zero, C is far from symmetric, gates exceed the clamp on both sides, every
+hash layer has its own table of experts, and YaRN's ramp has channels on its slope.
 """
 
 from __future__ import annotations
@@ -25,6 +25,10 @@ from oracle import logprobs_of
 
 transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
 transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+
+EXACT_GATE = 1e-6
+"""In logprob, to `exact_logprobs`: all that may differ is cos in float32, of which CPUs have two
+versions one unit (6e-8) apart. Where this was written: 1e-14."""
 
 D, H, HEAD, R, Q, GROUPS, O_RANK = 40, 6, 46, 14, 13, 3, 11
 VOCAB, EXPERTS, TOP_K, WIDTH = 101, 12, 3, 19

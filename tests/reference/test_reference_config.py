@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +10,6 @@ import pytest
 import torch
 import transformers
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
-from transformers.models.deepseek_v4.modeling_deepseek_v4 import DeepseekV4RotaryEmbedding
 
 import hf
 from hf import Case, Checkpoints
@@ -166,47 +164,3 @@ def test_what_is_not_computed_is_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=named):
         write_config(tmp_path, checkpoints(V3).path, **change)
-
-
-# DeepSeek-V4: only its rope facts live here
-
-V4_FLAT: dict[str, Any] = {
-    "model_type": "deepseek_v4",
-    "num_hidden_layers": 4,
-    "head_dim": 512,
-    "qk_rope_head_dim": 64,
-    "max_position_embeddings": 1048576,
-    "compress_ratios": [0, 4, 128, 0, 0],
-    "rope_theta": 10000.0,
-    "compress_rope_theta": 160000.0,
-    "rope_scaling": {
-        "type": "yarn",
-        "factor": 16,
-        "original_max_position_embeddings": 65536,
-        "beta_fast": 32,
-        "beta_slow": 1,
-    },
-}
-
-
-def v4_forms() -> Iterator[tuple[str, dict[str, Any]]]:
-    yield "flat", V4_FLAT
-    saved = json.loads(transformers.DeepseekV4Config(**V4_FLAT).to_json_string())
-    assert "compress_ratios" not in saved
-    assert set(saved["rope_parameters"]) == {"main", "compress"}
-    yield "nested", saved
-    yield "nested, no qk_rope_head_dim", {k: saved[k] for k in saved if k != "qk_rope_head_dim"}
-
-
-@pytest.mark.parametrize("form", ["flat", "nested", "nested, no qk_rope_head_dim"])
-def test_v4_rope_equals_transformers(form: str) -> None:
-    raw = dict(v4_forms())[form]
-    rotary = DeepseekV4RotaryEmbedding(transformers.DeepseekV4Config(**V4_FLAT))
-    for layer, kind in enumerate(["main", "compress", "compress", "main"]):
-        inv_freq, cos_sin_scale, softmax_scale = facts.v4_layer_rope(raw, layer)
-        assert torch.equal(inv_freq, getattr(rotary, f"{kind}_inv_freq"))
-        assert cos_sin_scale == getattr(rotary, f"{kind}_attention_scaling") == 1.0
-        assert softmax_scale == pytest.approx(0.0441942, rel=1e-6)
-    compressed = facts.v4_layer_rope(raw, 1)[0]
-    published_values = (2.265625e-3, 2.969778e-4, 5.680529e-7)
-    assert [compressed[i].item() for i in (16, 20, 31)] == pytest.approx(published_values, rel=1e-5)

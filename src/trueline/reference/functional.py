@@ -80,8 +80,9 @@ def rotate_last(x: Tensor, rope: Pair) -> Tensor:
     """[T, ..., d]: as many of the last channels as the table is wide for, interleaved, the rest as
     they are; in float32 at least."""
     y = wide(x)
-    cos, sin = (table.to(y.dtype).view(len(x), *[1] * (x.dim() - 2), -1) for table in rope)
-    plain = x.shape[-1] - 2 * cos.shape[-1]
+    width = rope[0].shape[-1]
+    cos, sin = (table.to(y.dtype).view(len(x), *[1] * (x.dim() - 2), width) for table in rope)
+    plain = x.shape[-1] - 2 * width
     return torch.cat((y[..., :plain], rotate_interleaved(y[..., plain:], cos, sin)), -1).to(x.dtype)
 
 

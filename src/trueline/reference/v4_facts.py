@@ -21,6 +21,7 @@ FORMS = {
 PUBLISHED_RATIOS = {0: WINDOW, 4: SPARSE, 128: ALL}
 MLP_KINDS = {"hash_moe": True, "moe": False}
 
+WITHOUT_MAGNITUDE = {"attention_factor": 1.0, "apply_yarn_scaling": False}
 COMPUTED: dict[str, object] = {
     "num_key_value_heads": 1,
     "n_shared_experts": 1,
@@ -138,7 +139,10 @@ def in_deepseek_words(raw: Raw) -> Raw:
         {
             **{key: raw[key] for key in raw if key not in ("rope_parameters", "mlp_layer_types")},
             "rope_theta": main["rope_theta"],
-            "rope_scaling": {key: compress[key] for key in compress if key != "rope_theta"},
+            "rope_scaling": {
+                **{key: compress[key] for key in compress if key != "rope_theta"},
+                **WITHOUT_MAGNITUDE,
+            },
             "kv_lora_rank": 0,  # a key is one row for all heads, and the value too
             "qk_rope_head_dim": rotated,
             "qk_nope_head_dim": raw["head_dim"] - rotated,

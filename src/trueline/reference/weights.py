@@ -131,7 +131,9 @@ def unquantised(stored: dict[str, Tensor], facts: Quantised) -> dict[str, Tensor
         if name.endswith(".weight_packed") and facts.int4_group is not None:
             scale, shape = (take(f"{module}.weight_{part}") for part in ("scale", "shape"))
             found[f"{module}.weight"] = int4(found.pop(name), scale, shape, facts.int4_group)
-        elif tensor.dtype in (torch.int8, torch.uint8) and facts.fp4_experts:
+        elif tensor.dtype in (torch.int8, torch.uint8) and name.endswith(".weight"):
+            if not facts.fp4_experts:
+                raise CheckpointError(f"{name}: {tensor.dtype}, and expert_dtype is not fp4")
             found[name] = fp4(tensor, take(module + PLAIN_SCALE))
         elif tensor.dtype == torch.float8_e4m3fn:
             if facts.fp8_block is None:
