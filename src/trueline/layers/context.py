@@ -179,6 +179,13 @@ class FeedForward(Protocol):
     def forward(self, x: Replicated, forced: Tensor | None) -> tuple[Replicated, Tensor | None]: ...
 
 
+class HashedExperts(Protocol):
+    """A layer whose experts come from a table of token ids."""
+
+    def hashed(self, tokens: Tensor) -> Tensor | None:
+        """[n, top_k], to be forced on it."""
+
+
 @dataclass(slots=True)
 class RecordedChoices:
     """Experts and positions that a step chose. Recorded, or forced: taken instead of choosing."""

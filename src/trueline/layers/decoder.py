@@ -9,10 +9,17 @@ from typing import cast
 from torch import Tensor
 
 from trueline.cache.kinds import LayerViews
-from trueline.layers.context import Build, FeedForward, Mixer, StepInput, Weights
+from trueline.layers.context import (
+    Build,
+    FeedForward,
+    HashedExperts,
+    Mixer,
+    StepInput,
+    Weights,
+)
 from trueline.layers.residual import Residual, residual_for
 from trueline.parallel.placement import Divided, Partial, Replicated, check_shape
-from trueline.spec.feedforward import FeedForwardSpec
+from trueline.spec.feedforward import FeedForwardSpec, MoESpec
 from trueline.spec.mixer import MixerSpec
 from trueline.spec.model import LayerSpec, ModelSpec
 from trueline.weights.value import Weight
@@ -35,6 +42,16 @@ class Layer:
         self.feed_forward = cast(
             "FeedForward", make(spec.feed_forward, build, weights, f"{name}.mlp")
         )
+        moe = spec.feed_forward
+        self.hashed: HashedExperts | None = None
+        if isinstance(moe, MoESpec) and moe.router.hashed:
+            self.hashed = cast("HashedExperts", self.feed_forward)
+
+    def choice(self, step: StepInput) -> Tensor | None:
+        """Experts [n, top_k] that are not the router's to choose: recorded ones, or a table's."""
+        if step.forced is not None and self.index in step.forced.experts:
+            return step.forced.experts[self.index]
+        return self.hashed.hashed(step.tokens) if self.hashed else None
 
 
 class Decoder:
@@ -62,9 +79,8 @@ class Decoder:
         for layer, view, rope in zip(self.layers, views, ropes, strict=True):
             x = Replicated(stream.read(layer.before_mixer))
             stream.add(layer.mixer.forward(x, step, view, rope))
-            choice = step.forced.experts.get(layer.index) if step.forced else None
             x = Replicated(stream.read(layer.before_forward))
-            y, ids = layer.feed_forward.forward(x, choice)
+            y, ids = layer.feed_forward.forward(x, layer.choice(step))
             stream.add(y)
             if step.recorded is not None and ids is not None:
                 step.recorded.experts[layer.index] = ids

@@ -99,7 +99,7 @@ class Table:
         """Where the chosen positions [n, k] of each row lie, and how many there are: a row's list
         ends at its first -1. Cells after the end are 0."""
         chosen = (positions >= 0).cumprod(1)
-        if bool((positions >= self.lengths[:, None]).any()):
+        if bool((chosen * (positions >= self.lengths[:, None])).any()):
             raise ValueError("a row's selection names a position that the row does not see")
         at = positions.masked_fill(chosen == 0, 0)
         blocks = self.blocks[self.run[:, None], at // layout.block_size]

@@ -31,7 +31,7 @@ import torch
 from torch import Tensor
 
 from trueline.cache.tails import TailView
-from trueline.ops.capabilities import CPU, Capabilities
+from trueline.ops.capabilities import CPU, GPU, Capabilities
 from trueline.spec.rope import Pairing
 
 
@@ -45,9 +45,13 @@ class CompressRun:
     start: int
     count: int
 
+    @property
+    def stop(self) -> int:
+        return self.start + self.count
+
     def windows(self, ratio: int) -> range:
         """That these positions complete."""
-        return range(self.start // ratio, (self.start + self.count) // ratio)
+        return range(self.start // ratio, self.stop // ratio)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,4 +122,4 @@ class Compress(Protocol[Prepared]):
     ) -> Tensor: ...
 
 
-IMPLEMENTATIONS = {"cpu": CPU, "reference": CPU}
+IMPLEMENTATIONS = {"cpu": CPU, "reference": CPU, "triton": GPU}

@@ -34,7 +34,7 @@ def prepare(rows: CompressRows | CompressTable, tails: TailView) -> Prepared:
     layout = tails.layout
     phases, cells, missing = [], [torch.empty(0, layout.slots, dtype=torch.long)], [torch.empty(0)]
     for run in rows.runs:
-        phases.append(torch.arange(run.start, run.start + run.count) % layout.ratio)
+        phases.append(torch.arange(run.start, run.stop) % layout.ratio)
         windows = torch.tensor(run.windows(layout.ratio), dtype=torch.long)
         if len(windows):
             last = (windows + 1) * layout.ratio

@@ -32,13 +32,13 @@ def run(
     pairing: Pairing,
 ) -> Tensor:
     ratio = len(ape)
-    positions = [p for run in prepared.runs for p in range(run.start, run.start + run.count)]
+    positions = [p for run in prepared.runs for p in range(run.start, run.stop)]
     for token, (position, cell) in enumerate(zip(positions, cells.tolist(), strict=True)):
         tails.rows[cell, 0] = u[token].float()
         tails.rows[cell, 1] = z[token].float() + ape[position % ratio].float()
     made: list[Tensor] = []
     for run in prepared.runs:
-        for position in range(run.start, run.start + run.count):
+        for position in range(run.start, run.stop):
             if position % ratio == ratio - 1:
                 pooled = _pooled(tails, run.tails, position // ratio, len(norm))
                 at = len(made)

@@ -23,13 +23,13 @@ On a GPU `prepare` also takes a `SinkTable`, whose numbers the host does not kno
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from torch import Tensor
 
 from trueline.cache.store import LatentView
-from trueline.ops.capabilities import CPU, Capabilities
+from trueline.ops.capabilities import CPU, GPU, Capabilities, Context
 from trueline.ops.mla_decode import Tiling
 
 
@@ -89,4 +89,14 @@ class SinkAttention(Protocol[Prepared]):
     ) -> Tensor: ...
 
 
-IMPLEMENTATIONS = {"cpu": CPU, "reference": CPU}
+def _fp8_refusals(context: Context) -> list[str]:
+    if context.latent is not None and context.latent.fp8 is not None:
+        return [f"reads cache rows as they are computed, not {context.latent.fp8.storage}"]
+    return []
+
+
+IMPLEMENTATIONS = {
+    "cpu": CPU,
+    "reference": CPU,
+    "triton": replace(GPU, refuses=_fp8_refusals),
+}

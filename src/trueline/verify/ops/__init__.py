@@ -15,6 +15,7 @@ from trueline.verify.ops import (
     attention,
     basic,
     clamped,
+    compress,
     fp8_inputs,
     hyper_connections,
     index,
@@ -24,6 +25,7 @@ from trueline.verify.ops import (
     linear_layer,
     ranks,
     sampling,
+    sink,
     stored,
 )
 from trueline.verify.ops.data import H, L, R, paged, randn
@@ -121,6 +123,17 @@ OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
         OpCheck("real dims", sparse.sparse_mla_wide),
         OpCheck("fp8", latent_fp8.sparse_mla),
         OpCheck("ranks", ranks.sparse_mla, True),
+    ),
+    "compress": (
+        OpCheck("numbers", compress.compress),
+        OpCheck("real dims", compress.compress_wide),
+        OpCheck("bits", compress.compress_bits, True),
+    ),
+    "sink_attention": (
+        OpCheck("numbers", sink.sink_attention),
+        OpCheck("real dims", sink.sink_attention_wide),
+        OpCheck("bits", sink.sink_attention_bits, True),
+        OpCheck("ranks", ranks.sink_attention, True),
     ),
     "route": (OpCheck("choices", basic.route),),
     "experts": (

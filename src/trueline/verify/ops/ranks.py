@@ -20,6 +20,7 @@ from trueline.ops.mlp import InvariantMLP
 from trueline.ops.sparse_mla import SparseMLA
 from trueline.verify import sparse
 from trueline.verify.ops import lightning as states
+from trueline.verify.ops import sink
 from trueline.verify.ops.data import L, R, paged, randn, require, torch_linear
 
 FIXED = Tiling(64, full=True)
@@ -132,8 +133,17 @@ def sparse_mla(op: SparseMLA[Opaque]) -> None:
             _same_heads("sparse_mla", mine, whole, part)
 
 
+def sink_attention(op: sink.SinkOp) -> None:
+    step = sink.sink_step(sink.Shape(7, 2, topk=70), [(0, 9), (150, 1), (64, 3)])
+    q, sinks = randn(step.num_tokens, HEADS, L + R, seed=4), sink.head_sinks(HEADS)
+    whole = step.run(op, q, sinks, FIXED)
+    for part in cuts(HEADS):
+        mine = step.run(op, q[:, part], sinks[part], FIXED)
+        _same_heads("sink_attention", (mine,), (whole,), part)
+
+
 def _same_heads(
-    what: str, mine: tuple[Tensor, Tensor], whole: tuple[Tensor, Tensor], part: slice
+    what: str, mine: tuple[Tensor, ...], whole: tuple[Tensor, ...], part: slice
 ) -> None:
     same = all(torch.equal(ours, all_of[:, part]) for ours, all_of in zip(mine, whole, strict=True))
     require(same, f"{what}: the bits of heads {part.start}:{part.stop} of {HEADS}")

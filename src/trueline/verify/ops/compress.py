@@ -1,0 +1,276 @@
+"""Compressed entries against their float64 reference: every residue of a position, rows that
+complete windows beside rows that do not, and NaN wherever an entry may not look."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from trueline.cache.tails import TailLayout, TailStore, TailView
+from trueline.ops.capabilities import Opaque
+from trueline.ops.compress import Compress, CompressRows, CompressRun, CompressTable
+from trueline.ops.compress import reference as compress_reference
+from trueline.spec.rope import Pairing
+from trueline.verify import bounds
+from trueline.verify.ops.data import randn, require, shuffled, within
+
+CompressOp = Compress[Opaque]
+
+SHAPES: tuple[tuple[TailLayout, int, Pairing], ...] = (
+    (TailLayout(23, 4, True, 8), 3, "interleaved"),
+    (TailLayout(14, 3, True, 6), 7, "half-split"),
+    (TailLayout(11, 1, True, 2), 2, "interleaved"),
+    (TailLayout(19, 5, False, 5), 4, "interleaved"),
+    (TailLayout(10, 1, False, 3), 5, "half-split"),
+    (TailLayout(13, 9, False, 9), 6, "interleaved"),
+)
+"""Layouts, half of the rotated channels, and how they pair."""
+WIDE_SHAPES: tuple[tuple[TailLayout, int, Pairing], ...] = (
+    (TailLayout(512, 4, True, 8), 32, "interleaved"),
+    (TailLayout(128, 4, True, 8), 32, "interleaved"),
+    (TailLayout(512, 128, False, 128), 32, "interleaved"),
+)
+EPS = 1e-4
+ENTRY_BLOCK = 3
+
+
+@dataclass(frozen=True)
+class CompressStep:
+    """Rows with what their windows need of the past; NaN everywhere else, and null blocks where all
+    that they held is behind. One position of each row is a needle."""
+
+    layout: TailLayout
+    rows: CompressRows
+    store: TailStore
+    cells: Tensor
+    u: Tensor
+    z: Tensor
+    ape: Tensor
+    norm: Tensor
+    cos: Tensor
+    sin: Tensor
+    pairing: Pairing
+
+    def run(self, op: CompressOp, rows: CompressRows | CompressTable, view: TailView) -> Tensor:
+        """In the order of the tokens, one row of cos and sin for each entry or each token."""
+        at = rows.entry_positions(self.layout.ratio).to(self.cos.device)
+        return op.run(
+            self.u, self.z, view, self.cells, op.prepare(rows, view), ape=self.ape, norm=self.norm,
+            eps=EPS, cos=self.cos[at], sin=self.sin[at], pairing=self.pairing,
+        )  # fmt: skip
+
+    @cached_property
+    def exact(self) -> tuple[Tensor, TailView]:
+        """Entries in float64, and the tails after the step."""
+        view = self.fresh()
+        wide = replace(self, norm=self.norm.double())
+        return wide.run(compress_reference, self.rows, view), view  # type: ignore[arg-type]
+
+    def fresh(self) -> TailView:
+        return TailView(self.store.rows[1].clone(), self.layout)
+
+
+def counts(ratio: int) -> list[tuple[int, int]]:
+    """Start and count: one token at every residue, from the first window on, and runs that begin
+    and end within windows, at their edges and one beside."""
+    single = [(start, 1) for start in range(2 * ratio + 2)]
+    runs = [(0, 1), (0, ratio), (0, 3 * ratio + 1), (1, ratio), (ratio - 1, 2), (ratio, ratio + 1)]
+    return [*single, *runs, (3 * ratio + 1, 2 * ratio), (2 * ratio, 2 * ratio - 1)]
+
+
+def step(
+    layout: TailLayout,
+    half: int,
+    pairing: Pairing,
+    shapes: Sequence[tuple[int, int]],
+    dtype: torch.dtype = torch.float32,
+    given: torch.dtype | None = None,
+) -> CompressStep:
+    """`given`: of u and z, if other than `dtype`."""
+    size, ratio, width = layout.block_size, layout.ratio, layout.width
+    held = [-(-(start + count) // size) for start, count in shapes]
+    num_blocks = sum(held) + 4
+    ids = shuffled(num_blocks - 1, 3)
+    store = TailStore(layout, 2, num_blocks)
+    store.poison(range(num_blocks))
+    runs, cells, entries = [], [], 1
+    for i, ((start, count), blocks) in enumerate(zip(shapes, held, strict=True)):
+        mine = [ids.pop() for _ in range(blocks)]
+        needed = max((start // ratio - layout.overlap) * ratio, 0)
+        past = layout.cells(mine, needed, start)
+        store.rows[1, past] = randn(len(past), 2, width, seed=50 + i)
+        cells += layout.cells(mine, start, start + count)
+        mine[: needed // size] = [0] * (needed // size)
+        many = -(-(start + count) // (ratio * ENTRY_BLOCK))
+        runs.append(CompressRun(mine, list(range(entries, entries + many)), start, count))
+        entries += many
+    n, longest = len(cells), max(start + count for start, count in shapes)
+    u, z = (randn(n, width + 3, seed=seed)[:, 2:-1] for seed in (1, 2))  # strided
+    z, spike = 2 * z, slice(0, n, 7)
+    u[spike], z[spike] = 9 * u[spike], z[spike] + 2
+    angle = torch.arange(longest)[:, None] * torch.linspace(1.0, 0.01, half)
+    return CompressStep(
+        layout=layout,
+        rows=CompressRows(tuple(runs)),
+        store=store,
+        cells=torch.tensor(cells),
+        u=u.to(given or dtype),
+        z=z.to(given or dtype),
+        ape=randn(ratio, width, seed=4),
+        norm=(1 + randn(layout.dim, seed=5) / 3).to(dtype),
+        cos=angle.cos(),
+        sin=angle.sin(),
+        pairing=pairing,
+    )
+
+
+def compress(op: CompressOp, dtype: torch.dtype = torch.float32) -> None:
+    for layout, half, pairing in SHAPES:
+        check(op, step(layout, half, pairing, counts(layout.ratio), dtype), dtype)
+    layout, half, pairing = SHAPES[0]
+    wide = step(layout, half, pairing, counts(layout.ratio), dtype, torch.float32)
+    check(op, wide, dtype)
+
+
+def compress_wide(op: CompressOp, dtype: torch.dtype = torch.float32) -> None:
+    for layout, half, pairing in WIDE_SHAPES:
+        ratio = layout.ratio
+        shapes = [(ratio - 1, 1), (ratio, 1), (3 * ratio - 1, 1), (2 * ratio - 3, 5)]
+        check(op, step(layout, half, pairing, shapes, dtype), dtype)
+
+
+def check(op: CompressOp, step: CompressStep, dtype: torch.dtype) -> None:
+    exact, tails = step.exact
+    view = step.fresh()
+    ours = step.run(op, step.rows, view)
+    what = f"compress, {step.layout}"
+    require(ours.dtype == dtype, f"{what}: {ours.dtype} for {dtype}")
+    within(what, ours, exact, accepted(step, exact, tails, dtype))
+    same = torch.equal(view.rows.nan_to_num(7e7), tails.rows.nan_to_num(7e7))
+    require(same, f"{what}: the tails are not (u, z + bias) of the step's tokens")
+
+
+def accepted(step: CompressStep, exact: Tensor, tails: TailView, dtype: torch.dtype) -> Tensor:
+    """How far entries may be off, [m, dim]."""
+    made: list[Tensor] = []
+    layout, size = step.layout, step.layout.block_size
+    for run in step.rows.runs:
+        for w in run.windows(layout.ratio):
+            last = (w + 1) * layout.ratio
+            slots = range(max(last - layout.slots, 0), last)
+            held = tails.rows[[run.tails[p // size] * size + p % size for p in slots]].double()
+            first = layout.overlap * (torch.arange(-len(slots), 0) >= -layout.ratio).long()
+            at = first[:, None] * layout.dim + torch.arange(layout.dim)
+            u, z = (held[:, i].gather(1, at) for i in range(2))
+            off, _ = bounds.softmax(z.T, torch.zeros_like(z.T), u.T[..., None])
+            pooled = (z.softmax(0) * u).sum(0)
+            made.append(_finished(step, pooled, off, len(made)))
+    limits = torch.stack(made) if made else torch.zeros_like(exact)
+    return limits + bounds.stored(exact, dtype)
+
+
+def _finished(step: CompressStep, x: Tensor, off: Tensor, entry: int) -> Tensor:
+    weight, dim = step.norm.double(), step.layout.dim
+    unit = 1 / (x.square().mean() + EPS).sqrt()
+    y = (x * unit * weight).abs()
+    # what is off in all channels together moves the norm by no more than this
+    through = off.norm() * unit / dim**0.5
+    off = off * unit * weight.abs() + y * (through + bounds.norm_bound(dim) + bounds.rounding(2))
+    at = int(step.rows.entry_positions(step.layout.ratio)[entry])
+    cos, sin = step.cos[at].double().abs(), step.sin[at].double().abs()
+    kept = dim - 2 * len(cos)
+    size = y + off
+    for rotated in (off, size):
+        pairs = rotated[kept:].unflatten(0, (-1, 2) if step.pairing == "interleaved" else (2, -1))  # type: ignore[no-untyped-call]
+        axis = 1 if step.pairing == "interleaved" else 0
+        a, b = pairs.unbind(axis)
+        turned = torch.stack((a * cos + b * sin, b * cos + a * sin), axis)
+        rotated[kept:] = turned.flatten()
+    return off + bounds.rounding(bounds.AROUND) * size
+
+
+def compress_bits(op: CompressOp) -> None:
+    """Entries of one sequence, in one step, token by token, and cut anywhere beside others."""
+    for layout, half, pairing in SHAPES[:4]:
+        ratio = layout.ratio
+        length = 5 * ratio + 1
+        whole = step(layout, half, pairing, [(0, length)])
+        wanted = whole.run(op, whole.rows, whole.fresh())
+        for cuts in ([1] * length, [ratio + 1] * length, [1, 2 * ratio, 2, length]):
+            made = cut(op, whole, cuts)
+            require(torch.equal(made, wanted), f"compress, {layout}: bits depend on the cuts")
+
+
+def cut(op: CompressOp, whole: CompressStep, cuts: list[int]) -> Tensor:
+    """The same entries, by steps of so many tokens; every second one after another's window."""
+    (run,), layout = whole.rows.runs, whole.layout
+    first = len(whole.store.rows[1])
+    room = torch.full((2 * layout.block_size, 2, layout.width), torch.nan)
+    view = TailView(torch.cat((whole.fresh().rows, room)), layout)
+    blocks = [first // layout.block_size + i for i in range(2)]
+    other = CompressRun(blocks, [0, 0], 0, layout.ratio)
+    made, start = [], 0
+    for i, count in enumerate(cuts):
+        stop = min(start + count, run.stop)
+        rows: tuple[CompressRun, ...] = (replace(run, start=start, count=stop - start),)
+        parts = [each[start:stop] for each in (whole.u, whole.z, whole.cells)]
+        if i % 2:
+            rows = (other, *rows)
+            beside = (*(randn(layout.ratio, layout.width, seed=i + k) for k in (0, 1)),
+                      torch.arange(first, first + layout.ratio))  # fmt: skip
+            parts = [torch.cat(pair) for pair in zip(beside, parts, strict=True)]
+        u, z, cells = parts
+        out = replace(whole, u=u, z=z, cells=cells).run(op, CompressRows(rows), view)
+        made.append(out[i % 2 :])
+        start = stop
+        if start == run.stop:
+            break
+    return torch.cat(made)
+
+
+def compress_table(op: CompressOp, dtype: torch.dtype = torch.float32) -> None:
+    """What a captured graph sees: rows with as many tokens each, padded rows with blocks of
+    others."""
+    for layout, half, pairing in SHAPES[:4]:
+        for each in (1, 3):
+            shapes = [(start, each) for start in range(2 * layout.ratio + 1)]
+            made = step(layout, half, pairing, shapes, dtype)
+            exact, tails = made.exact
+            rows, spare = made.rows.runs, 2
+            lengths = [p + 1 for run in rows for p in range(run.start, run.stop)]
+            table = CompressTable(
+                _blocks([run.tails for run in rows], spare),
+                _blocks([run.entries for run in rows], spare),
+                torch.tensor(lengths + [0] * (spare * each), dtype=torch.int32),
+                each,
+            )
+            padding = torch.zeros(spare * each, layout.width, dtype=made.u.dtype)
+            padded = replace(
+                made,
+                u=torch.cat((made.u, padding)),
+                z=torch.cat((made.z, padding)),
+                cells=torch.cat((made.cells, torch.zeros(spare * each).long())),
+            )
+            view = made.fresh()
+            ours = padded.run(op, table, view)
+            completed = table.completes(layout.ratio)
+            what = f"compress, a table of {layout}, {each} tokens a row"
+            within(what, ours[completed], exact, accepted(made, exact, tails, dtype))
+            owned = slice(layout.block_size, None)  # the null block takes what nobody reads
+            same = [rows.rows[owned].nan_to_num(7e7) for rows in (view, tails)]
+            require(torch.equal(*same), f"{what}: tails")
+            cells = table.entry_cells(layout.ratio, ENTRY_BLOCK)
+            wanted = made.rows.entry_cells(layout.ratio, ENTRY_BLOCK).to(cells.device)
+            require(torch.equal(cells[completed], wanted), f"{what}: cells of entries")
+            require(not bool(cells[~completed].any()), f"{what}: an open window has an entry")
+
+
+def _blocks(tables: list[list[int]], spare: int) -> Tensor:
+    """Null after the last; padded rows have what another row had."""
+    most = max(map(len, tables))
+    padded = [ids + [0] * (most - len(ids)) for ids in tables]
+    return torch.tensor(padded + padded[:1] * spare, dtype=torch.int32)
