@@ -17,13 +17,16 @@ from trueline.engine.scheduler_config import SchedulerConfig
 from trueline.engine.step import Row, Step
 
 SALT = b"salt"
-# (block length, window): one group, two lengths, a window beside full attention, all of these.
-GROUPS = {
-    "one": [(2, None)],
-    "lengths": [(2, None), (6, None)],
-    "window": [(2, None), (2, 5)],
-    "window first": [(3, 7), (2, None)],
-    "all": [(4, None), (2, 5), (6, 9), (2, None)],
+Shape = tuple[int, int | None, int]
+# (block length, window, its step): one group, two lengths, a window beside full attention, all of
+# these; windows that move by several positions, as compressors read their tails.
+GROUPS: dict[str, list[Shape]] = {
+    "one": [(2, None, 1)],
+    "lengths": [(2, None, 1), (6, None, 1)],
+    "window": [(2, None, 1), (2, 5, 1)],
+    "window first": [(3, 7, 1), (2, None, 1)],
+    "all": [(4, None, 1), (2, 5, 1), (6, 9, 1), (2, None, 1)],
+    "steps": [(6, None, 1), (2, 5, 1), (2, 6, 3), (3, 3, 3)],
 }
 
 
@@ -45,7 +48,7 @@ class Flight:
 class World:
     """A cache whose cells remember which tokens came up to them, and steps that execute late."""
 
-    shapes: list[tuple[int, int | None]]
+    shapes: list[Shape]
     num_blocks: int
     lag: int
     caching: bool = True
@@ -53,7 +56,7 @@ class World:
     seen: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        pools = [BlockPool(self.num_blocks, size, self.caching, w) for size, w in self.shapes]
+        pools = [BlockPool(self.num_blocks, size, self.caching, *w) for size, *w in self.shapes]
         self.groups = BlockGroups(pools)
         self.scheduler = Scheduler(
             SchedulerConfig(max_num_batched_tokens=7, max_num_seqs=3, max_model_len=60), self.groups
@@ -97,13 +100,13 @@ class World:
 
     def execute(self, row: Row, tables: list[list[int]]) -> None:
         client = self.client(row)
-        for group, (size, window) in enumerate(self.shapes):
+        for group, (size, window, step) in enumerate(self.shapes):
             table = tables[group]
             for p in range(row.start, row.start + row.count):
                 block = table[p // size]
                 assert block != NULL_BLOCK, "a position without a cell"
                 self.cells[group][block, p % size] = tuple(client.tokens[: p + 1])
-                first = 0 if window is None else max(p - window + 1, 0)
+                first = 0 if window is None else max(p // step * step + step - window, 0)
                 for q in range(first, p):
                     assert table[q // size] != NULL_BLOCK, f"group {group}: {q} is gone"
                     found = self.cells[group][table[q // size], q % size]
@@ -126,7 +129,7 @@ class World:
                 if block != NULL_BLOCK
             )
             assert {b: pool.references(b) for b in pool.ids if pool.references(b)} == dict(held)
-            size, window = self.shapes[group]
+            size, window, _ = self.shapes[group]
             if window is not None:
                 most = -(-(window + 7 * (1 + self.lag)) // size) + 1
                 for client in self.clients:
@@ -176,16 +179,18 @@ def test_a_prefix_ends_where_every_group_has_its_blocks() -> None:
     found = groups.lookup(hashes, 23)
     assert found.num_tokens == 18
     assert found.tables[:2] == [tables[0][:9], tables[1][:3]]
-    # of a window of 3 the next token reads positions 16 and 17: one block
+    # of a window of 3 the next token reads positions 16 and 17: one block, and only such have names
     assert found.tables[2] == [NULL_BLOCK] * 8 + tables[2][8:9]
     assert groups.lookup(hashes, 17).num_tokens == 12
     # what lies outside of the window may be lost, what lies in it may not
-    groups.pools[2].forget(hashes[3])
+    known = [i for i, value in enumerate(hashes) if groups.pools[2].find(value) is not None]
+    assert known == [2, 5, 8]
+    groups.pools[2].forget(hashes[5])
     assert groups.lookup(hashes, 23).num_tokens == 18
     groups.pools[2].forget(hashes[8])
-    assert groups.lookup(hashes, 23).num_tokens == 12
-    groups.pools[1].forget(hashes[5])
     assert groups.lookup(hashes, 23).num_tokens == 6
+    groups.pools[1].forget(hashes[2])
+    assert groups.lookup(hashes, 23).num_tokens == 0
 
 
 @pytest.mark.parametrize("window", [1, 2, 3, 4, 5, 8])
@@ -219,3 +224,42 @@ def test_a_prefix_has_all_that_the_next_token_reads(window: int) -> None:
             (table,) = groups.lookup(hashes, num_tokens).tables
             first = max(num_tokens - window + 1, 0) // size
             assert table == [NULL_BLOCK] * first + tables[0][first : num_tokens // size]
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_a_tail_is_read_from_the_start_of_its_window(overlap: bool) -> None:
+    """A compressor of 3 tokens an entry: with overlap it reads the window before as well. After
+    whole windows nothing, or that one, is read: blocks that no prefix needs get no name."""
+    window = 6 if overlap else 3
+    tail = BlockPool(40, 3, True, window, 3)
+    groups = BlockGroups([BlockPool(40, 12, True), tail])
+    for position in range(24):
+        whole = position // 3 * 3
+        assert tail.first_read(position) == max(whole - 3 * overlap, 0)
+    hashes = hash_blocks(list(range(26)), 3, SALT, [])
+    tables = groups.empty()
+    groups.allocate(tables, groups.missing(tables, 26))
+    groups.register(tables, hashes, 0, 26)
+    assert [tail.find(value) is not None for value in hashes] == [
+        overlap and i % 4 == 3 for i in range(8)
+    ]
+    found = groups.lookup(hashes, 25)
+    assert found.num_tokens == 24
+    kept = tables[1][7:8] if overlap else []
+    assert found.tables[1] == [NULL_BLOCK] * (8 - len(kept)) + kept
+
+
+def test_a_long_prompt_is_admitted_beside_others() -> None:
+    """It will never hold more of a window than the window and a chunk: nothing more is waited
+    for."""
+    world = World([(2, None, 1), (2, 5, 1)], num_blocks=30, lag=0)
+    world.add([0] * 3, 20)
+    world.turn()
+    world.add([1] * 29, 2)
+    world.turn()
+    assert world.scheduler.num_running == 2
+    groups = world.groups
+    # a window of 5 and a chunk of 7 lie in at most 7 blocks of 2
+    assert groups.ahead(groups.empty(), 29, 7) == [15, 7]
+    assert groups.ahead([[], [NULL_BLOCK] * 9 + [1, 2]], 29, 7) == [15, 4]
+    assert groups.ahead([[], [NULL_BLOCK] * 9 + [1, 2, 3, 4, 5]], 29, 7) == [15, 1]

@@ -100,7 +100,7 @@ def test_weights_of_two_formats_are_packed_as_dense(
 ) -> None:
     """What one op packs together: an op of one format would not take the others."""
     monkeypatch.setattr(context, "Packing", lambda _, stored: stored)
-    build = context.Build(*[cast("Any", None)] * 4)
+    build = context.Build(*[cast("Any", None)] * 5)
     dense, another = (cast("Any", SimpleNamespace(format=each)) for each in ("dense", other))
     assert build.packing(another, another) == other
     assert build.packing(dense, another, another) == "dense"

@@ -116,6 +116,7 @@ class Paged:
     block_size: int
     block_bytes: int
     window: int | None = None
+    window_step: int = 1
 
 
 LIMITS = Limits(3, 20, 0.5, overlap=False)
@@ -136,14 +137,42 @@ def test_groups_hold_as_many_tokens_as_each_other() -> None:
 def test_a_window_has_enough_for_all_sequences() -> None:
     """Whatever it holds comes first; the others share the rest."""
     kinds = [Paged(4, 40), Paged(2, 10, window=5)]
-    full, window = plan_groups(kinds, EngineConfig(), LIMITS, 2000, 10_000)
+    cold = EngineConfig(enable_prefix_caching=False)
+    full, window = plan_groups(kinds, cold, LIMITS, 2000, 10_000)
     # a window of 5 touches 3 blocks of 2 and may begin anywhere; a step brings 20 tokens
-    assert window.num_blocks == 3 * (3 + 2) + 20 // 2 + 1
-    assert full.num_blocks == (2000 - 10 * window.num_blocks) // 40
-    chosen = EngineConfig(num_gpu_blocks_override=7)
-    assert [g.num_blocks for g in plan_groups(kinds, chosen, LIMITS, 0, 50)] == [8, 8]
+    held = 3 * (3 + 2) + 20 // 2 + 1
+    assert window.num_blocks == held
+    assert full.num_blocks == (2000 - 10 * held) // 40
+    # with overlap two steps are in flight
+    both = plan_groups(kinds, cold, replace(LIMITS, overlap=True), 2000, 10_000)
+    assert both[1].num_blocks == held + 20 // 2
+    # no more than all sequences at full length: 3 times 7 tokens
+    assert plan_groups(kinds, cold, LIMITS, 2000, 7)[1].num_blocks == 3 * 4 + 1
     with pytest.raises(UsageError, match="one block takes 40"):
-        plan_groups(kinds, EngineConfig(), LIMITS, 10 * window.num_blocks + 79, 50)
+        plan_groups(kinds, cold, LIMITS, 10 * held + 79, 50)
+    with pytest.raises(UsageError, match=f"takes {10 * held}: raise .* lower max_num_seqs"):
+        plan_groups(kinds, cold, LIMITS, 10 * held - 1, 50)
+
+
+def test_windows_of_prefixes_take_a_share_of_the_rest() -> None:
+    """Four prefixes a seat, each with what is read after it; nothing where windows begin anew."""
+    kinds = [Paged(4, 40), Paged(2, 10, window=5), Paged(6, 7, 6, 3), Paged(3, 5, 3, 3)]
+    held = (26, 3 * 3 + 4 + 1, 3 * 3 + 7 + 1)
+    for budget, share in ((10**6, 1.0), (1200, None)):
+        full, *windows = plan_groups(kinds, EngineConfig(), LIMITS, budget, 10_000)
+        left = budget - 26 * 10 - held[1] * 7 - held[2] * 5
+        part = min(1.0, left * 0.25 / (12 * (2 * 10 + 7)))
+        assert share is None or part == share
+        assert [g.num_blocks for g in windows] == [
+            held[0] + int(24 * part), held[1] + int(12 * part), held[2]
+        ]  # fmt: skip
+        assert full.num_blocks * 40 + sum(g.num_blocks * g.block_bytes for g in windows) <= budget
+
+
+def test_what_is_asked_for_counts_blocks_of_the_first_group() -> None:
+    kinds = [Paged(4, 40), Paged(2, 10, window=5), Paged(3, 1)]
+    chosen = EngineConfig(num_gpu_blocks_override=7)
+    assert [g.num_blocks for g in plan_groups(kinds, chosen, LIMITS, 0, 50)] == [8, 15, 11]
 
 
 @pytest.mark.parametrize("spec", [LATENT, SPARSE, HYBRID], indirect=True)

@@ -24,6 +24,7 @@ class BlockPool(Pool):
         block_size: int,
         enable_prefix_caching: bool,
         window: int | None = None,
+        window_step: int = 1,
     ) -> None:
         super().__init__(num_blocks)
         if block_size < 1:
@@ -33,10 +34,19 @@ class BlockPool(Pool):
         self.enable_prefix_caching = enable_prefix_caching
         self.window = window
         """Positions that a query sees, itself included; None: all before it."""
+        self.window_step = window_step
+        """The window ends at the next multiple of it, and so moves by as many positions."""
         self.generation = 0
         """Grows with every reset; what was computed under an older one must not be registered."""
         self.num_query_tokens = 0
         self.num_hit_tokens = 0
+
+    def first_read(self, position: int) -> int:
+        """The first position that a query at `position`, or a later one, reads."""
+        if self.window is None:
+            return 0
+        end = (position // self.window_step + 1) * self.window_step
+        return max(end - self.window, 0)
 
     def num_idle(self, ids: Sequence[int]) -> int:
         """How many of these nobody holds: sharing them lowers `num_free` by as many."""

@@ -5,7 +5,8 @@ A prefix of n tokens can be reused where every group has what a request that sta
 reads of it: all blocks, or, where the group has a window, those that reach into the last
 `window` positions. Blocks behind the window are given back as the request goes on; their places in
 the table hold the null block. Prefixes are hashed every `hash_size` tokens, which divides every
-group's block length, and a block is registered under the hash at its end. No torch.
+group's block length, and a block is registered under the hash at its end, unless it lies behind the
+window of every prefix that could be reused. No torch.
 """
 
 from __future__ import annotations
@@ -62,6 +63,21 @@ class BlockGroups:
             for pool in self.pools
         ]
 
+    def ahead(self, tables: Tables, num_positions: int, chunk: int) -> list[int]:
+        """Blocks that a sequence will take beyond those it holds, by group, until so many positions
+        are written, by chunks: behind a window they come back."""
+        held = [sum(block != NULL_BLOCK for block in table) for table in tables]
+        return [
+            missing if pool.window is None else min(missing, max(most - count, 0))
+            for pool, missing, most, count in zip(
+                self.pools,
+                self.missing(tables, num_positions),
+                self.most_held(num_positions, chunk),
+                held,
+                strict=True,
+            )
+        ]
+
     def have(self, counts: Sequence[int], sharing: Tables | None = None) -> bool:
         """Whether so many are free, by group, after the blocks of `sharing` have been shared."""
         found = sharing or self.empty()
@@ -85,10 +101,12 @@ class BlockGroups:
         for pool, table in zip(self.pools, tables, strict=True):
             if pool.window is None:
                 continue
-            behind = min(max(num_written - pool.window + 1, 0) // pool.block_size, len(table))
-            held = [block for block in table[:behind] if block != NULL_BLOCK]
-            pool.release(held)
-            table[:behind] = [NULL_BLOCK] * behind
+            behind = min(pool.first_read(num_written) // pool.block_size, len(table))
+            first = behind
+            while first and table[first - 1] != NULL_BLOCK:  # what is before was given back earlier
+                first -= 1
+            pool.release(table[first:behind])
+            table[first:behind] = [NULL_BLOCK] * (behind - first)
 
     def lookup(self, hashes: Sequence[bytes], most_tokens: int) -> Prefix:
         """The longest prefix of at most so many tokens. Takes no reference."""
@@ -126,11 +144,17 @@ class BlockGroups:
         returns up to which token this has been done."""
         end = min(num_written, len(hashes) * self.hash_size)
         for pool, table in zip(self.pools, tables, strict=True):
-            names = self._names(pool, hashes)
+            each = pool.block_size // self.hash_size
             for i in range(start // pool.block_size, end // pool.block_size):
-                if table[i] != NULL_BLOCK:
-                    pool.register(table[i], names[i])
+                if table[i] != NULL_BLOCK and self._may_be_read(pool, i):
+                    pool.register(table[i], hashes[(i + 1) * each - 1])
         return max(start, end)
+
+    def _may_be_read(self, pool: BlockPool, i: int) -> bool:
+        """Whether block i of a sequence reaches into what is read after some prefix: after the
+        shortest that has it, or after none."""
+        stop, size = (i + 1) * pool.block_size, self.lcm_block_size
+        return pool.first_read(-(-stop // size) * size) < stop
 
     def _names(self, pool: BlockPool, hashes: Sequence[bytes]) -> Sequence[bytes]:
         """Of the group's blocks: the hash at the end of each."""
@@ -140,8 +164,7 @@ class BlockGroups:
 
 def _in_window(pool: BlockPool, names: Sequence[bytes], num_tokens: int) -> list[int] | None:
     """What a sequence of so many tokens still reads; None where some of it is not there."""
-    assert pool.window is not None
-    first = max(num_tokens - pool.window + 1, 0) // pool.block_size
+    first = min(pool.first_read(num_tokens), num_tokens) // pool.block_size
     wanted = names[first : num_tokens // pool.block_size]
     found = pool.lookup(wanted)
     return [NULL_BLOCK] * first + found if len(found) == len(wanted) else None

@@ -71,7 +71,10 @@ class EngineCore:
         self.fingerprint, self.drafter = fingerprint, drafter
         caching = config.enable_prefix_caching
         self.blocks = BlockGroups(
-            [BlockPool(g.num_blocks, g.block_size, caching, g.window) for g in plan.groups]
+            [
+                BlockPool(g.num_blocks, g.block_size, caching, g.window, g.window_step)
+                for g in plan.groups
+            ]
         )
         self.pool = self.blocks.main
         self.slots = SlotPool(plan.slots.num_slots) if plan.slots else None
@@ -206,7 +209,7 @@ class EngineCore:
         try:
             message = self._message(step)
             if self.config.poison:
-                self.executor.poison(self._unowned())
+                self.executor.poison(self._unowned(step))
             self.in_flight.append(InFlight(step, message, self.executor.launch(message)))
         except BaseException as error:
             self.in_flight.append(InFlight(step, message, StepFailed(error)))
@@ -369,19 +372,31 @@ class EngineCore:
         del self.requests[request.request_id]
         self.ended[request.id] = None
 
-    def _unowned(self) -> Unowned:
+    def _unowned(self, step: Step) -> Unowned:
+        """As `step`, not launched yet, will find it."""
+        starts = {row.request.id: row.start for row in step.rows}
+        groups = range(len(self.blocks.pools))
         return Unowned(
             blocks=[_unowned_places(pool) for pool in self.blocks.pools],
-            cells=[list(self._unwritten_cells(group)) for group in range(len(self.blocks.pools))],
+            cells=[list(self._unread_cells(group, starts)) for group in groups],
             slots=_unowned_places(self.slots) if self.slots else [],
         )
 
-    def _unwritten_cells(self, group: int) -> Iterator[int]:
-        size = self.blocks.pools[group].block_size
+    def _unread_cells(self, group: int, starts: Mapping[int, int]) -> Iterator[int]:
+        """Of blocks that requests hold: not written yet, or behind the window of all that is still
+        to come and not known by a hash, so that nobody else starts from it."""
+        pool = self.blocks.pools[group]
+        size = pool.block_size
         for request in self.requests.values():
             if request.tables:
                 table = request.tables[group]
                 yield from cells(size, table, request.num_computed, len(table) * size)
+                start = starts.get(request.id, request.num_computed)
+                first = pool.first_read(start)
+                held = first // size < len(table)
+                # what steps in flight write may still get a hash
+                if held and start == request.num_written and not pool.hash_of(table[first // size]):
+                    yield from cells(size, table, first - first % size, first)
 
 
 def _unowned_places(pool: Pool) -> list[int]:

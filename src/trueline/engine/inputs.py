@@ -24,11 +24,15 @@ class Inputs:
         self.plan, self.caches = plan, caches
         self.device = plan.device.torch
         self.block_sizes = [group.block_size for group in plan.groups]
+        others = {
+            kind.name: (caches.store(kind).views[0], caches.group(kind)) for kind in plan.kinds
+        }
         self.kinds: dict[str, KindInputs[Any, Any]] = {
             kind.name: kind.inputs(
                 InputContext(
                     view=caches.store(kind).views[0],
                     group=caches.group(kind),
+                    others=others,
                     implementations={op: chosen.name for op, chosen in plan.selections.items()},
                     device=self.device,
                     tiling=plan.tiling,

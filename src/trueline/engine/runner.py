@@ -23,6 +23,7 @@ from trueline.engine.messages import Admission, StepMessage
 from trueline.engine.results import PromptScores, SampledTokens, StepHandle
 from trueline.layers.context import Build, Ops, Parameters, RecordedChoices, Weights
 from trueline.layers.decoder import Decoder
+from trueline.layers.ropes import Ropes
 from trueline.ops.sampling import SamplingState, build_rows
 from trueline.parallel.collective import Collective, RowParallel, Solo
 from trueline.plan.plan import Plan
@@ -42,7 +43,13 @@ def build_decoder(
     alone = spec == whole_spec(spec)
     assert invariant_sums or alone or not plan.batch_invariant, "bits depend on the ranks"
     outputs = spec.outputs or Span.whole(spec.hidden_size)
-    build = Build(plan, Ops(plan), ranks, RowParallel(ranks, invariant_sums, outputs))
+    build = Build(
+        plan,
+        Ops(plan),
+        ranks,
+        RowParallel(ranks, invariant_sums, outputs),
+        Ropes(spec, plan.max_model_len, plan.device.torch),
+    )
     weights = Weights(values, plan.compute_dtype, plan.device.torch)
     return Decoder(spec, build, weights)
 

@@ -40,7 +40,7 @@ from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable, Mapping
 
-from trueline.cache.groups import BlockGroups, Prefix
+from trueline.cache.groups import BlockGroups, Prefix, Tables
 from trueline.cache.slots import SlotPool
 from trueline.engine.drafts import place_drafts
 from trueline.engine.request import Request, RequestState, WaitingQueue
@@ -251,7 +251,7 @@ class Scheduler:
             count = min(request.num_tokens - prefix.num_tokens, budget)
             needed = fresh = self.blocks.missing(prefix.tables, prefix.num_tokens + count)
             if self._running:
-                soon = self.blocks.missing(prefix.tables, self._horizon(request))
+                soon = self._ahead(prefix.tables, request)
                 needed = self._sums([soon, reserve])
             if not self.blocks.have(needed, sharing=prefix.tables):
                 return
@@ -322,7 +322,11 @@ class Scheduler:
         return min(request.num_tokens + self.blocks.lcm_block_size, request.token_limit - 1)
 
     def _blocks_ahead(self, request: Request) -> list[int]:
-        return self.blocks.missing(request.tables, self._horizon(request))
+        return self._ahead(request.tables, request)
+
+    def _ahead(self, tables: Tables, request: Request) -> list[int]:
+        chunk = self.config.max_num_batched_tokens
+        return self.blocks.ahead(tables, self._horizon(request), chunk)
 
     # Its results come back
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from trueline.cache.kinds import LayerViews, StateKind
+from trueline.layers.ropes import Rope, Ropes
 from trueline.ops.capabilities import Capabilities, Opaque
 from trueline.ops.experts import InvariantExperts, SharedExperts
 from trueline.ops.latent_write import Parts
@@ -37,15 +38,41 @@ class Ops:
         self.batched_gemm = implementation("batched_gemm", name["batched_gemm"])
         self.rms_norm = implementation("rms_norm", name["rms_norm"])
         self.rope = implementation("rope", name["rope"])
-        self.latent_write = implementation("latent_write", name["latent_write"])
         self.parts = Parts(self.rms_norm, self.rope)
-        self.mla_decode = implementation("mla_decode", name["mla_decode"])
-        self.mla_prefill = implementation("mla_prefill", name["mla_prefill"])
         self.route = implementation("route", name["route"])
+        self.latent = LatentOps(name) if "mla_decode" in name else None
         self.recurrent = RecurrentOps(name) if "lightning" in name else None
         self.sparse = SparseOps(name) if "sparse_mla" in name else None
+        self.compressed = CompressedOps(name) if "sink_attention" in name else None
+        self.hyper_connections = (
+            implementation("hyper_connections", name["hyper_connections"])
+            if "hyper_connections" in name
+            else None
+        )
+
+
+class LatentOps:
+    """Of latent attention."""
+
+    def __init__(self, name: Mapping[str, str]) -> None:
+        self.latent_write = implementation("latent_write", name["latent_write"])
+        self.mla_decode = implementation("mla_decode", name["mla_decode"])
+        self.mla_prefill = implementation("mla_prefill", name["mla_prefill"])
         masked = "run_chosen" in self.mla_prefill.capabilities.optional
         self.masked_prefill = cast("MaskedPrefill[Opaque]", self.mla_prefill) if masked else None
+
+
+class CompressedOps:
+    """Of attention over a window and compressed entries; those of entries where there are any."""
+
+    def __init__(self, name: Mapping[str, str]) -> None:
+        self.sink_attention = implementation("sink_attention", name["sink_attention"])
+        self.compress = implementation("compress", name["compress"]) if "compress" in name else None
+        chooses = "index_scores" in name
+        self.index_scores = (
+            implementation("index_scores", name["index_scores"]) if chooses else None
+        )
+        self.topk = implementation("topk", name["topk"]) if chooses else None
 
 
 class RecurrentOps:
@@ -91,6 +118,7 @@ class Build:
     ops: Ops
     collective: Collective
     row_parallel: RowParallel
+    ropes: Ropes
 
     def packing(self, *weights: Weight) -> Packing:
         """For weights that one op packs together: what fits all of them."""
@@ -136,10 +164,6 @@ class Weights:
         return list(self._values)
 
 
-Rope = tuple[Tensor, Tensor] | None
-"""cos and sin of the step's positions; None for a layer that does not rotate."""
-
-
 class Mixer(Protocol):
     """A layer's token mixing. `views` is what it keeps, by state kind."""
 
@@ -153,6 +177,13 @@ class FeedForward(Protocol):
     instead."""
 
     def forward(self, x: Replicated, forced: Tensor | None) -> tuple[Replicated, Tensor | None]: ...
+
+
+class HashedExperts(Protocol):
+    """A layer whose experts come from a table of token ids."""
+
+    def hashed(self, tokens: Tensor) -> Tensor | None:
+        """[n, top_k], to be forced on it."""
 
 
 @dataclass(slots=True)

@@ -1,22 +1,27 @@
 """The skeleton that every family shares: embed, (norm, mix, add, norm, feed forward, add) × layers,
-norm, head."""
+norm, head. What a sub-layer reads of the residual and how its output goes back is residual.py's."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import cast
 
-import torch
 from torch import Tensor
 
 from trueline.cache.kinds import LayerViews
-from trueline.layers.context import Build, FeedForward, Mixer, Rope, StepInput, Weights
-from trueline.ops.rope import table
+from trueline.layers.context import (
+    Build,
+    FeedForward,
+    HashedExperts,
+    Mixer,
+    StepInput,
+    Weights,
+)
+from trueline.layers.residual import Residual, residual_for
 from trueline.parallel.placement import Divided, Partial, Replicated, check_shape
-from trueline.spec.feedforward import FeedForwardSpec
+from trueline.spec.feedforward import FeedForwardSpec, MoESpec
 from trueline.spec.mixer import MixerSpec
 from trueline.spec.model import LayerSpec, ModelSpec
-from trueline.spec.rope import RopeSpec
 from trueline.weights.value import Weight
 
 
@@ -25,38 +30,28 @@ def make(spec: MixerSpec | FeedForwardSpec, build: Build, weights: Weights, name
     return build.plan.layer(spec.label)(spec, build, weights, name)
 
 
-class Ropes:
-    """One table for all layers that rotate alike. Every position once, exactly float32: rows are
-    looked up, never computed again."""
-
-    def __init__(self, spec: ModelSpec, max_position: int, device: torch.device) -> None:
-        self.different: list[RopeSpec] = []
-        ropes = [layer.mixer.rotation for layer in spec.layers]
-        for rope in ropes:
-            if rope is not None and rope not in self.different:
-                self.different.append(rope)
-        self.of_layer = [None if rope is None else self.different.index(rope) for rope in ropes]
-        places = torch.arange(max_position)
-        # on the CPU wherever they are used: another device has another cosine
-        made = (table(rope, places) for rope in self.different)
-        self.tables = [(cos.to(device), sin.to(device)) for cos, sin in made]
-
-    def at(self, positions: Tensor) -> list[Rope]:
-        """Per layer, the rows of these positions."""
-        rows = [(cos[positions], sin[positions]) for cos, sin in self.tables]
-        return [None if index is None else rows[index] for index in self.of_layer]
-
-
 class Layer:
-    def __init__(self, spec: LayerSpec, build: Build, weights: Weights) -> None:
+    def __init__(self, spec: LayerSpec, build: Build, weights: Weights, residual: Residual) -> None:
         name = f"model.layers.{spec.index}"
         self.index = spec.index
-        self.mixer_norm = weights.take(f"{name}.input_layernorm.weight")
-        self.forward_norm = weights.take(f"{name}.post_attention_layernorm.weight")
+        self.before_mixer = residual.entry(weights, f"{name}.input_layernorm", f"{name}.hc_attn")
+        self.before_forward = residual.entry(
+            weights, f"{name}.post_attention_layernorm", f"{name}.hc_ffn"
+        )
         self.mixer = cast("Mixer", make(spec.mixer, build, weights, f"{name}.self_attn"))
         self.feed_forward = cast(
             "FeedForward", make(spec.feed_forward, build, weights, f"{name}.mlp")
         )
+        moe = spec.feed_forward
+        self.hashed: HashedExperts | None = None
+        if isinstance(moe, MoESpec) and moe.router.hashed:
+            self.hashed = cast("HashedExperts", self.feed_forward)
+
+    def choice(self, step: StepInput) -> Tensor | None:
+        """Experts [n, top_k] that are not the router's to choose: recorded ones, or a table's."""
+        if step.forced is not None and self.index in step.forced.experts:
+            return step.forced.experts[self.index]
+        return self.hashed.hashed(step.tokens) if self.hashed else None
 
 
 class Decoder:
@@ -69,32 +64,27 @@ class Decoder:
             check_shape(what, tuple(part.shape), spec.vocab.count, spec.hidden_size)
         self.embedding = embedding
         self.compute = build.plan.compute_dtype
-        self.layers = [Layer(layer, build, weights) for layer in spec.layers]
+        self.residual = residual_for(spec, build, weights)
+        self.layers = [Layer(layer, build, weights, self.residual) for layer in spec.layers]
         self.norm = weights.take("model.norm.weight")
         self.head = self.ops.linear.pack(head)
-        self.ropes = Ropes(spec, build.plan.max_model_len, build.plan.device.torch)
+        self.ropes = build.ropes
         if weights.left():
             raise AssertionError(f"parameters that no layer took: {weights.left()[:4]}")
 
     def hidden(self, step: StepInput, views: Sequence[LayerViews]) -> Tensor:
         """[n, hidden], before the final norm."""
         ropes = self.ropes.at(step.positions)
-        h: Tensor = self._embed(step.tokens)
-        norm, eps = self.ops.rms_norm.run_sum, self.spec.norm_eps
-        y: Replicated | None = None
+        stream = self.residual.start(self._embed(step.tokens))
         for layer, view, rope in zip(self.layers, views, ropes, strict=True):
-            if y is None:
-                x = self.ops.rms_norm.run(h, layer.mixer_norm, eps)
-            else:
-                h, x = norm(h, y, layer.mixer_norm, eps)
-            mixed = layer.mixer.forward(Replicated(x), step, view, rope)
-            h, x = norm(h, mixed, layer.forward_norm, eps)
-            choice = step.forced.experts.get(layer.index) if step.forced else None
-            y, ids = layer.feed_forward.forward(Replicated(x), choice)
+            x = Replicated(stream.read(layer.before_mixer))
+            stream.add(layer.mixer.forward(x, step, view, rope))
+            x = Replicated(stream.read(layer.before_forward))
+            y, ids = layer.feed_forward.forward(x, layer.choice(step))
+            stream.add(y)
             if step.recorded is not None and ids is not None:
                 step.recorded.experts[layer.index] = ids
-        assert y is not None, "a model has layers"
-        return h + y
+        return stream.end()
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[n, vocabulary], float32."""

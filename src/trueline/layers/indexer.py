@@ -8,8 +8,9 @@ from torch import Tensor
 
 from trueline.cache.index import IndexView
 from trueline.cache.kinds.index_keys import IndexInput
-from trueline.layers.context import Build, Rope, Weights
+from trueline.layers.context import Build, Weights
 from trueline.layers.linear import WeightGemm
+from trueline.layers.ropes import Rope
 from trueline.ops.rope import inv_freq
 from trueline.spec.mixer import MLASpec
 

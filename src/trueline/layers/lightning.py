@@ -9,8 +9,9 @@ from torch import Tensor
 from trueline.cache.kinds import LayerViews
 from trueline.cache.kinds.lightning import LightningState
 from trueline.cache.state import StateView
-from trueline.layers.context import ANYWHERE, Build, Rope, StepInput, Weights
+from trueline.layers.context import ANYWHERE, Build, StepInput, Weights
 from trueline.layers.linear import WeightGemm
+from trueline.layers.ropes import Rope
 from trueline.ops.capabilities import Opaque
 from trueline.parallel.placement import Replicated
 from trueline.spec.mixer import LightningSpec

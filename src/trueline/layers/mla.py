@@ -13,9 +13,10 @@ from trueline.cache.kinds import LayerViews
 from trueline.cache.kinds.index_keys import IndexKeys
 from trueline.cache.kinds.latent import DecodeInput, Latent, LatentInput, SelectedInput
 from trueline.cache.store import LatentView
-from trueline.layers.context import ANYWHERE, Build, Rope, StepInput, Weights
+from trueline.layers.context import ANYWHERE, Build, StepInput, Weights
 from trueline.layers.indexer import Indexer
 from trueline.layers.linear import WeightGemm
+from trueline.layers.ropes import Rope
 from trueline.ops.capabilities import Opaque
 from trueline.ops.mla_prefill import HeadWeights
 from trueline.parallel.placement import Replicated
@@ -36,6 +37,8 @@ class MLA:
 
     def __init__(self, spec: MLASpec, build: Build, weights: Weights, name: str) -> None:
         self.spec, self.ops, self.row_parallel = spec, build.ops, build.row_parallel
+        assert build.ops.latent is not None, "the plan knows of latent attention"
+        self.latent = build.ops.latent
         own = spec.indexer is not None and not spec.indexer.shared
         self.indexer = Indexer(spec, build, weights, f"{name}.indexer") if own else None
         first = "q_proj" if spec.q_lora_rank is None else "q_a_proj"
@@ -68,7 +71,7 @@ class MLA:
         made = self._project(x)
         latent = views[Latent]
         q_nope = made.q[..., : spec.qk_nope_head_dim]
-        wide = self.ops.latent_write.run(
+        wide = self.latent.latent_write.run(
             made.latent,
             made.key,
             made.q[..., spec.qk_nope_head_dim :],
@@ -153,7 +156,7 @@ class MLA:
     def _prefill(
         self, q_nope: Tensor, q_rope: Tensor, prepared: Opaque, view: LatentView, out: Tensor
     ) -> None:
-        self.ops.mla_prefill.run(
+        self.latent.mla_prefill.run(
             q_nope,
             q_rope,
             view,
@@ -169,7 +172,7 @@ class MLA:
         return wide
 
     def _decode(self, q: Tensor, rows: DecodeInput, view: LatentView) -> Tensor:
-        out, _ = self.ops.mla_decode.run(
+        out, _ = self.latent.mla_decode.run(
             q, view, rows.prepared, softmax_scale=self.spec.softmax_scale
         )
         return self.ops.batched_gemm.run(out, self.expand)
@@ -198,8 +201,8 @@ class MLA:
         chosen: Tensor | None,
     ) -> None:
         assert chosen is not None, "a layer before has chosen"
-        assert self.ops.masked_prefill is not None
-        self.ops.masked_prefill.run_chosen(
+        assert self.latent.masked_prefill is not None
+        self.latent.masked_prefill.run_chosen(
             q_nope,
             q_rope,
             view,

@@ -1,4 +1,4 @@
-"""DeepSeek-V4: Flash, Pro and their Base variants. Not runnable yet.
+"""DeepSeek-V4: Flash, Pro and their Base variants.
 
 Two forms of the same configuration: flat as published, nested as transformers saves it.
 """
@@ -30,9 +30,6 @@ from trueline.spec.rope import RopeSpec, YarnSpec
 from trueline.spec.source import Fact, Source, default, formula
 
 ARCHITECTURES = ("DeepseekV4ForCausalLM",)
-NOT_RUNNABLE = (
-    "not runnable yet: DeepSeek-V4's compressed attention and hyper-connections have no engine"
-)
 FORMS: Final[dict[str, Form]] = {
     "sliding_attention": "window",
     "compressed_sparse_attention": "sparse",
@@ -128,7 +125,6 @@ def read(fields: Fields, overrides: dict[str, object]) -> ModelSpec:
         ),
         storage=read_v4_storage(fields),
         renamed=RENAMED,
-        not_runnable=NOT_RUNNABLE,
     )
     finish(fields)
     return spec

@@ -17,6 +17,9 @@ AUTO_BLOCK_SIZE = {"cpu": 16, "cuda": 64}
 # Snapshots of states that the prefix cache may keep, and how far apart those of a prompt lie.
 SNAPSHOTS_PER_SEAT = 4
 AUTO_SPACING = 512
+# Prefixes whose last windows the cache may keep, in at most so much of what windows leave.
+PREFIXES_PER_SEAT = 4
+WINDOWS_SHARE = 0.25
 # Set aside for what a step computes before that has been measured.
 GPU_WORKSPACE = 4 << 30
 
@@ -135,6 +138,10 @@ class GroupPlan:
         return self.kinds[0].window
 
     @property
+    def window_step(self) -> int:
+        return self.kinds[0].window_step
+
+    @property
     def block_bytes(self) -> int:
         return sum(kind.block_bytes for kind in self.kinds)
 
@@ -147,14 +154,17 @@ def plan_groups(
     max_len: int,
 ) -> tuple[GroupPlan, ...]:
     """As many tokens in every group as all sequences have at full length, or as memory allows;
-    where a window bounds what a sequence holds, enough for all. One more as null block."""
-    together: dict[tuple[int, int | None], list[AnyPagedKind]] = {}
+    where a window bounds what a sequence holds, enough for all and for some prefixes that may be
+    reused. One more as null block."""
+    together: dict[tuple[int, int | None, int], list[AnyPagedKind]] = {}
     for kind in kinds:
-        together.setdefault((kind.block_size, kind.window), []).append(kind)
+        shared = (kind.block_size, kind.window, kind.window_step)
+        together.setdefault(shared, []).append(kind)
     groups = [GroupPlan(kinds=tuple(members), num_blocks=0) for members in together.values()]
     if config.num_gpu_blocks_override is not None:
-        return tuple(replace(g, num_blocks=config.num_gpu_blocks_override + 1) for g in groups)
-    fixed = [_in_window(group, limits) for group in groups]
+        tokens = config.num_gpu_blocks_override * groups[0].block_size
+        return tuple(replace(g, num_blocks=-(-tokens // g.block_size) + 1) for g in groups)
+    fixed = _in_windows(groups, config, limits, budget, max_len)
     budget -= sum(count * g.block_bytes for g, count in zip(groups, fixed, strict=True))
     return tuple(
         replace(group, num_blocks=count or _by_memory(group, groups, budget, limits, max_len))
@@ -162,12 +172,45 @@ def plan_groups(
     )
 
 
-def _in_window(group: GroupPlan, limits: Limits) -> int:
-    """Blocks that all sequences may hold, and those of a step's tokens; 0 without a window."""
-    if group.window is None:
-        return 0
+def _in_windows(
+    groups: Sequence[GroupPlan], config: EngineConfig, limits: Limits, budget: int, max_len: int
+) -> list[int]:
+    """Blocks of each group with a window, the null block among them; 0 for one without."""
+    fixed = [_held(group, limits, max_len) if group.window else 0 for group in groups]
+    needed = sum(count * g.block_bytes for g, count in zip(groups, fixed, strict=True))
+    if needed > budget:
+        raise UsageError(
+            f"the cache has {budget:,} bytes, and what {limits.max_num_seqs} sequences and a step "
+            f"of {limits.max_num_batched_tokens} tokens keep in windows takes {needed:,}: raise "
+            "kv_cache_memory_bytes or gpu_memory_utilization, or lower max_num_seqs or "
+            "max_num_batched_tokens"
+        )
+    if not config.enable_prefix_caching:
+        return fixed
+    ends = PREFIXES_PER_SEAT * limits.max_num_seqs
+    reused = [
+        ends * -(-(g.window - g.window_step) // g.block_size) if g.window else 0 for g in groups
+    ]
+    wanted = sum(count * g.block_bytes for g, count in zip(groups, reused, strict=True))
+    share = min(1.0, (budget - needed) * WINDOWS_SHARE / max(wanted, 1))
+    return [
+        min(count + int(more * share), _full(group, limits, max_len)) if count else 0
+        for group, count, more in zip(groups, fixed, reused, strict=True)
+    ]
+
+
+def _held(group: GroupPlan, limits: Limits, max_len: int) -> int:
+    """Blocks that all sequences may hold at a time, and those of a step's tokens."""
+    assert group.window is not None
     each = -(-group.window // group.block_size) + 2
-    return limits.max_num_seqs * each - (-limits.max_num_batched_tokens // group.block_size) + 1
+    tokens = limits.max_num_batched_tokens * (2 if limits.overlap else 1)
+    count = limits.max_num_seqs * each - (-tokens // group.block_size) + 1
+    return min(count, _full(group, limits, max_len))
+
+
+def _full(group: GroupPlan, limits: Limits, max_len: int) -> int:
+    """What all sequences have at full length."""
+    return limits.max_num_seqs * -(-max_len // group.block_size) + 1
 
 
 def _by_memory(
@@ -183,4 +226,4 @@ def _by_memory(
             f"the cache has {budget:,} bytes, one block takes {group.block_bytes:,}: raise "
             "kv_cache_memory_bytes or gpu_memory_utilization, or lower block_size"
         )
-    return min(fits, limits.max_num_seqs * -(-max_len // group.block_size) + 1)
+    return min(fits, _full(group, limits, max_len))

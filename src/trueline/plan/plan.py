@@ -198,6 +198,8 @@ def make_plan(
     kinds, paged = _find_kinds(spec, config, size, storage, compute)
     slot_bytes = sum(kind.slot_bytes for kind in kinds if isinstance(kind, SlottedKind))
     unused = ops_of_kinds() - {op for kind in kinds for op in kind.ops}
+    if spec.hyper_connections is None:
+        unused.add("hyper_connections")
     used = [op for op in OPS if op not in unused]
     context = _op_context(config, device, compute, kinds)
     numerics = choose_numerics(spec, config, context)
@@ -257,7 +259,8 @@ def _find_kinds(
     paged = [kind for kind in kinds if isinstance(kind, PagedKind)]
     if not paged:
         raise UsageError(
-            f"{spec.family}: accepted so far: models with latent attention in one layer or more"
+            f"{spec.family}: accepted so far: models with latent or compressed attention in one "
+            "layer or more"
         )
     return kinds, paged
 

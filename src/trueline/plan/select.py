@@ -17,7 +17,7 @@ from trueline.ops.linear import LinearOp
 from trueline.ops.registry import REGISTRY, capabilities, implementation
 from trueline.plugins import Registry
 from trueline.spec.feedforward import DenseSpec, MoESpec
-from trueline.spec.mixer import LightningSpec, MLASpec
+from trueline.spec.mixer import CompressedSpec, LightningSpec, MLASpec
 from trueline.spec.model import LayerSpec, ModelSpec
 from trueline.weights.formats import quantised_formats
 from trueline.weights.formats.dense import DENSE
@@ -26,7 +26,9 @@ OWN = "trueline"
 """The name of our class for a kind of layer."""
 OTHER = "mixer"
 """The kind of layers whose mixers another package has brought; their name is the mixer's label."""
-LAYER_KINDS = tuple(spec.label for spec in (MLASpec, LightningSpec, DenseSpec, MoESpec))
+LAYER_KINDS = tuple(
+    spec.label for spec in (MLASpec, CompressedSpec, LightningSpec, DenseSpec, MoESpec)
+)
 PACKING = ("linear", "mlp", "experts")
 """Ops that keep weights as layers have them: chosen for each format that these are stored in."""
 # Where they are, as text: layers are built from the plan, and so stand above it.
@@ -35,6 +37,7 @@ LAYERS = Registry(
     "layer",
     {
         f"mla.{OWN}": "trueline.layers.mla:MLA",
+        f"compressed.{OWN}": "trueline.layers.compressed:Compressed",
         f"lightning.{OWN}": "trueline.layers.lightning:Lightning",
         f"dense.{OWN}": "trueline.layers.feedforward:Dense",
         f"moe.{OWN}": "trueline.layers.feedforward:MoE",

@@ -52,7 +52,8 @@ class LatentRecorder:
         if kind is None or kind.layout.fp8 is None:
             return None
         recorder = LatentRecorder(kind.layout, kind.layers)
-        ops = local_runner(core.executor).decoder.ops
+        ops = local_runner(core.executor).decoder.ops.latent
+        assert ops is not None
         op = ops.latent_write
 
         def run(

@@ -104,8 +104,15 @@ class StateKind(ABC, Generic[View, Input]):
 
 
 class PagedKind(StateKind[View, Input]):
-    window: ClassVar[int | None] = None
-    """Positions that a query sees, itself included; None: all before it."""
+    @property
+    def window(self) -> int | None:
+        """Positions that a query sees, itself included; None: all before it."""
+        return None
+
+    @property
+    def window_step(self) -> int:
+        """The window ends at the next multiple of it, and so moves by as many positions."""
+        return 1
 
     @property
     @abstractmethod
@@ -152,6 +159,13 @@ REGISTRY = Registry(
     "trueline.kinds",
     "state kind",
     {
+        "paged.entries_sparse": "trueline.cache.kinds.entries:EntriesSparse",
+        "paged.entries_index": "trueline.cache.kinds.entries:EntriesIndex",
+        "paged.entries_all": "trueline.cache.kinds.entries:EntriesAll",
+        "paged.window": "trueline.cache.kinds.window:Window",
+        "paged.tails_sparse": "trueline.cache.kinds.tails:TailsSparse",
+        "paged.tails_index": "trueline.cache.kinds.tails:TailsIndex",
+        "paged.tails_all": "trueline.cache.kinds.tails:TailsAll",
         "paged.latent": "trueline.cache.kinds.latent:Latent",
         "paged.index_keys": "trueline.cache.kinds.index_keys:IndexKeys",
         "slotted.lightning": "trueline.cache.kinds.lightning:LightningState",

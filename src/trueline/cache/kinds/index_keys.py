@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import ClassVar
+from typing import ClassVar, Protocol
 
 import torch
 from torch import Tensor
 
 from trueline.cache.index import IndexStore, IndexView
 from trueline.cache.kinds import KindContext, PagedKind
-from trueline.cache.kinds.inputs import FixedRows, InputContext, KindInputs, places
+from trueline.cache.kinds.inputs import FixedRows, InputContext, KindInputs, blocks_of, places
 from trueline.cache.kinds.latent import row_table
 from trueline.cache.layout import IndexLayout
 from trueline.cache.rows import BatchRow
@@ -59,6 +59,8 @@ class IndexKeys(PagedKind[IndexView, IndexInput]):
     layers: tuple[int, ...]
     layout: IndexLayout
     topk: int
+    ratio: ClassVar[int] = 1
+    """Positions of a key."""
 
     @classmethod
     def of(cls, spec: ModelSpec, context: KindContext) -> IndexKeys | None:
@@ -73,12 +75,8 @@ class IndexKeys(PagedKind[IndexView, IndexInput]):
         own = {i: indexer for i, indexer in indexers.items() if not indexer.shared}
         if not own:
             return None
-        first, config = next(iter(own.values())), context.config
-        wanted, form = config.index_cache_dtype, config.index_cache_layout
-        storage = str(context.compute).removeprefix("torch.") if wanted == "auto" else wanted
-        layout = IndexLayout(
-            first.head_dim, context.block_size, storage, "rows" if form == "auto" else form
-        )
+        first = next(iter(own.values()))
+        layout = index_layout(context, first.head_dim, context.block_size)
         return cls(layers=tuple(own), layout=layout, topk=first.topk)
 
     def __str__(self) -> str:
@@ -106,27 +104,49 @@ class IndexKeys(PagedKind[IndexView, IndexInput]):
         return replace(context, index=self.layout)
 
 
+def index_layout(context: KindContext, dim: int, block_size: int) -> IndexLayout:
+    """As the options ask for."""
+    wanted, form = context.config.index_cache_dtype, context.config.index_cache_layout
+    storage = str(context.compute).removeprefix("torch.") if wanted == "auto" else wanted
+    return IndexLayout(dim, block_size, storage, "rows" if form == "auto" else form)
+
+
+class Chosen(Protocol):
+    """A kind of keys among which rows choose: one for every `ratio` positions."""
+
+    @property
+    def block_size(self) -> int: ...
+
+    @property
+    def topk(self) -> int: ...
+
+    @property
+    def ratio(self) -> int: ...
+
+
 class IndexInputs(KindInputs[ChoosingRows, IndexInput]):
-    def __init__(self, kind: IndexKeys, context: InputContext[IndexView]) -> None:
-        self.kind, self.context, self.limits = kind, context, (kind.topk,)
+    def __init__(self, kind: Chosen, context: InputContext[IndexView]) -> None:
+        self.kind, self.context = kind, context
+        self.limits = ((kind.topk + 1) * kind.ratio - 1,)
         self.scores = implementation("index_scores", context.implementations["index_scores"])
 
     def read(self, rows: Sequence[BatchRow]) -> ChoosingRows:
         runs: list[Run] = []
         at: list[int] = []
         for row in rows:
-            dense = row.num_seeing(self.kind.topk)
+            blocks = row.tables[self.context.group]
+            run = Run(blocks, row.start + 1, row.count, self.kind.ratio)
+            dense = run.num_seeing(self.kind.topk)
             if dense < row.count:
-                blocks = row.tables[self.context.group]
-                runs.append(Run(blocks, row.start + dense + 1, row.count - dense))
+                runs.append(run.between(dense, row.count))
                 at += range(row.tokens.start + dense, row.tokens.stop)
         return ChoosingRows(SparseRows(tuple(runs)), at)
 
     def read_fixed(self, fixed: FixedRows) -> ChoosingRows:
-        if fixed.longest <= self.kind.topk:
+        if fixed.longest // self.kind.ratio <= self.kind.topk:
             return ChoosingRows(SparseRows(()), ())
-        lengths = fixed.lengths
-        blocks = fixed.tables[self.context.group][:, : -(-fixed.longest // self.kind.block_size)]
+        lengths = fixed.lengths if self.kind.ratio == 1 else fixed.lengths // self.kind.ratio
+        blocks = blocks_of(fixed, self.context.group, self.kind.block_size)
         table = row_table(blocks, lengths, fixed.tokens_per_row)
         return ChoosingRows(table, slice(0, len(lengths)))
 

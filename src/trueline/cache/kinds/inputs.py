@@ -10,7 +10,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Generic, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -19,7 +19,11 @@ from trueline.cache.rows import BatchRow
 from trueline.device import send
 from trueline.ops.mla_decode import Tiling
 
+if TYPE_CHECKING:
+    from trueline.cache.kinds import StateKind
+
 View = TypeVar("View")
+Other = TypeVar("Other")
 Rows = TypeVar("Rows")
 Input = TypeVar("Input")
 
@@ -38,11 +42,17 @@ class InputContext(Generic[View]):
     """Of the first layer that keeps the kind: all have the same layout."""
     group: int
     """Index of its block table among those of a row."""
+    others: Mapping[str, tuple[object, int]]
+    """By kind: the view of its first layer, and the index of its block table."""
     implementations: Mapping[str, str]
     """Op -> the name of the chosen implementation."""
     device: torch.device
     tiling: Tiling
     batch_invariant: bool
+
+    def other(self, kind: type[StateKind[Other, Any]]) -> tuple[Other, int]:
+        """Of a kind that the same layers keep: its view, and the index of its block table."""
+        return cast("tuple[Other, int]", self.others[kind.name])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,6 +89,11 @@ class KindInputs(ABC, Generic[Rows, Input]):
     @abstractmethod
     def build(self, rows: Rows, cells: Sequence[Tensor]) -> Input:
         """`rows`: as read. `cells` [tokens], by group: where each token's cache row goes."""
+
+
+def blocks_of(fixed: FixedRows, group: int, block_size: int) -> Tensor:
+    """[rows, blocks]: as many of a group's blocks as hold the positions that a token may see."""
+    return fixed.tables[group][:, : -(-fixed.longest // block_size)]
 
 
 def places(tokens: Sequence[int], device: torch.device) -> slice | Tensor:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from trueline.cache.kinds import KindContext, PagedKind
-from trueline.cache.kinds.inputs import FixedRows, InputContext, KindInputs, places
+from trueline.cache.kinds.inputs import FixedRows, InputContext, KindInputs, blocks_of, places
 from trueline.cache.layout import LATENT_GROUP, LatentFp8, LatentLayout
 from trueline.cache.rows import BatchRow
 from trueline.cache.store import LatentStore, LatentView
@@ -252,7 +252,7 @@ class LatentInputs(KindInputs[LatentRows, LatentInput]):
         """Where some token may see more than `topk` positions all choose: those that see less take
         all of it."""
         lengths, each = fixed.lengths, fixed.tokens_per_row
-        blocks = fixed.tables[self.context.group][:, : -(-fixed.longest // self.kind.block_size)]
+        blocks = blocks_of(fixed, self.context.group, self.kind.block_size)
         everything = slice(0, len(lengths))
         if self.topk is not None and fixed.longest > self.topk:
             return LatentRows(

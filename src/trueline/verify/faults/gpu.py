@@ -108,8 +108,8 @@ def _nothing_hidden(attend: Make) -> Make:
         self: MLA, q_nope: Tensor, q_rope: Tensor, prepared: Opaque, view: LatentView, out: Tensor,
         chosen: object,
     ) -> None:  # fmt: skip
-        assert self.ops.masked_prefill is not None
-        self.ops.masked_prefill.run(
+        assert self.latent.masked_prefill is not None
+        self.latent.masked_prefill.run(
             q_nope, q_rope, view, prepared, self.heads, out,
             softmax_scale=self.spec.softmax_scale,
         )  # fmt: skip

@@ -15,8 +15,8 @@ from trueline.cache.rows import BatchRow
 from trueline.cache.slots import SlotPool
 from trueline.engine.states import States
 from trueline.layers.context import StepInput
-from trueline.layers.decoder import Ropes
 from trueline.layers.lightning import Lightning
+from trueline.layers.ropes import Ropes
 from trueline.ops.lightning import StateRow
 from trueline.ops.lightning import cpu as lightning
 from trueline.parallel.collective import ThreadRank

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from trueline.cache.index import IndexView
 from trueline.layers import decoder
-from trueline.layers.context import Rope
 from trueline.layers.indexer import Indexer
 from trueline.layers.mla import MLA
+from trueline.layers.ropes import Rope
 from trueline.spec.rope import RopeSpec
 from trueline.verify.faults import Fault, Make
 from trueline.verify.faults.index_cache import as_layout

@@ -1,0 +1,221 @@
+"""Compressed attention: one row per position is key and value of all heads; a query sees the last
+ones, entries that compressors make of the others, and a sink."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trueline.cache.kinds import LayerViews
+from trueline.cache.kinds.entries import (
+    Entries,
+    EntriesAll,
+    EntriesIndex,
+    EntriesSparse,
+    EntryInput,
+)
+from trueline.cache.kinds.tails import Tails, TailsAll, TailsIndex, TailsSparse
+from trueline.cache.kinds.window import Window
+from trueline.cache.store import LatentView
+from trueline.layers.context import ANYWHERE, Build, StepInput, Weights
+from trueline.layers.entry_indexer import EntryIndexer
+from trueline.layers.linear import WeightGemm
+from trueline.layers.ropes import Rope
+from trueline.ops.capabilities import Opaque
+from trueline.parallel.placement import Replicated, check_shape
+from trueline.spec.mixer import CompressedSpec
+from trueline.spec.source import Span
+
+
+class Compressed:
+    capabilities = ANYWHERE
+
+    def __init__(self, spec: CompressedSpec, build: Build, weights: Weights, name: str) -> None:
+        assert build.ops.compressed is not None, "the plan knows of compressed attention"
+        self.spec, self.ops, self.op = spec, build.ops, build.ops.compressed
+        self.row_parallel = build.row_parallel
+        q_a, kv = (weights.stored(f"{name}.{part}.weight") for part in ("q_a_proj", "kv_proj"))
+        self.first = WeightGemm(build, q_a, kv)
+        self.q_norm = weights.take(f"{name}.q_a_layernorm.weight")
+        self.kv_norm = weights.take(f"{name}.kv_norm.weight")
+        self.q_b = WeightGemm(build, weights.stored(f"{name}.q_b_proj.weight"))
+        self.head_norm = torch.ones_like(self.kv_norm)
+        self.sinks = weights.take(f"{name}.sinks").float()
+        check_shape(f"{name}.sinks", tuple(self.sinks.shape), spec.heads.count)
+        # a GEMM per group: dequantised, whatever it is stored as
+        groups, rank = spec.o_groups, spec.o_lora_rank
+        o_a = weights.stored(f"{name}.o_a_proj.weight").dequantise()
+        width = spec.heads.total // groups.total * spec.head_dim
+        check_shape(f"{name}.o_a_proj", tuple(o_a.shape), groups.count * rank, width)
+        self.o_a = build.ops.batched_gemm.pack(
+            o_a.view(groups.count, rank, width), build.ops.linear, build.plan.batch_invariant
+        )
+        o_b = weights.stored(f"{name}.o_b_proj.weight")
+        build.row_parallel.check(f"{name}.o_b_proj", o_b.shape, groups, rank)
+        self.o_b = WeightGemm(build, o_b)
+        self.compressor: Compressor | None = None
+        self.entries: type[Entries] = EntriesSparse if spec.form == "sparse" else EntriesAll
+        if spec.compressor is not None:
+            tails = TailsSparse if spec.form == "sparse" else TailsAll
+            self.compressor = Compressor(spec, build, weights, f"{name}.compressor", tails)
+            self.table = build.ropes.table(spec.rope)
+        self.indexer: EntryIndexer | None = None
+        if spec.indexer is not None:
+            at = f"{name}.indexer"
+            self.index_keys = Compressor(spec, build, weights, f"{at}.compressor", TailsIndex)
+            self.indexer = EntryIndexer(spec, build, weights, at)
+
+    def forward(self, x: Replicated, step: StepInput, views: LayerViews, rope: Rope) -> Replicated:
+        assert rope is not None
+        q_latent, q = self._write(x, step, views, rope)
+        out = self._rotate(self._attend(x, q_latent, q, step, views, rope), rope[0], -rope[1])
+        groups: Span = self.spec.o_groups
+        made = self.ops.batched_gemm.run(out.reshape(len(x), groups.count, -1), self.o_a)
+        return self.row_parallel.run(made.flatten(1), self.o_b, groups)
+
+    def _write(
+        self, x: Tensor, step: StepInput, views: LayerViews, rope: tuple[Tensor, Tensor]
+    ) -> tuple[Tensor, Tensor]:
+        """Each token's row goes to the window. Returns the latent of the queries, normed, and the
+        queries [n, heads, head_dim], rotated."""
+        spec, norm = self.spec, self.ops.rms_norm.run
+        q, row = torch.split(self.first(x), [spec.q_lora_rank, spec.head_dim], dim=-1)
+        q_latent = norm(q, self.q_norm, spec.norm_eps)
+        heads = norm(self.q_b(q_latent).view(-1, spec.head_dim), self.head_norm, spec.norm_eps)
+        queries = self._rotate(heads.view(len(x), -1, spec.head_dim), *rope)
+        row = self._rotate(norm(row, self.kv_norm, spec.norm_eps)[:, None], *rope)[:, 0]
+        _put(views[Window], step[Window].cells, row)
+        return q_latent, queries
+
+    def _attend(
+        self,
+        x: Tensor,
+        q_latent: Tensor,
+        q: Tensor,
+        step: StepInput,
+        views: LayerViews,
+        rope: tuple[Tensor, Tensor],
+    ) -> Tensor:
+        window = views[Window]
+        if self.compressor is None:
+            attend = step[Window].attend
+            assert attend is not None, "the kind knows of layers with a window alone"
+            return self._over(q, window, None, attend, None)
+        given, entries = step[self.entries], views[self.entries]
+        if given.rope is None:
+            given.rope = self.table[0][given.positions], self.table[1][given.positions]
+        _put(entries, given.cells, self.compressor.run(x, step, views, given.rope))
+        chosen = self._choose(x, q_latent, step, views, rope, given)
+        return self._over_parts(q, window, entries, given, chosen)
+
+    def _over_parts(
+        self,
+        q: Tensor,
+        window: LatentView,
+        entries: LatentView,
+        given: EntryInput,
+        chosen: Tensor | None,
+    ) -> Tensor:
+        """Tokens that see all, and those that choose."""
+        if given.choosing is None or given.seeing is None:
+            only = given.seeing or given.choosing
+            assert only is not None, "a step has tokens"
+            return self._over(q, window, entries, only.prepared, chosen)
+        out = torch.empty_like(q)
+        for part, lists in ((given.seeing, None), (given.choosing, chosen)):
+            out[part.at] = self._over(q[part.at], window, entries, part.prepared, lists)
+        return out
+
+    def _over(
+        self,
+        q: Tensor,
+        window: LatentView,
+        entries: LatentView | None,
+        prepared: Opaque,
+        chosen: Tensor | None,
+    ) -> Tensor:
+        return self.op.sink_attention.run(
+            q,
+            window,
+            entries,
+            prepared,
+            sinks=self.sinks,
+            softmax_scale=self.spec.softmax_scale,
+            chosen=chosen,
+        )
+
+    def _choose(
+        self,
+        x: Tensor,
+        q_latent: Tensor,
+        step: StepInput,
+        views: LayerViews,
+        rope: tuple[Tensor, Tensor],
+        given: EntryInput,
+    ) -> Tensor | None:
+        """The entries [tokens that choose, topk] that they attend to; None where nobody chooses.
+        Keys are made all the same: later tokens may."""
+        if self.indexer is None:
+            return None
+        assert given.rope is not None
+        keys = self.index_keys.run(x, step, views, given.rope)
+        views[EntriesIndex].write(given.cells, keys)
+        index = step[EntriesIndex]
+        if not index.count:
+            return None
+        if step.forced is not None and step.forced.positions:
+            chosen = step.forced.positions.pop(0)
+        else:
+            chosen = self.indexer.choose(x, q_latent, rope, index, views[EntriesIndex])
+        if step.recorded is not None:
+            step.recorded.positions.append(chosen)
+        return chosen
+
+    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """Of x [n, heads, head_dim] the last channels; x is given away."""
+        rope = self.spec.rope
+        turned = x[..., self.spec.head_dim - rope.dim :]
+        turned.copy_(self.ops.rope.run(turned, cos, sin, rope.pairing))
+        return x
+
+
+class Compressor:
+    """From tokens to entries."""
+
+    def __init__(
+        self, spec: CompressedSpec, build: Build, weights: Weights, name: str, tails: type[Tails]
+    ) -> None:
+        assert build.ops.compressed is not None
+        assert build.ops.compressed.compress is not None, "the plan knows of entries"
+        self.op, self.linear = build.ops.compressed.compress, build.ops.linear
+        self.tails, self.eps, self.pairing = tails, spec.norm_eps, spec.rope.pairing
+        both = (weights.take(f"{name}.{part}.weight") for part in ("kv_proj", "gate_proj"))
+        self.packed = self.linear.pack(torch.cat(tuple(both)))
+        self.bias = weights.take(f"{name}.position_bias").float()
+        self.norm = weights.take(f"{name}.norm.weight")
+
+    def run(
+        self, x: Tensor, step: StepInput, views: LayerViews, rope: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """The entries [m, dim] that the step completes; `rope`: at their positions."""
+        given = step[self.tails]
+        # kept in float32, so not rounded before
+        u, z = self.linear.run_wide(x, self.packed).chunk(2, dim=-1)
+        return self.op.run(
+            u,
+            z,
+            views[self.tails],
+            given.cells,
+            given.prepared,
+            ape=self.bias,
+            norm=self.norm,
+            eps=self.eps,
+            cos=rope[0],
+            sin=rope[1],
+            pairing=self.pairing,
+        )
+
+
+def _put(view: LatentView, cells: Tensor, rows: Tensor) -> None:
+    latent = view.layout.latent
+    view.write(cells, rows[:, :latent], rows[:, latent:])

@@ -1,0 +1,50 @@
+"""The indexer of compressed attention: which entries a query may see."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from trueline.cache.index import IndexView
+from trueline.cache.kinds.index_keys import IndexInput
+from trueline.layers.context import Build, Weights
+from trueline.layers.linear import WeightGemm
+from trueline.spec.mixer import CompressedSpec
+
+
+class EntryIndexer:
+    def __init__(self, spec: CompressedSpec, build: Build, weights: Weights, name: str) -> None:
+        assert spec.indexer is not None
+        assert build.ops.compressed is not None
+        scores, topk = build.ops.compressed.index_scores, build.ops.compressed.topk
+        assert scores is not None, "the plan knows of layers that choose"
+        assert topk is not None
+        self.spec, self.rope, self.ops = spec.indexer, spec.rope, build.ops
+        self.scores, self.topk = scores, topk
+        self.q = WeightGemm(build, weights.stored(f"{name}.q_b_proj.weight"))
+        by_head = weights.take(f"{name}.weights_proj.weight").float()
+        self.weights = self.ops.linear.pack(by_head * (self.spec.head_weight * self.spec.scale))
+
+    def choose(
+        self,
+        x: Tensor,
+        q_latent: Tensor,
+        rope: tuple[Tensor, Tensor],
+        step: IndexInput,
+        view: IndexView,
+    ) -> Tensor:
+        """Entries [rows, topk] for the rows that see more than topk."""
+        spec, at = self.spec, step.at
+        q = self.q(q_latent[at]).view(step.count, spec.heads, spec.head_dim)
+        turned = q[..., spec.head_dim - self.rope.dim :]
+        turned.copy_(self.ops.rope.run(turned, rope[0][at], rope[1][at], self.rope.pairing))
+        weights = self.ops.linear.run(x[at].float(), self.weights)
+        chosen = [
+            self.topk.run(
+                self.scores.run(q[rows], weights[rows], view, prepared),
+                step.lengths[rows],
+                spec.topk,
+            )
+            for rows, prepared in step.scores
+        ]
+        return chosen[0] if len(chosen) == 1 else torch.cat(chosen)
