@@ -94,16 +94,16 @@ def read(
     y = tl.sum(pre[:, None] * streams, axis=0)
     tl.store(x + token * WIDTH + column, y.to(x.dtype.element_ty), mask=column < WIDTH)
     if MIX and tl.program_id(1) == 0:
-        place = STREAMS + s
-        m = _total(parts, place, s < STREAMS, step, SPLITS) * unit
-        m = m * tl.load(scale + 1) + tl.load(base + place, mask=s < STREAMS, other=0.0)
-        tl.store(post + token * STREAMS + s, 2 * _sigmoid(m), mask=s < STREAMS)
+        to_post = _total(parts, STREAMS + s, s < STREAMS, step, SPLITS) * unit
+        to_post *= tl.load(scale + 1)
+        to_post += tl.load(base + STREAMS + s, mask=s < STREAMS, other=0.0)
+        tl.store(post + token * STREAMS + s, 2 * _sigmoid(to_post), mask=s < STREAMS)
         square = s[:, None] * STREAMS + s[None, :]
         real = (s < STREAMS)[:, None] & (s < STREAMS)[None, :]
         place = 2 * STREAMS + square
-        m = _total(parts, place, real, step, SPLITS) * unit
-        m = m * tl.load(scale + 2) + tl.load(base + place, mask=real, other=0.0)
-        made = _sinkhorn(m, s, eps, STREAMS, ITERATIONS)
+        logits = _total(parts, place, real, step, SPLITS) * unit
+        logits = logits * tl.load(scale + 2) + tl.load(base + place, mask=real, other=0.0)
+        made = _sinkhorn(logits, s, eps, STREAMS, ITERATIONS)
         tl.store(carry + token * STREAMS * STREAMS + square, made, mask=real)
 
 
