@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
+import compressed_mistakes as wrong
 from trueline.cache.store import LatentView, fp8_parts
 from trueline.ops.hyper_connections import Mixed
 from trueline.ops.lightning import StateRow
@@ -270,13 +271,30 @@ def neighbours_scale(stored: Any) -> Any:
 ROUNDED = {
     **dict.fromkeys(("linear", "batched_gemm", "mlp", "rms_norm", "rope", "latent_write"), "run"),
     **dict.fromkeys(("mla_decode", "mla_prefill", "sparse_mla", "index_scores", "experts"), "run"),
-    **dict.fromkeys(("qkv_prepare", "gated_norm", "index_write"), "run"),
+    **dict.fromkeys(("qkv_prepare", "gated_norm", "index_write", "compress"), "run"),
+    "sink_attention": "run",
     "lightning": "prefill",
     "hyper_connections": "mix",
 }
 MISTAKES = [
     *(Mistake("digits of float16", op, OP_CHECKS[op][0].what, function, from_float16)
       for op, function in ROUNDED.items()),
+    Mistake("halves swapped", "compress", "numbers", "run", wrong.halves_swapped),
+    Mistake("missing slots count", "compress", "numbers", "prepare", wrong.first_slots_counted),
+    Mistake("no bias", "compress", "numbers", "run", wrong.no_bias),
+    Mistake("not rotated", "compress", "real dims", "run", wrong.not_rotated),
+    Mistake("bits of the count", "compress", "bits", "run", wrong.entries_of_the_count),
+    Mistake("entry a token early", "sink_attention", "numbers", "prepare", wrong.seen(1)),
+    Mistake("entry a token late", "sink_attention", "numbers", "prepare", wrong.seen(-1)),
+    Mistake("window one short", "sink_attention", "numbers", "prepare", wrong.window_of(-1)),
+    Mistake("window one long", "sink_attention", "numbers", "prepare", wrong.window_of(1)),
+    Mistake("window of 127", "sink_attention", "real dims", "prepare", wrong.window_of(-1)),
+    Mistake("window of 129", "sink_attention", "real dims", "prepare", wrong.window_of(1)),
+    Mistake("no sink", "sink_attention", "numbers", "run", wrong.no_sink),
+    Mistake("sink as value", "sink_attention", "numbers", "run", wrong.sink_as_value),
+    Mistake("lists not read", "sink_attention", "numbers", "run", wrong.no_lists),
+    Mistake("bits of the count", "sink_attention", "bits", "run", of_the_count),
+    Mistake("bits of the heads", "sink_attention", "ranks", "run", of_the_heads),
     Mistake("rounded GEMM", "linear", "numbers", "run",
             lambda run: lambda x, packed: run(x.bfloat16().float(), packed)),
     Mistake("nibbles swapped", "linear", "stored", "pack", of_weights(nibbles_swapped)),

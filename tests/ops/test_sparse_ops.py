@@ -18,6 +18,7 @@ from trueline.cache.index import IndexStore, IndexView
 from trueline.cache.kinds.index_keys import IndexKeys
 from trueline.cache.kinds.lightning import LightningState
 from trueline.cache.layout import STORAGES, IndexLayout, LatentLayout
+from trueline.cache.layout import cells as cells_of
 from trueline.cache.store import LatentStore
 from trueline.config import EngineConfig
 from trueline.device import find_device
@@ -524,3 +525,33 @@ def test_an_op_asked_for_that_cannot_run_is_refused_at_load(tiny: Any) -> None:
     with pytest.raises(UsageError, match="sparse_mla=native was asked for and refuses: float32"):
         choose_op("sparse_mla", config, Context(dtype=torch.bfloat16))
     make_plan(spec, config, find_device("cpu"))  # nothing wrong where the op is not used
+
+
+@pytest.mark.parametrize("topk", [0, 3, 20])
+@pytest.mark.parametrize("name", ["cpu", "native", "triton"])
+def test_scores_of_entries(name: str, topk: int) -> None:
+    """A key for every `ratio` positions: each residue of a row's length, runs across thresholds."""
+    layout = IndexLayout(16, 16, "float32", "rows")
+    store = IndexStore(layout, 1, 9)
+    store.poison(range(9))
+    view = store.views[0]
+    blocks, ratio = [[3, 7], [5, 1, 8], [2]], 3
+    for i, (ids, count) in enumerate(zip(blocks, (21, 40, 2), strict=True)):
+        cells = torch.tensor(cells_of(16, ids, 0, count))
+        view.write(cells, randn(count, 16, seed=i))
+    rows = SparseRows((Run(blocks[0], 50, 15, ratio), Run(blocks[1], 122, 1, ratio),
+                       Run(blocks[2], 1, 8, ratio), Run(blocks[1], 118, 1, ratio)))  # fmt: skip
+    n = len(rows.lengths)
+    assert rows.lengths[:15] == [p // 3 for p in range(50, 65)]
+    q, weights = randn(n, 3, 16, seed=5), randn(n, 3, seed=6)
+    exact, ours = (
+        each.run(q, weights, view, each.prepare(rows, view, FULL, topk=topk))
+        for each in (implementation("index_scores", other) for other in ("reference", name))
+    )
+    seen = exact != -torch.inf
+    assert ours.shape == exact.shape
+    assert seen.sum(1).tolist() == [length if length > topk else 0 for length in rows.lengths]
+    torch.testing.assert_close(ours[seen].double(), exact[seen], rtol=1e-5, atol=1e-4)
+    for limit in (1, 50, 1000):
+        parts = rows.parts(limit)
+        assert [length for _, part in parts for length in part.lengths] == rows.lengths

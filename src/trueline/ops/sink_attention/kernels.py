@@ -54,6 +54,30 @@ def listed(list_, width, seen, CHUNK: tl.constexpr):
     return tl.where(unseen > 0, -1, end)
 
 
+@triton.jit
+def leave(
+    top, norm, acc, sinks, out, partial_out, partial_lse, row, h, d, real, split, wrong, held,
+    DIM: tl.constexpr, SPLITS: tl.constexpr,
+):  # fmt: skip
+    """The result, or a split's part of it; one without keys, not `held`, has no part."""
+    inside = real[:, None] & (d < DIM)[None, :]
+    base = tl.where(top == float("-inf"), 0.0, top)
+    if SPLITS == 1:
+        sink = tl.load(sinks + h, mask=real, other=0.0) * LOG2_E
+        base = tl.maximum(base, sink)
+        share = tl.exp2(top - base)
+        total = norm * share + tl.exp2(sink - base)
+        made = acc * (share / tl.where(total == 0.0, 1.0, total))[:, None]
+        made = tl.where(wrong, float("nan"), made)
+        tl.store(out + row[:, None] * DIM + d[None, :], made.to(out.dtype.element_ty), mask=inside)
+    else:
+        row = row * SPLITS + split
+        made = acc / tl.where(norm == 0.0, 1.0, norm)[:, None]
+        lse = tl.where(wrong, float("nan"), base + tl.log2(norm))
+        tl.store(partial_out + row[:, None] * DIM + d[None, :], made, mask=inside & held)
+        tl.store(partial_lse + row, lse, mask=real)
+
+
 @kernel(do_not_specialize=["window_table", "entry_table", "width", "chosen_row"])
 def attend(
     q, window, entries, window_blocks, entry_blocks, lengths, groups, runs, chosen, sinks, out,
@@ -123,25 +147,10 @@ def attend(
             i += TILE
             cell = entry_cells(table, list_, i, num_entries, ENTRY_BLOCK)
             top, norm, acc = fold(query, keys, seen, scale, top, norm, acc)
-    wrong = num_entries < 0
-    inside = real[:, None] & (d < DIM)[None, :]
-    base = tl.where(top == float("-inf"), 0.0, top)
-    row = (token + of) * heads + h
-    if SPLITS == 1:
-        sink = tl.load(sinks + h, mask=real, other=0.0) * LOG2_E
-        base = tl.maximum(base, sink)
-        share = tl.exp2(top - base)
-        total = norm * share + tl.exp2(sink - base)
-        made = acc * (share / tl.where(total == 0.0, 1.0, total))[:, None]
-        made = tl.where(wrong, float("nan"), made)
-        tl.store(out + row[:, None] * DIM + d[None, :], made.to(out.dtype.element_ty), mask=inside)
-    else:
-        row = row * SPLITS + split
-        made = acc / tl.where(norm == 0.0, 1.0, norm)[:, None]
-        lse = tl.where(wrong, float("nan"), base + tl.log2(norm))
-        # a split without keys has no part in the sum
-        tl.store(partial_out + row[:, None] * DIM + d[None, :], made, mask=inside & (begin < end))
-        tl.store(partial_lse + row, lse, mask=real)
+    leave(
+        top, norm, acc, sinks, out, partial_out, partial_lse, (token + of) * heads + h, h, d, real,
+        split, num_entries < 0, begin < end, DIM, SPLITS,
+    )  # fmt: skip
 
 
 @kernel
