@@ -1,5 +1,4 @@
-"""What no request owns of the caches. NaN is put there where that is asked for: a read of it shows in
-the results."""
+"""What no request owns of the caches. Where asked for, NaN is put there: a read of it shows."""
 
 from __future__ import annotations
 

@@ -32,6 +32,7 @@ from trueline.weights.load import StoredWeights
 
 OVER_TABLES = (
     *("mla_decode", "lightning", "index_scores", "topk", "sparse_mla"),
+    *("compress", "sink_attention"),
     "sampling",
 )
 """Ops that must do without the host's knowledge of lengths, slots and parameters."""
