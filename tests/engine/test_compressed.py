@@ -12,6 +12,7 @@ from trueline.engine.loading import load_engine
 from trueline.verify import schedules
 from trueline.verify.cases import Subject, make_subject
 from trueline.verify.engine import Ask, decode_is_prefill, oracle, run, same, same_bits_under, serve
+from trueline.verify.graphs import graph_is_eager
 from trueline.verify.schedules import base, prompt
 
 SMALL, ODD = "v4-small", "v4-odd"
@@ -110,3 +111,8 @@ def test_what_a_sequence_holds(subjects: dict[str, Subject]) -> None:
     assert window <= 3
     assert sparse <= 4
     assert every <= 3
+
+
+def test_captured_steps(subjects: dict[str, Subject]) -> None:
+    """Rows that complete windows and rows that do not, lengths known to the device alone."""
+    graph_is_eager(subjects["v4-ranks"])
