@@ -19,6 +19,8 @@ from trueline.engine.executor import LocalExecutor, StepFailed
 from trueline.engine.loading import load_engine
 from trueline.engine.messages import Admission, CoreRequest, StepMessage, StepResult, Unowned
 from trueline.engine.params import SamplingParams
+from trueline.engine.step import Step
+from trueline.engine.unowned import unowned
 from trueline.verify.engine import Ask, same, serve
 from trueline.verify.schedules import prompt
 
@@ -138,7 +140,8 @@ def test_the_first_unwritten_position_is_poisoned(length: int, tiny: Tiny) -> No
     core.add(CoreRequest(request_id="a", prompt_token_ids=prompt(length), params=SamplingParams()))
     core.step()
     (table,) = core.requests["a"].tables
-    assert core._unowned().cells == [
+    nothing = Step((), 0, 0, ())
+    assert unowned(nothing, core.requests.values(), core.blocks, None).cells == [
         [8 * table[at // 8] + at % 8 for at in range(length, 8 * len(table))]
     ]
 

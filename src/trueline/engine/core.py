@@ -21,8 +21,6 @@ from dataclasses import dataclass
 
 from trueline.cache.blocks import BlockPool
 from trueline.cache.groups import BlockGroups
-from trueline.cache.layout import cells
-from trueline.cache.pool import NULL, Pool
 from trueline.cache.prefix import prefix_salt
 from trueline.cache.slots import SlotPool
 from trueline.config import EngineConfig
@@ -37,12 +35,12 @@ from trueline.engine.messages import (
     CoreRequest,
     StepMessage,
     StepResult,
-    Unowned,
 )
 from trueline.engine.request import RequestState
 from trueline.engine.scheduler import Scheduler
 from trueline.engine.scheduler_config import SchedulerConfig
 from trueline.engine.step import Row, Step
+from trueline.engine.unowned import unowned
 from trueline.errors import EngineBroken, RequestRejected, described
 from trueline.plan.plan import Plan
 
@@ -209,7 +207,7 @@ class EngineCore:
         try:
             message = self._message(step)
             if self.config.poison:
-                self.executor.poison(self._unowned(step))
+                self.executor.poison(unowned(step, self.requests.values(), self.blocks, self.slots))
             self.in_flight.append(InFlight(step, message, self.executor.launch(message)))
         except BaseException as error:
             self.in_flight.append(InFlight(step, message, StepFailed(error)))
@@ -371,34 +369,3 @@ class EngineCore:
     def _forget(self, request: LiveRequest) -> None:
         del self.requests[request.request_id]
         self.ended[request.id] = None
-
-    def _unowned(self, step: Step) -> Unowned:
-        """As `step`, not launched yet, will find it."""
-        starts = {row.request.id: row.start for row in step.rows}
-        groups = range(len(self.blocks.pools))
-        return Unowned(
-            blocks=[_unowned_places(pool) for pool in self.blocks.pools],
-            cells=[list(self._unread_cells(group, starts)) for group in groups],
-            slots=_unowned_places(self.slots) if self.slots else [],
-        )
-
-    def _unread_cells(self, group: int, starts: Mapping[int, int]) -> Iterator[int]:
-        """Of blocks that requests hold: not written yet, or behind the window of all that is still
-        to come and not known by a hash, so that nobody else starts from it."""
-        pool = self.blocks.pools[group]
-        size = pool.block_size
-        for request in self.requests.values():
-            if request.tables:
-                table = request.tables[group]
-                yield from cells(size, table, request.num_computed, len(table) * size)
-                start = starts.get(request.id, request.num_computed)
-                first = pool.first_read(start)
-                held = first // size < len(table)
-                # what steps in flight write may still get a hash
-                if held and start == request.num_written and not pool.hash_of(table[first // size]):
-                    yield from cells(size, table, first - first % size, first)
-
-
-def _unowned_places(pool: Pool) -> list[int]:
-    """The null one, and those that no request holds and the prefix cache does not know."""
-    return [NULL, *(i for i in pool.ids if not pool.references(i) and pool.hash_of(i) is None)]

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from trueline.models.parameters import parameters
 from trueline.spec.model import ModelSpec
-from trueline.tiny.configs import change_config, family_config
+from trueline.tiny.configs import as_saved, change_config, family_config
 from trueline.tiny.make import TinyOptions, make_checkpoint
 from trueline.tiny.quantise import KIMI_IGNORES
 from trueline.utils.json_types import JSON
@@ -34,6 +34,8 @@ class Case:
     rope: JSON = field(default_factory=dict)
     """Keys to set in its rope_scaling."""
     yarn: bool | None = None
+    rates: tuple[int, int] | None = None
+    """Of DeepSeek-V4 as transformers saves it: positions of an entry, selected and all attended."""
     storage: Storage | None = None
     fused: bool = False
     """Store the experts of a layer in one tensor."""
@@ -72,6 +74,7 @@ class Subject:
 
 
 _LING, _V32, _GLM5 = "bailing_moe_v2_5", "deepseek_v32", "glm_moe_dsa"
+_V4 = "deepseek_v4"
 _V4_FLAT_ONLY = ("compress_ratios", "num_hash_layers", "rope_scaling")
 _FREQUENCY = ("index_topk_freq", "index_skip_topk_offset")
 # Rope as transformers saves it, with YaRN inside.
@@ -133,6 +136,11 @@ _RANKED: JSON = {
 _LING_RANKED: JSON = _RANKED | {
     "group_norm_size": 8,
     "moe_shared_expert_intermediate_size": 40,
+}
+_V4_RANKED: JSON = {key: _RANKED[key] for key in _RANKED if key != "intermediate_size"} | {
+    "num_attention_heads": 16,
+    "o_groups": 8,
+    "num_hidden_layers": 4,
 }
 # 48, 24 and 12 columns of an expert on two, four and eight ranks: inside of groups of 32, and of
 # words.
@@ -205,7 +213,7 @@ V4_NESTED = {key: value for key, value in V4.items() if key not in _V4_FLAT_ONLY
     },
 }
 CONFIG_ONLY: Mapping[str, JSON] = {"v4": V4, "v4-nested": V4_NESTED}
-"""Families that `inspect` resolves and nobody can run yet."""
+"""Configs without weights, for readers."""
 
 # For checks whose kernels are interpreted where there is no GPU.
 _SHALLOW = {"num_hidden_layers": 2}
@@ -277,6 +285,10 @@ CASES: Mapping[str, Case] = {
     "ling-tied": Case(_LING, keys={"tie_word_embeddings": True, "num_hidden_layers": 4}, seed=3),
     "ling-bf16": Case(_LING, dtype="bfloat16"),
     "ling-fp8": Case(_LING, storage=FP8_32),
+    "v4-flat": Case(_V4, keys={"num_hidden_layers": 4}, length=300),
+    "v4-small": Case(_V4, rates=(4, 8)),
+    "v4-odd": Case(_V4, rates=(3, 5)),
+    "v4-ranks": Case(_V4, keys=_V4_RANKED, rates=(4, 8)),
     "v32": Case(_V32, start=4321, stride=173),
     "v32-near": Case(_V32),
     "v32-block-1": Case(_V32, options={"block_size": 1, "index_cache_dtype": "e4m3fn"}),
@@ -339,6 +351,8 @@ def make_subject(name: str, directory: Path) -> Subject:
         del config[key]
     if case.rope:
         config["rope_scaling"].update(case.rope)
+    if case.rates:
+        config = as_saved(config, *case.rates)
     options = TinyOptions(seed=case.seed, dtype=case.dtype, fused_experts=case.fused)
     spec = make_checkpoint(directory, config, options)
     if case.mtp:

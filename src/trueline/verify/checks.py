@@ -14,6 +14,7 @@ from trueline.errors import CheckpointError, ConfigError
 from trueline.models import config_file, find_family, read_model
 from trueline.ops.rope import inv_freq
 from trueline.reference import config as second_opinion
+from trueline.reference import v4_facts
 from trueline.reference.raw import Raw
 from trueline.reference.weights import load_weights as load_reference_weights
 from trueline.spec.feedforward import MoESpec
@@ -146,6 +147,7 @@ def _moe_facts(moe: MoESpec, config: second_opinion.Config, at: str) -> Iterator
 
 def _v4_facts(spec: ModelSpec, subject: Subject) -> Iterator[Pair]:
     raw = read_json(config_file(subject.model))
+    forms, ratios = v4_facts.layer_forms(Raw(raw))
     for layer in spec.layers:
         theirs, cos_sin_scale, softmax_scale = second_opinion.v4_layer_rope(raw, layer.index)
         at = f"layer {layer.index} "
@@ -154,8 +156,9 @@ def _v4_facts(spec: ModelSpec, subject: Subject) -> Iterator[Pair]:
         yield at + "rope.inv_freq", inv_freq(mixer.rope), theirs
         yield at + "cos_sin_scale", mixer.rope.cos_sin_scale, cos_sin_scale
         yield at + "softmax_scale", mixer.softmax_scale, softmax_scale
-        ratio = second_opinion.v4_compress_ratio(Raw(raw), layer.index)
-        yield at + "ratio", mixer.compressor.ratio if mixer.compressor else 0, ratio
+        yield at + "form", mixer.form, forms[layer.index]
+        ratio = mixer.compressor.ratio if mixer.compressor else 0
+        yield at + "ratio", ratio, ratios[layer.index]
 
 
 def _same(ours: object, theirs: object) -> bool:

@@ -6,6 +6,7 @@ issue adds its rows.
 """
 
 from trueline.verify.faults import Fault
+from trueline.verify.faults.compressed import COMPRESSED_FAULTS
 from trueline.verify.faults.drafts import DRAFT_FAULTS
 from trueline.verify.faults.engine import ENGINE_FAULTS
 from trueline.verify.faults.formats import FORMAT_FAULTS
@@ -48,4 +49,5 @@ FAULTS: list[Fault] = [
     *DRAFT_FAULTS,
     *STORY_FAULTS,
     *V4_FAULTS,
+    *COMPRESSED_FAULTS,
 ]
