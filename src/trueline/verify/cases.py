@@ -73,8 +73,7 @@ class Subject:
     """float64 logprobs of an implementation that shares no code with ours."""
 
 
-_LING, _V32, _GLM5 = "bailing_moe_v2_5", "deepseek_v32", "glm_moe_dsa"
-_V4 = "deepseek_v4"
+_LING, _V32, _GLM5, _V4 = "bailing_moe_v2_5", "deepseek_v32", "glm_moe_dsa", "deepseek_v4"
 _V4_FLAT_ONLY = ("compress_ratios", "num_hash_layers", "rope_scaling")
 _FREQUENCY = ("index_topk_freq", "index_skip_topk_offset")
 # Rope as transformers saves it, with YaRN inside.
