@@ -20,7 +20,7 @@ from trueline.cli import main
 from trueline.errors import UsageError
 from trueline.models import read_model
 from trueline.spec.feedforward import MoESpec
-from trueline.spec.mixer import MLASpec
+from trueline.spec.mixer import CompressedSpec, MLASpec
 from trueline.tiny.configs import FAMILIES, family_config
 from trueline.tiny.make import TinyOptions, make_checkpoint
 from trueline.verify.cases import Subject
@@ -51,10 +51,9 @@ def test_the_same_seed_gives_the_same_files(family: str, tmp_path: Path) -> None
 @pytest.mark.parametrize("family", RUNNABLE)
 def test_nothing_is_at_a_neutral_value(family: str, tiny: Tiny) -> None:
     model = tiny(family)
-    mixers = (layer.mixer for layer in read_model(model).layers)
-    mixer = next(mixer for mixer in mixers if isinstance(mixer, MLASpec))
-    widths = [mixer.kv_lora_rank, mixer.qk_nope_head_dim, mixer.qk_rope_head_dim]
-    widths += [mixer.v_head_dim, mixer.heads.total, mixer.q_lora_rank or 0]
+    mixers = [layer.mixer for layer in read_model(model).layers]
+    kept = next(mixer for mixer in mixers if isinstance(mixer, MLASpec | CompressedSpec))
+    widths = _widths(kept)
     assert len(set(widths)) == len(widths)
     for name, value in load_file(model / "model.safetensors").items():
         if "norm" in name:
@@ -63,12 +62,21 @@ def test_nothing_is_at_a_neutral_value(family: str, tiny: Tiny) -> None:
             assert value.abs().mean() > 0.05
             assert value.std() > 0.05
         # latents so small that the eps of their norms shows, beside a rotated key of full size
-        if name.endswith("q_a_proj.weight"):
+        if name.endswith(("q_a_proj.weight", ".wq_a.weight", ".attn.wkv.weight")):
             assert value.std() * value.shape[1] ** 0.5 < 0.2, name
         if name.endswith("kv_a_proj_with_mqa.weight"):
-            latent, key = value.split([mixer.kv_lora_rank, mixer.qk_rope_head_dim])
+            assert isinstance(kept, MLASpec)
+            latent, key = value.split([kept.kv_lora_rank, kept.qk_rope_head_dim])
             assert latent.std() * value.shape[1] ** 0.5 < 0.2, name
             assert key.std() * value.shape[1] ** 0.5 > 0.5, name
+
+
+def _widths(mixer: MLASpec | CompressedSpec) -> list[int]:
+    if isinstance(mixer, CompressedSpec):
+        ranks = [mixer.q_lora_rank, mixer.o_lora_rank, mixer.o_groups.total, mixer.window]
+        return [mixer.head_dim, mixer.rope.dim, mixer.heads.total, *ranks]
+    widths = [mixer.kv_lora_rank, mixer.qk_nope_head_dim, mixer.qk_rope_head_dim]
+    return [*widths, mixer.v_head_dim, mixer.heads.total, mixer.q_lora_rank or 0]
 
 
 @pytest.mark.parametrize("family", RUNNABLE)
