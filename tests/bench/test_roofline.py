@@ -57,3 +57,19 @@ def test_int4_experts_by_hand() -> None:
     assert ours.seconds == (ours.weights + ours.cache) / READ
     whole = checkpoint_bytes(plain) - checkpoint_bytes(spec)
     assert whole == pytest.approx(5 * 384 * (3 * 7168 * 1024 * 2 - expert), rel=1e-9)
+
+
+def test_compressed_cache_by_hand() -> None:
+    """v4s has two layers of window, three that choose 512 of the entries of 4 tokens, three that
+    see all entries of 128; rows of 512 numbers, index keys of 128, tails of float32."""
+    spec, kinds = bench_model("v4s")
+    row, key = 2 * 512, 2 * 128
+    for context in (100, 2047, 2048, 2052, 32768):
+        entries = context / 4
+        window = 8 * min(context, 128) * row
+        chosen = 3 * min(entries, 512) * row
+        scored = 3 * (entries * key if context // 4 > 512 else 0)
+        seen = 3 * context / 128 * row
+        tails = 3 * 2 * 4 * (2 * (2 * 512) + 2 * (2 * 128) + 512)
+        found = decode_bytes(spec, kinds, 1, context).cache
+        assert found == pytest.approx(window + chosen + scored + seen + tails, abs=1)

@@ -31,8 +31,9 @@ from trueline.weights.value import StoredPart, Weight
 
 PLAIN = ("float32", "bfloat16")
 STORED = ("block-fp8", "block-fp8-ue8m0", "int4", "fp4")
-"""Beside bfloat16, as published: int4 and fp4 are the routed experts alone."""
-PUBLISHED = {"v2lite": "block-fp8", "v32s": "block-fp8-ue8m0", "k25s": "int4"}
+"""Beside bfloat16, as published: int4 and fp4 are the routed experts alone, and beside fp4 stands
+block fp8."""
+PUBLISHED = {"v2lite": "block-fp8", "v32s": "block-fp8-ue8m0", "k25s": "int4", "v4s": "fp4"}
 """The format that checkpoints of such widths are published in: the scales of DeepSeek's block fp8
 are powers of two since V3.1."""
 UE8M0 = "-ue8m0"

@@ -18,7 +18,7 @@ from trueline.utils.json_types import JSON
 
 MODELS = ("v2lite", "ling25s", "v32s")
 KERNELS = ("attention", "lightning", "experts")
-Model = Literal["v2lite", "ling25s", "v32s", "k25s"]
+Model = Literal["v2lite", "ling25s", "v32s", "k25s", "v4s"]
 Part = Literal["models", "kernels", "formats", "format-kernels", "exchange"]
 PARTS: tuple[Part, ...] = ("models", "kernels", "formats", "format-kernels")
 
@@ -26,7 +26,7 @@ PARTS: tuple[Part, ...] = ("models", "kernels", "formats", "format-kernels")
 def gpu(
     *,
     only: tuple[Part, ...] = PARTS,
-    model: tuple[Model, ...] = ("v2lite", "ling25s", "v32s", "k25s"),
+    model: tuple[Model, ...] = ("v2lite", "ling25s", "v32s", "k25s", "v4s"),
     out: Path | None = None,
     plot: Path | None = None,
     recorded: Path | None = None,
@@ -40,7 +40,8 @@ def gpu(
     ----------
     only
         Parts to measure; may be given several times. models and kernels: bfloat16, beside peers;
-        formats: v2lite and v32s in block fp8, k25s with int4 experts, each beside bfloat16;
+        formats: v2lite and v32s in block fp8, k25s with int4 experts, v4s with fp4 experts and
+        block fp8, each beside bfloat16;
         format-kernels: GEMMs and experts on weights in these formats; exchange: v2lite with
         NCCL's collectives in its captured steps, at one rank, and without. Default: all but the
         last.

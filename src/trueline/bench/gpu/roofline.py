@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from trueline.cache.kinds import AnyKind, PagedKind, SlottedKind
-from trueline.cache.kinds.index_keys import IndexKeys
-from trueline.cache.kinds.latent import Latent
 from trueline.models.parameters import parameters
 from trueline.spec.model import DTYPE_BYTES, ModelSpec
 from trueline.weights.formats import parameter_bytes, weight_bytes
@@ -47,12 +45,7 @@ def _sequence_bytes(kind: AnyKind, context: int) -> float:
     if isinstance(kind, SlottedKind):
         return 2 * kind.slot_bytes
     assert isinstance(kind, PagedKind)
-    positions = context
-    if isinstance(kind, Latent) and kind.topk is not None:
-        positions = min(context, kind.topk)
-    if isinstance(kind, IndexKeys) and context <= kind.topk:
-        positions = 0  # nothing is chosen where all of it is attended to
-    return positions * kind.block_bytes / kind.block_size
+    return kind.num_read(context) * kind.block_bytes / kind.block_size
 
 
 def checkpoint_bytes(spec: ModelSpec) -> int:

@@ -124,6 +124,10 @@ class PagedKind(StateKind[View, Input]):
     def block_bytes(self) -> int:
         """Of one block, over all layers."""
 
+    def num_read(self, context: int) -> float:
+        """Of a sequence with so many positions, those that a decode step must read."""
+        return context if self.window is None else min(context, self.window)
+
     @abstractmethod
     def allocate(self, num_blocks: int) -> PagedStore[View]:
         """On the device that is torch's default."""

@@ -131,6 +131,9 @@ class Entries(PagedKind[LatentView, EntryInput]):
     def block_size(self) -> int:
         return self.layout.block_size * self.ratio
 
+    def num_read(self, context: int) -> float:
+        return context if self.topk is None else min(context, self.topk * self.ratio)
+
     @property
     def block_bytes(self) -> int:
         return LatentStore.block_bytes(self.layout, len(self.layers), self.dtype)
@@ -253,6 +256,10 @@ class EntriesIndex(PagedKind[IndexView, IndexInput]):
     @property
     def block_size(self) -> int:
         return self.layout.block_size * self.ratio
+
+    def num_read(self, context: int) -> float:
+        """None where all entries are attended to."""
+        return context if context // self.ratio > self.topk else 0
 
     @property
     def block_bytes(self) -> int:

@@ -90,6 +90,10 @@ class IndexKeys(PagedKind[IndexView, IndexInput]):
     def block_size(self) -> int:
         return self.layout.block_size
 
+    def num_read(self, context: int) -> float:
+        """None where all of it is attended to."""
+        return context if context > self.topk else 0
+
     @property
     def block_bytes(self) -> int:
         return IndexStore.block_bytes(self.layout, len(self.layers))

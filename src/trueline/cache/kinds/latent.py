@@ -138,6 +138,9 @@ class Latent(PagedKind[LatentView, LatentInput]):
         """Positions that a token attends to; None: all before it."""
         return self.mixer.indexer.topk if self.mixer.indexer else None
 
+    def num_read(self, context: int) -> float:
+        return context if self.topk is None else min(context, self.topk)
+
     @property
     def block_size(self) -> int:
         return self.layout.block_size

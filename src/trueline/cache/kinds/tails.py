@@ -73,6 +73,10 @@ class Tails(PagedKind[TailView, TailInput]):
     def block_size(self) -> int:
         return self.layout.block_size
 
+    def num_read(self, context: int) -> float:
+        """By the token that completes a window: one of `ratio`."""
+        return self.layout.slots / self.layout.ratio
+
     @property
     def block_bytes(self) -> int:
         return TailStore.block_bytes(self.layout, len(self.layers))
