@@ -19,7 +19,7 @@ from witness.build import build, exact_logprobs
 from witness.configs import CONFIGS
 from witness.model import select
 
-COUNT = 96  # more than the sparse models select
+COUNT = 160  # more than the sparse models select, also of entries for two tokens
 GATE = 2e-5
 
 

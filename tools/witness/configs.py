@@ -72,8 +72,9 @@ _NO_VISION = {
 }
 _INDEXER = {"index_n_heads": 8, "index_head_dim": 64, "index_topk": 64}
 # Rates and window are such that what is wrong costs accuracy. With a window of one token less than
-# an entry has, every token is seen at any time, some through the newest entry alone: one that
-# appears a token late leaves a gap. mscale would be 1.69. Plain YaRN of a length of 1,024, written
+# an entry has, every token is seen at any time, all but itself through entries alone: the newest
+# one a token late hides the token before. (With a window of 3 and entries of 4 tokens it cost three
+# points: neighbours had passed it on.) mscale would be 1.69. Plain YaRN of a length of 1,024, written
 # so that factor × original length is the model's length.
 _SPARSE, _ALL = "compressed_sparse_attention", "heavily_compressed_attention"
 _V4: JSON = {
@@ -92,19 +93,19 @@ _V4: JSON = {
     "head_dim": 128,
     "num_key_value_heads": 1,
     "partial_rotary_factor": 0.25,
-    "sliding_window": 3,
-    "layer_types": ["sliding_attention", _SPARSE, _ALL, _SPARSE, _ALL, _SPARSE],
-    "compress_rates": {_SPARSE: 4, _ALL: 8},
+    "sliding_window": 1,
+    "layer_types": [_ALL, _SPARSE, _ALL, _SPARSE, _ALL, _SPARSE],
+    "compress_rates": {_SPARSE: 2, _ALL: 8},
     "index_n_heads": 4,
     "index_head_dim": 64,
-    "index_topk": 32,
+    "index_topk": 64,
     "o_groups": 2,
     "o_lora_rank": 128,
     "hc_mult": 4,
     "hc_sinkhorn_iters": 6,
     "hc_eps": 1e-6,
     "mlp_layer_types": ["hash_moe", "hash_moe", "moe", "moe", "moe", "moe"],
-    "moe_intermediate_size": 96,
+    "moe_intermediate_size": 88,
     "num_experts_per_tok": 3,
     "num_nextn_predict_layers": 0,
     "routed_scaling_factor": 1.5,

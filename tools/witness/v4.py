@@ -336,15 +336,16 @@ class V4(Trained):
         return self
 
     def ropes(self, count: int, device: torch.device) -> tuple[Rope, Rope]:
-        """Of layers with a window alone, and of the others."""
+        """Of layers with a window alone, and of the others; where there are none, nobody looks."""
+        alone = [form == v4_facts.WINDOW for form in self.config.v4_facts.forms]
 
-        def table(form: str) -> Rope:
-            layers = [n for n, own in enumerate(self.config.v4_facts.forms) if own == form]
-            frequencies = facts.v4_inverse_frequencies(self.config, layers[0])
+        def table(of_window: bool) -> Rope:
+            layer = alone.index(of_window) if of_window in alone else 0
+            frequencies = facts.v4_inverse_frequencies(self.config, layer)
             angles = torch.arange(count).float()[:, None] * frequencies
             return angles.cos().to(device), angles.sin().to(device)
 
-        return table(v4_facts.WINDOW), table(v4_facts.SPARSE)
+        return table(True), table(False)
 
     def forward(self, tokens: Tensor, ropes: tuple[Rope, Rope]) -> tuple[Tensor, Tensor]:
         """Logits, and how often each expert of each layer was chosen; every entry is seen."""
