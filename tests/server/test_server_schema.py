@@ -48,7 +48,7 @@ RULES = {
     r"chat template (refuses these messages|failed)": "every template has rules of its own",
     r"model '.*' is not served here": "in a path, where it is any text",
     r"logit_bias has token \d+": "names of fields have no bounds",
-    r"n = \d+ with temperature = 0": "two fields",
+    r"n = \d+ with temperature = [0-9.e-]+: greedy": "two fields",
     r"\d+ prompts × n = \d+": "two fields",
     r"best_of = ": "two fields",
     r"min_tokens = ": "two fields",

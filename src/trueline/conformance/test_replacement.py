@@ -18,14 +18,15 @@ from trueline.plugins import Registry
 from trueline.verify.cases import Subject, make_subject
 from trueline.verify.numerics import NUMERICS_CHECKS
 from trueline.verify.ops import FP8_CHECKS, OP_CHECKS, OpCheck
-from trueline.verify.schedules import ENGINE_CHECKS
+from trueline.verify.schedules import ENGINE_CHECKS, RANK_CHECKS
 
 LING = "ling"
 CASES = ("v3-near", LING)
-RANKS = ("ranks = one", "ranks = one, bitwise")
+ON_RANKS = "ling-ranks"
 INVARIANT = (
     "batch-invariant",
     "ranks = one, bitwise",
+    "collectives in order",
     "fp8 latents, bitwise",
     "fp8 activations, bitwise",
 )
@@ -75,9 +76,10 @@ class Replacement:
         return {f"{self.registry.noun}s": {self.kind: self.name}}
 
     def cases(self, check: str) -> tuple[str, ...]:
-        """Only Ling has linear layers, and only its dims are even."""
-        linear = self.kind in ("lightning", *LightningState.ops)
-        return (LING,) if linear or check in RANKS else CASES
+        """Only Ling has linear layers; ranks need dims that they can divide."""
+        if check in RANK_CHECKS:
+            return (ON_RANKS,)
+        return (LING,) if self.kind in ("lightning", *LightningState.ops) else CASES
 
 
 def asked_for(config: pytest.Config) -> Iterator[Replacement]:
@@ -116,7 +118,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def subjects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Subject]:
     """Tiny models, each made once."""
     root = tmp_path_factory.mktemp("conformance")
-    return {case: make_subject(case, root / case) for case in (*CASES, *FP8_CASES)}
+    return {case: make_subject(case, root / case) for case in (*CASES, ON_RANKS, *FP8_CASES)}
 
 
 def test_against_the_reference(replacement: Replacement, check: OpCheck) -> None:
