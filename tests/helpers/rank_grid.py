@@ -37,7 +37,7 @@ _OF_FAMILY: dict[str, JSON] = {
     "deepseek_v4": {
         "num_attention_heads": 16,
         "o_groups": 8,
-        "head_dim": 28,
+        "head_dim": 24,
         "num_hidden_layers": 4,
     },
 }

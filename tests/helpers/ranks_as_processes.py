@@ -23,7 +23,7 @@ from families import RUNNABLE
 from spread import pairwise
 from trueline.config import EngineConfig
 from trueline.engine.loading import load_engine
-from trueline.tiny.configs import change_config, family_config
+from trueline.tiny.configs import as_saved, change_config, family_config
 from trueline.tiny.make import TinyOptions, make_checkpoint
 from trueline.utils.environment import launcher_settings
 from trueline.utils.json_types import JSON
@@ -213,6 +213,8 @@ class _Models:
         if name not in self._made:
             config = family_config(family)
             change_config(config, {**keys, "torch_dtype": "float32"}, storage=storage)
+            if family == "deepseek_v4":  # entries for 4 and 8 tokens: requests here have few blocks
+                config = as_saved(config, 4, 8)
             where = self._directory / str(len(self._made)) / family
             options = TinyOptions(dtype="float32", fused_experts=fused_experts)
             make_checkpoint(where, config, options)

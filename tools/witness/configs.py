@@ -74,8 +74,8 @@ _INDEXER = {"index_n_heads": 8, "index_head_dim": 64, "index_topk": 64}
 # Rates and window are such that what is wrong costs accuracy. With a window of one token less than
 # an entry has, every token is seen at any time, all but itself through entries alone: the newest
 # one a token late hides the token before. (With a window of 3 and entries of 4 tokens it cost three
-# points: neighbours had passed it on.) mscale would be 1.69. Plain YaRN of a length of 1,024, written
-# so that factor × original length is the model's length.
+# points: neighbours had passed it on.) mscale would be 1.69. Plain YaRN of a length of 1,024,
+# written so that factor × original length is the model's length.
 _SPARSE, _ALL = "compressed_sparse_attention", "heavily_compressed_attention"
 _V4: JSON = {
     "architectures": ["DeepseekV4ForCausalLM"],
