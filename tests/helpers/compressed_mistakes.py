@@ -1,5 +1,5 @@
-"""Mistakes in the ops of compressed entries: functions that take a right one and give a wrong
-one."""
+"""Mistakes in the ops of compressed entries: functions that take a right one and give a wrong one.
+More of them are in trueline/verify/faults/compressed_ops.py: those that an engine can run with."""
 
 from __future__ import annotations
 
@@ -10,37 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from trueline.cache.tails import TailView
-
 Function = Callable[..., Any]
-
-
-def halves_swapped(run: Function) -> Function:
-    """The first half of the width goes into a window's own entry."""
-
-    def broken(
-        u: Tensor, z: Tensor, tails: TailView, *given: Any, ape: Tensor, **named: Any
-    ) -> Any:
-        if not tails.layout.overlap:
-            return run(u, z, tails, *given, ape=ape, **named)
-        dim = tails.layout.dim
-        u, z, ape = (x.roll(dim, -1) for x in (u, z, ape))
-        rolled = replace(tails, rows=tails.rows.roll(dim, -1))
-        out = run(u, z, rolled, *given, ape=ape, **named)
-        tails.rows.copy_(rolled.rows.roll(dim, -1))
-        return out
-
-    return broken
-
-
-def first_slots_counted(prepare: Function) -> Function:
-    """Window 0 has the slots of a window before it."""
-
-    def broken(*given: Any) -> Any:
-        made = prepare(*given)
-        return replace(made, missing=torch.zeros_like(made.missing))
-
-    return broken
 
 
 def no_bias(run: Function) -> Function:
@@ -81,24 +51,6 @@ def window_of(change: int) -> Callable[[Function], Function]:
         return lambda *given, size, **named: prepare(*given, size=size + change, **named)
 
     return make
-
-
-def no_sink(run: Function) -> Function:
-    return lambda *given, sinks, **named: run(
-        *given, sinks=torch.full_like(sinks, -torch.inf), **named
-    )
-
-
-def sink_as_value(run: Function) -> Function:
-    """The sink's share is added to the sum, with a value of one."""
-
-    def broken(*given: Any, sinks: Tensor, **named: Any) -> Any:
-        out = run(*given, sinks=sinks, **named)
-        without = run(*given, sinks=torch.full_like(sinks, -torch.inf), **named)
-        share = 1 - out.norm(dim=-1) / without.norm(dim=-1)
-        return out + share[..., None]
-
-    return broken
 
 
 def no_lists(run: Function) -> Function:

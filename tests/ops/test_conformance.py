@@ -20,6 +20,7 @@ from trueline.ops.mla_decode import DecodeRows
 from trueline.ops.registry import implementation, needed, runnable
 from trueline.ops.rms_norm import cpu as rms_norm
 from trueline.verify.failed import CheckFailed
+from trueline.verify.faults import compressed_ops as faults
 from trueline.verify.ops import FP8_CHECKS, OP_CHECKS
 from trueline.verify.ops.data import WIDE
 from trueline.weights.value import Weight
@@ -279,8 +280,8 @@ ROUNDED = {
 MISTAKES = [
     *(Mistake("digits of float16", op, OP_CHECKS[op][0].what, function, from_float16)
       for op, function in ROUNDED.items()),
-    Mistake("halves swapped", "compress", "numbers", "run", wrong.halves_swapped),
-    Mistake("missing slots count", "compress", "numbers", "prepare", wrong.first_slots_counted),
+    Mistake("halves swapped", "compress", "numbers", "run", faults.halves_swapped),
+    Mistake("missing slots count", "compress", "numbers", "prepare", faults.first_slots_counted),
     Mistake("no bias", "compress", "numbers", "run", wrong.no_bias),
     Mistake("not rotated", "compress", "real dims", "run", wrong.not_rotated),
     Mistake("bits of the count", "compress", "bits", "run", wrong.entries_of_the_count),
@@ -290,8 +291,8 @@ MISTAKES = [
     Mistake("window one long", "sink_attention", "numbers", "prepare", wrong.window_of(1)),
     Mistake("window of 127", "sink_attention", "real dims", "prepare", wrong.window_of(-1)),
     Mistake("window of 129", "sink_attention", "real dims", "prepare", wrong.window_of(1)),
-    Mistake("no sink", "sink_attention", "numbers", "run", wrong.no_sink),
-    Mistake("sink as value", "sink_attention", "numbers", "run", wrong.sink_as_value),
+    Mistake("no sink", "sink_attention", "numbers", "run", faults.no_sink),
+    Mistake("sink as value", "sink_attention", "numbers", "run", faults.sink_as_value),
     Mistake("lists not read", "sink_attention", "numbers", "run", wrong.no_lists),
     Mistake("bits of the count", "sink_attention", "bits", "run", of_the_count),
     Mistake("bits of the heads", "sink_attention", "ranks", "run", of_the_heads),

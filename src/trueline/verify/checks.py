@@ -37,6 +37,7 @@ from trueline.verify.numerics import NUMERICS_CHECKS
 from trueline.verify.ops import attention_ops, fp8_attention_ops, fp8_input_ops, v4_ops
 from trueline.verify.rank_ledger import rank_ledger
 from trueline.verify.rope import rope_contract
+from trueline.verify.rounding import fp4_rounding
 from trueline.verify.routing import routing
 from trueline.verify.schedules import ENGINE_CHECKS
 from trueline.verify.sparse import index_cache, sparse_ops
@@ -313,6 +314,7 @@ CHECKS: Mapping[str, Callable[[Subject], None]] = {
     "ranks = whole": ranks_hold_their_heads,
     **ENGINE_CHECKS,
     **NUMERICS_CHECKS,
+    "fp4 rounding": fp4_rounding,
     **GPU_CHECKS,
     **DRAFT_CHECKS,
 }

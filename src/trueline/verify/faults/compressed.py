@@ -91,12 +91,17 @@ def _first_table(hashed: Make) -> Make:
     return broken
 
 
-def _one_late(length: Make) -> Make:
-    def broken(self: Run, row: int) -> object:
-        late = int(self.ratio > 1)
-        return length(replace(self, first=self.first - late), row)
+def _seen(early: int) -> Make:
+    """An entry is visible so many tokens early; below zero, late."""
 
-    return broken
+    def of(length: Make) -> Make:
+        def broken(self: Run, row: int) -> object:
+            by = early if self.ratio > 1 else 0
+            return length(replace(self, first=self.first + by), row)
+
+        return broken
+
+    return of
 
 
 ORACLE, PREFIX = "engine oracle", "prefix = cold"
@@ -117,7 +122,9 @@ COMPRESSED_FAULTS = [
     Fault("window-one-long", "a query sees one position more of the window", ORACLE, CASE,
           WindowInputs, "build", _other_window(1)),
     Fault("entry-one-late", "an entry is visible one token late", ORACLE, CASE,
-          Run, "length", _one_late),
+          Run, "length", _seen(-1)),
+    Fault("entry-one-early", "an entry is visible one token early", ORACLE, CASE,
+          Run, "length", _seen(1)),
     Fault("one-rope-for-both-kinds", "compressed layers rotate as window layers do", ORACLE, CASE,
           Ropes, "at", lambda at: lambda self, p: [at(self, p)[0]] * len(self.of_layer)),
     Fault("not-rotated-back", "the output keeps the rotation of its keys", ORACLE, CASE,

@@ -70,13 +70,16 @@ def _experts_of_the_next(moe_parameters: Make) -> Make:
     return broken
 
 
-def _down_of_the_next(output: Make) -> Make:
-    def broken(name: str, D: int, inner: Span, outputs: Span | None) -> Parameter:
-        other = outputs is None and "down_proj" in name and not inner.is_whole
-        parameter: Parameter = output(name, D, _next_rank(inner) if other else inner, outputs)
-        return parameter
+def _columns_of_the_next(part: str) -> Make:
+    def patch(output: Make) -> Make:
+        def broken(name: str, D: int, inner: Span, outputs: Span | None) -> Parameter:
+            other = outputs is None and part in name and not inner.is_whole
+            parameter: Parameter = output(name, D, _next_rank(inner) if other else inner, outputs)
+            return parameter
 
-    return broken
+        return broken
+
+    return patch
 
 
 def _expert_counts(more: int) -> Make:
@@ -143,7 +146,7 @@ def _blocks_from_the_cut(cut: Make) -> Make:
     return broken
 
 
-_ONE, _V3, _LEDGER = "ranks = one", "v3-ranks", "rank ledger"
+_ONE, _LEDGER, _V3, _V4 = "ranks = one", "rank ledger", "v3-ranks", "v4-ranks"
 
 RANK_WEIGHT_FAULTS = [
     Fault("rank-first-scales", "a rank's numbers have the scales of the first rank's", _ONE,
@@ -157,7 +160,7 @@ RANK_WEIGHT_FAULTS = [
     Fault("rank-experts-of-the-next", "a rank holds the experts of the next one", _ONE, _V3,
           model_parameters, "_moe", _experts_of_the_next),
     Fault("rank-down-of-the-next", "down's columns are those of the next rank", _ONE, _V3,
-          model_parameters, "output", _down_of_the_next),
+          model_parameters, "output", _columns_of_the_next("down_proj")),
     Fault("expert-on-two-ranks", "two ranks hold an expert, which counts twice", _LEDGER, _V3,
           shard, "_local_spec", _expert_counts(1)),
     Fault("expert-on-no-rank", "an expert is on no rank", _LEDGER, _V3,
@@ -170,4 +173,10 @@ RANK_WEIGHT_FAULTS = [
           "int4-ranks", Int4Stored, "cut", _groups_from_the_cut),
     Fault("rank-blocks-from-the-cut", "fp8 blocks are counted from a rank's first row and column",
           _ONE, "fp8-ranks", Fp8Stored, "cut", _blocks_from_the_cut),
+    Fault("rank-sinks-of-the-next", "a rank's heads have the sinks of the next one's", _ONE, _V4,
+          model_parameters, "divided", _rows_of_the_next("sinks")),
+    Fault("rank-groups-of-the-next", "output groups go through the next rank's o_a_proj", _ONE, _V4,
+          model_parameters, "divided", _rows_of_the_next("o_a_proj")),
+    Fault("rank-group-columns-of-the-next", "o_b_proj's columns are those of the next rank", _ONE,
+          _V4, model_parameters, "output", _columns_of_the_next("o_b_proj")),
 ]  # fmt: skip

@@ -264,8 +264,19 @@ def _whole_norm_groups(divided: Make) -> Make:
     return broken
 
 
+def _table_cut(hashed: Make) -> Make:
+    """Every rank has as many rows as it has words."""
+
+    def broken(self: MoE, tokens: Tensor) -> object:
+        if self.table is not None:
+            tokens = tokens % (len(self.table) // self.collective.size)
+        return hashed(self, tokens)
+
+    return broken
+
+
 _BITS, _L = "ranks = one, bitwise", "ling-ranks"
-_ONE, _V3 = "ranks = one", "v3-ranks"
+_ONE, _V3, _V4 = "ranks = one", "v3-ranks", "v4-ranks"
 
 RANK_FAULTS = [
     Fault("rank-sums-first", "each rank sums over its own heads first", _BITS, _L,
@@ -308,4 +319,10 @@ RANK_FAULTS = [
           Decoder, "_embed", _last_word_of_the_next),
     Fault("rank-norm-groups", "a rank norms its channels in the whole model's number of groups",
           _ONE, _L, LightningSpec, "divided", _whole_norm_groups),
+    Fault("rank-group-sums-twice", "V4's output groups are reduced twice", _ONE, _V4,
+          RowParallel, "run", _reduced_twice),
+    Fault("rank-group-sums-not-reduced", "V4's output groups of one rank are taken for all", _ONE,
+          _V4, RowParallel, "run", _not_reduced),
+    Fault("rank-hash-table-cut", "hash tables are cut as the vocabulary is", _ONE, _V4,
+          MoE, "hashed", _table_cut),
 ]  # fmt: skip

@@ -7,6 +7,7 @@ issue adds its rows.
 
 from trueline.verify.faults import Fault
 from trueline.verify.faults.compressed import COMPRESSED_FAULTS
+from trueline.verify.faults.compressed_ops import COMPRESSED_OP_FAULTS
 from trueline.verify.faults.drafts import DRAFT_FAULTS
 from trueline.verify.faults.engine import ENGINE_FAULTS
 from trueline.verify.faults.formats import FORMAT_FAULTS
@@ -50,4 +51,5 @@ FAULTS: list[Fault] = [
     *STORY_FAULTS,
     *V4_FAULTS,
     *COMPRESSED_FAULTS,
+    *COMPRESSED_OP_FAULTS,
 ]

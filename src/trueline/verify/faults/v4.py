@@ -1,16 +1,18 @@
 """Mistakes in what DeepSeek-V4 has outside attention: residual streams, clamped SwiGLU, scores of
-the router."""
+the router; and in the rounding of its published numerics."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from trueline.ops import invariant_math
 from trueline.ops.hyper_connections import Mixed
 from trueline.ops.hyper_connections import cpu as hyper_connections
 from trueline.ops.route import cpu as route
+from trueline.reference import published
 from trueline.verify.faults import Fault, Make
 
 
@@ -40,6 +42,15 @@ def _only_above(swiglu: Make) -> Make:
     return broken
 
 
+def _ties_up(_: Make) -> Make:
+    def broken(x: Tensor) -> Tensor:
+        values = torch.tensor(published.E2M1, dtype=x.dtype)
+        middles = (values[1:] + values[:-1]) / 2
+        return values[torch.bucketize(x.abs(), middles, right=True)] * x.sign()
+
+    return broken
+
+
 OPS, CASE = "V4 op = reference", "v3-near"
 
 V4_FAULTS = [
@@ -62,4 +73,6 @@ V4_FAULTS = [
           route, "SCORES",
           lambda original: original
               | {"sqrtsoftplus": lambda x: invariant_math.sqrtsoftplus(x).square()}),
+    Fault("fp4-ties-up", "numbers half-way between two of fp4 go to the larger", "fp4 rounding",
+          "v4-small", published, "nearest_e2m1", _ties_up),
 ]  # fmt: skip
