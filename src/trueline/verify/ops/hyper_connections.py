@@ -52,9 +52,13 @@ class Case:
     def advanced(
         self, op: HyperConnections, y: Tensor, mixed: Mixed, rows: slice = slice(None)
     ) -> tuple[Tensor, Mixed]:
-        given = (self.h[rows], y, mixed, self.fn, self.base, self.scale, self.weight)
-        options = {"norm_eps": self.norm_eps, "eps": self.eps}
-        return op.advance(*given, norm=rms_norm, iterations=self.iterations, **options)
+        return op.advance(
+            *(self.h[rows], y, mixed, self.fn, self.base, self.scale, self.weight),
+            norm=rms_norm,
+            norm_eps=self.norm_eps,
+            eps=self.eps,
+            iterations=self.iterations,
+        )
 
     def head(self, op: HyperConnections, rows: slice = slice(None)) -> Tensor:
         given = (self.h[rows], self.fn[: self.streams], self.base[: self.streams], self.scale[:1])
