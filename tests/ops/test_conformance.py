@@ -250,6 +250,16 @@ def post_of_the_count(mixed: Mixed) -> Mixed:
     return replace(mixed, post=mixed.post * (1 + 2.0**-22 * (len(mixed.post) % 7)))
 
 
+def mixed_too_early(advance: Function) -> Function:
+    def broken(h: Any, y: Any, mixed: Any, *given: Any, **named: Any) -> Any:
+        none = torch.zeros_like(mixed.post)
+        itself = torch.eye(h.shape[1]).expand_as(mixed.carry)
+        merged, _ = advance(h, y, mixed, *given, **named)
+        return merged, advance(h, y, replace(mixed, post=none, carry=itself), *given, **named)[1]
+
+    return broken
+
+
 def with_options(**changes: Callable[[Any], Any]) -> Callable[[Function], Function]:
     def changed(named: dict[str, Any]) -> dict[str, Any]:
         return named | {name: change(named[name]) for name, change in changes.items()}
@@ -366,6 +376,23 @@ MISTAKES = [
             with_options(iterations=lambda count: count + 1)),
     Mistake("eps left out", "hyper_connections", "numbers", "mix",
             with_options(eps=lambda eps: 0.0)),
+    Mistake("carry transposed", "hyper_connections", "numbers", "advance",
+            lambda advance: lambda h, y, mixed, *given, **named:
+                advance(h, y, replace(mixed, carry=mixed.carry.mT.contiguous()), *given, **named)),
+    Mistake("a mix of the streams before", "hyper_connections", "numbers", "advance",
+            mixed_too_early),
+    Mistake("the weight left out", "hyper_connections", "numbers", "advance",
+            lambda advance: lambda *given, **named:
+                advance(*given[:-1], torch.ones_like(given[-1]), **named)),
+    Mistake("an iteration short", "hyper_connections", "numbers", "advance",
+            with_options(iterations=lambda count: count - 1)),
+    Mistake("eps left out", "hyper_connections", "numbers", "advance",
+            with_options(eps=lambda eps: 0.0)),
+    Mistake("eps of the norm left out", "hyper_connections", "numbers", "advance",
+            with_options(norm_eps=lambda eps: 0.0)),
+    Mistake("bits of the count", "hyper_connections", "bits", "advance",
+            lambda advance: lambda *given, **named:
+                (lambda made: (made[0], post_of_the_count(made[1])))(advance(*given, **named))),
     Mistake("eps of the norm left out", "hyper_connections", "numbers", "head",
             with_options(norm_eps=lambda eps: 0.0)),
     Mistake("eps left out", "hyper_connections", "numbers", "head",

@@ -112,34 +112,48 @@ class Several:
 
 
 class SeveralStreams:
+    """An output is merged where the next sub-layer reads: in one op."""
+
     def __init__(self, residual: Several, embedded: Tensor) -> None:
         self.residual = residual
         # all begin as the embedding
         self.h = embedded[:, None].repeat(1, residual.spec.streams, 1)
         self.mixed: Mixed | None = None
+        self.y: Tensor | None = None
 
     def read(self, entry: Entry) -> Tensor:
         residual, mixing = self.residual, entry.mixing
         assert mixing is not None
-        self.mixed = residual.op.mix(
-            self.h,
-            mixing.fn,
-            mixing.base,
-            mixing.scale,
-            norm_eps=residual.eps,
-            eps=residual.spec.eps,
-            iterations=residual.spec.iterations,
+        given = (mixing.fn, mixing.base, mixing.scale)
+        norm, norm_eps = residual.norm, residual.eps
+        eps, iterations = residual.spec.eps, residual.spec.iterations
+        if self.mixed is None:
+            self.mixed = residual.op.mix(
+                self.h, *given, norm_eps=norm_eps, eps=eps, iterations=iterations
+            )
+            return norm.run(self.mixed.x, entry.norm, norm_eps)
+        self.h, self.mixed = residual.op.advance(
+            *(self.h, self.output(), self.mixed, *given, entry.norm),
+            norm=norm,
+            norm_eps=norm_eps,
+            eps=eps,
+            iterations=iterations,
         )
-        return residual.norm.run(self.mixed.x, entry.norm, residual.eps)
+        return self.mixed.x
 
     def add(self, y: Tensor) -> None:
-        assert self.mixed is not None, "a sub-layer reads before it adds"
-        self.h = self.residual.op.merge(self.h, y, self.mixed)
+        self.y = y
+
+    def output(self) -> Tensor:
+        """Of the sub-layer that read last."""
+        assert self.y is not None, "a sub-layer that reads adds"
+        return self.y
 
     def end(self) -> Tensor:
         residual = self.residual
+        assert self.mixed is not None, "a model has layers"
         return residual.op.head(
-            self.h,
+            residual.op.merge(self.h, self.output(), self.mixed),
             residual.head.fn,
             residual.head.base,
             residual.head.scale,

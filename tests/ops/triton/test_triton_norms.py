@@ -6,12 +6,14 @@ import pytest
 import torch
 
 from trueline.ops.capabilities import Context
+from trueline.ops.hyper_connections import kernels
 from trueline.ops.hyper_connections import triton as hyper_connections
 from trueline.ops.registry import capabilities, implementation
 from trueline.ops.rms_norm import reference as norm_reference
 from trueline.ops.rms_norm import triton as rms_norm
 from trueline.verify.bounds import norm_bound
 from trueline.verify.ops import OP_CHECKS, randn
+from trueline.verify.ops import hyper_connections as verify
 from trueline.verify.ops.data import close
 
 OPS = ("rms_norm", "rope", "latent_write", "qkv_prepare", "gated_norm", "hyper_connections")
@@ -49,7 +51,29 @@ def test_many_dims() -> None:
 
 def test_a_mix_of_few_tokens_is_split() -> None:
     """Over as many programs as run at a time, each with channels of its own."""
-    for tokens, width, splits in ((1, 16384, 32), (1, 148, 1), (64, 16384, 32), (2048, 16384, 4)):
+    for tokens, width, splits in (
+        *((1, 4096, 128), (16, 4096, 128), (64, 4096, 64), (256, 4096, 16), (1024, 4096, 4)),
+        *((1025, 4096, 8), (1, 37, 2), (1, 32, 1), (1 << 14, 4096, 1), (1, 7168, 112)),
+    ):
         how = hyper_connections.launch(tokens, width, 132)
         assert how.splits == splits
         assert (how.splits - 1) * how.depth < width <= how.splits * how.depth
+
+
+def test_a_program_has_several_blocks_of_channels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hyper_connections, "num_sms", lambda _: 1)
+    verify.hyper_connections(hyper_connections, torch.float16)
+
+
+def test_weights_in_two_parts_keep_their_digits() -> None:
+    """Tensor cores read ten bits after the first: of h there are no more, fn is in two parts. The
+    interpreter multiplies whole numbers, so here is what a GPU would."""
+    b = randn(20000, seed=3)
+    half, bits = kernels._TF32_HALF.value, kernels._TF32_BITS.value
+    high = ((b.view(torch.int32) + half) & bits).view(torch.float32)
+    low = ((b - high).view(torch.int32) & bits).view(torch.float32)
+    assert torch.equal(high.view(torch.int32) & ~bits, torch.zeros_like(b, dtype=torch.int32))
+    assert ((high.double() + low.double() - b.double()).abs() <= 2.0**-22 * b.abs()).all()
+    exact = randn(64, seed=4)
+    for narrow in (exact.half(), exact.bfloat16()):
+        assert not (narrow.float().view(torch.int32) & ~bits).any()

@@ -8,6 +8,10 @@ Returns x = Σ pre_c h_c [n, D] for the sub-layer, with post and carry.
 
 `merge(h, y [n, D], mixed)` -> [n, S, D]: stream k is post_k y + Σ_j carry[j, k] h_j.
 
+`advance(h, y, mixed, fn, base, scale, weight [D], *, norm, norm_eps, eps, iterations)`, between two
+sub-layers: h after the merge, and its mix, whose x is normed. `norm` is the plan's RMS norm, for
+implementations that have none of their own.
+
 `head(h, fn [S, S D], base [S], scale [1], *, norm_eps, eps)` -> [n, D]: Σ pre_c h_c, after the last
 layer.
 
@@ -22,6 +26,7 @@ from typing import Protocol
 from torch import Tensor
 
 from trueline.ops.capabilities import CPU, GPU, Capabilities
+from trueline.ops.rms_norm import RMSNorm
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +52,22 @@ class HyperConnections(Protocol):
     ) -> Mixed: ...
 
     def merge(self, h: Tensor, y: Tensor, mixed: Mixed) -> Tensor: ...
+
+    def advance(
+        self,
+        h: Tensor,
+        y: Tensor,
+        mixed: Mixed,
+        fn: Tensor,
+        base: Tensor,
+        scale: Tensor,
+        weight: Tensor,
+        *,
+        norm: RMSNorm,
+        norm_eps: float,
+        eps: float,
+        iterations: int,
+    ) -> tuple[Tensor, Mixed]: ...
 
     def head(
         self, h: Tensor, fn: Tensor, base: Tensor, scale: Tensor, *, norm_eps: float, eps: float

@@ -3,6 +3,7 @@ streams are written out, so that their order is ours."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import reduce
 
 import torch
@@ -11,6 +12,7 @@ from torch.nn.functional import pad
 
 from trueline.ops import invariant_math
 from trueline.ops.hyper_connections import IMPLEMENTATIONS, Mixed
+from trueline.ops.rms_norm import RMSNorm
 
 capabilities = IMPLEMENTATIONS["cpu"]
 
@@ -41,6 +43,25 @@ def merge(h: Tensor, y: Tensor, mixed: Mixed) -> Tensor:
     for source in range(h.shape[1]):
         out = out + mixed.carry[:, source, :, None] * h[:, source, None].float()
     return out.to(h.dtype)
+
+
+def advance(
+    h: Tensor,
+    y: Tensor,
+    mixed: Mixed,
+    fn: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    weight: Tensor,
+    *,
+    norm: RMSNorm,
+    norm_eps: float,
+    eps: float,
+    iterations: int,
+) -> tuple[Tensor, Mixed]:
+    h = merge(h, y, mixed)
+    made = mix(h, fn, base, scale, norm_eps=norm_eps, eps=eps, iterations=iterations)
+    return h, replace(made, x=norm.run(made.x, weight, norm_eps))
 
 
 def head(

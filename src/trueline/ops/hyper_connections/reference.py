@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from trueline.ops.hyper_connections import IMPLEMENTATIONS, Mixed
+from trueline.ops.rms_norm import RMSNorm
 
 capabilities = IMPLEMENTATIONS["reference"]
 
@@ -40,6 +43,25 @@ def merge(h: Tensor, y: Tensor, mixed: Mixed) -> Tensor:
         for source in range(h.shape[1]):
             out[:, to] += carry[:, source, to, None] * h[:, source].double()
     return out.to(h.dtype)
+
+
+def advance(
+    h: Tensor,
+    y: Tensor,
+    mixed: Mixed,
+    fn: Tensor,
+    base: Tensor,
+    scale: Tensor,
+    weight: Tensor,
+    *,
+    norm: RMSNorm,
+    norm_eps: float,
+    eps: float,
+    iterations: int,
+) -> tuple[Tensor, Mixed]:
+    h = merge(h, y, mixed)
+    made = mix(h, fn, base, scale, norm_eps=norm_eps, eps=eps, iterations=iterations)
+    return h, replace(made, x=norm.run(made.x, weight, norm_eps))
 
 
 def head(

@@ -13,9 +13,11 @@ from torch import Tensor
 
 from trueline.ops.hyper_connections import HyperConnections, Mixed
 from trueline.ops.hyper_connections import reference as exactly
+from trueline.ops.rms_norm import reference as rms_norm
 from trueline.verify import bounds
 from trueline.verify.ops.data import randn, require, within
 
+PARTS = ("x", "post", "carry")
 NEVER = -20.0
 """Below the diagonal: with zeros there, columns and rows agree only after very many iterations."""
 
@@ -42,6 +44,21 @@ class Case:
     def mixed(self, op: HyperConnections, rows: slice = slice(None)) -> Mixed:
         given = (self.h[rows], self.fn, self.base, self.scale)
         return op.mix(*given, norm_eps=self.norm_eps, eps=self.eps, iterations=self.iterations)
+
+    @property
+    def weight(self) -> Tensor:
+        return 1 + 0.5 * randn(self.h.shape[2], seed=5).to(self.h.dtype)
+
+    def advanced(
+        self, op: HyperConnections, y: Tensor, mixed: Mixed, rows: slice = slice(None)
+    ) -> tuple[Tensor, Mixed]:
+        return op.advance(
+            *(self.h[rows], y, mixed, self.fn, self.base, self.scale, self.weight),
+            norm=rms_norm,
+            norm_eps=self.norm_eps,
+            eps=self.eps,
+            iterations=self.iterations,
+        )
 
     def head(self, op: HyperConnections, rows: slice = slice(None)) -> Tensor:
         given = (self.h[rows], self.fn[: self.streams], self.base[: self.streams], self.scale[:1])
@@ -91,6 +108,15 @@ def hyper_connections(op: HyperConnections, dtype: torch.dtype = torch.float32) 
         merged = exactly.merge(h.double(), y.double(), given)
         accepted = merge_bound(h, y, given) + bounds.stored(merged, dtype)
         within(f"{what}: merged", op.merge(h, y, given), merged, accepted)
+        streams, mixed = case.advanced(op, y, given)
+        within(f"{what}: advanced", streams, merged, accepted)
+        # a mix of the streams that were rounded
+        case = replace(case, h=streams)
+        exact, off = case.exact().mixed(exactly), mix_bound(case)
+        within(f"{what}: advanced, post", mixed.post, exact.post, off.post)
+        within(f"{what}: advanced, carry", mixed.carry, exact.carry, off.carry)
+        normed = rms_norm.run(exact.x, case.weight.double(), case.norm_eps)
+        within(f"{what}: advanced, x", mixed.x, normed, normed_bound(case, exact.x, off.x))
 
 
 def mix_bound(case: Case) -> Mixed:
@@ -136,15 +162,31 @@ def merge_bound(h: Tensor, y: Tensor, mixed: Mixed) -> Tensor:
     return bounds.rounding(h.shape[1] + 2) * size
 
 
+def normed_bound(case: Case, x: Tensor, off: Tensor) -> Tensor:
+    """Of x after its norm, where it is off before: so is the root mean square that it is over."""
+    dtype, weight = case.h.dtype, case.weight.double()
+    off = off + bounds.stored(x, dtype)
+    rms = (x.square().mean(-1, keepdim=True) + case.norm_eps).sqrt()
+    unit = x / rms
+    shared = off.square().mean(-1, keepdim=True).sqrt() / rms + bounds.norm_bound(x.shape[1])
+    off = off / rms + shared * unit.abs() + bounds.stored(unit, dtype)
+    made = (unit * weight).abs()
+    return off * weight.abs() + bounds.rounding(1) * made + bounds.stored(made, dtype)
+
+
 def bits(op: HyperConnections) -> None:
     """A token's bits do not depend on the tokens beside it."""
     for case in cases(torch.float32):
         whole, y = case.mixed(op), randn(len(case.h), case.h.shape[2], seed=4)
         merged, head = op.merge(case.h, y, whole), case.head(op)
+        streams, mixed = case.advanced(op, y, whole)
         for part in (slice(0, 1), slice(3, 5), slice(17, 19), slice(31, 33)):
             mine = case.mixed(op, part)
+            my_streams, my_mixed = case.advanced(op, y[part], mine, part)
             pairs = (
-                *((getattr(mine, name), getattr(whole, name)) for name in ("x", "post", "carry")),
+                *((getattr(mine, name), getattr(whole, name)) for name in PARTS),
+                *((getattr(my_mixed, name), getattr(mixed, name)) for name in PARTS),
+                (my_streams, streams),
                 (op.merge(case.h[part], y[part], mine), merged),
                 (case.head(op, part), head),
             )
