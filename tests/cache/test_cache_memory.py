@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 import torch
 
+from trueline.cache.index import IndexStore
+from trueline.cache.kinds.entries import Entries
 from trueline.cache.kinds.latent import Latent
+from trueline.cache.kinds.window import Window
 from trueline.cache.layout import INDEX_LAYOUTS, STORAGES
+from trueline.cache.store import LatentStore
 from trueline.config import EngineConfig
 from trueline.device import find_device
 from trueline.engine.caches import Caches
@@ -36,12 +40,39 @@ INDEX: dict[str, list[Any]] = {
 
 def allocated(caches: Caches) -> int:
     """Every tensor of every store."""
-    stores = (*caches.paged.values(), *caches.slotted.values())
-    values = [value for store in stores for value in vars(store).values()]
-    return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
+    return sum(map(_bytes, (*caches.paged.values(), *caches.slotted.values())))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+def _bytes(store: object) -> int:
+    """Also of a store inside of another."""
+    values = [
+        v for v in vars(store).values() if isinstance(v, torch.Tensor | LatentStore | IndexStore)
+    ]
+    return sum(v.nbytes if isinstance(v, torch.Tensor) else _bytes(v) for v in values)
+
+
+@pytest.mark.parametrize("batch_invariant", COMMON["batch_invariant"])
+@pytest.mark.parametrize("block_size", COMMON["block_size"])
+@pytest.mark.parametrize("kv_cache_dtype", ["auto", "fp8"])
+def test_the_caches_of_compressed_attention(
+    block_size: int, batch_invariant: bool, kv_cache_dtype: str, write_config: Write
+) -> None:
+    """Windows, tails and entries, in groups of their own."""
+    spec = read_model(write_config(family_config("deepseek_v4")))
+    budget = 20 * BUDGET
+    config = EngineConfig(
+        block_size=block_size, batch_invariant=batch_invariant, max_num_seqs=5,
+        max_num_batched_tokens=100, kv_cache_memory_bytes=budget, kv_cache_dtype=kv_cache_dtype,
+    )  # fmt: skip
+    plan = make_plan(spec, config, find_device("cpu"))
+    caches = Caches(plan, len(spec.layers))
+    rows = [kind for kind in plan.kinds if isinstance(kind, Window | Entries)]
+    zeros = sum(len(kind.layers) * kind.layout.row_bytes(kind.dtype.itemsize) for kind in rows)
+    assert allocated(caches) == plan.cache_bytes + zeros
+    assert plan.cache_bytes <= budget
+
+
+@pytest.mark.parametrize("family", [name for name in FAMILIES if name != "deepseek_v4"])
 def test_the_caches_take_what_was_planned(family: str, write_config: Write) -> None:
     """With every way of storing them; and no more than there is, of which no block is left over."""
     spec = read_model(write_config(family_config(family)))

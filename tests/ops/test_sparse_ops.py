@@ -17,6 +17,8 @@ from spread import diagonal
 from trueline.cache.index import IndexStore, IndexView
 from trueline.cache.kinds.index_keys import IndexKeys
 from trueline.cache.kinds.lightning import LightningState
+from trueline.cache.kinds.tails import TailsAll
+from trueline.cache.kinds.window import Window
 from trueline.cache.layout import STORAGES, IndexLayout, LatentLayout
 from trueline.cache.layout import cells as cells_of
 from trueline.cache.store import LatentStore
@@ -514,7 +516,7 @@ def test_the_whole_chain_is_masked_attention() -> None:
 def test_ops_that_a_model_does_not_use_are_not_planned(tiny: Any) -> None:
     spec = read_model(tiny("deepseek_v3"))
     made = make_plan(spec, EngineConfig(num_gpu_blocks_override=4), find_device("cpu"))
-    others = {*IndexKeys.ops, *LightningState.ops}
+    others = {*IndexKeys.ops, *LightningState.ops, *Window.ops, *TailsAll.ops, "hyper_connections"}
     assert made.selections.keys() == OPS.keys() - others
     assert others < OPS.keys()
 

@@ -263,7 +263,7 @@ def test_feed_forward_layers_can_be_replaced(kind: str, package: Package, tiny: 
     [
         (
             {"layers": {"mlla": "x"}},
-            "layer 'mlla': accepted: mla, lightning, dense, moe, mixer; the near",
+            "layer 'mlla': accepted: mla, compressed, lightning, dense, moe, mixer; the near",
         ),
         ({"layers": {"mla": "x"}}, "layer 'mla' has no implementation 'x'; accepted: trueline"),
         ({"layers": {"lightning": "trueline"}}, "deepseek_v3 has none; accepted here: mla, dense"),
@@ -321,7 +321,7 @@ def test_what_does_not_fit_is_named(source: str, part: str, package: Package, ti
         ),
         ({"ops": {"mine": "odd"}}, "entry point 'mine' of trueline.ops: accepted: KIND.NAME"),
         ({"ops": {"linear": "odd"}}, "entry point 'linear' of trueline.ops: accepted: KIND.NAME"),
-        ({"layers": {"norm.mine": "odd"}}, "a kind of mla, lightning, dense, moe"),
+        ({"layers": {"norm.mine": "odd"}}, "a kind of mla, compressed, lightning, dense, moe"),
         ({"models": {"deepseek_v9": "odd"}}, "a kind of model_type, architecture"),
         ({"ops": {"linear.native": "odd"}}, "is claimed by trueline itself and by odd 1.0"),
         ({"layers": {"mla.trueline": "odd"}}, "is claimed by trueline itself and by odd 1.0"),

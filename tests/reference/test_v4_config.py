@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
+from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,7 @@ OTHER_RATES = {"compressed_sparse_attention": 3, "heavily_compressed_attention":
 
 def nested(flat: Mapping[str, Any]) -> dict[str, Any]:
     """As transformers saves it, without what it keeps of the flat form."""
-    saved = json.loads(transformers.DeepseekV4Config(**flat).to_json_string())
+    saved = json.loads(transformers.DeepseekV4Config(**deepcopy(flat)).to_json_string())
     assert not {"compress_ratios", "num_hash_layers", "rope_scaling"} & saved.keys()
     del saved["qk_rope_head_dim"], saved["rope_theta"], saved["compress_rope_theta"]
     return dict(saved)
@@ -94,7 +95,7 @@ def test_names_say_the_form_and_rates_the_ratio(write_config: WriteConfig) -> No
 @pytest.mark.parametrize("form", ["flat", "nested"])
 def test_rope_has_the_bits_of_transformers(form: str) -> None:
     raw = V4_FLASH if form == "flat" else NESTED
-    rotary = DeepseekV4RotaryEmbedding(transformers.DeepseekV4Config(**V4_FLASH))
+    rotary = DeepseekV4RotaryEmbedding(transformers.DeepseekV4Config(**deepcopy(V4_FLASH)))
     for layer, kind in enumerate(["main", "main", "compress", "compress"]):
         inv_freq, cos_sin_scale, softmax_scale = facts.v4_layer_rope(raw, layer)
         assert torch.equal(inv_freq, getattr(rotary, f"{kind}_inv_freq"))

@@ -25,7 +25,9 @@ from trueline.spec.model import ModelSpec
 from trueline.tiny.configs import without_indexer
 from trueline.utils.json_types import JSON
 
-ATTENTION = ("mla_decode", "mla_prefill", "index_scores", "topk", "sparse_mla")
+ATTENTION = (
+    "mla_decode", "mla_prefill", "index_scores", "topk", "sparse_mla", "compress", "sink_attention",
+)  # fmt: skip
 """Ops whose time grows with the context."""
 
 
@@ -83,7 +85,7 @@ class OpClock:
     def __init__(self, engine: LLMEngine) -> None:
         self.seconds = 0.0
         ops = local_runner(engine.core.executor).decoder.ops
-        for holder in (ops, ops.sparse) if ops.sparse else (ops,):
+        for holder in filter(None, (ops.latent, ops.sparse, ops.compressed)):
             for name in set(ATTENTION).intersection(vars(holder)):
                 parts = vars(getattr(holder, name))
                 timed = {

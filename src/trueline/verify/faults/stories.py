@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from trueline.cache.index import IndexView
-from trueline.layers import decoder
+from trueline.layers import ropes
 from trueline.layers.indexer import Indexer
 from trueline.layers.mla import MLA
 from trueline.layers.ropes import Rope
@@ -102,10 +102,10 @@ _O = "engine oracle"
 
 STORY_FAULTS = [
     Fault("engine-half-rotation", "latent layers rotate half, by a table made for half (story 1)",
-          _O, "ling", decoder, "table", _half_rotates(rebuilt=True)),
+          _O, "ling", ropes, "table", _half_rotates(rebuilt=True)),
     Fault("engine-half-rotation-kept-frequencies",
           "latent layers rotate half, by the right frequencies (story 1)",
-          _O, "ling", decoder, "table", _half_rotates(rebuilt=False)),
+          _O, "ling", ropes, "table", _half_rotates(rebuilt=False)),
     Fault("engine-index-unrotated", "the indexer drops its rotated queries and keys (story 4)",
           _O, "v32-near", MLA, "_select", _index_rope(times=0)),
     Fault("engine-index-rotated-twice", "the indexer rotates queries and keys twice (story 4)",
