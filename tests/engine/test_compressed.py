@@ -38,7 +38,7 @@ def test_schedules(subjects: dict[str, Subject], check: str) -> None:
     schedules.ENGINE_CHECKS[check](subjects[SMALL])
 
 
-@pytest.mark.parametrize("name", [SMALL, ODD])
+@pytest.mark.parametrize("name", [SMALL, pytest.param(ODD, marks=pytest.mark.slow)])
 def test_bits_do_not_depend_on_the_schedule(subjects: dict[str, Subject], name: str) -> None:
     """Chunks that end inside of windows and at their edges, with NaN in all that nobody owns."""
     subject = subjects[name]
@@ -82,7 +82,7 @@ def test_a_prefix_of_published_ratios(subjects: dict[str, Subject]) -> None:
     same("prefix = cold", warm, cold, bitwise=True)
 
 
-@pytest.mark.parametrize("size", [2, 8])
+@pytest.mark.parametrize("size", [2, pytest.param(8, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("check", ["ranks = one, bitwise", "ranks = one, requests"])
 def test_ranks(subjects: dict[str, Subject], check: str, size: int) -> None:
     schedules.RANK_CHECKS[check](subjects["v4-ranks"], size)
