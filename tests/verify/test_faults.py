@@ -39,6 +39,8 @@ SELDOM = [
     for check in ("graph = eager", "masked prefill", "drafts = plain, captured")
     for fault in [each for each in FAULTS if each.check == check][1:]
 ]
+# And some of V4's, each of which runs the engine.
+SELDOM += [each for each in FAULTS if each.case.startswith("v4-")][8:]
 EACH = [
     pytest.param(fault, id=fault.id, marks=[pytest.mark.slow] if fault in SELDOM else [])
     for fault in FAULTS
