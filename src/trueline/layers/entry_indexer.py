@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import torch
 from torch import Tensor
 
 from trueline.cache.index import IndexView
 from trueline.cache.kinds.index_keys import IndexInput
 from trueline.layers.context import Build, Weights
+from trueline.layers.indexer import best_places
 from trueline.layers.linear import WeightGemm
 from trueline.spec.mixer import CompressedSpec
 
@@ -39,12 +39,4 @@ class EntryIndexer:
         turned = q[..., spec.head_dim - self.rope.dim :]
         turned.copy_(self.ops.rope.run(turned, rope[0][at], rope[1][at], self.rope.pairing))
         weights = self.ops.linear.run(x[at].float(), self.weights)
-        chosen = [
-            self.topk.run(
-                self.scores.run(q[rows], weights[rows], view, prepared),
-                step.lengths[rows],
-                spec.topk,
-            )
-            for rows, prepared in step.scores
-        ]
-        return chosen[0] if len(chosen) == 1 else torch.cat(chosen)
+        return best_places(self.scores, self.topk, q, weights, step, view, spec.topk)

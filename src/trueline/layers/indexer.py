@@ -11,7 +11,10 @@ from trueline.cache.kinds.index_keys import IndexInput
 from trueline.layers.context import Build, Weights
 from trueline.layers.linear import WeightGemm
 from trueline.layers.ropes import Rope
+from trueline.ops.capabilities import Opaque
+from trueline.ops.index_scores import IndexScores
 from trueline.ops.rope import inv_freq
+from trueline.ops.topk import TopK
 from trueline.spec.mixer import MLASpec
 
 
@@ -50,16 +53,28 @@ class Indexer:
     ) -> Tensor:
         """Logical positions [rows, topk] for the rows that see more than topk."""
         assert rope is not None
-        spec, at, run = self.spec, step.at, self.sparse.index_scores.run
+        spec, at = self.spec, step.at
         q = self.q(q_latent[at]).view(step.count, spec.heads, spec.head_dim)
         q = self.sparse.index_write.rotate(
             q, cos=rope[0][at], sin=rope[1][at], pairing=spec.rope.pairing, rope=self.ops.rope
         )
         weights = self.ops.linear.run(x[at].float(), self.weights)
-        chosen = [
-            self.sparse.topk.run(
-                run(q[rows], weights[rows], view, prepared), step.lengths[rows], spec.topk
-            )
-            for rows, prepared in step.scores
-        ]
-        return chosen[0] if len(chosen) == 1 else torch.cat(chosen)
+        ops = self.sparse
+        return best_places(ops.index_scores, ops.topk, q, weights, step, view, spec.topk)
+
+
+def best_places(
+    scores: IndexScores[Opaque],
+    topk: TopK,
+    q: Tensor,
+    weights: Tensor,
+    step: IndexInput,
+    view: IndexView,
+    count: int,
+) -> Tensor:
+    """[rows, count] of the rows that choose, scored some rows at a time."""
+    chosen = [
+        topk.run(scores.run(q[rows], weights[rows], view, prepared), step.lengths[rows], count)
+        for rows, prepared in step.scores
+    ]
+    return chosen[0] if len(chosen) == 1 else torch.cat(chosen)
