@@ -6,7 +6,6 @@ those of the output are rotated back at the query's position. What a query sees 
 in the sequence, angles by `positions`.
 """
 
-from collections.abc import Mapping
 from functools import partial
 
 import torch
@@ -25,7 +24,7 @@ from trueline.reference.functional import (
     wide,
 )
 from trueline.reference.indexer import Selections
-from trueline.reference.model import Ints, Reference, Trace
+from trueline.reference.model import Forced, Half, Reference, Sequence, Trace
 
 
 def rope_table(config: Config, layer: int, positions: Tensor) -> Pair:
@@ -139,68 +138,60 @@ def route(config: Config, params: Params, layer: int, x: Tensor, tokens: Tensor)
 
 
 def moe(
-    config: Config, params: Params, layer: int, x: Tensor, tokens: Tensor, trace: Trace
-) -> Tensor:
-    at = f"model.layers.{layer}.mlp"
-    routing = route(config, params, layer, x, tokens)
-    if trace is not None:
-        trace[layer] = routing[0]
-    feed = partial(clamped_swiglu, limit=config.v4_facts.swiglu_limit)
-    return model.routed_sum(params, at, x, routing, feed) + feed(params, f"{at}.shared_experts", x)
-
-
-def mix(
     config: Config,
     params: Params,
     layer: int,
-    h: Tensor,
-    positions: Tensor,
-    selections: Selections,
+    x: Tensor,
+    tokens: Tensor,
+    trace: Trace,
+    forced: Forced,
 ) -> Tensor:
-    """The first half of a layer: tokens hear of each other."""
-    at = f"model.layers.{layer}"
-    pre, post, carry = hyper_connections.coefficients(config, params, f"{at}.hc_attn", h)
-    weight = params[f"{at}.input_layernorm.weight"]
-    x = rms_norm_rounded_once(hyper_connections.gathered(h, pre), weight, config.rms_norm_eps)
-    y = attention(config, params, layer, x, positions, selections)
-    return hyper_connections.merged(h, y, post, carry)
-
-
-def feed_forward(
-    config: Config, params: Params, layer: int, h: Tensor, tokens: Tensor, trace: Trace
-) -> Tensor:
-    """The second half: each token by itself."""
-    at = f"model.layers.{layer}"
-    pre, post, carry = hyper_connections.coefficients(config, params, f"{at}.hc_ffn", h)
-    weight = params[f"{at}.post_attention_layernorm.weight"]
-    x = rms_norm_rounded_once(hyper_connections.gathered(h, pre), weight, config.rms_norm_eps)
-    y = moe(config, params, layer, x, tokens, trace)
-    return hyper_connections.merged(h, y, post, carry)
+    at = f"model.layers.{layer}.mlp"
+    ids, weights = route(config, params, layer, x, tokens)
+    if layer in forced:
+        ids = forced[layer]
+        scores = model.router_scores(config, x, params[f"{at}.gate.weight"])
+        weights = model.expert_weights(config, scores, ids)
+    if trace is not None:
+        trace[layer] = ids
+    feed = partial(clamped_swiglu, limit=config.v4_facts.swiglu_limit)
+    routed = model.routed_sum(params, at, x, (ids, weights), feed)
+    return routed + feed(params, f"{at}.shared_experts", x)
 
 
 class V4Reference(Reference):
-    """Its prefill and its decode compute the same thing, so `form` changes nothing."""
+    """Its prefill and its decode compute the same thing, so `form` changes nothing. `selected` of
+    `logits` receives the entries that each sparse layer chose ([T, index_topk], best first, -1
+    where there are fewer)."""
 
-    def logits(
-        self,
-        tokens: Ints,
-        positions: Ints | None = None,
-        form: str = "expanded",
-        trace: Trace = None,
-        selected: dict[int, Tensor] | None = None,
-        forced: Mapping[int, Tensor] | None = None,
-    ) -> Tensor:
-        """[T, vocab], float32 at least. `selected` receives the entries that each sparse layer
-        chose ([T, index_topk], best first, -1 where there are fewer); a layer in `forced` sees
-        these instead."""
-        config, params, ids = self.config, self.params, torch.as_tensor(tokens)
-        places = torch.arange(len(ids)) if positions is None else torch.as_tensor(positions)
-        selections = Selections({} if selected is None else selected, forced or {})
-        h = params["model.embed_tokens.weight"][ids]
-        h = h[:, None].expand(-1, config.v4_facts.hc_mult, -1)
-        for layer in range(config.num_hidden_layers):
-            h = mix(config, params, layer, h, places, selections)
-            h = feed_forward(config, params, layer, h, ids, trace)
-        x = hyper_connections.head(config, params, h)
-        x = rms_norm_rounded_once(x, params["model.norm.weight"], config.rms_norm_eps)
-        return wide(x) @ wide(params["lm_head.weight"]).T
+    def start(self, tokens: Tensor) -> Tensor:
+        h = super().start(tokens)
+        return h[:, None].expand(-1, self.config.v4_facts.hc_mult, -1)
+
+    def entry(self, layer: int, half: Half, h: Tensor) -> Tensor:
+        pre, _, _ = self.coefficients(layer, half, h)
+        weight = self.params[f"model.layers.{layer}.{half.norm}.weight"]
+        x = hyper_connections.gathered(h, pre)
+        return rms_norm_rounded_once(x, weight, self.config.rms_norm_eps)
+
+    def mixed(self, layer: int, x: Tensor, sequence: Sequence) -> Tensor:
+        given = sequence.places, sequence.selections
+        return attention(self.config, self.params, layer, x, *given)
+
+    def fed(self, layer: int, x: Tensor, sequence: Sequence) -> Tensor:
+        given = sequence.tokens, sequence.trace, sequence.forced
+        return moe(self.config, self.params, layer, x, *given)
+
+    def add(self, layer: int, half: Half, h: Tensor, y: Tensor) -> Tensor:
+        _, post, carry = self.coefficients(layer, half, h)
+        return hyper_connections.merged(h, y, post, carry)
+
+    def coefficients(self, layer: int, half: Half, h: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        at = f"model.layers.{layer}.{half.mixing}"
+        return hyper_connections.coefficients(self.config, self.params, at, h)
+
+    def head(self, h: Tensor) -> Tensor:
+        """Float32 at least."""
+        x = hyper_connections.head(self.config, self.params, h)
+        x = rms_norm_rounded_once(x, self.params["model.norm.weight"], self.config.rms_norm_eps)
+        return wide(x) @ wide(self.params["lm_head.weight"]).T

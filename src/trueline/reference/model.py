@@ -6,7 +6,10 @@ L latent, E experts, K chosen experts. Weights are [out, in], under their publis
 replace these functions one by one to seed faults, so each step is called by its module name.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections import abc
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,8 +29,19 @@ from trueline.reference.functional import (
 )
 from trueline.reference.indexer import Selections
 
-Ints = Sequence[int] | Tensor
+Ints = abc.Sequence[int] | Tensor
 Trace = dict[int, Tensor] | None  # layer -> expert ids [T, K]
+Forced = Mapping[int, Tensor]  # the same
+
+
+class Half(NamedTuple):
+    """Of a layer: names of the weights that its entry has."""
+
+    norm: str
+    mixing: str
+
+
+MIX, FEED = Half("input_layernorm", "hc_attn"), Half("post_attention_layernorm", "hc_ffn")
 
 
 def rope_table(config: Config, positions: Tensor) -> Pair:
@@ -213,10 +227,16 @@ def routed_sum(
     return routed.to(x.dtype)
 
 
-def moe(config: Config, params: Params, layer: int, x: Tensor, trace: Trace) -> Tensor:
+def moe(
+    config: Config, params: Params, layer: int, x: Tensor, trace: Trace, forced: Forced
+) -> Tensor:
     at = f"model.layers.{layer}.mlp"
     bias = params.get(f"{at}.gate.e_score_correction_bias")
-    ids, weights = route(config, x, params[f"{at}.gate.weight"], bias)
+    gate = params[f"{at}.gate.weight"]
+    ids, weights = route(config, x, gate, bias)
+    if layer in forced:
+        ids = forced[layer]
+        weights = expert_weights(config, router_scores(config, x, gate), ids)
     if trace is not None:
         trace[layer] = ids
     routed = routed_sum(params, at, x, (ids, weights), swiglu)
@@ -225,31 +245,45 @@ def moe(config: Config, params: Params, layer: int, x: Tensor, trace: Trace) -> 
     return routed + swiglu(params, f"{at}.shared_experts", x)
 
 
-def mix(
+def mixed(
     config: Config,
     params: Params,
     layer: int,
-    h: Tensor,
+    x: Tensor,
     ropes: tuple[Pair, Pair | None],
     form: str,
     selections: Selections,
 ) -> Tensor:
-    """The first half of a layer: tokens hear of each other."""
-    weight = params[f"model.layers.{layer}.input_layernorm.weight"]
-    x = rms_norm(h, weight, config.rms_norm_eps)
+    """What the first half of a layer adds, in which tokens hear of each other."""
     latent_rope, linear_rope = ropes
     if facts.layer_is_linear(config, layer):
-        return h + lightning.attention(config, params, layer, x, linear_rope, form)
-    return h + attention(config, params, layer, x, latent_rope, form, selections)
+        return lightning.attention(config, params, layer, x, linear_rope, form)
+    return attention(config, params, layer, x, latent_rope, form, selections)
 
 
-def feed_forward(config: Config, params: Params, layer: int, h: Tensor, trace: Trace) -> Tensor:
-    """The second half: each token by itself."""
-    at = f"model.layers.{layer}"
-    x = rms_norm(h, params[f"{at}.post_attention_layernorm.weight"], config.rms_norm_eps)
+def fed(
+    config: Config, params: Params, layer: int, x: Tensor, trace: Trace, forced: Forced
+) -> Tensor:
+    """What the second half adds: each token by itself."""
     if facts.layer_is_moe(config, layer):
-        return h + moe(config, params, layer, x, trace)
-    return h + swiglu(params, f"{at}.mlp", x)
+        return moe(config, params, layer, x, trace, forced)
+    return swiglu(params, f"model.layers.{layer}.mlp", x)
+
+
+@dataclass
+class Sequence:
+    """Tokens on their way through the layers. `form` is what prefill does ("expanded": keys and
+    values of latent layers expanded, linear layers in tiles) or what decode does ("absorbed":
+    latent layers absorbed, linear layers token by token)."""
+
+    tokens: Tensor
+    places: Tensor
+    form: str = "expanded"
+    trace: Trace = None
+    """Receives the experts that each layer chose."""
+    forced: Forced = field(default_factory=dict)
+    """Experts to take instead of choosing."""
+    selections: Selections = field(default_factory=Selections)
 
 
 class Reference:
@@ -268,22 +302,47 @@ class Reference:
         selected: dict[int, Tensor] | None = None,
         forced: Mapping[int, Tensor] | None = None,
     ) -> Tensor:
-        """[T, vocab]. `form` is what prefill does ("expanded": keys and values of latent layers
-        expanded, linear layers in tiles) or what decode does ("absorbed": latent layers absorbed,
-        linear layers token by token). `trace` receives the experts, `selected` the keys (see
-        `Selections`) that each layer chose; a layer in `forced` sees these keys instead, and
-        so do the layers that share its selection."""
-        config, params, ids = self.config, self.params, torch.as_tensor(tokens)
+        """[T, vocab]. `trace` receives the experts, `selected` the keys (see `Selections`) that
+        each layer chose; a layer in `forced` sees these keys instead, and so do the layers that
+        share its selection."""
+        ids = torch.as_tensor(tokens)
         places = torch.arange(len(ids)) if positions is None else torch.as_tensor(positions)
-        h = params["model.embed_tokens.weight"][ids]
-        ropes = self.ropes(places)
         selections = Selections({} if selected is None else selected, forced or {})
-        for layer in range(config.num_hidden_layers):
-            h = mix(config, params, layer, h, ropes, form, selections)
-            h = feed_forward(config, params, layer, h, trace)
-        return linear(
-            params, "lm_head", rms_norm(h, params["model.norm.weight"], config.rms_norm_eps)
-        )
+        sequence = Sequence(ids, places, form, trace, {}, selections)
+        h = self.start(ids)
+        for layer in range(self.config.num_hidden_layers):
+            y = self.mixed(layer, self.entry(layer, MIX, h), sequence)
+            h = self.add(layer, MIX, h, y)
+            y = self.fed(layer, self.entry(layer, FEED, h), sequence)
+            h = self.add(layer, FEED, h, y)
+        return self.head(h)
+
+    # One step each, for whoever holds layers one by one against another computation.
+
+    def start(self, tokens: Tensor) -> Tensor:
+        """The residual before the first layer."""
+        return self.params["model.embed_tokens.weight"][tokens]
+
+    def entry(self, layer: int, half: Half, h: Tensor) -> Tensor:
+        """[T, D]: the half's input, normed."""
+        weight = self.params[f"model.layers.{layer}.{half.norm}.weight"]
+        return rms_norm(h, weight, self.config.rms_norm_eps)
+
+    def mixed(self, layer: int, x: Tensor, sequence: Sequence) -> Tensor:
+        ropes = self.ropes(sequence.places)
+        form, selections = sequence.form, sequence.selections
+        return mixed(self.config, self.params, layer, x, ropes, form, selections)
+
+    def fed(self, layer: int, x: Tensor, sequence: Sequence) -> Tensor:
+        return fed(self.config, self.params, layer, x, sequence.trace, sequence.forced)
+
+    def add(self, layer: int, half: Half, h: Tensor, y: Tensor) -> Tensor:
+        """The residual behind the half, whose output is y."""
+        return h + y
+
+    def head(self, h: Tensor) -> Tensor:
+        x = rms_norm(h, self.params["model.norm.weight"], self.config.rms_norm_eps)
+        return linear(self.params, "lm_head", x)
 
     def ropes(self, positions: Tensor) -> tuple[Pair, Pair | None]:
         """Tables of latent and of linear layers, rounded to the model's dtype."""

@@ -20,8 +20,7 @@ from trueline.ops.rope import inv_freq
 from trueline.reference import bailing as second_opinion
 from trueline.reference import config as reference_config
 from trueline.reference import lightning
-from trueline.reference import model as reference_model
-from trueline.reference.indexer import Selections
+from trueline.reference.model import MIX, Sequence
 from trueline.spec.fields import read_json
 from trueline.spec.mixer import LightningSpec
 from trueline.spec.shard import local_spec
@@ -84,10 +83,9 @@ def linear_is_a_sum(subject: Subject) -> None:
     for layer in sorted(map(int, names)):
         wanted = h + _sum_layer(raw, stored, layer, h, positions, minus)
         for form in ("expanded", "absorbed"):
-            ropes = model.ropes(positions)
-            got = reference_model.mix(
-                model.config, model.params, layer, h, ropes, form, Selections()
-            )
+            sequence = Sequence(torch.zeros(TOKENS), positions, form)
+            y = model.mixed(layer, model.entry(layer, MIX, h), sequence)
+            got = model.add(layer, MIX, h, y)
             off = float(((got - wanted).norm(dim=-1) / (wanted - h).norm(dim=-1)).max())
             if not off <= GATE:
                 raise CheckFailed(

@@ -16,7 +16,7 @@ from trueline.reference import lightning
 from trueline.reference import model as reference_model
 from trueline.reference.bailing import LinearFacts
 from trueline.reference.config import Config
-from trueline.reference.functional import Pair, Params, rms_norm, rotate_interleaved
+from trueline.reference.functional import Params, rms_norm, rotate_interleaved
 from trueline.spec import mixer
 from trueline.spec.fields import Fields
 from trueline.spec.parameters import Piece
@@ -24,7 +24,6 @@ from trueline.spec.source import Fact, Span, formula
 from trueline.verify.faults import Fault, Make, Rewriting
 from trueline.weights import load
 
-Ropes = tuple[Pair, Pair | None]
 """Tables of latent and of linear layers."""
 
 
@@ -124,14 +123,11 @@ def _groups_as_width(_: Make) -> Make:
     return broken
 
 
-def _gate_of_raw_input(_: Make) -> Make:
-    def broken(
-        config: Config, params: Params, layer: int, h: Tensor, ropes: Ropes, form: str, _: object
-    ) -> Tensor:
-        weight = params[f"model.layers.{layer}.input_layernorm.weight"]
-        x = rms_norm(h, weight, config.rms_norm_eps)
-        heads = lightning.attend(config, params, layer, x, ropes[1], form)
-        return h + lightning.gated(config, params, layer, heads, h)
+def _gate_before_the_norms_weight(gated: Make) -> Make:
+    def broken(config: Config, params: Params, layer: int, heads: Tensor, x: Tensor) -> object:
+        return gated(
+            config, params, layer, heads, x / params[f"model.layers.{layer}.input_layernorm.weight"]
+        )
 
     return broken
 
@@ -213,8 +209,8 @@ LING_FAULTS = [
           Piece, "split", _a_third_of_all_rows),
     Fault("ling-no-scale", "linear attention without its scale", "linear = sum", "ling-silu",
           _LINEAR, "scale", lambda _: lambda config: 1.0),
-    Fault("ling-gate", "the gate of the un-normalised input", "linear = sum", "ling",
-          _MIX, "mix", _gate_of_raw_input),
+    Fault("ling-gate", "the gate of the input before its norm's weight", "linear = sum", "ling",
+          _LINEAR, "gated", _gate_before_the_norms_weight),
     Fault("ling-tile-decay", "the first token of a tile sees the state undecayed",
           "absorbed = expanded", "ling", _LINEAR, "carried_decay", _undecayed_at_the_boundary),
     Fault("ling-read-before-write", "a token does not see itself", "absorbed = expanded", "ling",
