@@ -8,19 +8,23 @@ import torch
 from trueline.reference.config import read_config
 from trueline.reference.deepseek_v4 import V4Reference
 from trueline.reference.model import Reference
-from trueline.reference.weights import load_weights
+from trueline.reference.weights import ENDS, load_weights
 
-__all__ = ["Reference", "load", "read_config"]
+__all__ = ["ENDS", "Reference", "load", "read_config"]
 
 
 def load(
     model_dir: str | Path,
     dtype: torch.dtype = torch.float64,
     numerics: str = "weights",
+    part: int | str | None = None,
     **stated: Any,
 ) -> Reference:
     """`numerics`: how quantised checkpoints are multiplied, `weights` or `activations`, or, for
-    DeepSeek V4, `published`. `stated`: facts to override, as `read_config` takes them."""
+    DeepSeek V4, `published`. `part`: a layer whose weights alone are loaded, or ENDS for those that
+    no layer has: enough for that layer's steps. `stated`: facts to override, as `read_config` takes
+    them."""
     config = read_config(model_dir, **stated)
     kind = Reference if config.v4 is None else V4Reference
-    return kind(config, load_weights(model_dir, config, dtype, numerics))
+    prefix = f"model.layers.{part}." if isinstance(part, int) else part
+    return kind(config, load_weights(model_dir, config, dtype, numerics, prefix))

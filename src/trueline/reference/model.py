@@ -329,7 +329,7 @@ class Reference:
         return rms_norm(h, weight, self.config.rms_norm_eps)
 
     def mixed(self, layer: int, x: Tensor, sequence: Sequence) -> Tensor:
-        ropes = self.ropes(sequence.places)
+        ropes = self.ropes(sequence.places, x.dtype)
         form, selections = sequence.form, sequence.selections
         return mixed(self.config, self.params, layer, x, ropes, form, selections)
 
@@ -344,9 +344,11 @@ class Reference:
         x = rms_norm(h, self.params["model.norm.weight"], self.config.rms_norm_eps)
         return linear(self.params, "lm_head", x)
 
-    def ropes(self, positions: Tensor) -> tuple[Pair, Pair | None]:
+    def ropes(
+        self, positions: Tensor, dtype: torch.dtype | None = None
+    ) -> tuple[Pair, Pair | None]:
         """Tables of latent and of linear layers, rounded to the model's dtype."""
-        dtype = self.params["model.norm.weight"].dtype
+        dtype = dtype or self.params["model.norm.weight"].dtype
         cos, sin = rope_table(self.config, positions)
         other = linear_rope_table(self.config, positions)
         rotated = other and (other[0].to(dtype), other[1].to(dtype))

@@ -39,17 +39,23 @@ KNOWN_INDEXER = (
 )
 # They decide near-ties, of experts and of keys: never below float32.
 PRECISE = ("e_score_correction_bias", "indexer.weights_proj.weight")
+ENDS = "ends"
 SHORTEST = 1e-7  # the least length of a column that norm_head divides by
 
 
 def load_weights(
-    model_dir: str | Path, config: Config, dtype: torch.dtype, numerics: str = "weights"
+    model_dir: str | Path,
+    config: Config,
+    dtype: torch.dtype,
+    numerics: str = "weights",
+    part: str | None = None,
 ) -> Params:
     """Every tensor of the model, unquantised, experts one by one. Numerics `weights`: that is all.
     `activations`: what is multiplied with weights of fp8 or fp4 goes through fp8 first.
-    `published`: see there."""
-    tensors = read_tensors(Path(model_dir), config)
-    weights = named_weights(unquantised(tensors, config.quantised), config, dtype)
+    `published`: see there. `part`: only what begins so, as `model.layers.3.`, or ENDS: what no
+    layer has."""
+    tensors = read_tensors(Path(model_dir), config, part)
+    weights = named_weights(unquantised(tensors, config.quantised), config, dtype, part)
     if numerics == "weights":
         return weights
     if numerics == "published" and config.v4 is not None:
@@ -68,13 +74,16 @@ def load_weights(
     return Fp8Inputs(weights, modules, config.quantised.powers_of_two)
 
 
-def named_weights(stored: dict[str, Tensor], config: Config, dtype: torch.dtype) -> Params:
+def named_weights(
+    stored: dict[str, Tensor], config: Config, dtype: torch.dtype, part: str | None = None
+) -> Params:
     weights: dict[str, Tensor] = {}
     for name, tensor in stored.items():
         weights.update(unfuse(name, tensor.to(dtype_of(name, dtype))))
+    whole = part in (None, ENDS)
     if config.v4 is not None:
-        refuse_other_names(weights, config)
-        return with_tied_head(weights, config)
+        refuse_other_names(weights, config, part)
+        return with_tied_head(weights, config) if whole else weights
     known = "|".join(
         pattern
         for pattern, there in (
@@ -86,6 +95,8 @@ def named_weights(stored: dict[str, Tensor], config: Config, dtype: torch.dtype)
     )
     if unknown := sorted(name for name in weights if not re.fullmatch(known, name)):
         raise CheckpointError(f"tensors the reference does not use: {', '.join(unknown[:8])}")
+    if not whole:
+        return weights
     with_tied_head(weights, config)
     if config.norm_head:
         weights["lm_head.weight"] = unit_columns(stored["lm_head.weight"].double()).to(dtype)
@@ -107,8 +118,8 @@ def with_tied_head(weights: Params, config: Config) -> Params:
     return weights
 
 
-def refuse_other_names(weights: Params, config: Config) -> None:
-    wanted = set(v4_names.names(config))
+def refuse_other_names(weights: Params, config: Config, part: str | None) -> None:
+    wanted = {name for name in v4_names.names(config) if is_of(name, part)}
     if config.tie_word_embeddings:
         wanted.discard("lm_head.weight")
     if unknown := sorted(weights.keys() - wanted - {"lm_head.weight"}):
@@ -148,29 +159,39 @@ def unit_columns(head: Tensor) -> Tensor:
     return head / head.square().sum(0).sqrt().clamp_min(SHORTEST)
 
 
-def read_tensors(model_dir: Path, config: Config) -> dict[str, Tensor]:
+def read_tensors(model_dir: Path, config: Config, part: str | None = None) -> dict[str, Tensor]:
     index = model_dir / "model.safetensors.index.json"
     if index.exists():
-        files = sorted(
-            {model_dir / f for f in json.loads(index.read_text())["weight_map"].values()}
-        )
+        held: dict[str, str] = json.loads(index.read_text())["weight_map"]
+        of_part = {f for stored, f in held.items() if is_of(renamed(stored, config), part)}
+        files = sorted(model_dir / f for f in of_part)
     else:
         files = sorted(model_dir.glob("*.safetensors"))
     tensors: dict[str, Tensor] = {}
     for file in files:
         with safe_open(file, framework="pt") as handle:
             for stored_name in list(handle.keys()):
-                name = canonical_name(stored_name)
-                if config.linear is not None:
-                    name = bailing_name(name)
-                if config.v4 is not None:
-                    name = v4_names.renamed(name)
-                if is_foreign(name, config):
+                name = renamed(stored_name, config)
+                if is_foreign(name, config) or not is_of(name, part):
                     continue
                 if name in tensors:
                     raise CheckpointError(f"{name} is stored twice, the second time in {file.name}")
                 tensors[name] = handle.get_tensor(stored_name)
     return tensors
+
+
+def is_of(name: str, part: str | None) -> bool:
+    if part == ENDS:
+        return not name.startswith("model.layers.")
+    return part is None or name.startswith(part)
+
+
+def renamed(stored: str, config: Config) -> str:
+    """As the DeepSeek line has it."""
+    name = canonical_name(stored)
+    if config.linear is not None:
+        name = bailing_name(name)
+    return name if config.v4 is None else v4_names.renamed(name)
 
 
 def canonical_name(name: str) -> str:

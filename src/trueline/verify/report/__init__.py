@@ -1,0 +1,229 @@
+"""What a run of `trueline verify` found, as plain data: written and read as JSON, and shown as a
+table, JUnit XML or a page."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+
+import msgspec
+
+FORMAT = 1
+"""Of the JSON: raised when a reader of older reports would misread a new one."""
+
+
+class Status(StrEnum):
+    PASSED = "passed"
+    FAILED = "failed"
+    NOT_COVERED = "not covered"
+    """It could not be forced here; `Check.evidence` says why. Never counted as passed."""
+    ERROR = "error"
+    """The check itself, or the engine under it, raised."""
+
+
+class Place(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """Where something was measured or went wrong: what is not known is None."""
+
+    layer: int | None = None
+    part: str | None = None
+    """Of the layer: "entry" (residual and norm), "mixer", "selection", "experts" (their choice),
+    "feed forward"; of the model: "embedding", "head", "logits"."""
+    op: str | None = None
+    implementation: str | None = None
+    composition: str | None = None
+    """Which mode's requests."""
+    request: int | None = None
+    position: int | None = None
+    path: str | None = None
+    """How the position was computed: "prefill", "decode", "mixed", "captured"."""
+    block: int | None = None
+    slot: int | None = None
+
+    def __str__(self) -> str:
+        parts = [
+            f"layer {self.layer}" if self.layer is not None else "",
+            self.part or "",
+            f"{self.op}={self.implementation}" if self.op else "",
+            f"request {self.request}" if self.request is not None else "",
+            f"position {self.position}" if self.position is not None else "",
+            f"block {self.block}" if self.block is not None else "",
+            f"slot {self.slot}" if self.slot is not None else "",
+            f"({self.path})" if self.path else "",
+        ]
+        return ", ".join(part for part in parts if part)
+
+
+class Measure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One number, beside what noise alone gives and what is accepted."""
+
+    name: str
+    value: float
+    band: float | None = None
+    """What an independent evaluation in the model's dtype shows against float64, in this run."""
+    gate: float | None = None
+    """The most that is accepted; None: for information."""
+    place: Place | None = None
+    """Where it is worst."""
+
+    @property
+    def good(self) -> bool:
+        return self.gate is None or self.value <= self.gate
+
+
+class Check(msgspec.Struct, kw_only=True, omit_defaults=True):
+    id: str
+    """`group/name`, as `--only` takes it."""
+    invariant: str
+    what: str
+    """In a sentence."""
+    status: Status
+    evidence: str = ""
+    """What really ran; of what failed, the message; of what was not covered, why."""
+    ran: dict[str, str] = {}
+    """Implementations by op."""
+    measures: list[Measure] = []
+    place: Place | None = None
+    """The first wrong one."""
+    seconds: float = 0.0
+    replay: str | None = None
+    """A file that `trueline replay` takes."""
+
+    @property
+    def group(self) -> str:
+        return self.id.partition("/")[0]
+
+
+class Curve(msgspec.Struct, frozen=True, kw_only=True):
+    """Error along something: the largest of each."""
+
+    title: str
+    along: str
+    """ "layer", "position" or "composition"."""
+    labels: list[str]
+    values: list[float]
+    band: list[float]
+    gate: list[float]
+
+
+class Alternative(msgspec.Struct, frozen=True):
+    token: int
+    text: str
+    logprob: float
+
+
+class TokenDiff(msgspec.Struct, frozen=True, kw_only=True):
+    """A position whose likeliest token, or whose logprobs the most, differ from the reference's."""
+
+    place: Place
+    before: str
+    """The text that leads up to it."""
+    ours: list[Alternative]
+    reference: list[Alternative]
+    kl: float
+
+
+class Band(msgspec.Struct, frozen=True, kw_only=True):
+    """Noise of one kind of layer part in the model's dtype, as measured in this run: relative error
+    of the worst row."""
+
+    what: str
+    dtype: str
+    value: float
+    gate: float
+
+
+class Power(msgspec.Struct, frozen=True, kw_only=True):
+    """The smallest error injected at a place that this run's checks have seen."""
+
+    place: Place
+    what: str
+    """How it was injected; the number is its size."""
+    smallest: float | None
+    """None: not even the largest."""
+    unseen: float | None
+    """The largest that was not seen; None: all were."""
+    caught_by: str | None
+    named: Place | None
+    """Where the check said it was."""
+
+
+class FaultRow(msgspec.Struct, frozen=True, kw_only=True):
+    """A known bug, switched on."""
+
+    id: str
+    what: str
+    outcome: str
+    """ "caught", "survived", "no effect" (what it replaces does not run in this model, or gave the
+    same numbers) or "not here"."""
+    caught_by: str | None = None
+    """The first check that failed."""
+    invariant: str | None = None
+    layer: str = "none"
+    """The first wrong layer: a number, "all", or "none"."""
+    position: int | None = None
+    evidence: str = ""
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
+    trueline: str
+    commit: str | None
+    python: str
+    torch: str
+    triton: str | None
+    platform: str
+    cpu: str
+    threads: int
+    native: str
+    """What the C++ kernels were built for; "off" where they are not used."""
+    gpu: str | None
+    driver: str | None
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    name: str
+    family: str
+    dtype: str
+    layers: int
+    parameters: int
+    bytes: int
+    fingerprint: str
+    """Of config.json and the checkpoint's headers and sizes."""
+
+
+class Report(msgspec.Struct, kw_only=True):
+    format: int = FORMAT
+    model: Model
+    tier: str
+    options: dict[str, str]
+    """Of the engine, those that are not the defaults."""
+    started: str
+    """ISO 8601, UTC."""
+    seconds: float
+    environment: Environment
+    plan: list[str]
+    checks: list[Check]
+    bands: list[Band] = []
+    curves: list[Curve] = []
+    token_diffs: list[TokenDiff] = []
+    power: list[Power] = []
+    faults: list[FaultRow] = []
+
+    @property
+    def failed(self) -> list[Check]:
+        return [check for check in self.checks if check.status in (Status.FAILED, Status.ERROR)]
+
+    @property
+    def passed(self) -> bool:
+        """Nothing failed, and something passed."""
+        return not self.failed and any(check.status == Status.PASSED for check in self.checks)
+
+    def counts(self) -> dict[Status, int]:
+        return {status: sum(c.status == status for c in self.checks) for status in Status}
+
+
+def write(report: Report, path: Path) -> None:
+    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
+
+
+def read(path: Path) -> Report:
+    return msgspec.json.decode(path.read_bytes(), type=Report)
