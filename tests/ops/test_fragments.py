@@ -17,6 +17,8 @@ from trueline.weights.formats.pack_int4 import Int4Stored
 from trueline.weights.value import StoredPart, Weight
 
 ZERO_CODES = {"int4": 8, "fp4": 0}
+FP4_BITS = ((6, 7, 8, 15), (3, 4, 5, 12), (0, 1, 2, 9), (10, 11, 13, 14))
+"""Of 16 bits of fp4 codes: where each of the four has its bits."""
 
 
 def experts(form: str, count: int, rows: int, columns: int, group: int = 32) -> Weight:
@@ -32,7 +34,7 @@ def experts(form: str, count: int, rows: int, columns: int, group: int = 32) -> 
                 scales = torch.rand(groups, generator=draw).bfloat16()
                 stored = Int4Stored(packed.view(torch.int32), scales, group, columns)
             else:
-                scales = torch.randint(0, 253, groups, generator=draw).to(torch.uint8)
+                scales = torch.randint(0, 129, groups, generator=draw).to(torch.uint8)
                 stored = Fp4Stored(packed, scales, columns)
             parts.append(StoredPart(stored, form, (expert, begin, 0)))
     return Weight((count, rows, columns), torch.bfloat16, tuple(parts))
@@ -45,6 +47,15 @@ def row_at(tile: int, warp: int, half: int, lane_row: int, width: int, gated: bo
         return row if row < width else None
     row = tile * 32 + warp * 8 + lane_row
     return row + half * width if row < width else None
+
+
+def code_at(words: Tensor, form: str, number: int) -> Tensor:
+    """Codes n and n + 4 of a word are those of 16 bits each."""
+    if form == "int4":
+        return words >> 4 * number & 15
+    bits = words >> 16 * (number // 4)
+    places = FP4_BITS[number % 4]
+    return torch.stack([(bits >> place & 1) << i for i, place in enumerate(places)]).sum(0)
 
 
 def unpacked(weight: Fragments, rows: int, gated: bool) -> tuple[Tensor, Tensor]:
@@ -66,7 +77,7 @@ def unpacked(weight: Fragments, rows: int, gated: bool) -> tuple[Tensor, Tensor]
             for nibble in range(8):
                 # nibbles n and n + 4 are the pair of MMA n // 2, its half n % 2
                 column = nibble % 4 * 2 + nibble // 4
-                found[..., column] = (mine >> 4 * nibble & 15).transpose(-1, -2)
+                found[..., column] = code_at(mine, weight.form, nibble).transpose(-1, -2)
             if row is None:
                 assert (found == ZERO_CODES[weight.form]).all()
                 continue
@@ -135,6 +146,15 @@ def test_scales_with_more_digits_stay_codes(dtype: torch.dtype) -> None:
     stored = Int4Stored(packed, torch.ones(64, 2, dtype=dtype), 32, 64)
     weight = Weight((1, 64, 64), torch.bfloat16, (StoredPart(stored, "int4", (0, 0, 0)),))
     assert fragments_of(weight, gated=False) is None
+
+
+@pytest.mark.parametrize("largest", [128, 129])
+def test_large_scales_of_fp4_stay_codes(largest: int) -> None:
+    packed, scales = torch.zeros(64, 32).to(torch.uint8), torch.zeros(64, 2).to(torch.uint8)
+    scales[63, 1] = largest
+    stored = Fp4Stored(packed, scales, 64)
+    weight = Weight((1, 64, 64), torch.bfloat16, (StoredPart(stored, "fp4", (0, 0, 0)),))
+    assert (fragments_of(weight, gated=False) is None) == (largest == 129)
 
 
 @pytest.mark.parametrize(("form", "group"), [("int4", 32), ("int4", 128), ("fp4", 32)])

@@ -29,32 +29,27 @@ INT4 = gl.constexpr("""{
     sub.rn.bf16x2 t1, t1, bias;
     sub.rn.bf16x2 t2, t2, bias;
     sub.rn.bf16x2 t3, t3, bias;""")
-# fp4: shifted to where bfloat16 has its exponent and fraction, times 2^126 for the other bias.
+# fp4: as `fragments._spread` has the bits, shifted to where bfloat16 has its sign, exponent and
+# fraction; times $9, which is the scale and 2^126 for the other bias.
 FP4 = gl.constexpr("""{
-    .reg .b32 t<4>, s<4>, power, size, sign;
-    mov.b32 power, 0x7E807E80;
-    mov.b32 size, 0x01C001C0;
-    mov.b32 sign, 0x80008000;
-    shl.b32 t0, $8, 6;
-    shl.b32 t1, $8, 2;
-    shr.u32 t2, $8, 2;
-    shr.u32 t3, $8, 6;
-    shl.b32 s0, $8, 12;
-    shl.b32 s1, $8, 8;
-    shl.b32 s2, $8, 4;
-    and.b32 s3, $8, sign;
-    and.b32 s0, s0, sign;
-    and.b32 s1, s1, sign;
-    and.b32 s2, s2, sign;
-    lop3.b32 t0, t0, size, s0, 0xEA;
-    lop3.b32 t1, t1, size, s1, 0xEA;
-    lop3.b32 t2, t2, size, s2, 0xEA;
-    lop3.b32 t3, t3, size, s3, 0xEA;
-    mul.rn.bf16x2 t0, t0, power;
-    mul.rn.bf16x2 t1, t1, power;
-    mul.rn.bf16x2 t2, t2, power;
-    mul.rn.bf16x2 t3, t3, power;""")
-# And times the scale in $9.
+    .reg .b32 t<4>, u, mask;
+    mov.b32 mask, 0x81C081C0;
+    and.b32 t0, $8, mask;
+    shl.b32 t1, $8, 3;
+    and.b32 t1, t1, mask;
+    shl.b32 t2, $8, 6;
+    and.b32 t2, t2, mask;
+    shl.b32 t3, $8, 1;
+    and.b32 t3, t3, 0x80008000;
+    shr.u32 u, $8, 5;
+    lop3.b32 t3, u, 0x01000100, t3, 0xEA;
+    shr.u32 u, $8, 4;
+    lop3.b32 t3, u, 0x00C000C0, t3, 0xEA;
+    mul.rn.bf16x2 t0, t0, $9;
+    mul.rn.bf16x2 t1, t1, $9;
+    mul.rn.bf16x2 t2, t2, $9;
+    mul.rn.bf16x2 t3, t3, $9;""")
+# int4 times the scale in $9.
 SCALED = gl.constexpr("""
     .reg .b32 scale;
     mov.b32 scale, {$9, $9};
@@ -80,11 +75,9 @@ def scale_layout(each):
 
 @gluon.constexpr_function
 def program(form, scaled):
-    return (
-        (FP4.value if form == "fp4" else INT4.value)
-        + (SCALED.value if scaled else "")
-        + OUTPUTS.value
-    )
+    if form == "fp4":
+        return FP4.value + OUTPUTS.value
+    return INT4.value + (SCALED.value if scaled else "") + OUTPUTS.value
 
 
 @gluon.jit
@@ -96,9 +89,10 @@ def blocks_of(words):
 
 @gluon.jit
 def decoded(word, scale, FORM: gl.constexpr):
-    """Words [64, 4] -> [64, 32] bfloat16, as the tensor cores' threads have it; times `scale` [64]
-    unless that is None."""
+    """Words [64, 4] -> [64, 32] bfloat16, as the tensor cores' threads have it; times `scale` [64],
+    which may be None for int4, and is `powers` for fp4."""
     TYPES: gl.constexpr = (gl.bfloat16,) * 8
+    KIND: gl.constexpr = "r" if FORM == "fp4" else "h"
     if scale is None:
         o = gl.inline_asm_elementwise(
             program(FORM, False), "=h,=h,=h,=h,=h,=h,=h,=h,r", [word], TYPES, is_pure=True, pack=1
@@ -106,12 +100,19 @@ def decoded(word, scale, FORM: gl.constexpr):
     else:
         rows = gl.convert_layout(scale, gl.SliceLayout(1, word.type.layout), assert_trivial=True)
         o = gl.inline_asm_elementwise(
-            program(FORM, True), "=h,=h,=h,=h,=h,=h,=h,=h,r,h", [word, rows[:, None]], TYPES,
+            program(FORM, True), "=h,=h,=h,=h,=h,=h,=h,=h,r," + KIND, [word, rows[:, None]], TYPES,
             is_pure=True, pack=1,
         )  # fmt: skip
     low = gl.join(gl.join(o[0], o[1]), gl.join(o[2], o[3]))
     high = gl.join(gl.join(o[4], o[5]), gl.join(o[6], o[7]))
     return gl.reshape(gl.permute(gl.join(low, high), (0, 4, 3, 1, 2)), (64, 32))
+
+
+@gluon.jit
+def powers(exponents):
+    """fp4's scales as stored, up to 128 -> what fp4's codes are multiplied with: 2^126 times them,
+    twice in bfloat16."""
+    return (exponents.to(gl.int32) + 126) * 0x00800080
 
 
 @gluon.jit

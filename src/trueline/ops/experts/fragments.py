@@ -1,9 +1,10 @@
 """int4 and fp4 weights in the order in which the tensor cores' threads want them.
 
 A matrix is tiles of 64 rows; a tile is chunks of 64 columns, and of each chunk what a thread needs,
-16 bytes: its two rows of two blocks of 32 columns, eight neighbours of each. Within a word the
-nibbles stand so that two that are 16 bits apart are a pair of the MMA's operand. Rows of gate and
-up alternate by eight, so that a thread has both. Scales stand row by row for up to 256 columns.
+16 bytes: its two rows of two blocks of 32 columns, eight neighbours of each. Within a word two
+codes that are 16 bits apart are a pair of the MMA's operand; int4 codes are nibbles, the bits of
+fp4 ones stand where few shifts bring them into bfloat16 (`_spread`). Rows of gate and up alternate
+by eight, so that a thread has both. Scales stand row by row for up to 256 columns.
 
 Nothing but padding is added: up to whole tiles of rows and chunks of columns."""
 
@@ -27,6 +28,8 @@ BLOCK = 32
 """Columns that an MMA's neighbours come from: a scale is for one or several such blocks."""
 GROUPS = (128, 64, 32)
 ZERO_CODES = {"int4": 8, "fp4": 0}
+LARGEST_SCALE = 128
+"""Of fp4: 2, times the 2^126 that the kernels add, is the largest power that bfloat16 has."""
 THREADS = 128
 
 
@@ -55,8 +58,9 @@ class Fragments:
 
 def fragments_of(weight: Weight, *, gated: bool) -> Fragments | None:
     """Of a stack of matrices, on the device where they are wanted, one after the other. None where
-    a scale is not for whole blocks, as after a cut inside of a group, or has digits that bfloat16
-    has not. `gated`: rows are those of the gate, then as many of the up projection."""
+    a scale is not for whole blocks, as after a cut inside of a group, has digits that bfloat16 has
+    not, or is larger than the kernels can take. `gated`: rows are those of the gate, then as many
+    of the up projection."""
     form, smallest, _ = common_blocks(weight)
     if form == "fp8" or smallest % BLOCK:
         return None
@@ -70,7 +74,8 @@ def fragments_of(weight: Weight, *, gated: bool) -> Fragments | None:
     order = order.to(weight.device)
     for index, matrix in enumerate(weight.unstack()):
         codes = codes_of(matrix)
-        words[index] = _words(codes, order, ZERO_CODES[form])
+        made = _words(codes, order, ZERO_CODES[form])
+        words[index] = _spread(made) if form == "fp4" else made
         mine = _scales(codes, order, group, chunks)
         if mine.dtype not in (torch.bfloat16, torch.uint8):
             return None
@@ -78,6 +83,8 @@ def fragments_of(weight: Weight, *, gated: bool) -> Fragments | None:
             scales = mine.new_empty(count, *mine.shape)
         scales[index] = mine
     assert scales is not None, "there is an expert"
+    if form == "fp4" and int(scales.max()) > LARGEST_SCALE:
+        return None
     return Fragments(form, words, scales, group, columns)
 
 
@@ -106,6 +113,18 @@ def _words(codes: Codes, order: Tensor, zero: int) -> Tensor:
     ordered = both_halves.permute(0, 4, 1, 3, 6, 5, 2, 8, 7)
     words = ordered.flatten(-2).contiguous().view(torch.int32)
     return words.view(*words.shape[:2], THREADS, 4)
+
+
+def _spread(words: Tensor) -> Tensor:
+    """Codes of each 16 bits as fp4's kernels take them: a sign at bit 15 and the other three bits
+    at 8 are bfloat16's, but for its bias. The first code stands there, the second 3 bits and the
+    third 6 bits lower, the fourth in the bits that are left."""
+    a, b, c, d = (words.view(torch.int16).int() >> 4 * i & 15 for i in range(4))
+    first = (a & 8) << 12 | (a & 7) << 6
+    second = (b & 8) << 9 | (b & 7) << 3
+    third = (c & 8) << 6 | c & 7
+    fourth = (d & 12) << 11 | (d & 3) << 10
+    return (first | second | third | fourth).to(torch.int16).view(torch.int32)
 
 
 def _scales(codes: Codes, order: Tensor, group: int, chunks: int) -> Tensor:

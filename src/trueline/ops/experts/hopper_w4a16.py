@@ -52,9 +52,9 @@ def launch(tokens: int, top: int, experts: int) -> int:
     return min(max(rows, MULTIPLIED[0]), MULTIPLIED[-1])
 
 
-def streamed(columns: int, steps: int, tiles: int) -> int:
+def streamed(columns: int, steps: int, tiles: int, long: int = LONG_STREAM) -> int:
     """Tiles of an expert's rows that a program streams."""
-    return max(min(LONG_STREAM // steps, tiles * columns // MANY_PROGRAMS, columns), 1)
+    return max(min(long // steps, tiles * columns // MANY_PROGRAMS, columns), 1)
 
 
 def pack(
@@ -83,7 +83,13 @@ def run(
 
 
 def run_with(
-    rows: int, x: Tensor, ids: Tensor, weights: Tensor, packed: Packed, first: int = 0
+    rows: int,
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    packed: Packed,
+    first: int = 0,
+    long: int = LONG_STREAM,
 ) -> Tensor:
     x, ids, weights = unit_stride(x), ids.contiguous(), weights.contiguous()
     hidden, top, pairs = x.shape[1], ids.shape[1], ids.numel()
@@ -91,7 +97,7 @@ def run_with(
     order = sort_pairs(ids, experts, pairs, (first, experts), {"TOP": top, "SHARED": 0}, rows)
     parts = x.new_empty(pairs, hidden)
     if rows == STREAMED:
-        _stream(x, packed, weights, parts, order, top)
+        _stream(x, packed, weights, parts, order, top, long)
     else:
         _gemm(x, packed, weights, parts, order, top, rows)
     out = x.new_empty(len(x), hidden)
@@ -105,7 +111,7 @@ Order = tuple[Tensor, Tensor, Tensor]
 
 
 def _stream(
-    x: Tensor, packed: Packed, weights: Tensor, parts: Tensor, order: Order, top: int
+    x: Tensor, packed: Packed, weights: Tensor, parts: Tensor, order: Order, top: int, long: int
 ) -> None:
     from trueline.ops.experts.w4a16_stream import stream_fragments  # Gluon is not everywhere
 
@@ -115,7 +121,7 @@ def _stream(
         (False, middle, packed.down, parts),
     ):
         columns, depth = weight.words.shape[1], weight.columns
-        each = 1 if weight.tail else streamed(columns, depth // STEP, len(order[1]))
+        each = 1 if weight.tail else streamed(columns, depth // STEP, len(order[1]), long)
         stream_fragments[(triton.cdiv(columns, each), len(order[1]))](
             *(source, source.stride(0), weight.words, weight.scales, *order, weights, out),
             *(len(parts), depth, out.shape[1], each, columns),

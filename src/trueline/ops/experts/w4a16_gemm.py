@@ -24,6 +24,7 @@ from trueline.ops.experts.fragment_kernels import (
     blocks_of,
     columns_of,
     decoded,
+    powers,
     scale_layout,
     tail_scales,
 )
@@ -116,13 +117,8 @@ def operand(words, first_scale, second_scale, FORM: gl.constexpr, SUMS: gl.const
 
 @gluon.jit
 def scales_of(stored, FORM: gl.constexpr, EACH: gl.constexpr):
-    """As stored -> each group's bfloat16, which has 2^-127 as a subnormal number."""
-    if FORM == "fp4":
-        bits = stored.to(gl.int16)
-        value = gl.where(bits == 0, 1 << 6, bits << 7).to(gl.int16).to(gl.bfloat16, bitcast=True)
-    else:
-        value = stored
-    return columns_of(value, EACH)
+    """As stored -> each group's as `decoded` takes them."""
+    return columns_of(powers(stored) if FORM == "fp4" else stored, EACH)
 
 
 @gluon.jit

@@ -1,7 +1,8 @@
 # mypy: allow-untyped-defs, allow-incomplete-defs, allow-untyped-decorators, allow-untyped-calls
 """A few rows times int4 or fp4 weights (fragments.py) on Hopper GPUs, in Gluon: the stored codes go
-from memory to registers once, where they become bfloat16, which has all of them exactly. Tensor
-cores sum the products of a scale's columns; these sums are scaled and added in float32.
+from memory to registers once, where they become bfloat16, which has all of them exactly, fp4's
+times their scales too. Of int4, tensor cores sum the products of a scale's columns; these sums are
+scaled and added in float32.
 
 The columns that a thread multiplies stand in the order in which rows of x are loaded, eight
 neighbours at a time: a sum does not depend on an order of columns that both sides share."""
@@ -18,6 +19,7 @@ from trueline.ops.experts.fragment_kernels import (
     blocks_of,
     columns_of,
     decoded,
+    powers,
     scale_layout,
     tail_scales,
 )
@@ -51,17 +53,6 @@ def tokens_of(x, inside):
 
 
 @gluon.jit
-def scales_of(stored, FORM: gl.constexpr):
-    """As stored -> float32, which has 2^-127 as a subnormal number."""
-    if FORM == "fp4":
-        bits = stored.to(gl.int32)
-        value = gl.where(bits == 0, 1 << 22, bits << 23).to(gl.float32, bitcast=True)
-    else:
-        value = stored.to(gl.float32)
-    return value
-
-
-@gluon.jit
 def add_chunks(
     acc, words, stored, x_at, inside, column, rest,
     CHUNKS: gl.constexpr, FORM: gl.constexpr, GROUP: gl.constexpr,
@@ -69,18 +60,23 @@ def add_chunks(
     """acc [64, T] and what CHUNKS chunks of columns add. x_at, column [T, 4, 8]: of the first
     block; rest: columns from there on, if they may end among these."""
     BLOCKS: gl.constexpr = GROUP // 32
-    scales = columns_of(scales_of(stored, FORM), 256 // GROUP)
+    EXACT: gl.constexpr = FORM == "fp4"
+    scales = columns_of(powers(stored) if EXACT else stored.to(gl.float32), 256 // GROUP)
     for i in gl.static_range(2 * CHUNKS):
         first, second = blocks_of(words[i // 2])
-        weights = decoded(second if i % 2 else first, None, FORM)
+        weights = decoded(second if i % 2 else first, scales[i // BLOCKS] if EXACT else None, FORM)
         weights = gl.convert_layout(weights, WEIGHTS, assert_trivial=True)
         there = inside if rest is None else inside & (column + i * 32 < rest)
-        if i % BLOCKS == 0:
-            part = gl.zeros([64, T], gl.float32, MMA)
-        part = mma_v2(weights, tokens_of(x_at + i * 32, there), part)
-        if i % BLOCKS == BLOCKS - 1 or i == 2 * CHUNKS - 1:
-            scale = gl.convert_layout(scales[i // BLOCKS], OF_ROWS, assert_trivial=True)
-            acc += part * scale[:, None]
+        tokens = tokens_of(x_at + i * 32, there)
+        if EXACT:
+            acc = mma_v2(weights, tokens, acc)
+        else:
+            if i % BLOCKS == 0:
+                part = gl.zeros([64, T], gl.float32, MMA)
+            part = mma_v2(weights, tokens, part)
+            if i % BLOCKS == BLOCKS - 1 or i == 2 * CHUNKS - 1:
+                scale = gl.convert_layout(scales[i // BLOCKS], OF_ROWS, assert_trivial=True)
+                acc += part * scale[:, None]
     return acc
 
 

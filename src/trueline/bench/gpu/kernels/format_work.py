@@ -15,6 +15,7 @@ from trueline.bench.formats import PUBLISHED, format_spec
 from trueline.bench.gpu.kernels.timing import Calls, routes
 from trueline.config import EngineConfig
 from trueline.device import find_device
+from trueline.ops.experts import hopper_w4a16
 from trueline.ops.registry import implementation
 from trueline.plan.plan import make_plan
 from trueline.spec.feedforward import MoESpec
@@ -36,7 +37,12 @@ GEMMS = {
 }
 MLP = (18432, 7168)
 ROWS = (1, 16, 64, 256, 1024, 8192)
-FEW = {"v2lite": (1, 4, 16, 64), "v32s": (1, 4, 16, 64), "k25s": (1, 4, 8, 16, 32, 64)}
+FEW = {
+    "v2lite": (1, 4, 16, 64),
+    "v32s": (1, 4, 16, 64),
+    "k25s": (1, 4, 8, 16, 32, 64),
+    "v4s": (1, 4, 8, 16, 32, 64, 256),
+}
 """Tokens whose experts are bound by reading weights."""
 MANY = 8192
 """Tokens of the largest prefill step."""
@@ -67,6 +73,8 @@ class FormatWork:
     stored: Way
     plain: Way
     cublas: Way | None
+    others: dict[str, Way] = field(default_factory=dict)
+    """Launches that the stored way has, but does not choose at this size."""
     label: str
     """Of the format."""
     nbytes: float
@@ -80,7 +88,7 @@ class FormatWork:
     @property
     def ways(self) -> dict[str, Way]:
         found = {"stored": self.stored, "bfloat16": self.plain}
-        return found | ({"cublas": self.cublas} if self.cublas else {})
+        return found | ({"cublas": self.cublas} if self.cublas else {}) | self.others
 
 
 @dataclass(frozen=True)
@@ -217,6 +225,21 @@ class PackedExperts:
     def way(self, inputs: list[Inputs]) -> Way:
         return Way(self.name, [partial(self.run, *each) for each in inputs])
 
+    def others(self, inputs: list[Inputs]) -> dict[str, Way]:
+        """Streams and GEMMs of W4A16, whatever the number of pairs."""
+        packed = self.packed
+        if not isinstance(packed, hopper_w4a16.Packed):
+            return {}
+        runs = {
+            "streams": partial(hopper_w4a16.run_with, hopper_w4a16.STREAMED),
+            "short streams": partial(hopper_w4a16.run_with, hopper_w4a16.STREAMED, long=1),
+            "GEMM": partial(hopper_w4a16.run_with, hopper_w4a16.MULTIPLIED[0]),
+        }
+        return {
+            label: Way(self.name, [partial(run, *each, packed) for each in inputs])
+            for label, run in runs.items()
+        }
+
 
 def experts(model: str, token_counts: tuple[int, ...]) -> Iterator[FormatWork]:
     spec = format_spec(model, PUBLISHED[model])
@@ -248,6 +271,7 @@ def experts(model: str, token_counts: tuple[int, ...]) -> Iterator[FormatWork]:
             stored=stored.way(inputs),
             plain=unquantised.way(inputs),
             cublas=cublas,
+            others={} if many else stored.others(inputs),
             label=choice.label,
             nbytes=(gate_up.nbytes + down.nbytes) * active / count,
             flops=6 * tokens * top * moe.expert_width.count * hidden,

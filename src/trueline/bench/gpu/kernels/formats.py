@@ -1,10 +1,10 @@
 """Weights in stored formats on one GPU: GEMMs, MLPs and routed experts as the plan chooses them,
 beside bfloat16 and cuBLAS.
 
-    python -m trueline.bench.gpu.kernels.formats [--out FILE.json]
+    python -m trueline.bench.gpu.kernels.formats [--experts MODEL] [--out FILE.json]
 
 A time is that of a whole op, with whatever it does to activations. What is timed is compiled in
-several processes at once first.
+several processes at once first. --experts: those of one model for few tokens alone.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from trueline.bench.gpu.roofline import READ
 from trueline.bench.gpu.steps import KernelTime, kernel_times
 from trueline.utils.json_types import JSON
 
-ACCEPTED = {"block fp8": 2.0**-4, "int4": 8e-3}
+ACCEPTED = {"block fp8": 2.0**-4, "int4": 8e-3, "fp4": 8e-3}
 """Relative error of a row: activations in e4m3 keep three bits; else, sums are in bfloat16."""
 WORKERS = 12
 Group = Callable[[], Iterator[FormatWork]]
@@ -45,12 +45,16 @@ def dense_groups() -> list[Group]:
     return [*(partial(gemms, name) for name in GEMMS), mlps]
 
 
-def compiled_groups() -> list[Group]:
+def compiled_groups(model: str | None) -> list[Group]:
+    if model is not None:
+        return timed_groups(model)
     return dense_groups() + [partial(experts, model, (*FEW[model], MANY)) for model in FEW]
 
 
-def timed_groups() -> list[Group]:
+def timed_groups(model: str | None) -> list[Group]:
     """What is profiled comes last: launches take longer after it."""
+    if model is not None:
+        return [partial(experts, model, FEW[model])]
     few = [partial(experts, model, tokens) for model, tokens in FEW.items()]
     return [*dense_groups(), *few, *(partial(experts, model, (MANY,)) for model in FEW)]
 
@@ -60,7 +64,7 @@ def compile_all(group: Group) -> list[str]:
     failed = []
     try:
         for work in group():
-            for way in (work.stored, work.plain):
+            for way in (work.stored, work.plain, *work.others.values()):
                 way.calls[0]()
     except Exception as error:
         failed.append(f"FAIL compiling: {last_line(error)}")
@@ -99,8 +103,8 @@ def gemm_us(kernels: Sequence[KernelTime]) -> float:
     return sum(sorted(launches)[-2:])
 
 
-def measure_all() -> Iterator[JSON]:
-    for group in timed_groups():
+def measure_all(model: str | None) -> Iterator[JSON]:
+    for group in timed_groups(model):
         try:
             for work in group():
                 row = measure(work)
@@ -113,14 +117,15 @@ def measure_all() -> Iterator[JSON]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--experts", choices=FEW)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = False
     with ProcessPoolExecutor(WORKERS, get_context("spawn")) as pool:
-        for failed in pool.map(compile_all, compiled_groups()):
+        for failed in pool.map(compile_all, compiled_groups(options.experts)):
             for failure in failed:
                 print(failure, flush=True)
-    rows = list(measure_all())
+    rows = list(measure_all(options.experts))
     if options.out:
         options.out.write_text(json.dumps(rows, indent=1))
 
