@@ -286,6 +286,7 @@ ROUNDED = {
     "sink_attention": "run",
     "lightning": "prefill",
     "hyper_connections": "mix",
+    "sink_prepare": "queries",
 }
 MISTAKES = [
     *(Mistake("digits of float16", op, OP_CHECKS[op][0].what, function, from_float16)
@@ -365,6 +366,13 @@ MISTAKES = [
                 run(qkv, norms=norms and (norms[0], norms[0]), **options)),
     Mistake("one group", "gated_norm", "numbers", "run",
             lambda run: lambda *given, groups, **options: run(*given, groups=1, **options)),
+    Mistake("eps left out", "sink_prepare", "numbers", "write",
+            lambda write: lambda *given, **options: write(*given, **options | {"eps": 0.0})),
+    Mistake("not back", "sink_prepare", "numbers", "rotate",
+            lambda rotate: lambda x, *, rope, back=False: rotate(x, rope=rope)),
+    Mistake("first channels", "sink_prepare", "numbers", "rotate",
+            lambda rotate: lambda x, **options: rotate(x.flip(-1), **options).flip(-1)),
+    Mistake("bits of the count", "sink_prepare", "bits", "queries", of_the_count),
     Mistake("carry transposed", "hyper_connections", "numbers", "merge",
             lambda merge: lambda h, y, mixed:
                 merge(h, y, replace(mixed, carry=mixed.carry.mT.contiguous()))),

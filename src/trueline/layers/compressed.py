@@ -22,6 +22,7 @@ from trueline.layers.entry_indexer import EntryIndexer
 from trueline.layers.linear import WeightGemm
 from trueline.layers.ropes import Rope
 from trueline.ops.capabilities import Opaque
+from trueline.ops.sink_prepare import Rotation
 from trueline.parallel.placement import Replicated, check_shape
 from trueline.spec.mixer import CompressedSpec
 from trueline.spec.source import Span
@@ -39,7 +40,6 @@ class Compressed:
         self.q_norm = weights.take(f"{name}.q_a_layernorm.weight")
         self.kv_norm = weights.take(f"{name}.kv_norm.weight")
         self.q_b = WeightGemm(build, weights.stored(f"{name}.q_b_proj.weight"))
-        self.head_norm = torch.ones_like(self.kv_norm)
         self.sinks = weights.take(f"{name}.sinks").float()
         check_shape(f"{name}.sinks", tuple(self.sinks.shape), spec.heads.count)
         # a GEMM per group: dequantised, whatever it is stored as
@@ -67,25 +67,31 @@ class Compressed:
 
     def forward(self, x: Replicated, step: StepInput, views: LayerViews, rope: Rope) -> Replicated:
         assert rope is not None
-        q_latent, q = self._write(x, step, views, rope)
-        out = self._rotate(self._attend(x, q_latent, q, step, views, rope), rope[0], -rope[1])
+        rotation = Rotation(*rope, self.spec.rope.pairing, self.ops.rope)
+        q_latent, q = self._write(x, step, views, rotation)
+        out = self._attend(x, q_latent, q, step, views, rotation)
+        out = self.op.sink_prepare.rotate(out, rope=rotation, back=True)
         groups: Span = self.spec.o_groups
         made = self.ops.batched_gemm.run(out.reshape(len(x), groups.count, -1), self.o_a)
         return self.row_parallel.run(made.flatten(1), self.o_b, groups)
 
     def _write(
-        self, x: Tensor, step: StepInput, views: LayerViews, rope: tuple[Tensor, Tensor]
+        self, x: Tensor, step: StepInput, views: LayerViews, rope: Rotation
     ) -> tuple[Tensor, Tensor]:
         """Each token's row goes to the window. Returns the latent of the queries, normed, and the
         queries [n, heads, head_dim], rotated."""
-        spec, norm = self.spec, self.ops.rms_norm.run
-        q, row = torch.split(self.first(x), [spec.q_lora_rank, spec.head_dim], dim=-1)
-        q_latent = norm(q, self.q_norm, spec.norm_eps)
-        heads = norm(self.q_b(q_latent).view(-1, spec.head_dim), self.head_norm, spec.norm_eps)
-        queries = self._rotate(heads.view(len(x), -1, spec.head_dim), *rope)
-        row = self._rotate(norm(row, self.kv_norm, spec.norm_eps)[:, None], *rope)[:, 0]
-        _put(views[Window], step[Window].cells, row)
-        return q_latent, queries
+        op, eps, rms_norm = self.op.sink_prepare, self.spec.norm_eps, self.ops.rms_norm
+        q_latent = op.write(
+            self.first(x),
+            views[Window],
+            step[Window].cells,
+            norms=(self.q_norm, self.kv_norm),
+            eps=eps,
+            rope=rope,
+            rms_norm=rms_norm,
+        )
+        q = self.q_b(q_latent).view(len(x), -1, self.spec.head_dim)
+        return q_latent, op.queries(q, eps=eps, rope=rope, rms_norm=rms_norm)
 
     def _attend(
         self,
@@ -94,7 +100,7 @@ class Compressed:
         q: Tensor,
         step: StepInput,
         views: LayerViews,
-        rope: tuple[Tensor, Tensor],
+        rope: Rotation,
     ) -> Tensor:
         window = views[Window]
         if self.compressor is None:
@@ -150,7 +156,7 @@ class Compressed:
         q_latent: Tensor,
         step: StepInput,
         views: LayerViews,
-        rope: tuple[Tensor, Tensor],
+        rope: Rotation,
         given: EntryInput,
     ) -> Tensor | None:
         """The entries [tokens that choose, topk] that they attend to; None where nobody chooses.
@@ -170,13 +176,6 @@ class Compressed:
         if step.recorded is not None:
             step.recorded.positions.append(chosen)
         return chosen
-
-    def _rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """Of x [n, heads, head_dim] the last channels; x is given away."""
-        rope = self.spec.rope
-        turned = x[..., self.spec.head_dim - rope.dim :]
-        turned.copy_(self.ops.rope.run(turned, cos, sin, rope.pairing))
-        return x
 
 
 class Compressor:

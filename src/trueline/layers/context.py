@@ -67,6 +67,7 @@ class CompressedOps:
 
     def __init__(self, name: Mapping[str, str]) -> None:
         self.sink_attention = implementation("sink_attention", name["sink_attention"])
+        self.sink_prepare = implementation("sink_prepare", name["sink_prepare"])
         self.compress = implementation("compress", name["compress"]) if "compress" in name else None
         chooses = "index_scores" in name
         self.index_scores = (

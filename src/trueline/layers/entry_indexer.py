@@ -9,6 +9,7 @@ from trueline.cache.kinds.index_keys import IndexInput
 from trueline.layers.context import Build, Weights
 from trueline.layers.indexer import best_places
 from trueline.layers.linear import WeightGemm
+from trueline.ops.sink_prepare import Rotation
 from trueline.spec.mixer import CompressedSpec
 
 
@@ -19,8 +20,9 @@ class EntryIndexer:
         scores, topk = build.ops.compressed.index_scores, build.ops.compressed.topk
         assert scores is not None, "the plan knows of layers that choose"
         assert topk is not None
-        self.spec, self.rope, self.ops = spec.indexer, spec.rope, build.ops
+        self.spec, self.ops = spec.indexer, build.ops
         self.scores, self.topk = scores, topk
+        self.prepare = build.ops.compressed.sink_prepare
         self.q = WeightGemm(build, weights.stored(f"{name}.q_b_proj.weight"))
         by_head = weights.take(f"{name}.weights_proj.weight").float()
         self.weights = self.ops.linear.pack(by_head * (self.spec.head_weight * self.spec.scale))
@@ -29,14 +31,13 @@ class EntryIndexer:
         self,
         x: Tensor,
         q_latent: Tensor,
-        rope: tuple[Tensor, Tensor],
+        rope: Rotation,
         step: IndexInput,
         view: IndexView,
     ) -> Tensor:
         """Entries [rows, topk] for the rows that see more than topk."""
         spec, at = self.spec, step.at
         q = self.q(q_latent[at]).view(step.count, spec.heads, spec.head_dim)
-        turned = q[..., spec.head_dim - self.rope.dim :]
-        turned.copy_(self.ops.rope.run(turned, rope[0][at], rope[1][at], self.rope.pairing))
+        q = self.prepare.rotate(q, rope=rope._replace(cos=rope.cos[at], sin=rope.sin[at]))
         weights = self.ops.linear.run(x[at].float(), self.weights)
         return best_places(self.scores, self.topk, q, weights, step, view, spec.topk)

@@ -28,6 +28,7 @@ from trueline.ops import (
     route,
     sampling,
     sink_attention,
+    sink_prepare,
     sparse_mla,
     topk,
 )
@@ -53,6 +54,7 @@ _DECLARING: Mapping[str, tuple[ModuleType, type]] = {
     "sparse_mla": (sparse_mla, sparse_mla.SparseMLA),
     "compress": (compress, compress.Compress),
     "sink_attention": (sink_attention, sink_attention.SinkAttention),
+    "sink_prepare": (sink_prepare, sink_prepare.SinkPrepare),
     "route": (route, route.Route),
     "experts": (experts, experts.Experts),
     "sampling": (sampling, sampling.Sampling),
@@ -177,6 +179,8 @@ def implementation(op: Literal["compress"], name: str) -> compress.Compress[Opaq
 def implementation(
     op: Literal["sink_attention"], name: str
 ) -> sink_attention.SinkAttention[Opaque]: ...
+@overload
+def implementation(op: Literal["sink_prepare"], name: str) -> sink_prepare.SinkPrepare: ...
 @overload
 def implementation(op: Literal["route"], name: str) -> route.Route[Opaque]: ...
 @overload

@@ -89,6 +89,10 @@ if TYPE_CHECKING:
     from trueline.ops.sampling import cpu as sampling_cpu
     from trueline.ops.sampling import reference as sampling_reference
     from trueline.ops.sampling import triton as sampling_triton
+    from trueline.ops.sink_prepare import SinkPrepare
+    from trueline.ops.sink_prepare import composed as sink_prepare_composed
+    from trueline.ops.sink_prepare import reference as sink_prepare_reference
+    from trueline.ops.sink_prepare import triton as sink_prepare_triton
     from trueline.ops.sparse_mla import SparseMLA
     from trueline.ops.sparse_mla import cpu as sparse_mla_cpu
     from trueline.ops.sparse_mla import hopper as sparse_mla_hopper
@@ -191,6 +195,11 @@ if TYPE_CHECKING:
         gated_norm_composed,
         gated_norm_reference,
         gated_norm_triton,
+    )
+    sink_prepare: tuple[SinkPrepare, ...] = (
+        sink_prepare_composed,
+        sink_prepare_reference,
+        sink_prepare_triton,
     )
     hyper_connections: tuple[HyperConnections, ...] = (
         hyper_connections_cpu,

@@ -16,7 +16,10 @@ from trueline.verify.ops import OP_CHECKS, randn
 from trueline.verify.ops import hyper_connections as verify
 from trueline.verify.ops.data import close
 
-OPS = ("rms_norm", "rope", "latent_write", "qkv_prepare", "gated_norm", "hyper_connections")
+OPS = (
+    *("rms_norm", "rope", "latent_write", "qkv_prepare", "gated_norm", "hyper_connections"),
+    "sink_prepare",
+)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])

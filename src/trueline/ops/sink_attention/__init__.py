@@ -95,8 +95,5 @@ def _fp8_refusals(context: Context) -> list[str]:
     return []
 
 
-IMPLEMENTATIONS = {
-    "cpu": CPU,
-    "reference": CPU,
-    "triton": replace(GPU, refuses=_fp8_refusals),
-}
+GPU_SINK = replace(GPU, refuses=_fp8_refusals)
+IMPLEMENTATIONS = {"cpu": CPU, "reference": CPU, "triton": GPU_SINK}

@@ -17,6 +17,7 @@ from trueline.layers.compressed import Compressed
 from trueline.layers.feedforward import MoE
 from trueline.layers.ropes import Ropes
 from trueline.ops.compress import CompressRows
+from trueline.ops.sink_prepare import Rotation
 from trueline.ops.sparse_rows import Run
 from trueline.spec.mixer import CompressedSpec
 from trueline.spec.rope import yarn_magnitude
@@ -65,8 +66,8 @@ def _other_window(by: int) -> Make:
 def _not_rotated_back(attend: Make) -> Make:
     def broken(self: Compressed, *given: object) -> object:
         rope = given[-1]
-        assert isinstance(rope, tuple)
-        return self._rotate(attend(self, *given), *rope)
+        assert isinstance(rope, Rotation)
+        return self.op.sink_prepare.rotate(attend(self, *given), rope=rope)
 
     return broken
 

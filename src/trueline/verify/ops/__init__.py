@@ -26,6 +26,7 @@ from trueline.verify.ops import (
     ranks,
     sampling,
     sink,
+    sink_prepare,
     stored,
 )
 from trueline.verify.ops.data import H, L, R, paged, randn
@@ -128,6 +129,10 @@ OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
         OpCheck("numbers", compress.compress),
         OpCheck("real dims", compress.compress_wide),
         OpCheck("bits", compress.compress_bits, True),
+    ),
+    "sink_prepare": (
+        OpCheck("numbers", sink_prepare.sink_prepare),
+        OpCheck("bits", sink_prepare.bits, True),
     ),
     "sink_attention": (
         OpCheck("numbers", sink.sink_attention),
