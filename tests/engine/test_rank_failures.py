@@ -184,8 +184,8 @@ def test_a_rank_that_stops_is_named_after_engine_timeout(
         with pytest.raises(EngineBroken) as caught:
             tokens(core)
         check_named(str(caught.value))
-        assert not is_alive(pid)
         core.close()
+        assert not is_alive(pid)
 
 
 def test_collectives_that_differ_are_named(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

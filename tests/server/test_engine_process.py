@@ -530,6 +530,59 @@ def test_a_killed_engine_is_heard_of_at_once(own: Callable[..., Running]) -> Non
     running.do(work())
 
 
+READY = """
+import json, sys, time
+sys.path[:], address = json.loads(sys.stdin.readline())
+from trueline.server.process import messages
+from trueline.server.process.engine_process import Socket
+channel = Socket(address)
+assert isinstance(channel.receive(wait=True), messages.LoadModel)
+channel.send(messages.Ready(
+    plan_lines=[], startup_seconds={}, family="none", vocab_size=1, eos_token_ids=[],
+    max_model_len=1, max_num_seqs=1, max_logprobs=0, num_blocks=1, block_size=1,
+    num_state_slots=None,
+))
+"""
+SAYS_WHY = (
+    READY
+    + """
+assert isinstance(channel.receive(wait=True), messages.Add)
+channel.send(messages.Failed("a rank is gone", 1))
+time.sleep(1000)
+"""
+)
+
+
+@pytest.mark.parametrize("on_death", ["exit", "restart"])
+def test_why_an_engine_ends_is_heard_before_its_process_has_ended(
+    own: Callable[..., Running], on_death: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And one that takes too long for that is killed; another one is started only then."""
+    monkeypatch.setattr("trueline.server.process.process_handle.BOOT", SAYS_WHY)
+    running = own(on_death=on_death)
+
+    async def work() -> None:
+        client = running.client
+        await client.start()
+        first = client.pid
+        with pytest.raises(EngineDead, match=r"^a rank is gone$"):
+            await read(client.generate([ask("lost")]))
+        assert (client.state, client.reason, client.pid) == ("dead", "a rank is gone", first)
+        assert not client.died.is_set()
+        with pytest.raises(EngineDead, match="the engine is dead: a rank is gone"):
+            await read(client.generate([ask("late")]))
+        assert client._watch is not None
+        client._watch._run()  # its time has come
+        if on_death == "exit":
+            await asyncio.wait_for(client.died.wait(), PATIENCE)
+            assert (client.state, client.reason) == ("dead", "a rank is gone")
+        else:
+            await until(lambda: client.state == "ready")
+            assert client.pid not in (None, first)
+
+    running.do(work())
+
+
 def test_restart(own: Callable[..., Running], model: Path, tmp_path: Path) -> None:
     copy = shutil.copytree(model, tmp_path / "model")
     running = own(copy, on_death="restart")
@@ -559,22 +612,14 @@ def test_restart(own: Callable[..., Running], model: Path, tmp_path: Path) -> No
     running.do(work())
 
 
-NO_MODEL = """
-import json, sys
-sys.path[:], address = json.loads(sys.stdin.readline())
-from trueline.server.process import messages
-from trueline.server.process.engine_process import Socket
-channel = Socket(address)
-assert isinstance(channel.receive(wait=True), messages.LoadModel)
-channel.send(messages.Ready(
-    plan_lines=[], startup_seconds={}, family="none", vocab_size=1, eos_token_ids=[],
-    max_model_len=1, max_num_seqs=1, max_logprobs=0, num_blocks=1, block_size=1,
-    num_state_slots=None,
-))
+NO_MODEL = (
+    READY
+    + """
 while not isinstance(channel.receive(wait=True), messages.Stop):
     pass
 channel.close()
 """
+)
 
 
 @pytest.fixture

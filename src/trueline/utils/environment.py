@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 
 PREFIX = "TRUELINE_"
@@ -35,6 +36,11 @@ def environment_key() -> str | None:
 def environment_with_key(key: str) -> dict[str, str]:
     """For a server of our own: everything as it is, but for the API key."""
     return {**os.environ, "TRUELINE_API_KEY": key}
+
+
+def environment_with_temp(directory: str) -> dict[str, str]:
+    """For a process whose temporary files are to be seen."""
+    return {**os.environ, "TMPDIR": directory}
 
 
 def environment_setting(name: str) -> str | None:
@@ -87,6 +93,28 @@ def address_space_bytes() -> int:
 
 def child_processes(pid: int) -> list[int]:
     return list(map(int, _counts(f"{pid}/task/{pid}/children").split()))
+
+
+def open_sockets(pid: int) -> set[str]:
+    """By inode: whoever else has one has it under the same."""
+    found = set()
+    for each in Path("/proc", str(pid), "fd").iterdir():
+        with suppress(OSError):  # closed meanwhile
+            found.add(os.readlink(each))
+    return {name[8:-1] for name in found if name.startswith("socket:[")}
+
+
+def listening_sockets() -> set[str]:
+    """Of everybody: TCP sockets on which somebody accepts connections, by inode."""
+    state, inode, listens = 3, 9, "0A"
+    text = _counts("self/net/tcp") + _counts("self/net/tcp6")
+    lines = [line.split() for line in text.splitlines()]
+    return {line[inode] for line in lines if line[state] == listens}
+
+
+def shared_memory() -> set[str]:
+    """Names of this machine's."""
+    return set(os.listdir("/dev/shm"))
 
 
 def _counts(name: str) -> str:

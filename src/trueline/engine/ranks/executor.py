@@ -23,7 +23,7 @@ SECONDS_TO_HEAR = 5.0
 
 
 SECONDS_BETWEEN_CHECKS = 1.0
-"""Of how long a step takes."""
+"""Whether a step runs."""
 
 
 class _Together:
@@ -212,16 +212,20 @@ class Watch:
             self._thread.join()
 
     def _set(self, since: float | None) -> None:
-        """Wakes nobody: twice a step that would take longer than looking now and then."""
+        """Wakes nobody: twice a step that would take longer than looking now and then. Who looks
+        sees this step before it has taken too long, and then waits until it has."""
         with self._changed:
             self._since = since
 
     def _run(self) -> None:
         with self._changed:
             while not self._stopped:
-                if self._since is not None and time.monotonic() - self._since >= self._seconds:
+                wait = min(self._seconds / 4, SECONDS_BETWEEN_CHECKS)
+                if self._since is not None:
+                    wait = self._since + self._seconds - time.monotonic()
+                if wait <= 0:
                     break
-                self._changed.wait(min(self._seconds / 4, SECONDS_BETWEEN_CHECKS))
+                self._changed.wait(wait)
             if self._stopped:
                 return
             self._stopped = True

@@ -54,7 +54,8 @@ class Workers(Protocol):
 
     def pids(self) -> dict[int, int]: ...
 
-    def kill(self) -> None: ...
+    def kill(self) -> None:
+        """Need not wait for their ends: clients wait for who calls it."""
 
     def wait(self) -> None:
         """For all to end by themselves; those that do not are killed."""
@@ -93,10 +94,11 @@ class RankProcesses:
         return {rank: child.pid for rank, child in self._children.items()}
 
     def kill(self) -> None:
-        self._end()
+        for child in self._children.values():
+            child.kill()
 
     def close(self) -> None:
-        self.kill()
+        self._end()
         for thread in self._threads:
             thread.join()
         self.alarm.close()
@@ -106,7 +108,7 @@ class RankProcesses:
         for child in self._children.values():
             with suppress(subprocess.TimeoutExpired):
                 child.wait(SECONDS_TO_END)
-        self.kill()
+        self._end()
 
 
 def _start(start: WorkerStart) -> subprocess.Popen[bytes]:

@@ -193,6 +193,8 @@ class EngineClient:
         else:
             self._failed = message
             self._send(Stop())  # it waits for that, so that it is heard before it is gone
+            if self.state == "ready":
+                self._lost(message.error)
 
     def _dispatch(self, message: StepOutputs) -> None:
         for output in message.outputs:
@@ -236,22 +238,37 @@ class EngineClient:
         else:
             self._watch = loop.call_later(self.silence / CHECKS, self._check_hung)
 
-    def _ended(self, code: int) -> None:
-        if self._watch is not None:
-            self._watch.cancel()
-        was, words = self.state, self._failed
-        error = words.error if words else how_it_ended(code)
+    def _lost(self, error: str) -> None:
+        """It has said why it ends. Taking its memory down lasts: nobody waits for that."""
+        self._fail_streams(error)
+        self.state, self.reason = "dead", error
+        assert self._process is not None
+        self._end_watch()
+        self._watch = asyncio.get_running_loop().call_later(SECONDS_TO_END, self._process.kill)
+
+    def _fail_streams(self, error: str) -> None:
         for stream in self._forget(list(self._streams)):
             stream.fail(EngineDead(error))
+
+    def _end_watch(self) -> None:
+        if self._watch is not None:
+            self._watch.cancel()
+
+    def _ended(self, code: int) -> None:
+        self._end_watch()
+        words = self._failed
+        error = words.error if words else how_it_ended(code)
+        self._fail_streams(error)
         assert self._started is not None
-        if not self._started.done():
+        had_started = self._started.done()
+        if not had_started:
             if words is None:
                 error += f" while loading ({self.reason})"
             self._started.set_exception(EngineFailed(error, words.exit_code if words else 1))
-        if was == "stopped":
+        if self.state == "stopped":
             return
         self.state, self.reason = "dead", error
-        if was == "ready" and self.on_death == "restart" and self._may_restart():
+        if had_started and self.on_death == "restart" and self._may_restart():
             self.num_restarts += 1
             self._launch()
             # nobody waits for it: what it fails with is in `reason`
