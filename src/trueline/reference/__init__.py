@@ -7,10 +7,11 @@ import torch
 
 from trueline.reference.config import read_config
 from trueline.reference.deepseek_v4 import V4Reference
+from trueline.reference.indexer import Selections
 from trueline.reference.model import Reference
 from trueline.reference.weights import ENDS, load_weights
 
-__all__ = ["ENDS", "Reference", "load", "read_config"]
+__all__ = ["ENDS", "Reference", "Selections", "load", "read_config"]
 
 
 def load(

@@ -180,6 +180,21 @@ def read_tensors(model_dir: Path, config: Config, part: str | None = None) -> di
     return tensors
 
 
+def stored_dtypes(model_dir: Path, config: Config) -> dict[str, torch.dtype]:
+    """Of the weights that are stored as plain floats, experts one by one."""
+    found: dict[str, torch.dtype] = {}
+    plain = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+    for file in sorted(model_dir.glob("*.safetensors")):
+        with safe_open(file, framework="pt") as handle:
+            for stored_name in list(handle.keys()):
+                name, piece = renamed(stored_name, config), handle.get_slice(stored_name)
+                if (dtype := plain.get(piece.get_dtype())) is None or is_foreign(name, config):
+                    continue
+                empty = torch.empty(*piece.get_shape(), device="meta")
+                found |= {each: dtype for each, _ in unfuse(name, empty)}
+    return found
+
+
 def is_of(name: str, part: str | None) -> bool:
     if part == ENDS:
         return not name.startswith("model.layers.")

@@ -76,11 +76,16 @@ def run(model: Path, asks: Sequence[Ask], config: EngineConfig, **changes: Any) 
         core.close()
 
 
+Observer = Callable[[Batch, Mapping[int, int]], None]
+"""Called after each step with its batch, and the request of each row's id."""
+
+
 def serve(
     core: EngineCore,
     asks: Sequence[Ask],
     on_step: Callable[[EngineCore, int], None] | None = None,
     *,
+    observer: Observer | None = None,
     may_fail: bool = False,
 ) -> EngineRun:
     """All of them, to their end. A request that ends with an error fails the check, unless it
@@ -96,6 +101,8 @@ def serve(
         for row in batch.rows:
             for offset, value in enumerate(values[row.tokens]):
                 logits[ids[row.id]][row.start + offset] = value.clone()
+        if observer is not None:
+            observer(batch, ids)
 
     local_runner(core.executor).probe = watch
     outputs: list[list[CoreOutput]] = [[] for _ in asks]

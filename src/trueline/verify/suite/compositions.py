@@ -1,0 +1,312 @@
+"""Requests that force what a batch can be: each says which invariant it is for, and shows
+afterwards that it was forced."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+
+from trueline.engine.core import EngineCore
+from trueline.errors import RequestRejected, UsageError
+from trueline.utils.json_types import JSON
+from trueline.verify.engine import Ask, EngineRun, serve
+from trueline.verify.suite.judge import Requests
+from trueline.verify.suite.observe import Watch
+from trueline.verify.suite.session import Session, lengths_around
+
+
+class NotForced(Exception):
+    """Why a composition does not happen here."""
+
+
+@dataclass
+class Ran:
+    """A composition, run."""
+
+    core: EngineCore
+    done: EngineRun
+    requests: Requests
+    steps: list[tuple[int, int, int]] = field(default_factory=list)
+    """Of each step: decode rows, prefill rows, tokens."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Composition:
+    name: str
+    invariant: str
+    what: str
+    asks: list[Ask]
+    forced: Callable[[Ran], str]
+    """What shows that it happened; raises NotForced where it did not."""
+    changes: JSON = field(default_factory=dict)
+    """Of the engine's options."""
+    same_bits: JSON | None = None
+    """Changes under which a second run must have the same bits, since its steps are the same."""
+    abort: dict[int, int] = field(default_factory=dict)
+    """Request -> step before which it is aborted."""
+    turned_over: bool = False
+    """Whether other requests have used the cache up several times before."""
+    smoke: bool = False
+
+
+def compositions(session: Session) -> Iterator[Composition]:
+    """Smallest first, so that the first that fails is easy to look at."""
+    s, block, long = session, session.common_block, min(session.longest - 40, 90)
+    yield Composition(
+        name="whole prompt",
+        invariant="engine = definition",
+        what="one request: its prompt in one step, then decode",
+        asks=[Ask(s.opening(long), 12)],
+        forced=lambda ran: _paths(ran, "prefill", "decode"),
+        smoke=True,
+    )
+    yield Composition(
+        name="decode",
+        invariant="decode = prefill",
+        what="a prompt of one token; all else is decoded",
+        asks=[Ask(s.tokens(1), min(40, long))],
+        forced=lambda ran: _paths(ran, "decode"),
+        smoke=True,
+    )
+    yield Composition(
+        name="mixed step",
+        invariant="solo = batch",
+        what="requests that arrive while others decode share their steps",
+        asks=[
+            Ask(s.tokens(40), 6),
+            Ask(s.tokens(1, 1), 8, arrives=1),
+            Ask(s.tokens(long, 2), 4, arrives=2),
+            Ask(s.tokens(16, 3), 6, arrives=2),
+            Ask(s.tokens(7, 4), 6, arrives=4),
+        ],
+        forced=lambda ran: _paths(ran, "decode, mixed", "prefill, mixed"),
+        smoke=True,
+    )
+    for budget in (8, 13):
+        yield Composition(
+            name=f"chunks of {budget}",
+            invariant="split = whole",
+            what=f"prompts in chunks of at most {budget} tokens, beside decode",
+            asks=[Ask(s.tokens(3 * budget), 3), Ask(s.tokens(2 * budget + 1, 1), 4, arrives=1)],
+            changes={"max_num_batched_tokens": budget},
+            forced=_chunked,
+            smoke=budget == 8,
+        )
+    yield Composition(
+        name="one-token tail",
+        invariant="split = whole",
+        what="a prompt whose last chunk is one token, which looks like decode and is not",
+        asks=[Ask(s.tokens(17), 4), Ask(s.tokens(33, 1), 3)],
+        changes={"max_num_batched_tokens": 16},
+        forced=_one_token_tail,
+    )
+    yield Composition(
+        name="block edges",
+        invariant="split = whole",
+        what="prompts and answers that end at a block's edge, one before and one after it",
+        asks=[Ask(s.tokens(n, i), 4) for i, n in enumerate(lengths_around(block, s.longest - 8))],
+        forced=lambda ran: _ends_at(ran, block),
+    )
+    yield from _sizes(session)
+    head, other = s.tokens(2 * block, 7), s.tokens(2 * block, 8)
+    if 3 * block + 16 <= s.longest:
+        yield Composition(
+            name="prefix hit",
+            invariant="prefix = cold",
+            what="prompts that begin with cached blocks, wholly and in part; equal blocks behind "
+            "another beginning",
+            asks=[
+                Ask([*head, 1, 2, 3], 4),
+                Ask(other, 4),
+                Ask([*head, 4, 5], 6, arrives=8),
+                Ask([*head[:block], *other[block:], 9], 3, arrives=8),
+                Ask(head, 4, arrives=10),
+            ],
+            changes={"snapshot_spacing": block} if session.plan.slots else {},
+            forced=_hits,
+            smoke=True,
+        )
+        yield Composition(
+            name="n samples of a prompt",
+            invariant="prefix = cold",
+            what="the same prompt four times at once, drawn with seeds",
+            asks=[
+                Ask([*head, 3], 5, arrives=i and 1, params={"temperature": 1.0, "seed": i})
+                for i in range(4)
+            ],
+            forced=lambda ran: f"{len(ran.done.tokens)} requests of one prompt",
+        )
+    yield from _under_pressure(session, block)
+    yield Composition(
+        name="poison",
+        invariant="poison",
+        what="NaN in every byte of the caches that nobody owns; the bits are those without",
+        asks=[Ask(s.tokens(40), 5), Ask(s.tokens(1, 1), 6, arrives=1), Ask(s.tokens(16, 3), 5)],
+        changes={"poison": True},
+        same_bits={"poison": False},
+        forced=lambda ran: "caches were filled with NaN before every step",
+    )
+    yield Composition(
+        name="one step ahead",
+        invariant="overlapped = plain",
+        what="the host schedules a step while the one before it runs; the bits are those without",
+        asks=[Ask(s.tokens(20), 6), Ask(s.tokens(5, 1), 8, arrives=1)],
+        changes={"overlap": True},
+        same_bits={"overlap": False},
+        forced=lambda ran: "overlap=True",
+    )
+
+
+def _sizes(session: Session) -> Iterator[Composition]:
+    """Where an indexer begins to choose, and where windows and entries end."""
+    s, topk = session, session.topk
+    if topk is not None:
+        yield Composition(
+            name="selection edges",
+            invariant="engine = definition",
+            what=f"contexts around {topk:,} positions, from which on keys are chosen",
+            asks=[Ask(s.tokens(n, i), 4) for i, n in enumerate((topk - 1, topk, topk + 2))]
+            + [Ask(s.tokens(5), 3, arrives=1)],
+            forced=_chose,
+        )
+    for size in session.windows:
+        yield Composition(
+            name=f"windows of {size}",
+            invariant="engine = definition",
+            what=f"prompts that end around multiples of {size} positions, in chunks that do too",
+            asks=[
+                Ask(s.tokens(n, i), 4) for i, n in enumerate(lengths_around(size, s.longest - 8))
+            ],
+            changes={"max_num_batched_tokens": size + 1},
+            forced=lambda ran, size=size: _ends_at(ran, size),  # type: ignore[misc]
+        )
+
+
+def _under_pressure(session: Session, block: int) -> Iterator[Composition]:
+    s = session
+    blocks = -(-60 // session.plan.block_size)
+    yield Composition(
+        name="preempt and resume",
+        invariant="preempt = resume",
+        what="more requests than the cache holds: some are preempted and computed again",
+        asks=[Ask(s.tokens(30, i), 30) for i in range(4)],
+        changes={
+            "num_gpu_blocks_override": 2 + 2 * blocks + blocks // 2,
+            "max_num_batched_tokens": max(64, block),
+            "max_model_len": max(64, block),
+        },
+        forced=_preempted,
+    )
+    yield Composition(
+        name="aborted requests",
+        invariant="steady state",
+        what="requests are aborted in prefill and decode; their blocks go to others at once",
+        asks=[Ask(s.tokens(24, i), 8, arrives=i // 2) for i in range(10)],
+        abort={1: 1, 2: 2, 4: 3, 5: 4, 7: 5},
+        changes={"max_num_batched_tokens": 32},
+        forced=lambda ran: "5 of 10 requests aborted",
+    )
+    yield Composition(
+        name="cache turned over",
+        invariant="steady state",
+        what="a request after others have used every block and slot several times",
+        asks=[Ask(s.tokens(33, 5), 5), Ask(s.tokens(9, 6), 5, arrives=1)],
+        changes={"num_gpu_blocks_override": 2 + 4 * blocks, "max_model_len": max(64, block)},
+        turned_over=True,
+        forced=_turned_over,
+    )
+
+
+def run(session: Session, composition: Composition, **changes: object) -> Ran:
+    """Watched. NotForced where the engine refuses these options."""
+    try:
+        with session.core(**{**composition.changes, **changes}) as core:
+            return _serve(session, composition, core)
+    except (UsageError, RequestRejected) as error:
+        raise NotForced(f"the engine refuses it: {error}") from error
+
+
+def _serve(session: Session, composition: Composition, core: EngineCore) -> Ran:
+    if composition.turned_over:
+        for i in range(12):
+            asks = [Ask(session.tokens(30 + i, 20 + i), 4), Ask(session.tokens(20, 40 + i), 4)]
+            serve(core, asks)
+    watch = Watch(core, len(composition.asks))
+
+    def before_step(core: EngineCore, step: int) -> None:
+        for request, at in composition.abort.items():
+            if at == step:
+                core.abort(f"check-{request}")
+
+    try:
+        done = serve(core, composition.asks, before_step, observer=watch)
+    finally:
+        watch.close()
+    sequences = [
+        [*ask.prompt, *out] for ask, out in zip(composition.asks, done.tokens, strict=True)
+    ]
+    watch.finish(sequences, done.logits)
+    return Ran(core, done, Requests(composition.name, watch.requests), watch.steps)
+
+
+def with_prompt(composition: Composition, prompt: list[int]) -> Composition:
+    first, *others = composition.asks
+    return replace(composition, asks=[replace(first, prompt=prompt), *others])
+
+
+# -- what shows that it was forced --------------------------------------------------------
+
+
+def _paths(ran: Ran, *wanted: str) -> str:
+    found: dict[str, int] = {}
+    for request in ran.requests.observed:
+        for path in request.paths.values():
+            found[path] = found.get(path, 0) + 1
+    if missing := [path for path in wanted if path not in found]:
+        raise NotForced(f"no position was computed in {', '.join(missing)}")
+    return ", ".join(f"{count} positions in {path}" for path, count in sorted(found.items()))
+
+
+def _chunked(ran: Ran) -> str:
+    chunks = sum(prefills for _, prefills, _ in ran.steps)
+    if chunks <= len(ran.done.tokens):
+        raise NotForced("every prompt was computed in one step")
+    return f"{len(ran.done.tokens)} prompts in {chunks} chunks"
+
+
+def _one_token_tail(ran: Ran) -> str:
+    tails = sum(request.chunks[1:][-1:] == [1] for request in ran.requests.observed)
+    if not tails:
+        raise NotForced("no chunk of one token behind others")
+    return f"{tails} prompts end with a chunk of one token"
+
+
+def _ends_at(ran: Ran, size: int) -> str:
+    counts = [request.count for request in ran.requests.observed]
+    if not any(count >= size for count in counts):
+        raise NotForced(f"no request reaches {size} positions here")
+    return f"requests of {', '.join(map(str, counts))} positions, around multiples of {size}"
+
+
+def _hits(ran: Ran) -> str:
+    if not any(ran.done.cached):
+        raise NotForced("nothing was found in the prefix cache")
+    return f"cached tokens of the requests: {', '.join(map(str, ran.done.cached))}"
+
+
+def _chose(ran: Ran) -> str:
+    rows = sum(len(each) for request in ran.requests.observed for each in request.chosen.values())
+    if not rows:
+        raise NotForced("no position saw more than it may choose")
+    return f"{rows} selections"
+
+
+def _preempted(ran: Ran) -> str:
+    count = ran.core.scheduler.counters.num_preemptions
+    if not count:
+        raise NotForced("nothing was preempted")
+    return f"{count} preemptions"
+
+
+def _turned_over(ran: Ran) -> str:
+    return f"blocks of {ran.core.plan.num_blocks - 1} used by 24 requests before"

@@ -1,0 +1,135 @@
+"""What a run of `trueline verify` works on: a model, the engine's options, prompts and sizes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from trueline.config import EngineConfig
+from trueline.engine.core import EngineCore
+from trueline.engine.loading import load_engine
+from trueline.models import read_model
+from trueline.plan.plan import Plan
+from trueline.spec.mixer import CompressedSpec, MLASpec
+from trueline.spec.model import ModelSpec
+from trueline.verify.suite.definition import Definition
+
+SMALL_BYTES = 400_000_000
+"""Of weights: the definition of such a model stays in memory whole, in float64 and in its dtype."""
+MOST_SCORES = 1 << 27
+"""Attention scores that the definition holds at a time, of all heads."""
+
+
+@dataclass
+class Session:
+    name: str
+    model: Path
+    config: EngineConfig
+    prompt: list[int] | None = None
+    """The user's own."""
+    seed: int = 0
+    plan: Plan = field(init=False)
+
+    def __post_init__(self) -> None:
+        loaded = load_engine(self.model, self.config)
+        self.plan, self.plan_lines = loaded.plan, list(loaded.lines())
+        self.common_block = loaded.core.blocks.lcm_block_size
+        loaded.core.close()
+
+    @cached_property
+    def spec(self) -> ModelSpec:
+        return read_model(self.model, self.config.facts)
+
+    @cached_property
+    def definition(self) -> Definition:
+        plan = self.plan
+        return Definition(
+            self.model,
+            plan.compute_dtype,
+            plan.weight_dtype,
+            plan.numerics.name,
+            self.config.facts,
+            str(plan.device.torch),
+            keep=plan.weight_bytes <= SMALL_BYTES,
+        )
+
+    @contextmanager
+    def core(self, **changes: Any) -> Iterator[EngineCore]:
+        core = load_engine(self.model, self.engine_config(**changes)).core
+        try:
+            yield core
+        finally:
+            core.close()
+
+    def engine_config(self, **changes: Any) -> EngineConfig:
+        """The user's, held to what the checks' requests need."""
+        config = self.config
+        least: dict[str, Any] = {
+            "max_model_len": min(self.longest, config.max_model_len or self.longest),
+            "max_num_seqs": config.max_num_seqs or 8,
+            "enforce_eager": True,
+        }
+        if config.num_gpu_blocks_override is None and config.kv_cache_memory_bytes is None:
+            least["num_gpu_blocks_override"] = 2 + 16 * -(-self.longest // self.plan.block_size)
+        if self.plan.slots and config.num_state_slots is None:
+            least["num_state_slots"] = 24
+        return replace(config, **least | changes)
+
+    # -- sizes at which something changes --------------------------------------------------
+
+    @cached_property
+    def longest(self) -> int:
+        """Positions of the longest request that the definition can hold here."""
+        heads = max(
+            (h.total for layer in self.spec.layers if (h := getattr(layer.mixer, "heads", None))),
+            default=1,
+        )
+        most = int((MOST_SCORES / heads) ** 0.5)
+        return min(max(most, 256), self.plan.max_model_len, 4096)
+
+    @property
+    def topk(self) -> int | None:
+        """Positions up to which an indexer chooses nothing."""
+        for layer in self.spec.layers:
+            mixer = layer.mixer
+            if isinstance(mixer, MLASpec) and mixer.indexer is not None:
+                return mixer.indexer.topk
+            if isinstance(mixer, CompressedSpec) and mixer.indexer is not None:
+                assert mixer.compressor is not None
+                return (mixer.indexer.topk + 1) * mixer.compressor.ratio - 1
+        return None
+
+    @property
+    def windows(self) -> list[int]:
+        """Positions of a window, and of an entry, where there are any."""
+        found = {
+            size
+            for layer in self.spec.layers
+            if isinstance(layer.mixer, CompressedSpec)
+            for size in (
+                layer.mixer.window,
+                layer.mixer.compressor.ratio if layer.mixer.compressor else 1,
+            )
+        }
+        return sorted(found - {1})
+
+    def tokens(self, length: int, seed: int = 0) -> list[int]:
+        generator = torch.Generator().manual_seed(7919 * (self.seed + 1) + 1000 * seed + length)
+        vocab = self.spec.vocab.total
+        return torch.randint(vocab, (max(length, 1),), generator=generator).tolist()
+
+    def opening(self, length: int) -> list[int]:
+        """The user's prompt, or drawn tokens."""
+        return (self.prompt or self.tokens(length))[: self.longest - 16]
+
+
+def lengths_around(size: int, longest: int, *, most: int = 3) -> Sequence[int]:
+    """One less, the same, one more; and twice as many, one more."""
+    wanted = (size - 1, size, size + 1, 2 * size, 2 * size + 1)
+    return [n for n in wanted if 0 < n <= longest][: most + 2]
