@@ -26,6 +26,8 @@ class Ran:
     core: EngineCore
     done: EngineRun
     requests: Requests
+    prompts: list[int]
+    """Their lengths."""
     steps: list[tuple[int, int, int]] = field(default_factory=list)
     """Of each step: decode rows, prefill rows, tokens."""
 
@@ -95,7 +97,7 @@ def compositions(session: Session) -> Iterator[Composition]:
     yield Composition(
         name="one-token tail",
         invariant="split = whole",
-        what="a prompt whose last chunk is one token, which looks like decode and is not",
+        what="prompts whose last chunk is one token: a row like decode's",
         asks=[Ask(s.tokens(17), 4), Ask(s.tokens(33, 1), 3)],
         changes={"max_num_batched_tokens": 16},
         forced=_one_token_tail,
@@ -177,7 +179,7 @@ def _sizes(session: Session) -> Iterator[Composition]:
             asks=[
                 Ask(s.tokens(n, i), 4) for i, n in enumerate(lengths_around(size, s.longest - 8))
             ],
-            changes={"max_num_batched_tokens": size + 1},
+            changes={"max_num_batched_tokens": max(size + 1, 8)},
             forced=lambda ran, size=size: _ends_at(ran, size),  # type: ignore[misc]
         )
 
@@ -221,12 +223,12 @@ def run(session: Session, composition: Composition, **changes: object) -> Ran:
     """Watched. NotForced where the engine refuses these options."""
     try:
         with session.core(**{**composition.changes, **changes}) as core:
-            return _serve(session, composition, core)
+            return serve_watched(session, composition, core)
     except (UsageError, RequestRejected) as error:
         raise NotForced(f"the engine refuses it: {error}") from error
 
 
-def _serve(session: Session, composition: Composition, core: EngineCore) -> Ran:
+def serve_watched(session: Session, composition: Composition, core: EngineCore) -> Ran:
     if composition.turned_over:
         for i in range(12):
             asks = [Ask(session.tokens(30 + i, 20 + i), 4), Ask(session.tokens(20, 40 + i), 4)]
@@ -246,7 +248,8 @@ def _serve(session: Session, composition: Composition, core: EngineCore) -> Ran:
         [*ask.prompt, *out] for ask, out in zip(composition.asks, done.tokens, strict=True)
     ]
     watch.finish(sequences, done.logits)
-    return Ran(core, done, Requests(composition.name, watch.requests), watch.steps)
+    prompts = [len(ask.prompt) for ask in composition.asks]
+    return Ran(core, done, Requests(composition.name, watch.requests), prompts, watch.steps)
 
 
 def with_prompt(composition: Composition, prompt: list[int]) -> Composition:
@@ -275,10 +278,13 @@ def _chunked(ran: Ran) -> str:
 
 
 def _one_token_tail(ran: Ran) -> str:
-    tails = sum(request.chunks[1:][-1:] == [1] for request in ran.requests.observed)
+    tails = sum(
+        len(request.chunks) > 0 and request.paths.get(prompt - 1, "").startswith("decode")
+        for prompt, request in zip(ran.prompts, ran.requests.observed, strict=True)
+    )
     if not tails:
-        raise NotForced("no chunk of one token behind others")
-    return f"{tails} prompts end with a chunk of one token"
+        raise NotForced("no prompt's last token was computed by itself")
+    return f"{tails} prompts whose last token was computed alone, in a row like decode's"
 
 
 def _ends_at(ran: Ran, size: int) -> str:

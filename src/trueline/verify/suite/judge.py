@@ -139,16 +139,18 @@ class Judge:
         self.key_noise = key_noise
         """Of index keys that are stored in fewer bits than they are computed in."""
 
+    def sequence(self, request: Observed) -> _Sequence:
+        return _Sequence(self, request)
+
     def judge(
         self,
         given: Sequence[Requests],
         baseline: Sequence[Requests],
         bands: Judgement | None = None,
         layers: Sequence[int] | None = None,
-        progress: object = None,
     ) -> Judgement:
-        """`bands`: of another judgement, instead of measuring. `layers`: only these; the residual
-        is followed through all in any case, unless none of it is asked for."""
+        """`bands`: of another judgement, instead of measuring. `layers`: only these and the head;
+        through the others the residual is followed."""
         made = Judgement(bands=dict(bands.bands) if bands else {})
         measured = [] if bands else [_Noise(self, r) for each in baseline for r in each.observed]
         with torch.no_grad(), self.definition.there():
@@ -165,9 +167,11 @@ class Judge:
                 for noise in measured:
                     assert rough is not None
                     noise.layer(layer, ref, rough, made)
-                if layers is None or layer in layers:
-                    for run in runs:
+                for run in runs:
+                    if layers is None or layer in layers:
                         run.layer(layer, ref, made)
+                    else:
+                        run.follow(layer, ref)
             ends = self.definition.part(ENDS)
             for noise in measured:
                 noise.head(ends, self.definition.part(ENDS, self.compute), made)
@@ -306,6 +310,10 @@ class _Run(_Sequence):
             y = self.rows(layer, half, outputs=True)
             self.note(made, layer, part, relative(y, exact))
             self.h = ref.add(layer, half, self.h, y.to(EXACT))
+
+    def follow(self, layer: int, ref: Reference) -> None:
+        for half in (MIX, FEED):
+            self.h = ref.add(layer, half, self.h, self.rows(layer, half, outputs=True).to(EXACT))
 
     def _experts(
         self, layer: int, x: Tensor, ref: Reference, experts: dict[int, Tensor], made: Judgement

@@ -1,0 +1,105 @@
+"""Where a run took place, and on what: for the report."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import subprocess
+from dataclasses import fields
+from importlib import metadata
+from pathlib import Path
+
+import torch
+
+from trueline import __version__
+from trueline.config import EngineConfig
+from trueline.device import compiler, cpu_features
+from trueline.verify.report import Environment, Model
+from trueline.verify.suite.session import Session
+
+MOST_HEADER = 1 << 20
+"""Bytes of a checkpoint file that the fingerprint takes: its header, in most."""
+
+
+def environment(session: Session) -> Environment:
+    gpu = driver = None
+    if session.plan.device.is_gpu:
+        gpu, driver = torch.cuda.get_device_name(), _driver()
+    return Environment(
+        trueline=__version__,
+        commit=_commit(),
+        python=platform.python_version(),
+        torch=torch.__version__,
+        triton=_version("triton"),
+        platform=platform.platform(),
+        cpu=_cpu(),
+        threads=session.plan.threads,
+        native=cpu_features() if compiler() else "off",
+        gpu=gpu,
+        driver=driver,
+    )
+
+
+def model(session: Session) -> Model:
+    spec, plan = session.spec, session.plan
+    files = sorted(session.model.glob("*.safetensors"))
+    digest = hashlib.blake2b((session.model / "config.json").read_bytes(), digest_size=16)
+    for file in files:
+        with file.open("rb") as opened:
+            digest.update(opened.read(MOST_HEADER))
+        digest.update(f"{file.name} {file.stat().st_size}".encode())
+    return Model(
+        name=session.name,
+        family=spec.family,
+        dtype=str(plan.compute_dtype).removeprefix("torch."),
+        layers=spec.num_layers,
+        parameters=spec.num_parameters if hasattr(spec, "num_parameters") else 0,
+        bytes=sum(file.stat().st_size for file in files),
+        fingerprint=digest.hexdigest(),
+    )
+
+
+def options(config: EngineConfig) -> dict[str, str]:
+    """Those that are not the defaults."""
+    default = EngineConfig()
+    return {
+        item.name: str(getattr(config, item.name))
+        for item in fields(config)
+        if getattr(config, item.name) != getattr(default, item.name)
+    }
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _commit() -> str | None:
+    """Of a checkout; None where the package is installed."""
+    root = Path(__file__).resolve().parents[4]
+    if not (root / ".git").exists():
+        return None
+    asked = ["git", "-C", str(root), "describe", "--always", "--dirty"]
+    found = subprocess.run(asked, capture_output=True, text=True, check=False)
+    return found.stdout.strip() or None
+
+
+def _cpu() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.processor()
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return f"{os.cpu_count()} × {names[0]}" if names else platform.processor()
+
+
+def _driver() -> str | None:
+    asked = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        found = subprocess.run(asked, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return found.stdout.strip().splitlines()[0] if found.stdout.strip() else None

@@ -1,0 +1,219 @@
+"""Checks of layers and modes, from compositions that have run."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from trueline.verify.engine import EngineRun
+from trueline.verify.failed import CheckFailed
+from trueline.verify.report import Measure, Place
+from trueline.verify.suite import compositions
+from trueline.verify.suite.compositions import Composition, Ran
+from trueline.verify.suite.judge import PARTS, Judge, Judgement, Off, Requests, place_of
+from trueline.verify.suite.outcome import Outcome, Todo, Wrong
+from trueline.verify.suite.session import Session
+
+KINDS_OF_OPS: Mapping[str, tuple[str, ...]] = {
+    "mixer": (
+        *("mla_prefill", "mla_decode", "sparse_mla", "sink_attention", "lightning", "compress"),
+        *("latent_write", "qkv_prepare", "gated_norm", "batched_gemm", "rope", "linear"),
+    ),
+    "selection": ("index_scores", "index_write", "topk"),
+    "experts": ("route",),
+    "feed forward": ("experts", "mlp", "linear"),
+    "entry": ("rms_norm", "hyper_connections"),
+    "head": ("linear", "rms_norm"),
+}
+
+
+@dataclass
+class Numbers:
+    """Compositions run and judged as they are asked for."""
+
+    session: Session
+    judge: Judge = field(init=False)
+    bands: Judgement | None = None
+    judged: dict[str, Judgement] = field(default_factory=dict)
+    ran: dict[str, Ran] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        plan = self.session.plan
+        self.judge = Judge(self.session.definition, plan.compute_dtype, key_noise=key_noise(plan))
+
+    def run(self, composition: Composition) -> Judgement:
+        name = composition.name
+        if name not in self.judged:
+            ran = self.ran[name] = compositions.run(self.session, composition)
+            baseline = [Requests(name, ran.requests.observed[:1])]
+            found = self.judge.judge([ran.requests], baseline, self.bands)
+            if self.bands is None:
+                self.bands = found
+            self.judged[name] = found
+        return self.judged[name]
+
+    def place(self, off: Off, position: int) -> Place:
+        observed = self.ran[off.composition].requests.observed[off.request]
+        place = place_of(off, position, observed)
+        chosen = self.session.plan.selections
+        op = next((op for op in KINDS_OF_OPS[off.part] if op in self._likely(place, off)), None)
+        if op is None or op not in chosen:
+            return place
+        return replace_place(place, op=op, implementation=chosen[op].name)
+
+    def _likely(self, place: Place, off: Off) -> set[str]:
+        """The op that makes the part's result; attention's depends on how it was computed."""
+        chosen = self.session.plan.selections
+        kind = self.judged[off.composition].kinds.get(off.layer, {}).get(off.part, "")
+        if off.part == "mixer":
+            if kind.startswith("linear"):
+                return {"lightning"}
+            if kind.startswith("compressed"):
+                return {"sink_attention"}
+            decode = (place.path or "").startswith("decode")
+            return {"mla_decode" if decode else "mla_prefill"}
+        if off.part == "entry" and "hyper_connections" in chosen:
+            return {"hyper_connections"}
+        if off.part == "feed forward":
+            return {"experts" if kind == "experts" else "mlp"}
+        return set(KINDS_OF_OPS[off.part])
+
+
+def replace_place(place: Place, **changes: object) -> Place:
+    fields = {name: getattr(place, name) for name in place.__struct_fields__}
+    return Place(**{**fields, **changes})
+
+
+def key_noise(plan: object) -> float:
+    """Of index keys kept in fp8: half a step of e4m3 in every product, of scores that are sums."""
+    for kind in getattr(plan, "kinds", ()):
+        storage = getattr(getattr(kind, "layout", None), "storage", "")
+        if "e4m3" in str(storage) and kind.label == "selection":
+            return 2.0**-4
+    return 0.0
+
+
+def layer_checks(numbers: Numbers, first: Composition) -> Iterator[Todo]:
+    yield Todo(
+        "layers/each half",
+        "engine = definition",
+        "each half of each layer, on the engine's own inputs, at every position of the prompt and "
+        "of the answer",
+        lambda: _layers(numbers, first),
+    )
+
+
+def mode_checks(numbers: Numbers, others: Sequence[Composition]) -> Iterator[Todo]:
+    for composition in others:
+        yield Todo(
+            f"modes/{composition.name}",
+            composition.invariant,
+            composition.what,
+            lambda composition=composition: _mode(numbers, composition),  # type: ignore[misc]
+        )
+
+
+def _layers(numbers: Numbers, composition: Composition) -> Outcome:
+    judgement = numbers.run(composition)
+    measures = _measures(numbers, judgement, composition.name)
+    _require_right(numbers, judgement, composition, measures)
+    observed = numbers.ran[composition.name].requests.observed[0]
+    return Outcome(
+        f"{judgement_layers(judgement)} layers at {len(observed.computed)} positions",
+        measures,
+        _chosen(numbers.session),
+    )
+
+
+def judgement_layers(judgement: Judgement) -> int:
+    return len({off.layer for off in judgement.offs if off.part != "head"})
+
+
+def _mode(numbers: Numbers, composition: Composition) -> Outcome:
+    judgement = numbers.run(composition)
+    ran = numbers.ran[composition.name]
+    measures = _measures(numbers, judgement, composition.name)
+    evidence = composition.forced(ran)
+    _require_right(numbers, judgement, composition, measures)
+    require_likeliest(composition, ran.done)
+    if composition.same_bits is not None:
+        twin = compositions.run(numbers.session, composition, **composition.same_bits)
+        require_same_bits(composition.invariant, ran.done, twin.done)
+        evidence += "; the same bits without"
+    return Outcome(evidence, measures, {})
+
+
+def _chosen(session: Session) -> dict[str, str]:
+    return {op: chosen.name for op, chosen in session.plan.selections.items()}
+
+
+def _measures(numbers: Numbers, judgement: Judgement, composition: str) -> list[Measure]:
+    """The worst of each part."""
+    measures: list[Measure] = []
+    for part in PARTS:
+        offs = [o for o in judgement.offs if o.part == part and len(o.values)]
+        if not offs:
+            continue
+        worst = max(offs, key=lambda o: ratio(judgement, o))
+        at = int(worst.values.nan_to_num(torch.inf).argmax())
+        measures.append(Measure(
+            name=part,
+            value=float(worst.values[at]),
+            band=judgement.band(worst.layer, part),
+            gate=judgement.accepted(worst.layer, part),
+            place=numbers.place(worst, int(worst.positions[at])),
+        ))  # fmt: skip
+    return measures
+
+
+def ratio(judgement: Judgement, off: Off) -> float:
+    return float(off.values.nan_to_num(torch.inf).max()) / judgement.gate(off.layer, off.part)
+
+
+def _require_right(
+    numbers: Numbers, judgement: Judgement, composition: Composition, measures: list[Measure]
+) -> None:
+    wrong = judgement.first_wrong()
+    if wrong is None:
+        return
+    off, position, worst = wrong
+    place = numbers.place(off, position)
+    layers = sorted({each.layer for each, _, _ in judgement.wrong()})
+    count = numbers.session.definition.num_layers
+    which = "all layers" if len(set(layers) - {count}) == count else f"{len(layers)} layers"
+    kind = judgement.kinds.get(off.layer, {}).get(off.part, off.part)
+    accepted = judgement.accepted(off.layer, off.part)
+    raise Wrong(
+        f"{composition.invariant}: {place}: {kind} is off by {worst:.3g}, accepted {accepted:.3g}"
+        f"; wrong in {which}",
+        place,
+        measures,
+    )
+
+
+def require_likeliest(composition: Composition, done: EngineRun) -> None:
+    """A greedy answer is the likeliest token of the logits before it."""
+    for i, (ask, tokens) in enumerate(zip(composition.asks, done.tokens, strict=True)):
+        if ask.params.get("temperature"):
+            continue
+        for n, token in enumerate(tokens):
+            at = len(ask.prompt) - 1 + n
+            row = done.logits[i].get(at)
+            if row is not None and int(row.argmax()) != token and row[token] != row.max():
+                raise Wrong(
+                    f"greedy: request {i}, position {at}: token {token} was sampled, "
+                    f"{int(row.argmax())} is likelier",
+                    Place(composition=composition.name, request=i, position=at, part="logits"),
+                    [],
+                )
+
+
+def require_same_bits(invariant: str, one: EngineRun, two: EngineRun) -> None:
+    for i, (a, b) in enumerate(zip(one.logits, two.logits, strict=True)):
+        if one.tokens[i] != two.tokens[i]:
+            raise CheckFailed(f"{invariant}: request {i}: other tokens")
+        for p in sorted(a.keys() & b.keys()):
+            if not torch.equal(a[p], b[p]):
+                raise CheckFailed(f"{invariant}: request {i}, position {p}: bits differ")

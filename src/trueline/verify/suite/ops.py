@@ -1,0 +1,63 @@
+"""Every implementation of an op that the model needs: the plan's choice, and what else runs here,
+against float64 on data that hides nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from inspect import signature
+
+import torch
+
+from trueline.ops.capabilities import Context
+from trueline.ops.registry import OPS, capabilities, implementation, refusals
+from trueline.verify.ops import FP8_CHECKS, OP_CHECKS, OpCheck
+from trueline.verify.suite.outcome import Outcome, Todo
+from trueline.verify.suite.session import Session
+
+
+def checks(session: Session) -> Iterator[Todo]:
+    plan = session.plan
+    device = plan.device.torch
+    needed = {op for op in plan.selections if op in OP_CHECKS}
+    for op in sorted(needed):
+        chosen = {plan.selections[op].name}
+        chosen |= {form[op].name for form in plan.by_format.values() if op in form}
+        for name in dict.fromkeys([*sorted(chosen), *OPS[op]]):
+            if name == "reference" or (name not in chosen and not _runs_here(session, op, name)):
+                continue
+            for check in _checks_of(op, name):
+                which = "chosen by the plan" if name in chosen else "an alternative that runs here"
+                yield Todo(
+                    f"ops/{op}={name}, {check.what}",
+                    "op = reference",
+                    f"{op}={name} ({which}) against float64: {check.what}",
+                    lambda op=op, name=name, check=check: _run(  # type: ignore[misc]
+                        op, name, check, device, plan.compute_dtype
+                    ),
+                )
+
+
+def _runs_here(session: Session, op: str, name: str) -> bool:
+    plan = session.plan
+    context = Context(dtype=plan.compute_dtype, device=plan.device.torch.type)
+    return not refusals(op, name, context)
+
+
+def _checks_of(op: str, name: str) -> Iterator[OpCheck]:
+    declared = capabilities(op, name)
+    for check in OP_CHECKS[op]:
+        if check.fits(declared) and (declared.batch_invariant or not check.invariant):
+            yield check
+    if "activations" in declared.numerics:
+        yield from FP8_CHECKS.get(op, ())
+
+
+def _run(op: str, name: str, check: OpCheck, device: torch.device, dtype: torch.dtype) -> Outcome:
+    takes_dtype = "dtype" in signature(check.run).parameters
+    with device, torch.no_grad():
+        if takes_dtype and dtype != torch.float32:
+            check.run(implementation(op, name), dtype)
+        else:
+            check.run(implementation(op, name))
+    ran = str(dtype if takes_dtype else torch.float32).removeprefix("torch.")
+    return Outcome(f"in {ran} on {device.type}", ran={op: name})

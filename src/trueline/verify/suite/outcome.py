@@ -1,0 +1,58 @@
+"""What a check gives, and how it becomes a row of the report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from trueline.errors import TruelineError, described
+from trueline.verify.failed import CheckFailed
+from trueline.verify.report import Check, Measure, Place, Status
+from trueline.verify.suite.compositions import NotForced
+
+
+@dataclass
+class Outcome:
+    evidence: str
+    measures: list[Measure] = field(default_factory=list)
+    ran: dict[str, str] = field(default_factory=dict)
+
+
+class Wrong(CheckFailed):
+    """A check that went red, with what it measured and where."""
+
+    def __init__(self, message: str, place: Place | None, measures: list[Measure]) -> None:
+        super().__init__(message)
+        self.place, self.measures = place, measures
+
+
+@dataclass(frozen=True)
+class Todo:
+    """A check to run."""
+
+    id: str
+    invariant: str
+    what: str
+    run: Callable[[], Outcome]
+
+
+def carry_out(todo: Todo) -> Check:
+    start = time.perf_counter()
+    check = Check(id=todo.id, invariant=todo.invariant, what=todo.what, status=Status.PASSED)
+    try:
+        outcome = todo.run()
+        check.evidence, check.measures, check.ran = outcome.evidence, outcome.measures, outcome.ran
+    except NotForced as reason:
+        check.status, check.evidence = Status.NOT_COVERED, str(reason)
+    except Wrong as wrong:
+        check.status, check.evidence = Status.FAILED, str(wrong)
+        check.place, check.measures = wrong.place, wrong.measures
+    except CheckFailed as failed:
+        check.status, check.evidence = Status.FAILED, str(failed)
+    except TruelineError as error:
+        check.status, check.evidence = Status.ERROR, str(error)
+    except Exception as error:
+        check.status, check.evidence = Status.ERROR, described(error)
+    check.seconds = time.perf_counter() - start
+    return check

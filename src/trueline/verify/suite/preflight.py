@@ -1,0 +1,113 @@
+"""Before anything runs: facts, the ledger of weights, text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+
+from trueline.errors import CheckpointError, UsageError
+from trueline.text.chat import render_chat
+from trueline.text.detokenize import Detokenizer
+from trueline.text.tokenizer import Tokenizer
+from trueline.verify.cases import Subject
+from trueline.verify.checks import one_spec
+from trueline.verify.failed import CheckFailed
+from trueline.verify.suite.compositions import NotForced
+from trueline.verify.suite.outcome import Outcome, Todo
+from trueline.verify.suite.session import Session
+from trueline.weights.checkpoint import open_checkpoint
+from trueline.weights.ledger import balance
+
+TEXTS = (
+    "The quick brown fox jumps over 13 lazy dogs.",
+    "  leading and  double spaces\n\n\ttabs\r\n",
+    "naïve café — “quotes” … 東京 🙂👩‍👩‍👧 עברית",
+    "def f(x):\n    return x ** 2  # comment",
+)
+CONVERSATION = [{"role": "user", "content": "How much is 2 + 2?"}]
+
+
+def checks(session: Session) -> Iterator[Todo]:
+    yield Todo(
+        "preflight/facts",
+        "one-spec",
+        "every fact of config.json, read by the engine and again by the definition, is the same",
+        lambda: _facts(session),
+    )
+    yield Todo(
+        "preflight/ledger",
+        "ledger",
+        "every stored tensor is used once or unused by choice, every parameter is filled once",
+        lambda: _ledger(session),
+    )
+    yield Todo(
+        "preflight/tokenizer",
+        "golden text",
+        "text to tokens and back, whole and token by token, gives the same text",
+        lambda: _tokenizer(session),
+    )
+    yield Todo(
+        "preflight/chat template",
+        "golden text",
+        "a conversation is rendered, and its tokens stand for what was rendered",
+        lambda: _template(session),
+    )
+
+
+def _facts(session: Session) -> Outcome:
+    nothing = torch.empty(0, dtype=torch.long)
+    one_spec(Subject(session.name, session.model, nothing, nothing, dict(session.config.facts)))
+    return Outcome(f"{session.spec.num_layers} layers of {session.spec.family}")
+
+
+def _ledger(session: Session) -> Outcome:
+    checkpoint = open_checkpoint(session.model)
+    if checkpoint is None:
+        raise NotForced("there are no weights: config.json alone")
+    ledger = balance(checkpoint, session.spec)
+    try:
+        ledger.require_balanced(checkpoint)
+    except CheckpointError as error:
+        raise CheckFailed(str(error)) from error
+    unused = sum(map(len, ledger.unused.values()))
+    return Outcome(f"{len(ledger.uses)} tensors used, {unused} unused by choice")
+
+
+def _load(session: Session) -> Tokenizer:
+    try:
+        return Tokenizer.load(session.model)
+    except UsageError as error:
+        raise NotForced(str(error)) from error
+
+
+def _tokenizer(session: Session) -> Outcome:
+    tokenizer = _load(session)
+    vocab, tokens = session.spec.vocab.total, 0
+    for text in TEXTS:
+        ids = tokenizer.encode(text, add_special_tokens=False)
+        tokens += len(ids)
+        if beyond := [token for token in ids if not 0 <= token < vocab]:
+            raise CheckFailed(f"{text!r}: token {beyond[0]}, of a vocabulary of {vocab}")
+        whole = tokenizer.decode(ids, True)
+        stream = Detokenizer(tokenizer, skip_special_tokens=True)
+        pieces = "".join(stream.push([token]) for token in ids) + stream.flush()
+        if pieces != whole:
+            raise CheckFailed(f"{text!r}: streamed {pieces!r}, whole {whole!r}")
+        again = tokenizer.encode(whole, add_special_tokens=False)
+        if again != ids and tokenizer.decode(again, True) != whole:
+            raise CheckFailed(f"{text!r}: decodes to {whole!r}, and that to other text")
+    return Outcome(f"{len(TEXTS)} texts of {tokens} tokens")
+
+
+def _template(session: Session) -> Outcome:
+    tokenizer = _load(session)
+    if not tokenizer.has_chat_form:
+        raise NotForced("the model has no chat template")
+    text = render_chat(tokenizer, CONVERSATION)
+    if CONVERSATION[0]["content"] not in text:
+        raise CheckFailed(f"the question is not in what was rendered: {text[:200]!r}")
+    ids = tokenizer.encode(text, add_special_tokens=False)
+    if not ids or max(ids) >= session.spec.vocab.total:
+        raise CheckFailed(f"{len(ids)} tokens, the largest {max(ids, default=None)}")
+    return Outcome(f"{len(text)} characters, {len(ids)} tokens")

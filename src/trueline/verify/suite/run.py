@@ -1,0 +1,147 @@
+"""`verify`: all checks of a tier on one model, and the report of them."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Literal, get_args
+
+from trueline.config import EngineConfig
+from trueline.errors import UsageError
+from trueline.text.tokenizer import Tokenizer
+from trueline.utils.hub import find_model
+from trueline.verify.report import Check, Report, Status, TokenDiff
+from trueline.verify.suite import (
+    compositions,
+    distribution,
+    environment,
+    numbers,
+    ops,
+    power,
+    preflight,
+)
+from trueline.verify.suite.curves import curves
+from trueline.verify.suite.numbers import Numbers
+from trueline.verify.suite.outcome import Todo, carry_out
+from trueline.verify.suite.session import Session
+
+Tier = Literal["smoke", "standard", "full"]
+Progress = Callable[[str, int, int], None]
+"""Called with (check, number done, number in all)."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """Which checks: `only` and `skip` are groups, ids, invariants or patterns of them."""
+
+    tier: Tier = "standard"
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.tier not in get_args(Tier):
+            raise UsageError(f"tier = {self.tier!r}: accepted: {', '.join(get_args(Tier))}")
+
+    def takes(self, todo: Todo) -> bool:
+        if self.only and not any(_fits(todo, pattern) for pattern in self.only):
+            return False
+        return not any(_fits(todo, pattern) for pattern in self.skip)
+
+    def check_known(self, todos: Sequence[Todo]) -> None:
+        for option, patterns in (("--only", self.only), ("--skip", self.skip)):
+            for pattern in patterns:
+                if not any(_fits(todo, pattern) for todo in todos):
+                    groups = sorted({todo.id.partition("/")[0] for todo in todos})
+                    invariants = sorted({todo.invariant for todo in todos})
+                    raise UsageError(
+                        f"{option} {pattern}: no such check in this tier; accepted: groups "
+                        f"({', '.join(groups)}), invariants ({', '.join(invariants)}), ids, and "
+                        "patterns of these with *"
+                    )
+
+
+def _fits(todo: Todo, pattern: str) -> bool:
+    names = (todo.id, todo.id.partition("/")[0], todo.invariant)
+    return any(fnmatch(name, pattern) for name in names)
+
+
+def verify(
+    model: str | Path,
+    config: EngineConfig,
+    selection: Selection | None = None,
+    *,
+    prompt: str | None = None,
+    with_power: bool = True,
+    progress: Progress = lambda check, done, total: None,
+) -> Report:
+    selection = selection or Selection()
+    started, clock = datetime.datetime.now(datetime.UTC), time.perf_counter()
+    directory = find_model(model)
+    session = Session(str(model), directory, config, _prompt(directory, prompt))
+    measured = Numbers(session)
+    todos = list(all_checks(measured, selection.tier))
+    selection.check_known(todos)
+    todos = [todo for todo in todos if selection.takes(todo)]
+    checks: list[Check] = []
+    for number, todo in enumerate(todos):
+        progress(todo.id, number, len(todos))
+        checks.append(carry_out(todo))
+    report = Report(
+        model=environment.model(session),
+        tier=selection.tier,
+        options=environment.options(config),
+        started=started.isoformat(timespec="seconds"),
+        seconds=0.0,
+        environment=environment.environment(session),
+        plan=session.plan_lines,
+        checks=checks,
+    )
+    if measured.bands is not None:
+        report.bands = measured.bands.named_bands(session.plan.compute_dtype)
+        report.curves = curves(measured)
+        report.token_diffs = _diffs(measured, checks, directory)
+        wanted = with_power and not selection.only and selection.tier != "smoke"
+        # what a wrong engine would notice says nothing
+        if wanted and not any(c.group in ("layers", "modes") for c in report.failed):
+            report.power = list(
+                power.measure(measured, lambda done, total: progress("power", done, total))
+            )
+    report.seconds = time.perf_counter() - clock
+    return report
+
+
+def all_checks(measured: Numbers, tier: Tier) -> Iterator[Todo]:
+    session = measured.session
+    first, *others = compositions.compositions(session)
+    if tier == "smoke":
+        others = [each for each in others if each.smoke]
+    yield from preflight.checks(session)
+    yield from numbers.layer_checks(measured, first)
+    yield Todo(
+        "logits/distribution",
+        "oracle",
+        "the next token's distribution at every position against the definition's own forward",
+        lambda: distribution.logits(measured, first),
+    )
+    yield from numbers.mode_checks(measured, others)
+    if tier != "smoke":
+        yield from ops.checks(session)
+
+
+def _prompt(directory: Path, text: str | None) -> list[int] | None:
+    return None if text is None else Tokenizer.load(directory).encode(text)
+
+
+def _diffs(measured: Numbers, checks: list[Check], directory: Path) -> list[TokenDiff]:
+    """Of the first composition that failed, or else of the first."""
+    failed = [c.id.partition("/")[2] for c in checks if c.status == Status.FAILED]
+    name = next((each for each in failed if each in measured.judged), next(iter(measured.judged)))
+    try:
+        tokenizer = Tokenizer.load(directory)
+    except UsageError:
+        tokenizer = None
+    return distribution.token_diffs(measured, name, tokenizer)
