@@ -6,11 +6,13 @@ A sequence is a function of (seed, its number), so that any number of processes 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
+from numpy.lib.format import open_memmap
 from tokenizers import Tokenizer
 
 from trueline.tasks import stories
@@ -27,6 +29,10 @@ LONG_SHARE = (0.25, 0.7)
 """Of sequences with a long problem: at the beginning of the training, and at its end."""
 BEFORE_LONG = ("other", "1 operation", "2 operations")
 """Short ones, so that the long problem and its answer fit behind them."""
+PART = 500
+"""Sequences that a process makes at a time."""
+TOKENS, ANSWERS, MADE = "tokens.npy", "answers.npy", "made.txt"
+PATIENCE = 120
 SYSTEM = ("You are a helpful assistant.", "You solve arithmetic stories.", "Answer the question.",
           "Be brief.", "You are a careful teacher.")  # fmt: skip
 
@@ -92,18 +98,49 @@ def _part(file: str, seed: int, sequences: int, part: range) -> tuple[np.ndarray
     return np.stack([tokens for tokens, _ in made]), np.stack([answers for _, answers in made])
 
 
-def sequences(file: Path, seed: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """All of them: tokens [count, LENGTH] and which are answers."""
+def make(work: Path, seed: int, count: int) -> float:
+    """Write all of them, in order: tokens [count, LENGTH] and which are answers, whose share it
+    returns. MADE says how many are there, so that a training can begin with the first ones."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    size = 500
-    parts = [range(start, min(start + size, count)) for start in range(0, count, size)]
-    tokens = np.empty((count, LENGTH), np.uint16)
-    answers = np.empty((count, LENGTH), bool)
+    tokens = open_memmap(work / TOKENS, "w+", np.uint16, (count, LENGTH))
+    answers = open_memmap(work / ANSWERS, "w+", np.bool_, (count, LENGTH))
+    parts = [range(start, min(start + PART, count)) for start in range(0, count, PART)]
+    many = [str(work / "tokenizer.json")] * len(parts), [seed] * len(parts), [count] * len(parts)
     with ProcessPoolExecutor() as pool:
-        many = [str(file)] * len(parts), [seed] * len(parts), [count] * len(parts)
         for part, made in zip(parts, pool.map(_part, *many, parts), strict=True):
             tokens[part.start : part.stop], answers[part.start : part.stop] = made
-    return tokens, answers
+            (work / MADE).write_text(str(part.stop))
+    return float(answers.mean())
+
+
+class Sequences:
+    """What `make` has written, or is writing: whoever asks for more waits."""
+
+    def __init__(self, work: Path) -> None:
+        self._made, self._ready = work / MADE, 0
+        self._wait(1)
+        self._tokens = np.load(work / TOKENS, mmap_mode="r")
+        self._answers = np.load(work / ANSWERS, mmap_mode="r")
+
+    def __len__(self) -> int:
+        return len(self._tokens)
+
+    def batch(self, number: int, size: int) -> tuple[np.ndarray, np.ndarray]:
+        """Tokens and which are answers; after the last sequences the first ones come again."""
+        rows = [row % len(self) for row in range(number * size, (number + 1) * size)]
+        self._wait(max(rows) + 1)
+        return self._tokens[rows], self._answers[rows]
+
+    def _wait(self, count: int) -> None:
+        since = time.monotonic()
+        while self._ready < count:
+            ready = int(self._made.read_text() or 0) if self._made.exists() else 0
+            if ready > self._ready:
+                self._ready, since = ready, time.monotonic()
+            elif time.monotonic() - since > PATIENCE:
+                raise TimeoutError(f"{self._made}: {ready} sequences, and no more for {PATIENCE} s")
+            else:
+                time.sleep(0.02)
 
 
 def held_out(

@@ -24,7 +24,8 @@ from trueline.utils.json_types import JSON
 from witness import data
 from witness.build import build, exact_logprobs
 from witness.configs import CONFIGS
-from witness.train import BATCH, OTHER_STEPS, SEED, SPARSE_BATCH, SPARSE_STEPS, STEPS
+from witness.steps import BATCH
+from witness.train import SEED, SPARSE_BATCH, SPARSE_STEPS, STEPS
 
 GATE = 2e-5
 COPIED = ("config.json", "tokenizer.json", "tokenizer_config.json", "model.safetensors")
@@ -134,7 +135,7 @@ def finish(work: Path, destination: Path, name: str) -> None:
     scores = {
         "model": name,
         "seed": SEED,
-        "steps": OTHER_STEPS.get(name, STEPS),
+        "steps": STEPS if model.config.indexer is not None else log[-1]["step"],
         "sequences_a_step": BATCH,
         "tokens_a_sequence": data.LENGTH,
         **({"sparse_steps": SPARSE_STEPS, "sparse_sequences_a_step": SPARSE_BATCH}

@@ -87,6 +87,9 @@ class Optimiser:
     def step(self) -> None:
         self.adam.step()
         self.muon.step(self.factor)
+        self.forget_gradients()
+
+    def forget_gradients(self) -> None:
         for parameters in (*self.muon.groups, self.adam.param_groups[0]["params"]):
             for parameter in parameters:
                 parameter.grad = None

@@ -9,17 +9,21 @@ A dense training ends in WORK/NAME: config.json, tokenizer, model.safetensors, t
 sparse one begins with such weights (V3.2's with those of witness-v3), fits the indexers to the
 dense attention, and then trains everything with the keys that they select. V4's dense training
 does both on its way.
+
+A training may begin while its sequences are being made. With --seconds it has fewer steps where all
+would take longer: the schedule ends in time. Weights and log so far are written every minute.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
+import shutil
 import sys
 import time
 from pathlib import Path
 
-import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
@@ -30,18 +34,22 @@ from trueline.utils.json_types import JSON
 from witness import data, tokenizer
 from witness.build import build
 from witness.configs import CONFIGS, DENSE
-from witness.optimiser import Optimiser
+from witness.steps import BATCH, DenseStep, Pace, V4Step
 from witness.v4 import V4
 
 SEED = 20261116
-STEPS, BATCH = 8000, 32
+STEPS = 8000
 OTHER_STEPS = {"witness-ling": 7000, "witness-v4": 10_000}
 """Ling's take longer, and it needs fewer of them; V4 is trained alone, dense and sparse in one."""
 SPARSE_STEPS, WARM_UP, SPARSE_BATCH = 2400, 600, 16
-INDEXED, SELECTED = 0.55, 0.65
-"""V4's training: share of the steps before its indexers are fitted, and before they select."""
 PROMPT_WEIGHT = 0.1
-BIAS_RATE = 1e-3
+CHECKPOINT = 60.0
+"""Seconds between two."""
+BEGIN = (10, 20, 30, 40, 60)
+"""Steps whose losses are told beside those of every hundredth: their times make the first plan."""
+FINAL = 25.0
+"""Seconds for the last evaluation."""
+TOKENIZER = ("tokenizer.json", "tokenizer_config.json")
 CHECKED = ("2 operations", "5 operations", "middle", "long", "recall", "other")
 
 
@@ -52,30 +60,34 @@ class Training:
         self.work, self.name, self.out = work, name, work / name
         self.device = torch.device(device)
         self.out.mkdir(parents=True, exist_ok=True)
+        self.sequences = data.Sequences(work)
         (self.out / "config.json").write_text(json.dumps(CONFIGS[name], indent=1) + "\n")
-        for file in ("tokenizer.json", "tokenizer_config.json"):
+        for file in TOKENIZER:
             (self.out / file).write_text((work / file).read_text())
         self.tokenizer = Tokenizer.from_file(str(work / "tokenizer.json"))
-        self.tokens = np.load(work / "tokens.npy", mmap_mode="r")
-        self.answers = np.load(work / "answers.npy", mmap_mode="r")
         torch.manual_seed(SEED)
         self.model = build(self.out).to(self.device)
         self.ropes = self.model.ropes(data.LENGTH, self.device)
         self.some, self.all = torch.zeros(1, device=device), torch.ones(1, device=device)
-        self.start = time.perf_counter()
+        self.start = self.kept = time.perf_counter()
         self.log: list[JSON] = []
 
+    @property
+    def seconds(self) -> float:
+        return time.perf_counter() - self.start
+
     def batch(self, step: int, size: int) -> tuple[Tensor, Tensor]:
-        rows = [row % len(self.tokens) for row in range(step * size, (step + 1) * size)]
-        tokens = torch.from_numpy(self.tokens[rows].astype(np.int64))
-        answers = torch.from_numpy(self.answers[rows])
+        made = self.sequences.batch(step, size)
+        tokens, answers = torch.from_numpy(made[0]).long(), torch.from_numpy(made[1])
         if self.device.type == "cuda":  # what is not pinned is copied after the step before it
             tokens, answers = tokens.pin_memory(), answers.pin_memory()
         return tuple(one.to(self.device, non_blocking=True) for one in (tokens, answers))
 
     def write_log(self, **entry: object) -> None:
-        row = {"seconds": round(time.perf_counter() - self.start, 1), **entry}
+        row = {"seconds": round(self.seconds, 1), **entry}
         self.log.append(row)
+        lines = "".join(json.dumps(row) + "\n" for row in self.log)
+        (self.out / "training.jsonl").write_text(lines)
         print(self.name, json.dumps(row), file=sys.stderr, flush=True)
 
     def write_losses(self, step: int, loss: Tensor, **others: Tensor) -> None:
@@ -128,124 +140,48 @@ class Training:
         wrong = (logits[:, :-1].argmax(-1) != tokens[:, 1:]) & asked[:, 1:]
         return int((~wrong.any(1)).sum())
 
-    def save(self) -> None:
+    def checkpoint(self) -> None:
+        """The weights as they are stored; a reader finds the old ones or the new ones."""
+        prefix = "language_model." if self.name == "witness-k25" else ""
+        tensors = {
+            prefix + name: tensor.detach().to(self.model.stored_dtype(name)).cpu().contiguous()
+            for name, tensor in self.model.published()
+        }
+        save_file(tensors, self.out / "unfinished", {"format": "pt"})
+        (self.out / "unfinished").rename(self.out / "model.safetensors")
+        self.kept = time.perf_counter()
+
+    def save(self, step: int, *, sparse: bool) -> None:
         """Rounds the model's own weights too, so that what is scored is what is stored."""
-        tensors = {}
         with torch.no_grad():
             for name, tensor in self.model.published():
-                stored = tensor.detach().to(self.model.stored_dtype(name))
-                tensor.copy_(stored)
-                prefix = "language_model." if self.name == "witness-k25" else ""
-                tensors[prefix + name] = stored.cpu().contiguous().clone()
-        save_file(tensors, self.out / "model.safetensors", {"format": "pt"})
-
-    def finish(self) -> None:
-        lines = "".join(json.dumps(row) + "\n" for row in self.log)
-        (self.out / "training.jsonl").write_text(lines)
+                tensor.copy_(tensor.to(self.model.stored_dtype(name)))
+        self.checkpoint()
+        peak = torch.cuda.max_memory_allocated() if self.device.type == "cuda" else 0
+        self.write_log(step=step, right=self.score(256, sparse=sparse), peak=peak)
 
 
-class DenseStep:
-    """One step of a dense training; on a GPU it is captured, since its kernels are so small that
-    launching them takes longer."""
-
-    def __init__(self, run: Training, steps: int) -> None:
-        self.run, self.steps = run, steps
-        self.optimiser = Optimiser(run.model, muon=0.02, adam=2e-3)
-        self.forward = run.model.compile_for_training()
-        self.clipped = [p for n, p in run.model.named_parameters() if ".indexer." not in n]
-        self.bias_rate = torch.zeros((), device=run.device)
-        self.tokens, self.answers = run.batch(0, BATCH)
-        self.restart()
-
-    def restart(self) -> None:
-        """Before a step that is not like the one before."""
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.eager = 3  # compiled, and the optimiser's state made, before the capture
-
-    def __call__(self, step: int) -> tuple[Tensor, Tensor]:
-        """The step's loss, and that of the answers alone."""
-        tokens, answers = self.run.batch(step, BATCH)
-        self.tokens.copy_(tokens)
-        self.answers.copy_(answers)
-        self.optimiser.set(step, self.steps)
-        self.bias_rate.fill_(BIAS_RATE * (1 - step / self.steps))
-        if self.run.device.type != "cuda":
-            self._step()
-        elif self.eager:
-            self.eager -= 1
-            self._on_side_stream()
-        elif self.graph is None:
-            self.graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(self.graph):
-                self._step()
-            self.graph.replay()
-        else:
-            self.graph.replay()
-        return self.losses
-
-    def _on_side_stream(self) -> None:
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            self._step()
-        torch.cuda.current_stream().wait_stream(side)
-
-    def _step(self) -> None:
-        run = self.run
-        with torch.autocast(run.device.type, torch.bfloat16, cache_enabled=False):
-            logits, loads, divergence = self.outputs()
-        loss, of_answers = run.loss(logits, self.tokens, self.answers)
-        (loss + divergence).backward()
-        torch.nn.utils.clip_grad_norm_(self.clipped, 1.0)
-        self.optimiser.step()
-        run.balance(loads, self.bias_rate)
-        self.losses = loss.detach(), of_answers.detach()
-
-    def outputs(self) -> tuple[Tensor, Tensor, Tensor]:
-        logits, loads = self.forward(self.tokens, self.run.ropes)
-        return logits, loads, self.run.some[0]
-
-
-class V4Step(DenseStep):
-    """The same, with indexers from some step on: first fitted to what attention looks at, then
-    selecting what it sees."""
-
-    def __init__(self, run: Training, steps: int) -> None:
-        self.first, self.selecting = int(INDEXED * steps), int(SELECTED * steps)
-        self.sparse = False
-        self.everything = torch.ones(1, device=run.device)
-        super().__init__(run, steps)
-
-    def __call__(self, step: int) -> tuple[Tensor, Tensor]:
-        if step == self.first:
-            self.sparse = True
-            self.restart()
-        if step == self.selecting:
-            self.everything.zero_()
-        return super().__call__(step)
-
-    def outputs(self) -> tuple[Tensor, Tensor, Tensor]:
-        if not self.sparse:
-            return super().outputs()
-        return self.run.model.forward_sparse(self.tokens, self.run.ropes, self.everything)
-
-
-def train_dense(work: Path, name: str, steps: int, device: str = "cuda") -> None:
+def train_dense(
+    work: Path, name: str, steps: int, *, device: str = "cuda", seconds: float = math.inf
+) -> None:
     run = Training(work, name, device=device)
-    v4 = isinstance(run.model, V4)
-    one = (V4Step if v4 else DenseStep)(run, steps)
+    pace = Pace(steps, seconds - FINAL)
+    one = (V4Step if isinstance(run.model, V4) else DenseStep)(run, pace)
     run.write_log(seed=SEED, parameters=sum(p.numel() for p in run.model.parameters()))
-    for step in range(steps):
+    step = 0
+    while step < pace.steps:
         loss, of_answers = one(step)
-        if step % 100 == 0 or step == steps - 1:
+        if step % 100 == 0 or step in BEGIN or step == pace.steps - 1:
             run.write_losses(step, loss, answers=of_answers)
-        if step % 1000 == 999 and step != steps - 1:
-            run.write_log(step=step, right=run.score(64, sparse=v4 and step > SELECTED * steps))
-    run.save()
-    run.write_log(
-        step=steps, right=run.score(256, sparse=v4), peak=torch.cuda.max_memory_allocated()
-    )
-    run.finish()
+            if one.measure(step, run.seconds):
+                run.write_log(step=step, steps=pace.steps, rates=pace.rates)
+            if time.perf_counter() - run.kept > CHECKPOINT:
+                run.checkpoint()
+        step += 1
+        if step % 2000 == 0 and step < pace.steps:
+            run.write_log(step=step, right=run.score(64, sparse=one.selects))
+            one.pause()
+    run.save(step, sparse=one.selects)
 
 
 def train_sparse(work: Path, name: str, steps: int, begin: Path, device: str = "cuda") -> None:
@@ -261,7 +197,7 @@ def train_sparse(work: Path, name: str, steps: int, begin: Path, device: str = "
     first = torch.optim.AdamW(indexer, lr=3e-3, betas=(0.9, 0.98), weight_decay=0.0)
     second = torch.optim.AdamW(main, lr=3e-4, betas=(0.9, 0.98), weight_decay=0.0)
     forward = torch.compile(run.model.forward_sparse)
-    offset = len(run.tokens) // SPARSE_BATCH - steps  # the last ones: half have a long problem
+    offset = len(run.sequences) // SPARSE_BATCH - steps  # the last ones: half have a long problem
     for step in range(steps):
         warm_up = step < WARM_UP
         tokens, answers = run.batch(offset + step, SPARSE_BATCH)
@@ -282,22 +218,21 @@ def train_sparse(work: Path, name: str, steps: int, begin: Path, device: str = "
             run.write_losses(step, loss, answers=of_answers, divergence=divergence)
         if step == WARM_UP - 1:
             run.write_log(step=step, right=run.score(64, sparse=True))
-    run.save()
-    run.write_log(
-        step=steps, right=run.score(256, sparse=True), peak=torch.cuda.max_memory_allocated()
-    )
-    run.finish()
+    run.save(steps, sparse=True)
 
 
-def make_data(work: Path, sequences: int) -> None:
+def make_data(work: Path, sequences: int, given: Path | None) -> None:
+    """With a tokenizer that is given, or one that is trained."""
     work.mkdir(parents=True, exist_ok=True)
     start = time.perf_counter()
-    tokenizer.write(tokenizer.train(), work)
-    tokens, answers = data.sequences(work / "tokenizer.json", SEED, sequences)
-    np.save(work / "tokens.npy", tokens)
-    np.save(work / "answers.npy", answers)
-    seconds, share = time.perf_counter() - start, answers.mean()
-    print(f"{tokens.size} tokens, {share:.3f} of them answers, {seconds:.0f} s", file=sys.stderr)
+    if given is None:
+        tokenizer.write(tokenizer.train(), work)
+    else:
+        for file in TOKENIZER:
+            shutil.copyfile(given / file, work / file)
+    share = data.make(work, SEED, sequences)
+    seconds, tokens = time.perf_counter() - start, sequences * data.LENGTH
+    print(f"{tokens} tokens, {share:.3f} of them answers, {seconds:.0f} s", file=sys.stderr)
 
 
 def main() -> None:
@@ -306,14 +241,16 @@ def main() -> None:
     parser.add_argument("work", type=Path)
     parser.add_argument("name", nargs="?", choices=CONFIGS)
     parser.add_argument("--steps", type=int)
+    parser.add_argument("--seconds", type=float, default=math.inf, help="that a dense one may take")
+    parser.add_argument("--tokenizer", type=Path, help="of data: directory of one that is trained")
     parser.add_argument("--begin", type=Path, help="of sparse: directory of the dense weights")
     given = parser.parse_args()
     torch.backends.cuda.matmul.allow_tf32 = True
     steps = given.steps or OTHER_STEPS.get(given.name, STEPS)
     if given.stage == "data":
-        make_data(given.work, (given.steps or max(steps, STEPS)) * BATCH)
+        make_data(given.work, (given.steps or max(steps, STEPS)) * BATCH, given.tokenizer)
     elif given.stage == "dense":
-        train_dense(given.work, given.name, steps)
+        train_dense(given.work, given.name, steps, seconds=given.seconds)
     else:
         begin = given.begin or given.work / DENSE.get(given.name, given.name)
         train_sparse(given.work, given.name, given.steps or SPARSE_STEPS, begin)

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 import torch
 import torch._dynamo.config
-import torch._inductor.config
+import torch._functorch.config
 from torch import Tensor, nn
 from torch.nn import functional
 
@@ -29,14 +29,16 @@ from witness.model import (
     select,
     wide,
 )
+from witness.v4_names import published
 
 HIDDEN = -1e9
 """Score of what is not seen: finite, since the first tokens see no entry at all."""
+MOST = 60.0
+"""Of an entry's score over the largest of the others: far above what normalised queries and keys
+can come to, and their exponentials have sums in float32."""
 EXACT = 3
 """Sinkhorn's last iterations, through which gradients flow; the ones before set the scale of rows
 and columns, which has hardly any influence left after these."""
-
-EXPERT_NAMES = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 
 
 def unit_rms(x: Tensor, eps: float) -> Tensor:
@@ -252,20 +254,19 @@ class Compressed(nn.Module):
         absent = place < torch.arange(self.window, device=q.device)
         scores = (scores * self.scale).masked_fill(absent[:, None], HIDDEN)
         sinks = wide(self.sinks)
-        top = torch.maximum(scores.amax(-1), sinks)
-        far, weights, shares = None, None, None
+        # any number gives the same; no entry's, whose maximum Triton failed to compile
+        top = torch.maximum(scores.amax(-1), sinks).detach()[..., None]
+        far, shares = None, None
         if entries is not None:
             assert seen is not None
             far = wide(q.flatten(1, 2) @ entries.mT).unflatten(1, q.shape[1:3]) * self.scale
             far = far.masked_fill(~seen[:, :, None], HIDDEN)
-            top = torch.maximum(top, far.amax(-1))
-        top = top.detach()[..., None]  # any number gives the same
         weights = (scores - top).exp()
         total = weights.sum(-1) + (sinks - top[..., 0]).exp()
         out = sum(weights[..., back, None] * wide(k)[:, :, None] for back, k in enumerate(near))
         if far is not None:
             assert entries is not None
-            looked = (far - top).exp()
+            looked = (far - top).clamp(max=MOST).exp()
             total = total + looked.sum(-1)
             mixed = looked.to(q.dtype).flatten(1, 2) @ entries
             out = out + wide(mixed).unflatten(1, q.shape[1:3])
@@ -331,10 +332,10 @@ class V4(Trained):
         return self.config.v4_facts.index_topk
 
     def compile_for_training(self) -> V4:
-        # Triton does not compile what Inductor makes of a window of one with the entries' maximum
-        # as a persistent reduction; a part that does not compile all the same runs eagerly
-        torch._inductor.config.triton.persistent_reductions = False
+        # a part that does not compile runs eagerly, one whose backward does not likewise: left to
+        # the first backward pass, that would end the training
         torch._dynamo.config.suppress_errors = True
+        torch._functorch.config.force_non_lazy_backward_lowering = True
         for layer in self.layers:
             for part in layer.children():
                 part.compile()
@@ -373,7 +374,9 @@ class V4(Trained):
         for layer in self.layers:
             x, post, carry = layer.hc_attn(h)
             rope = ropes[0] if layer.attention.form == v4_facts.WINDOW else ropes[1]
-            y, of_indexer = layer.attention(x, rope, everything)
+            # a layer without an indexer is then compiled once
+            indexed = everything if layer.attention.indexer is not None else None
+            y, of_indexer = layer.attention(x, rope, indexed)
             h = layer.merge(h, y, post, carry)
             if of_indexer is not None:
                 divergence = divergence + of_indexer
@@ -391,54 +394,4 @@ class V4(Trained):
         return torch.float32 if precise else torch.bfloat16
 
     def published(self) -> Iterator[tuple[str, Tensor]]:
-        yield "embed.weight", self.embed_tokens.weight
-        yield "norm.weight", self.norm.weight
-        yield "head.weight", self.lm_head.weight
-        for name, tensor in self.hc_head.named_parameters():
-            yield f"hc_head_{name}", tensor
-        for number, layer in enumerate(self.layers):
-            at = f"layers.{number}"
-            for kind in ("attn", "ffn"):
-                connection = layer.get_submodule(f"hc_{kind}")
-                yield f"{at}.{kind}_norm.weight", connection.norm.weight
-                for name in ("fn", "base", "scale"):
-                    yield f"{at}.hc_{kind}_{name}", getattr(connection, name)
-            yield from published_attention(f"{at}.attn", layer.attention)
-            yield from published_experts(f"{at}.ffn", layer.mlp)
-
-
-def published_attention(at: str, attention: Compressed) -> Iterator[tuple[str, Tensor]]:
-    yield f"{at}.attn_sink", attention.sinks
-    yield f"{at}.wo_a.weight", attention.o_a_proj.flatten(0, 1)
-    yield f"{at}.wo_b.weight", attention.o_b_proj.weight
-    yield f"{at}.wq_a.weight", attention.q_a_proj.weight
-    yield f"{at}.q_norm.weight", attention.q_a_layernorm.weight
-    yield f"{at}.wq_b.weight", attention.q_b_proj.weight
-    yield f"{at}.wkv.weight", attention.kv_proj.weight
-    yield f"{at}.kv_norm.weight", attention.kv_norm.weight
-    if attention.form != v4_facts.WINDOW:
-        yield from published_compressor(f"{at}.compressor", attention.compressor)
-    if attention.indexer is not None:
-        yield f"{at}.indexer.wq_b.weight", attention.indexer.q_b_proj.weight
-        yield f"{at}.indexer.weights_proj.weight", attention.indexer.weights_proj.weight
-        yield from published_compressor(f"{at}.indexer.compressor", attention.indexer.compressor)
-
-
-def published_compressor(at: str, compressor: Compressor) -> Iterator[tuple[str, Tensor]]:
-    yield f"{at}.wkv.weight", compressor.kv_proj.weight
-    yield f"{at}.wgate.weight", compressor.gate_proj.weight
-    yield f"{at}.ape", compressor.position_bias
-    yield f"{at}.norm.weight", compressor.norm.weight
-
-
-def published_experts(at: str, experts: V4Experts) -> Iterator[tuple[str, Tensor]]:
-    yield f"{at}.gate.weight", experts.gate.weight
-    if experts.hashed:
-        yield f"{at}.gate.tid2eid", experts.table
-    else:
-        yield f"{at}.gate.bias", experts.bias
-    for name, ours in EXPERT_NAMES.items():
-        stacked = getattr(experts, ours)
-        for expert in range(experts.count):
-            yield f"{at}.experts.{expert}.{name}.weight", stacked[expert]
-        yield f"{at}.shared_experts.{name}.weight", stacked[-1]
+        return published(self)
