@@ -17,8 +17,8 @@ from trueline.weights.formats.pack_int4 import Int4Stored
 from trueline.weights.value import StoredPart, Weight
 
 ZERO_CODES = {"int4": 8, "fp4": 0}
-FP4_BITS = ((6, 7, 8, 15), (3, 4, 5, 12), (0, 1, 2, 9), (10, 11, 13, 14))
-"""Of 16 bits of fp4 codes: where each of the four has its bits."""
+FP4_BITS = ((0, 1, 2, 9), (10, 11, 12, 19), (4, 5, 6, 13), (14, 7, 8, 15))
+"""Of a word's lower fp4 codes: where each of the four has its bits; the others' stand 16 on."""
 
 
 def experts(form: str, count: int, rows: int, columns: int, group: int = 32) -> Weight:
@@ -50,12 +50,10 @@ def row_at(tile: int, warp: int, half: int, lane_row: int, width: int, gated: bo
 
 
 def code_at(words: Tensor, form: str, number: int) -> Tensor:
-    """Codes n and n + 4 of a word are those of 16 bits each."""
     if form == "int4":
         return words >> 4 * number & 15
-    bits = words >> 16 * (number // 4)
-    places = FP4_BITS[number % 4]
-    return torch.stack([(bits >> place & 1) << i for i, place in enumerate(places)]).sum(0)
+    places = ((place + number // 4 * 16) % 32 for place in FP4_BITS[number % 4])
+    return torch.stack([(words >> place & 1) << i for i, place in enumerate(places)]).sum(0)
 
 
 def unpacked(weight: Fragments, rows: int, gated: bool) -> tuple[Tensor, Tensor]:

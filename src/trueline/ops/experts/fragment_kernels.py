@@ -34,17 +34,15 @@ INT4 = gl.constexpr("""{
 FP4 = gl.constexpr("""{
     .reg .b32 t<4>, u, mask;
     mov.b32 mask, 0x81C081C0;
-    and.b32 t0, $8, mask;
-    shl.b32 t1, $8, 3;
+    shl.b32 t0, $8, 6;
+    and.b32 t0, t0, mask;
+    shf.r.wrap.b32 t1, $8, $8, 4;
     and.b32 t1, t1, mask;
-    shl.b32 t2, $8, 6;
+    shl.b32 t2, $8, 2;
     and.b32 t2, t2, mask;
-    shl.b32 t3, $8, 1;
-    and.b32 t3, t3, 0x80008000;
-    shr.u32 u, $8, 5;
-    lop3.b32 t3, u, 0x01000100, t3, 0xEA;
-    shr.u32 u, $8, 4;
-    lop3.b32 t3, u, 0x00C000C0, t3, 0xEA;
+    and.b32 t3, $8, 0x81808180;
+    shr.u32 u, $8, 8;
+    lop3.b32 t3, u, 0x00400040, t3, 0xEA;
     mul.rn.bf16x2 t0, t0, $9;
     mul.rn.bf16x2 t1, t1, $9;
     mul.rn.bf16x2 t2, t2, $9;

@@ -117,13 +117,15 @@ def _words(codes: Codes, order: Tensor, zero: int) -> Tensor:
 
 def _spread(words: Tensor) -> Tensor:
     """Codes of each 16 bits as fp4's kernels take them: a sign at bit 15 and the other three bits
-    at 8 are bfloat16's, but for its bias. The first code stands there, the second 3 bits and the
-    third 6 bits lower, the fourth in the bits that are left."""
+    from 6 on are bfloat16's, but for its bias. The first code stands 6 bits and the third 2 bits
+    lower; the second 4 bits higher, its sign in the other half; of the fourth, only the last bit
+    is elsewhere."""
     a, b, c, d = (words.view(torch.int16).int() >> 4 * i & 15 for i in range(4))
-    first = (a & 8) << 12 | (a & 7) << 6
-    second = (b & 8) << 9 | (b & 7) << 3
-    third = (c & 8) << 6 | c & 7
-    fourth = (d & 12) << 11 | (d & 3) << 10
+    first = (a & 8) << 6 | a & 7
+    other = (b & 8).unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    second = other | (b & 7) << 10
+    third = (c & 8) << 10 | (c & 7) << 4
+    fourth = (d & 8) << 12 | (d & 6) << 6 | (d & 1) << 14
     return (first | second | third | fourth).to(torch.int16).view(torch.int32)
 
 

@@ -47,14 +47,14 @@ T = gl.constexpr(8)
 @gluon.jit
 def tokens_of(x, inside):
     """x: where 8 neighbours of [T, 4, 8] are -> [32, T] for the tensor cores."""
-    value = gl.load(x, mask=inside, other=0)
+    value = gl.load(x) if inside is None else gl.load(x, mask=inside, other=0)
     value = gl.permute(gl.reshape(value, (T, 4, 2, 2, 2)), (2, 3, 1, 4, 0))
     return gl.convert_layout(gl.reshape(value, (32, T)), TOKENS, assert_trivial=True)
 
 
 @gluon.jit
 def add_chunks(
-    acc, words, stored, x_at, inside, column, rest,
+    acc, words, stored, x_at, column, rest,
     CHUNKS: gl.constexpr, FORM: gl.constexpr, GROUP: gl.constexpr,
 ):  # fmt: skip
     """acc [64, T] and what CHUNKS chunks of columns add. x_at, column [T, 4, 8]: of the first
@@ -66,8 +66,7 @@ def add_chunks(
         first, second = blocks_of(words[i // 2])
         weights = decoded(second if i % 2 else first, scales[i // BLOCKS] if EXACT else None, FORM)
         weights = gl.convert_layout(weights, WEIGHTS, assert_trivial=True)
-        there = inside if rest is None else inside & (column + i * 32 < rest)
-        tokens = tokens_of(x_at + i * 32, there)
+        tokens = tokens_of(x_at + i * 32, None if rest is None else column + i * 32 < rest)
         if EXACT:
             acc = mma_v2(weights, tokens, acc)
         else:
@@ -147,8 +146,9 @@ def stream_fragments(
     quad = gl.arange(0, 4, gl.SliceLayout(0, gl.SliceLayout(2, LOADED)))
     eight = gl.arange(0, 8, gl.SliceLayout(0, gl.SliceLayout(1, LOADED)))
     order += m * T
+    # what stands behind an expert's last pair multiplies the rows of its first: nobody stores that
     pair = gl.load(order + t)
-    live = (pair < pairs)[:, None, None]
+    pair = gl.where(pair < pairs, pair, gl.load(order))
     source = (pair // TOP if GATED else pair).to(gl.int64)
     column = quad[None, :, None] * 8 + eight[None, None, :]
     x_at = x + source[:, None, None] * x_row + column
@@ -163,9 +163,7 @@ def stream_fragments(
             then = gl.minimum(at + 1, last)
             w0, w1, w2, w3 = load_words(word_at + then * 2048, 4)
             stored = gl.load(scale_at + then * (64 * EACH) + row * EACH + group)
-            acc = add_chunks(
-                acc, words, mine, x_at + step * 256, live, column, None, 4, FORM, GROUP
-            )
+            acc = add_chunks(acc, words, mine, x_at + step * 256, column, None, 4, FORM, GROUP)
             step += 1
             if TAIL == 0 and step == steps:
                 store(acc, order, weights, out, n, pairs, width, GATED, LIMIT)
@@ -176,5 +174,5 @@ def stream_fragments(
         words = load_words(word_at + steps * 2048, TAIL)
         stored = tail_scales(scale_at + steps * (64 * EACH), GROUP, TAIL)
         x_at += steps * 256
-        acc = add_chunks(acc, words, stored, x_at, live, column, depth % 256, TAIL, FORM, GROUP)
+        acc = add_chunks(acc, words, stored, x_at, column, depth % 256, TAIL, FORM, GROUP)
         store(acc, order, weights, out, n, pairs, width, GATED, LIMIT)
