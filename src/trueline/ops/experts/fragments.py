@@ -122,7 +122,7 @@ def _spread(words: Tensor) -> Tensor:
     is elsewhere."""
     a, b, c, d = (words.view(torch.int16).int() >> 4 * i & 15 for i in range(4))
     first = (a & 8) << 6 | a & 7
-    other = (b & 8).unflatten(-1, (-1, 2)).flip(-1).flatten(-2)
+    other = (b & 8).view(-1, 2).flip(1).view(b.shape)
     second = other | (b & 7) << 10
     third = (c & 8) << 10 | (c & 7) << 4
     fourth = (d & 8) << 12 | (d & 6) << 6 | (d & 1) << 14
