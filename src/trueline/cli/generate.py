@@ -95,27 +95,22 @@ class OfflineEngine:
     """Override a fact that published sources contradict each other on, as NAME=VALUE
     (known: latent_norm_eps, linear_layer_factor). May be given several times."""
 
+    def options(self) -> JSON:
+        """As EngineConfig has them."""
+        given = {item.name: getattr(self, item.name) for item in fields(self)}
+        for name in ("op", "layer", "fact"):
+            del given[name]
+        return given | {
+            "block_size": self.block_size or "auto",
+            "ops": parse_choices("--op", self.op),
+            "layers": parse_choices("--layer", self.layer),
+            "facts": parse_facts(self.fact),
+        }
+
     def load(self, model: str) -> LLM:
         from trueline.llm import LLM
 
-        return LLM(
-            model,
-            dtype=self.dtype,
-            max_model_len=self.max_model_len,
-            max_num_seqs=self.max_num_seqs,
-            block_size=self.block_size or "auto",
-            kv_cache_dtype=self.kv_cache_dtype,
-            numerics=self.numerics,
-            device=self.device,
-            gpu_memory_utilization=self.gpu_memory_utilization,
-            enforce_eager=self.enforce_eager,
-            batch_invariant=self.batch_invariant,
-            tensor_parallel_size=self.tensor_parallel_size,
-            enable_expert_parallel=self.enable_expert_parallel,
-            ops=parse_choices("--op", self.op),
-            layers=parse_choices("--layer", self.layer),
-            facts=parse_facts(self.fact),
-        )
+        return LLM(model, **self.options())
 
 
 def generate(

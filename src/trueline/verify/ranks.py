@@ -4,7 +4,7 @@ own; and that it computes what one rank does."""
 from __future__ import annotations
 
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import product
 from pathlib import Path
 
@@ -19,7 +19,7 @@ from trueline.parallel.distributed import Journal
 from trueline.parallel.stated import Stated
 from trueline.plan.plan import make_plan
 from trueline.spec.shard import local_spec
-from trueline.verify.engine import Ask, EngineRun, run, same, serve
+from trueline.verify.engine import Ask, EngineRun, Observer, run, same, serve
 from trueline.verify.failed import CheckFailed
 from trueline.weights.load import StoredWeights
 
@@ -52,8 +52,9 @@ def serve_on_ranks(
     size: int,
     *,
     expert_parallel: bool = False,
+    watching: Callable[[EngineCore], Observer] | None = None,
 ) -> list[EngineRun]:
-    """What each of `size` ranks saw."""
+    """What each of `size` ranks saw. `watching`: rank 0's core."""
     spec = read_model(model, config.facts)
     group, statements = Threads(size), Threads(size)
     results: dict[int, EngineRun] = {}
@@ -76,7 +77,9 @@ def serve_on_ranks(
             decoder = build_decoder(local, plan, values, ranks)
             runner = Runner(local, plan, decoder)
             executor = LocalExecutor(runner, threaded=plan.limits.overlap)
-            results[number] = serve(EngineCore(executor, plan, config), asks)
+            core = EngineCore(executor, plan, config)
+            observer = watching(core) if watching is not None and number == 0 else None
+            results[number] = serve(core, asks, observer=observer)
         except Exception as error:
             failures.append(error)
             group.stop()

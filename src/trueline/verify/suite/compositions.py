@@ -4,12 +4,16 @@ afterwards that it was forced."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
+
+import torch
 
 from trueline.engine.core import EngineCore
 from trueline.errors import RequestRejected, UsageError
 from trueline.utils.json_types import JSON
-from trueline.verify.engine import Ask, EngineRun, serve
+from trueline.verify.engine import Ask, EngineRun, Observer, serve
+from trueline.verify.failed import CheckFailed
+from trueline.verify.ranks import serve_on_ranks
 from trueline.verify.suite.judge import Requests
 from trueline.verify.suite.observe import Watch
 from trueline.verify.suite.session import Session, lengths_around
@@ -48,6 +52,9 @@ class Composition:
     """Request -> step before which it is aborted."""
     turned_over: bool = False
     """Whether other requests have used the cache up several times before."""
+    ranks: int = 1
+    """Threads of this process that share the model."""
+    expert_parallel: bool = False
     smoke: bool = False
 
 
@@ -139,6 +146,7 @@ def compositions(session: Session) -> Iterator[Composition]:
             forced=lambda ran: f"{len(ran.done.tokens)} requests of one prompt",
         )
     yield from _under_pressure(session, block)
+    yield from _on_ranks(session)
     yield Composition(
         name="poison",
         invariant="poison",
@@ -219,8 +227,25 @@ def _under_pressure(session: Session, block: int) -> Iterator[Composition]:
     )
 
 
+def _on_ranks(session: Session) -> Iterator[Composition]:
+    s = session
+    for size, whole in ((2, False), (2, True), (4, False)):
+        experts = "experts whole" if whole else "experts by width"
+        yield Composition(
+            name=f"{size} ranks, {experts}",
+            invariant="ranks = one",
+            what=f"the model divided among {size} ranks, which exchange sums",
+            asks=[Ask(s.tokens(30), 5), Ask(s.tokens(7, 1), 4, arrives=1)],
+            ranks=size,
+            expert_parallel=whole,
+            forced=lambda ran, size=size: f"{size} ranks as threads",  # type: ignore[misc]
+        )
+
+
 def run(session: Session, composition: Composition, **changes: object) -> Ran:
     """Watched. NotForced where the engine refuses these options."""
+    if composition.ranks > 1:
+        return _serve_on_ranks(session, composition)
     try:
         with session.core(**{**composition.changes, **changes}) as core:
             return serve_watched(session, composition, core)
@@ -244,17 +269,50 @@ def serve_watched(session: Session, composition: Composition, core: EngineCore) 
         done = serve(core, composition.asks, before_step, observer=watch)
     finally:
         watch.close()
-    sequences = [
-        [*ask.prompt, *out] for ask, out in zip(composition.asks, done.tokens, strict=True)
-    ]
-    watch.finish(sequences, done.logits)
+    return _finished(composition, done, watch)
+
+
+def _serve_on_ranks(session: Session, composition: Composition) -> Ran:
+    if session.plan.device.is_gpu:
+        raise NotForced("ranks share a process on a CPU only; on GPUs: make test-ranks")
+    watches: list[Watch] = []
+
+    def watching(core: EngineCore) -> Observer:
+        watches.append(Watch(core, len(composition.asks)))
+        return watches[0]
+
+    try:
+        served = serve_on_ranks(
+            session.model,
+            composition.asks,
+            session.engine_config(**composition.changes),
+            composition.ranks,
+            expert_parallel=composition.expert_parallel,
+            watching=watching,
+        )
+    except UsageError as error:
+        raise NotForced(f"the model cannot be divided so: {error}") from error
+    first, *others = served
+    for number, other in enumerate(others, 1):
+        require_same_bits(f"ranks = one: rank {number} and rank 0", other, first)
+    return _finished(composition, first, watches[0])
+
+
+def _finished(composition: Composition, done: EngineRun, watch: Watch) -> Ran:
+    asked = zip(composition.asks, done.tokens, strict=True)
+    watch.finish([[*ask.prompt, *out] for ask, out in asked], done.logits)
     prompts = [len(ask.prompt) for ask in composition.asks]
-    return Ran(core, done, Requests(composition.name, watch.requests), prompts, watch.steps)
+    requests = Requests(composition.name, watch.requests)
+    return Ran(done.core, done, requests, prompts, watch.steps)
 
 
-def with_prompt(composition: Composition, prompt: list[int]) -> Composition:
-    first, *others = composition.asks
-    return replace(composition, asks=[replace(first, prompt=prompt), *others])
+def require_same_bits(what: str, one: EngineRun, two: EngineRun) -> None:
+    for i, (a, b) in enumerate(zip(one.logits, two.logits, strict=True)):
+        if one.tokens[i] != two.tokens[i]:
+            raise CheckFailed(f"{what}: request {i}: other tokens")
+        for p in sorted(a.keys() & b.keys()):
+            if not torch.equal(a[p], b[p]):
+                raise CheckFailed(f"{what}: request {i}, position {p}: bits differ")
 
 
 # -- what shows that it was forced --------------------------------------------------------

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 import torch
 
 from trueline.verify.engine import EngineRun
-from trueline.verify.failed import CheckFailed
 from trueline.verify.report import Measure, Place
 from trueline.verify.suite import compositions
 from trueline.verify.suite.compositions import Composition, Ran
@@ -140,7 +139,7 @@ def _mode(numbers: Numbers, composition: Composition) -> Outcome:
     require_likeliest(composition, ran.done)
     if composition.same_bits is not None:
         twin = compositions.run(numbers.session, composition, **composition.same_bits)
-        require_same_bits(composition.invariant, ran.done, twin.done)
+        compositions.require_same_bits(composition.invariant, ran.done, twin.done)
         evidence += "; the same bits without"
     return Outcome(evidence, measures, {})
 
@@ -208,12 +207,3 @@ def require_likeliest(composition: Composition, done: EngineRun) -> None:
                     Place(composition=composition.name, request=i, position=at, part="logits"),
                     [],
                 )
-
-
-def require_same_bits(invariant: str, one: EngineRun, two: EngineRun) -> None:
-    for i, (a, b) in enumerate(zip(one.logits, two.logits, strict=True)):
-        if one.tokens[i] != two.tokens[i]:
-            raise CheckFailed(f"{invariant}: request {i}: other tokens")
-        for p in sorted(a.keys() & b.keys()):
-            if not torch.equal(a[p], b[p]):
-                raise CheckFailed(f"{invariant}: request {i}, position {p}: bits differ")

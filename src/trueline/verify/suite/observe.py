@@ -15,6 +15,7 @@ from trueline.engine.core import EngineCore
 from trueline.engine.executor import local_runner
 from trueline.layers.context import StepInput
 from trueline.reference.model import FEED, MIX, Half
+from trueline.verify.failed import CheckFailed
 
 Key = tuple[int, Half]
 """A layer's half."""
@@ -141,6 +142,13 @@ class Watch:
             for other in self.requests:
                 if other is not request:
                     request.take_from(other)
+        for number, request in enumerate(self.requests):
+            missing = sorted(set(range(request.count)) - request.paths.keys())
+            if missing:
+                raise CheckFailed(
+                    f"prefix = cold: request {number}: position {missing[0]} was taken from the "
+                    "cache, and no request with the same tokens before it has computed it"
+                )
 
 
 def _put(into: dict[Any, dict[int, Tensor]], key: object, start: int, rows: Tensor) -> None:

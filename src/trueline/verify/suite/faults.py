@@ -1,0 +1,146 @@
+"""Known bugs, put into the running package one at a time: which of them a user's run would have
+caught, by which check, and in which layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from trueline.config import EngineConfig
+from trueline.errors import TruelineError, UsageError, described, did_you_mean
+from trueline.verify.faults import Fault
+from trueline.verify.faults.table import FAULTS
+from trueline.verify.report import Check, FaultRow, Status
+from trueline.verify.suite import compositions
+from trueline.verify.suite.numbers import Numbers
+from trueline.verify.suite.outcome import carry_out
+from trueline.verify.suite.run import Tier, all_checks
+from trueline.verify.suite.session import Session
+
+# Cheapest first, and what tells most: a fault is reported by the first check that it turns red.
+ORDER = ("preflight", "layers", "modes", "logits", "ops")
+Logits = list[dict[int, Tensor]]
+
+
+def named_faults(ids: Sequence[str]) -> list[Fault]:
+    """All of the table without ids."""
+    by_id = {fault.id: fault for fault in FAULTS}
+    for name in ids:
+        if name not in by_id:
+            raise UsageError(f"no fault is called {name}{did_you_mean(name, by_id)}")
+    return [by_id[name] for name in ids] or list(FAULTS)
+
+
+@dataclass(frozen=True)
+class Patient:
+    """The model that faults are put into."""
+
+    name: str
+    model: Path
+    config: EngineConfig
+    tier: Tier = "standard"
+
+    def session(self) -> Session:
+        return Session(self.name, self.model, self.config)
+
+    def healthy(self) -> Logits:
+        """What the engine computes without a fault."""
+        return _logits(self.session())
+
+
+def fault_rows(
+    patient: Patient,
+    faults: Sequence[Fault],
+    progress: Callable[[str, int, int], None] = lambda fault, done, total: None,
+) -> Iterator[FaultRow]:
+    healthy = patient.healthy()
+    for number, fault in enumerate(faults):
+        progress(fault.id, number, len(faults))
+        yield one_fault(patient, fault, healthy)
+
+
+def one_fault(patient: Patient, fault: Fault, healthy: Logits) -> FaultRow:
+    row = FaultRow(id=fault.id, what=fault.what, outcome="not here")
+    try:
+        fault.place()
+    except Exception as error:
+        return _changed(row, evidence=f"what it replaces is not here: {described(error)}")
+    with fault.seeded():
+        try:
+            session = patient.session()
+        except TruelineError as error:
+            return _changed(
+                row, outcome="caught", caught_by="start", invariant="ledger", evidence=str(error)
+            )
+        except Exception as error:
+            return _changed(
+                row, outcome="caught", caught_by="start", invariant="start",
+                evidence=described(error),
+            )  # fmt: skip
+        red = _first_red(session, fault, patient.tier)
+        if red is not None:
+            return _changed(
+                row,
+                outcome="caught",
+                caught_by=red.id,
+                invariant=red.invariant,
+                layer=_layer(red),
+                position=red.place.position if red.place else None,
+                evidence=red.evidence,
+            )
+        changed = True
+        with suppress(TruelineError):
+            changed = not _same(_logits(session), healthy)
+    if changed:
+        return _changed(row, outcome="survived", evidence="logits changed, and no check failed")
+    return _changed(
+        row,
+        outcome="no effect",
+        evidence=f"this model's logits are the same; seen by {fault.check}",
+    )
+
+
+def _first_red(session: Session, fault: Fault, tier: Tier) -> Check | None:
+    """Ops are checked alone only where the fault is in what they are made of."""
+    measured = Numbers(session)
+    todos = sorted(
+        all_checks(measured, tier), key=lambda todo: ORDER.index(todo.id.partition("/")[0])
+    )
+    owner = fault.place()
+    module = str(getattr(owner, "__module__", None) or getattr(owner, "__name__", ""))
+    in_ops = module.startswith("trueline.ops") or not module.startswith("trueline.")
+    for todo in todos:
+        if todo.id.startswith("ops/") and not in_ops:
+            continue
+        check = carry_out(todo)
+        if check.status in (Status.FAILED, Status.ERROR):
+            return check
+    return None
+
+
+def _layer(check: Check) -> str:
+    if "wrong in all layers" in check.evidence:
+        return "all"
+    return "none" if check.place is None or check.place.layer is None else str(check.place.layer)
+
+
+def _logits(session: Session) -> Logits:
+    first = next(iter(compositions.compositions(session)))
+    return compositions.run(session, first).done.logits
+
+
+def _same(one: Logits, two: Logits) -> bool:
+    return len(one) == len(two) and all(
+        a.keys() == b.keys() and all(torch.equal(a[p], b[p]) for p in a)
+        for a, b in zip(one, two, strict=True)
+    )
+
+
+def _changed(row: FaultRow, **changes: object) -> FaultRow:
+    fields = {name: getattr(row, name) for name in row.__struct_fields__}
+    return FaultRow(**{**fields, **changes})
