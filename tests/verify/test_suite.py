@@ -1,0 +1,294 @@
+"""`trueline verify` on tiny models: it passes, it sees errors a little larger than noise, it says
+where, and what it could not force is never "passed"."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from trueline.config import EngineConfig
+from trueline.engine.executor import local_runner
+from trueline.errors import UsageError
+from trueline.verify.cases import CASES, make_subject
+from trueline.verify.failed import CheckFailed
+from trueline.verify.report import Check, Report, Status
+from trueline.verify.suite import choices, compositions, power
+from trueline.verify.suite.choices import Scores
+from trueline.verify.suite.compositions import NotForced
+from trueline.verify.suite.judge import FACTOR, Judge, Judgement, Off, Requests, relative
+from trueline.verify.suite.numbers import Numbers
+from trueline.verify.suite.observe import Observed
+from trueline.verify.suite.run import Selection, verify
+from trueline.verify.suite.session import Session
+
+SMOKE = Selection(tier="smoke")
+# One of each kind of attention; what is stored in fewer bits.
+QUICK = ("v3-near", "ling", "glm5", "v4-small", "fp8")
+OTHERS = (
+    *("v2", "v2-lite", "k2", "k25", "glm", "v32", "v32-block-1", "v4-flat", "v4-odd", "tied"),
+    *("int4", "k25-int4", "fp4", "bf16", "ling-bf16", "glm5-bf16", "ling-fp8", "v32-fp8"),
+)
+
+
+def made(name: str, tmp_path: Path, **options: Any) -> tuple[Path, EngineConfig]:
+    case = CASES[name]
+    model = make_subject(name, tmp_path / name).model
+    return model, EngineConfig(facts=case.facts, **{**case.options, **options})
+
+
+@pytest.fixture(scope="module")
+def session(tmp_path_factory: pytest.TempPathFactory) -> Session:
+    model, config = made("v3-near", tmp_path_factory.mktemp("suite"))
+    return Session("v3-near", model, config)
+
+
+@pytest.fixture(scope="module")
+def numbers(session: Session) -> Numbers:
+    measured = Numbers(session)
+    measured.run(next(iter(compositions.compositions(session))))
+    return measured
+
+
+def wrong(report: Report) -> list[tuple[str, str]]:
+    return [(check.id, check.evidence) for check in report.failed]
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_smoke_passes(name: str, tmp_path: Path) -> None:
+    model, config = made(name, tmp_path)
+    report = verify(model, config, SMOKE)
+    assert not wrong(report)
+    assert report.passed
+    groups = {check.group for check in report.checks if check.status == Status.PASSED}
+    assert groups == {"preflight", "layers", "logits", "modes"}
+    worst = {m.name: m for m in _check(report, "layers/each half").measures}
+    assert {"entry", "mixer", "feed forward", "head"} <= worst.keys()
+    assert all(0 < m.value < m.gate for m in worst.values() if m.gate)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", [*QUICK, *OTHERS])
+def test_standard_passes(name: str, tmp_path: Path) -> None:
+    model, config = made(name, tmp_path)
+    report = verify(model, config)
+    assert not wrong(report)
+    assert report.power
+    assert all(row.smallest is not None and row.smallest <= 2**-8 for row in report.power)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["v3-near", "ling", "v32-near"])
+@pytest.mark.parametrize(
+    "options",
+    [{"batch_invariant": True}, {"block_size": 1}, {"block_size": 3}, {"dtype": "bfloat16"},
+     {"mamba_cache_dtype": "float32"}, {"max_num_batched_tokens": 16, "max_num_seqs": 4}],
+    ids=str,
+)  # fmt: skip
+def test_engine_options(name: str, options: dict[str, Any], tmp_path: Path) -> None:
+    model, config = made(name, tmp_path, **options)
+    assert not wrong(verify(model, config, with_power=False))
+
+
+def test_what_cannot_be_forced_is_not_covered(tmp_path: Path) -> None:
+    """Ranks that do not divide the model; a run in which nothing passed has not passed."""
+    model, config = made("v3-near", tmp_path)
+    report = verify(model, config, Selection(only=("modes/4 ranks*", "modes/2 ranks*")))
+    assert {check.status for check in report.checks} == {Status.NOT_COVERED}
+    assert all("divid" in check.evidence for check in report.checks)
+    assert not report.passed, "nothing ran"
+
+
+def test_selection() -> None:
+    with pytest.raises(UsageError, match="tier"):
+        Selection(tier="quick")  # type: ignore[arg-type]
+
+
+def test_unknown_checks_are_refused(tmp_path: Path) -> None:
+    model, config = made("v3-near", tmp_path)
+    for given in ({"only": ("mode",)}, {"skip": ("ops/nothing",)}):
+        with pytest.raises(UsageError, match=r"no such check.*preflight.*solo = batch"):
+            verify(model, config, Selection(tier="smoke", **given))
+
+
+def _check(report: Report, name: str) -> Check:
+    return next(check for check in report.checks if check.id == name)
+
+
+# -- sensitivity -----------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("part", ["mixer", "feed forward"])
+def test_errors_are_seen_in_their_layer_and_no_other(numbers: Numbers, part: str) -> None:
+    """A little above what is accepted it is seen there and nowhere else; far below it is not."""
+    bands = numbers.bands
+    assert bands is not None
+    layer = 2
+    gate = bands.gate(layer, part)
+    put = power._on_output(layer, "mixer" if part == "mixer" else "feed_forward")
+    for size, seen in ((3 * gate, True), (gate / 8, False)):
+        found = _injected(numbers, put, size)
+        places = {(off.layer, off.part) for off, _, _ in found.wrong()}
+        assert places == ({(layer, part)} if seen else set())
+
+
+def _injected(numbers: Numbers, put: power.Put, size: float) -> Judgement:
+    session = numbers.session
+    first = next(iter(compositions.compositions(session)))
+    with session.core() as core:
+        put(local_runner(core.executor).decoder, size)
+        ran = compositions.serve_watched(session, first, core)
+    return numbers.judge.judge([ran.requests], [], numbers.bands)
+
+
+def test_an_error_at_one_position_is_named(numbers: Numbers) -> None:
+    first = next(iter(compositions.compositions(numbers.session)))
+    with numbers.session.core() as core:
+        ran = compositions.serve_watched(numbers.session, first, core)
+    request = ran.requests.observed[0]
+    key = next(key for key in request.outputs if key[0] == 1)
+    row = request.outputs[key][17]
+    request.outputs[key][17] = row * (1 + 1e-3)
+    found = numbers.judge.judge([ran.requests], [], numbers.bands)
+    first_wrong = found.first_wrong()
+    assert first_wrong is not None
+    off, position, _ = first_wrong
+    assert (off.layer, position) == (1, 17)
+
+
+def test_power_is_near_the_band(numbers: Numbers) -> None:
+    """Of each place the smallest error that is seen is small, and named right."""
+    rows = list(power.measure(numbers, lambda done, total: None))
+    assert len(rows) >= 10
+    for row in rows:
+        assert row.smallest is not None
+        assert row.named is not None
+        assert row.smallest < 1e-4
+        assert row.named.layer == row.place.layer
+        assert row.named.part == row.place.part
+        assert row.unseen is not None
+        assert row.unseen < row.smallest
+
+
+# -- choices ---------------------------------------------------------------------------
+
+
+def test_wrong_choices() -> None:
+    values = torch.tensor([[5.0, 4.0, 3.0, 3.0 - 1e-9, 1.0]], dtype=torch.float64)
+    scores = Scores(values, values.amax(-1))
+    for ids, right in (
+        ([0, 1, 2], True),
+        ([2, 0, 1], True),
+        ([0, 1, 3], True),  # a tie, as far as noise goes
+        ([0, 1, 4], False),
+        ([1, 2, 3], False),
+    ):
+        off = choices.wrong_choice(scores, torch.tensor([ids]), 1e-7)
+        assert bool(off <= 0) == right, ids
+    assert not choices.counts_are_right(torch.tensor([[1, 1, 2]]), 3)
+    assert not choices.counts_are_right(torch.tensor([[1, -1, 2]]), 3)
+    assert choices.counts_are_right(torch.tensor([[1, -1, 2]]), 2)
+
+
+def test_experts_of_a_group_that_is_not_kept() -> None:
+    values = torch.tensor([[9.0, 1.0, 5.0, 4.9]], dtype=torch.float64)
+    groups = torch.tensor([[10.0, 9.9]], dtype=torch.float64)
+    scores = Scores(values, values.amax(-1), groups, kept=1)
+    assert choices.wrong_choice(scores, torch.tensor([[0, 1]]), 1e-7) <= 0
+    assert choices.wrong_choice(scores, torch.tensor([[0, 2]]), 1e-7) > 0
+    near = replace(scores, groups=torch.tensor([[10.0, 10.0 - 1e-8]], dtype=torch.float64))
+    assert choices.wrong_choice(near, torch.tensor([[2, 3]]), 1e-7) <= 0
+
+
+def test_positions_that_choose_nothing_see_all() -> None:
+    rows = choices.all_visible(5, 3, 1, {3: torch.tensor([0, 3, 1]), 4: torch.tensor([4, 0, 2])})
+    assert rows.tolist() == [[0, -1, -1], [0, 1, -1], [0, 1, 2], [0, 3, 1], [4, 0, 2]]
+    assert choices.all_visible(5, 3, 2, {}).tolist() == [
+        [-1, -1, -1], [0, -1, -1], [0, -1, -1], [0, 1, -1], [0, 1, -1]
+    ]  # fmt: skip
+
+
+# -- parts -----------------------------------------------------------------------------
+
+
+def test_rows_are_measured_one_by_one() -> None:
+    exact = torch.ones(4, 3, dtype=torch.float64)
+    ours = exact.clone()
+    ours[2] *= 1.01
+    off = relative(ours, exact)
+    assert off.argmax() == 2
+    assert float(off[2]) == pytest.approx(0.01)
+    assert off[[0, 1, 3]].max() == 0
+
+
+def test_nan_is_wrong() -> None:
+    found = Judgement(bands={("mixer", "mixer"): 1e-6})
+    values = torch.tensor([0.0, torch.nan], dtype=torch.float64)
+    found.offs.append(Off(0, "mixer", "x", 0, torch.tensor([4, 5]), values))
+    first = found.first_wrong()
+    assert first is not None
+    assert first[1] == 5
+
+
+def test_gates_come_from_the_band() -> None:
+    found = Judgement(bands={("mixer", "mixer"): 1e-3})
+    assert found.gate(0, "mixer") == pytest.approx(FACTOR * 1e-3)
+    assert found.accepted(0, "experts") == 0
+
+
+def test_cached_positions_need_somebody_with_the_same_tokens() -> None:
+    one, two = Observed(tokens=[1, 2, 3]), Observed(tokens=[1, 5, 3])
+    for p in range(3):
+        one.paths[p] = "prefill"
+    two.take_from(one)
+    assert two.paths == {0: "prefill"}
+    assert two.reused == {0}
+    assert two.computed == []
+
+
+def test_missing_positions_fail(session: Session) -> None:
+    from trueline.verify.suite.observe import Watch
+
+    with session.core() as core:
+        watch = Watch(core, 1)
+        watch.close()
+    watch.requests[0].paths = {0: "prefill", 2: "prefill"}
+    with pytest.raises(CheckFailed, match="position 1"):
+        watch.finish([[1, 2, 3]], [{}])
+
+
+def test_modes_prove_that_they_happened(session: Session) -> None:
+    """With requests that do not force it, a composition says so."""
+    for composition in compositions.compositions(session):
+        if composition.name in ("preempt and resume", "prefix hit", "one-token tail"):
+            plain = replace(
+                composition,
+                asks=[replace(composition.asks[0], prompt=[1, 2, 3], max_tokens=2)],
+                changes={},
+            )
+            with pytest.raises(NotForced):
+                plain.forced(compositions.run(session, plain))
+
+
+def test_bits_under_another_schedule(session: Session) -> None:
+    first = next(iter(compositions.compositions(session)))
+    ran = compositions.run(session, first)
+    compositions.require_same_bits("x", ran.done, compositions.run(session, first).done)
+    other = replace(ran.done, logits=[{p: row + 1e-7 for p, row in ran.done.logits[0].items()}])
+    with pytest.raises(CheckFailed, match="bits differ"):
+        compositions.require_same_bits("x", ran.done, other)
+
+
+def test_the_definition_of_one_layer_is_that_of_the_whole(session: Session) -> None:
+    judge = Judge(session.definition, torch.float32)
+    first = next(iter(compositions.compositions(session)))
+    ran = compositions.run(session, first)
+    whole = judge.judge([ran.requests], [Requests("x", ran.requests.observed)])
+    some = judge.judge([ran.requests], [], whole, layers=[1])
+    parts = {(off.layer, off.part) for off in some.offs}
+    assert {layer for layer, _ in parts} == {1, session.definition.num_layers}
+    for layer, part in parts:
+        assert some.worst(layer, part) == whole.worst(layer, part)
