@@ -97,7 +97,7 @@ _V4: JSON = {
     "sliding_window": 1,
     "layer_types": [_ALL, _SPARSE, _ALL, _SPARSE, _ALL, _SPARSE],
     "compress_rates": {_SPARSE: 2, _ALL: 2},
-    "index_n_heads": 4,
+    "index_n_heads": 8,
     "index_head_dim": 64,
     "index_topk": 64,
     "o_groups": 2,
