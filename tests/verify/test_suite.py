@@ -19,7 +19,8 @@ from trueline.verify.report import Check, Report, Status
 from trueline.verify.suite import choices, compositions, power
 from trueline.verify.suite.choices import Scores
 from trueline.verify.suite.compositions import NotForced
-from trueline.verify.suite.judge import FACTOR, Judge, Judgement, Off, Requests, relative
+from trueline.verify.suite.judge import Judge
+from trueline.verify.suite.judgement import FACTOR, Judgement, Off, Requests, relative
 from trueline.verify.suite.numbers import Numbers
 from trueline.verify.suite.observe import Observed
 from trueline.verify.suite.run import Selection, verify
@@ -139,8 +140,9 @@ def _injected(numbers: Numbers, put: power.Put, size: float) -> Judgement:
     session = numbers.session
     first = next(iter(compositions.compositions(session)))
     with session.core() as core:
-        put(local_runner(core.executor).decoder, size)
+        undo = put(local_runner(core.executor).decoder, size)
         ran = compositions.serve_watched(session, first, core)
+        undo()
     return numbers.judge.judge([ran.requests], [], numbers.bands)
 
 
@@ -157,6 +159,26 @@ def test_an_error_at_one_position_is_named(numbers: Numbers) -> None:
     assert first_wrong is not None
     off, position, _ = first_wrong
     assert (off.layer, position) == (1, 17)
+
+
+def test_large_models_are_judged_in_one_pass(numbers: Numbers) -> None:
+    """The same figures, with one layer of the definition in memory at a time."""
+    session = numbers.session
+    some = list(compositions.compositions(session))[:3]
+    apart = {each.name: numbers.run(each) for each in some}
+    once = Numbers(session, together=some)
+    kept, session.definition.keep = session.definition.keep, False
+    try:
+        for each in some:
+            found = once.run(each)
+            for off in found.offs:
+                assert found.worst(off.layer, off.part) == apart[each.name].worst(
+                    off.layer, off.part
+                )
+            assert found.bands == apart[each.name].bands
+        assert len({part for part, _ in session.definition._parts}) == 2
+    finally:
+        session.definition.keep = kept
 
 
 def test_power_is_near_the_band(numbers: Numbers) -> None:

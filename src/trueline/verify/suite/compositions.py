@@ -14,7 +14,7 @@ from trueline.utils.json_types import JSON
 from trueline.verify.engine import Ask, EngineRun, Observer, serve
 from trueline.verify.failed import CheckFailed
 from trueline.verify.ranks import serve_on_ranks
-from trueline.verify.suite.judge import Requests
+from trueline.verify.suite.judgement import Requests
 from trueline.verify.suite.observe import Watch
 from trueline.verify.suite.session import Session, lengths_around
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trueline.verify.report import Curve
-from trueline.verify.suite.judge import FACTOR
+from trueline.verify.suite.judgement import FACTOR
 from trueline.verify.suite.numbers import Numbers, ratio
 
 

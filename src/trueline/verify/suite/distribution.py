@@ -5,37 +5,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from trueline.reference import ENDS
-from trueline.reference.model import FEED, MIX
 from trueline.text.tokenizer import Tokenizer
 from trueline.verify.report import Alternative, Measure, Place, TokenDiff
 from trueline.verify.suite.compositions import Composition
-from trueline.verify.suite.judge import FACTOR
+from trueline.verify.suite.judgement import FACTOR
 from trueline.verify.suite.numbers import Numbers
-from trueline.verify.suite.observe import Observed
 from trueline.verify.suite.outcome import Outcome, Wrong
 
 SHOWN_DIFFS, SHOWN_TOKENS = 6, 5
-
-
-def forward(numbers: Numbers, observed: Observed, dtype: torch.dtype) -> Tensor:
-    """The definition's own forward over a request's tokens, [T, vocabulary] logprobs; choices that
-    the engine made are taken, so that no near-tie decides."""
-    judge, definition = numbers.judge, numbers.session.definition
-    tokens = observed.tokens[: observed.count]
-    follow = judge.sequence(observed)
-    with torch.no_grad(), definition.there():
-        h = definition.part(ENDS, dtype).start(torch.tensor(tokens))
-        for layer in range(definition.num_layers):
-            ref = definition.part(layer, dtype)
-            selected, experts = follow.selected(ref, layer), follow.experts(layer)
-            sequence = definition.sequence(tokens, experts=experts, selected=selected)
-            y = ref.mixed(layer, ref.entry(layer, MIX, h), sequence)
-            h = ref.add(layer, MIX, h, y)
-            y = ref.fed(layer, ref.entry(layer, FEED, h), sequence)
-            h = ref.add(layer, FEED, h, y)
-        logits = definition.part(ENDS, dtype).head(h)
-    return logits.double().log_softmax(-1).cpu()
 
 
 def kl(exact: Tensor, ours: Tensor) -> Tensor:
@@ -46,8 +23,8 @@ def kl(exact: Tensor, ours: Tensor) -> Tensor:
 def logits(numbers: Numbers, composition: Composition) -> Outcome:
     numbers.run(composition)
     observed = numbers.ran[composition.name].requests.observed[0]
-    exact = forward(numbers, observed, torch.float64)
-    rough = forward(numbers, observed, numbers.judge.compute)
+    assert numbers.bands is not None, "noise is measured with the first composition"
+    exact, rough = numbers.bands.forward[composition.name, 0]
     at = [p for p in observed.computed if p in observed.logits]
     ours = torch.stack([observed.logits[p] for p in at]).double().log_softmax(-1)
     measures, far = [], False

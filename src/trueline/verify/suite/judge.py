@@ -7,9 +7,8 @@ inputs, is off the definition."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,117 +16,10 @@ from torch import Tensor
 from trueline.reference import ENDS, Reference
 from trueline.reference.model import FEED, MIX, Half
 from trueline.reference.v4_facts import SPARSE
-from trueline.verify.report import Band, Place
 from trueline.verify.suite import choices
 from trueline.verify.suite.definition import EXACT, Definition
+from trueline.verify.suite.judgement import Judgement, Off, Requests, kind_names, relative
 from trueline.verify.suite.observe import Observed
-
-FACTOR = 6.0
-"""How many times the noise of an independent evaluation is accepted: sums in another order, another
-form of attention. What a run would have seen is measured beside it (power.py)."""
-SMALL = 0.1
-"""A row is measured against its own norm, or this part of the median row's where that is more."""
-PARTS = ("entry", "selection", "experts", "mixer", "feed forward", "head")
-
-
-class Off(NamedTuple):
-    """An error at each position of a request in one part of one layer."""
-
-    layer: int
-    part: str
-    composition: str
-    request: int
-    positions: Tensor
-    values: Tensor
-
-
-@dataclass
-class Requests:
-    """Of one composition."""
-
-    composition: str
-    observed: list[Observed]
-
-
-@dataclass
-class Judgement:
-    offs: list[Off] = field(default_factory=list)
-    bands: dict[tuple[str, str], float] = field(default_factory=dict)
-    """Noise of a part in layers of a kind."""
-    kinds: dict[int, dict[str, str]] = field(default_factory=dict)
-    """By layer: what each part is."""
-    logits: dict[tuple[str, int], Tensor] = field(default_factory=dict)
-    """The definition's, from the engine's own residual, at every position of a request."""
-
-    def band(self, layer: int, part: str) -> float:
-        return self.bands.get((part, self.kinds.get(layer, {}).get(part, part)), 0.0)
-
-    def gate(self, layer: int, part: str) -> float:
-        floor = float(torch.finfo(torch.float32).eps)
-        return FACTOR * max(self.band(layer, part), floor)
-
-    def accepted(self, layer: int, part: str) -> float:
-        """Choices are measured beyond what noise can swap."""
-        return 0.0 if part in ("experts", "selection") else self.gate(layer, part)
-
-    def wrong(self) -> Iterator[tuple[Off, int, float]]:
-        """Each part that is off too far, at its first such position, with its worst value."""
-        for off in self.offs:
-            bad = ~(off.values <= self.accepted(off.layer, off.part))
-            if bool(bad.any()):
-                first = int(bad.nonzero()[0])
-                worst = float(off.values.nan_to_num(torch.inf).max())
-                yield off, int(off.positions[first]), worst
-
-    def first_wrong(self, composition: str | None = None) -> tuple[Off, int, float] | None:
-        """By layer, and by the order within a layer."""
-        found = [each for each in self.wrong() if composition in (None, each[0].composition)]
-        order = {part: i for i, part in enumerate(PARTS)}
-        return min(found, key=lambda e: (e[0].layer, order[e[0].part], e[1]), default=None)
-
-    def worst(self, layer: int, part: str, composition: str | None = None) -> float:
-        values = [
-            float(off.values.nan_to_num(torch.inf).max())
-            for off in self.offs
-            if (off.layer, off.part) == (layer, part)
-            and composition in (None, off.composition)
-            and len(off.values)
-        ]
-        return max(values, default=0.0)
-
-    def named_bands(self, dtype: torch.dtype) -> list[Band]:
-        name = str(dtype).removeprefix("torch.")
-        floor = float(torch.finfo(torch.float32).eps)
-        return [
-            Band(what=f"{part}: {kind}" if kind != part else part, dtype=name, value=value,
-                 gate=FACTOR * max(value, floor))
-            for (part, kind), value in self.bands.items()
-        ]  # fmt: skip
-
-
-def relative(ours: Tensor, exact: Tensor) -> Tensor:
-    """[T]: each row's error."""
-    exact = exact.double()
-    size = exact.norm(dim=-1)
-    size = size.clamp_min(max(SMALL * float(size.median()), 1e-30))
-    found: Tensor = (ours.double() - exact).norm(dim=-1) / size
-    return found
-
-
-def kind_names(ref: Reference, layer: int) -> dict[str, str]:
-    """What a layer's parts are: noise differs by kind."""
-    config, params = ref.config, ref.params
-    at = f"model.layers.{layer}"
-    if config.v4 is not None:
-        mixer = f"compressed ({config.v4_facts.forms[layer]})"
-    elif f"{at}.self_attn.query_key_value.weight" in params:
-        mixer = "linear attention"
-    elif config.indexer is not None:
-        mixer = "sparse latent attention"
-    else:
-        mixer = "latent attention"
-    moe = f"{at}.mlp.gate.weight" in params
-    return {"mixer": mixer, "feed forward": "experts" if moe else "dense"}
 
 
 class Judge:
@@ -138,6 +30,7 @@ class Judge:
         self.definition, self.compute = definition, compute
         self.key_noise = key_noise
         """Of index keys that are stored in fewer bits than they are computed in."""
+        self.progress: Callable[[int, int], None] = lambda layer, count: None
 
     def sequence(self, request: Observed) -> _Sequence:
         return _Sequence(self, request)
@@ -152,7 +45,11 @@ class Judge:
         """`bands`: of another judgement, instead of measuring. `layers`: only these and the head;
         through the others the residual is followed."""
         made = Judgement(bands=dict(bands.bands) if bands else {})
-        measured = [] if bands else [_Noise(self, r) for each in baseline for r in each.observed]
+        measured = [] if bands else [
+            _Noise(self, each.composition, i, request)
+            for each in baseline
+            for i, request in enumerate(each.observed)
+        ]  # fmt: skip
         with torch.no_grad(), self.definition.there():
             runs = [
                 _Run(self, each.composition, i, request)
@@ -161,17 +58,17 @@ class Judge:
                 if request.count
             ]
             for layer in range(self.definition.num_layers):
+                self.progress(layer, self.definition.num_layers)
+                if layers is not None and layer not in layers:
+                    for run in runs:
+                        run.follow(layer)
+                    continue
                 ref = self.definition.part(layer)
                 made.kinds[layer] = kind_names(ref, layer)
-                rough = self.definition.part(layer, self.compute) if measured else None
                 for noise in measured:
-                    assert rough is not None
-                    noise.layer(layer, ref, rough, made)
+                    noise.layer(layer, ref, self.definition.part(layer, self.compute), made)
                 for run in runs:
-                    if layers is None or layer in layers:
-                        run.layer(layer, ref, made)
-                    else:
-                        run.follow(layer, ref)
+                    run.layer(layer, ref, made)
             ends = self.definition.part(ENDS)
             for noise in measured:
                 noise.head(ends, self.definition.part(ENDS, self.compute), made)
@@ -220,12 +117,13 @@ class _Sequence:
 class _Noise(_Sequence):
     """How far the independent evaluation in the model's dtype is off."""
 
-    def __init__(self, judge: Judge, request: Observed) -> None:
+    def __init__(self, judge: Judge, composition: str, index: int, request: Observed) -> None:
         super().__init__(judge, request)
+        self.key = composition, index
         with torch.no_grad(), self.definition.there():
             ids = torch.tensor(self.tokens)
-            self.h = self.definition.part(ENDS).start(ids)
-            self.rough = self.definition.part(ENDS, judge.compute).start(ids)
+            self.h = self.own = self.definition.part(ENDS).start(ids)
+            self.rough = self.own_rough = self.definition.part(ENDS, judge.compute).start(ids)
 
     def layer(self, layer: int, ref: Reference, rough: Reference, made: Judgement) -> None:
         for half, part in ((MIX, "mixer"), (FEED, "feed forward")):
@@ -240,6 +138,15 @@ class _Noise(_Sequence):
             y = self.rows(layer, half, outputs=True)
             self.h = ref.add(layer, half, self.h, y.to(EXACT))
             self.rough = rough.add(layer, half, self.rough, y.to(self.judge.compute))
+            self.own = self._forward(ref, layer, half, self.own, given)
+            self.own_rough = self._forward(rough, layer, half, self.own_rough, given)
+
+    def _forward(
+        self, ref: Reference, layer: int, half: Half, h: Tensor, given: dict[str, Any]
+    ) -> Tensor:
+        """Without the engine's numbers, but for its choices."""
+        y = self._half(ref, layer, half, ref.entry(layer, half, h), "expanded", given)
+        return ref.add(layer, half, h, y)
 
     def _half(
         self,
@@ -248,7 +155,7 @@ class _Noise(_Sequence):
         half: Half,
         x: Tensor,
         form: str,
-        given: dict[str, dict[int, Tensor]],
+        given: dict[str, Any],
     ) -> Tensor:
         sequence = self.definition.sequence(self.tokens, form=form, **given)
         return ref.mixed(layer, x, sequence) if half == MIX else ref.fed(layer, x, sequence)
@@ -276,6 +183,12 @@ class _Noise(_Sequence):
     def head(self, ends: Reference, rough: Reference, made: Judgement) -> None:
         exact, ours = ends.head(self.h), rough.head(self.rough)
         _widen(made, -1, "head", float(relative(ours, exact).max()))
+        own, own_rough = ends.head(self.own), rough.head(self.own_rough)
+        made.forward[self.key] = _logprobs(own), _logprobs(own_rough)
+
+
+def _logprobs(logits: Tensor) -> Tensor:
+    return logits.double().log_softmax(-1).cpu()
 
 
 def _widen(made: Judgement, layer: int, part: str, value: float) -> None:
@@ -311,7 +224,10 @@ class _Run(_Sequence):
             self.note(made, layer, part, relative(y, exact))
             self.h = ref.add(layer, half, self.h, y.to(EXACT))
 
-    def follow(self, layer: int, ref: Reference) -> None:
+    def follow(self, layer: int) -> None:
+        # several streams are mixed by the layer's own weights
+        several = self.definition.config.v4 is not None
+        ref = self.definition.part(layer if several else ENDS)
         for half in (MIX, FEED):
             self.h = ref.add(layer, half, self.h, self.rows(layer, half, outputs=True).to(EXACT))
 
@@ -367,15 +283,3 @@ class _Run(_Sequence):
 
 def _infinite(wrong: Tensor) -> Tensor:
     return torch.zeros(len(wrong), dtype=EXACT).to(wrong.device).masked_fill(wrong, torch.inf)
-
-
-def place_of(off: Off, position: int, request: Observed | None = None) -> Place:
-    is_layer = off.part != "head"
-    return Place(
-        layer=off.layer if is_layer else None,
-        part=off.part,
-        composition=off.composition,
-        request=off.request,
-        position=position,
-        path=request.paths.get(position) if request else None,
-    )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -11,7 +11,8 @@ from trueline.verify.engine import EngineRun
 from trueline.verify.report import Measure, Place
 from trueline.verify.suite import compositions
 from trueline.verify.suite.compositions import Composition, Ran
-from trueline.verify.suite.judge import PARTS, Judge, Judgement, Off, Requests, place_of
+from trueline.verify.suite.judge import Judge
+from trueline.verify.suite.judgement import PARTS, Judgement, Off, Requests, place_of
 from trueline.verify.suite.outcome import Outcome, Todo, Wrong
 from trueline.verify.suite.session import Session
 
@@ -37,21 +38,42 @@ class Numbers:
     bands: Judgement | None = None
     judged: dict[str, Judgement] = field(default_factory=dict)
     ran: dict[str, Ran] = field(default_factory=dict)
+    refused: dict[str, Exception] = field(default_factory=dict)
+    """What running a composition has raised."""
+    together: list[Composition] = field(default_factory=list)
+    """Those to run and judge at once, in one pass over the layers."""
+    progress: Callable[[str, int, int], None] = lambda what, done, total: None
 
     def __post_init__(self) -> None:
         plan = self.session.plan
         self.judge = Judge(self.session.definition, plan.compute_dtype, key_noise=key_noise(plan))
 
     def run(self, composition: Composition) -> Judgement:
-        name = composition.name
-        if name not in self.judged:
-            ran = self.ran[name] = compositions.run(self.session, composition)
-            baseline = [Requests(name, ran.requests.observed[:1])]
-            found = self.judge.judge([ran.requests], baseline, self.bands)
-            if self.bands is None:
-                self.bands = found
-            self.judged[name] = found
-        return self.judged[name]
+        """Alone, or with all others where layers are too large to be read for each."""
+        if composition.name not in self.ran and composition.name not in self.refused:
+            self._run(self.together or [composition])
+        if composition.name in self.refused:
+            raise self.refused[composition.name]
+        return self.judged[composition.name]
+
+    def _run(self, some: Sequence[Composition]) -> None:
+        for number, each in enumerate(some):
+            self.progress(each.name, number, len(some))
+            try:
+                self.ran[each.name] = compositions.run(self.session, each)
+            except Exception as error:  # told by the check that asks for it
+                self.refused[each.name] = error
+        names = [each.name for each in some if each.name in self.ran]
+        if not names:
+            return
+        first = self.ran[names[0]].requests
+        baseline = [Requests(first.composition, first.observed[:1])]
+        given = [self.ran[name].requests for name in names]
+        found = self.judge.judge(given, baseline, self.bands)
+        if self.bands is None:
+            self.bands = found
+        for name in names:
+            self.judged[name] = found.of(name)
 
     def place(self, off: Off, position: int) -> Place:
         observed = self.ran[off.composition].requests.observed[off.request]

@@ -119,6 +119,8 @@ def all_checks(measured: Numbers, tier: Tier) -> Iterator[Todo]:
     first, *others = compositions.compositions(session)
     if tier == "smoke":
         others = [each for each in others if each.smoke]
+    if not session.definition.keep:
+        measured.together = [first, *others]
     yield from preflight.checks(session)
     yield from numbers.layer_checks(measured, first)
     yield Todo(

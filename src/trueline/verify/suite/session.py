@@ -13,9 +13,11 @@ import torch
 
 from trueline.config import EngineConfig
 from trueline.engine.core import EngineCore
+from trueline.engine.executor import LocalExecutor, local_runner
 from trueline.engine.loading import load_engine
+from trueline.engine.runner import Runner
 from trueline.models import read_model
-from trueline.plan.plan import Plan
+from trueline.plan.plan import Plan, make_plan
 from trueline.spec.mixer import CompressedSpec, MLASpec
 from trueline.spec.model import ModelSpec
 from trueline.verify.suite.definition import Definition
@@ -40,6 +42,7 @@ class Session:
         loaded = load_engine(self.model, self.config)
         self.plan, self.plan_lines = loaded.plan, list(loaded.lines())
         self.common_block = loaded.core.blocks.lcm_block_size
+        self._decoder = local_runner(loaded.core.executor).decoder
         loaded.core.close()
 
     @cached_property
@@ -61,11 +64,25 @@ class Session:
 
     @contextmanager
     def core(self, **changes: Any) -> Iterator[EngineCore]:
-        core = load_engine(self.model, self.engine_config(**changes)).core
+        core = self._core(self.engine_config(**changes))
         try:
             yield core
         finally:
             core.close()
+
+    def _core(self, config: EngineConfig) -> EngineCore:
+        """With the layers that are loaded, where these options change nothing about them."""
+        plan = make_plan(self.spec, config, self.plan.device)
+        if (
+            _layers_of(plan) != _layers_of(self.plan)
+            or plan.max_model_len > self.plan.max_model_len
+        ):
+            return load_engine(self.model, config).core
+        runner = Runner(self.spec, plan, self._decoder)
+        if runner.graphs is not None:
+            runner.graphs.capture_all()
+        threaded = plan.limits.overlap and not plan.device.is_gpu
+        return EngineCore(LocalExecutor(runner, threaded=threaded), plan, config)
 
     def engine_config(self, **changes: Any) -> EngineConfig:
         """The user's, held to what the checks' requests need."""
@@ -127,6 +144,15 @@ class Session:
     def opening(self, length: int) -> list[int]:
         """The user's prompt, or drawn tokens."""
         return (self.prompt or self.tokens(length))[: self.longest - 16]
+
+
+def _layers_of(plan: Plan) -> tuple[object, ...]:
+    """What the layers are built from."""
+    chosen = [(op, each.name) for op, each in plan.selections.items()]
+    stored = [(form, op, s.name) for form, ops in plan.by_format.items() for op, s in ops.items()]
+    layers = [(kind, each.name) for kind, each in plan.layers.items()]
+    dtypes = plan.compute_dtype, plan.weight_dtype, plan.numerics.name
+    return *dtypes, plan.batch_invariant, plan.tiling, tuple(chosen), tuple(stored), tuple(layers)
 
 
 def lengths_around(size: int, longest: int, *, most: int = 3) -> Sequence[int]:

@@ -1,0 +1,143 @@
+"""What was found: errors of each part of each layer, beside what noise alone makes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from trueline.reference import Reference
+from trueline.verify.report import Band, Place
+from trueline.verify.suite.observe import Observed
+
+FACTOR = 6.0
+"""How many times the noise of an independent evaluation is accepted: sums in another order, another
+form of attention. What a run would have seen is measured beside it (power.py)."""
+SMALL = 0.1
+"""A row is measured against its own norm, or this part of the median row's where that is more."""
+PARTS = ("entry", "selection", "experts", "mixer", "feed forward", "head")
+
+
+class Off(NamedTuple):
+    """An error at each position of a request in one part of one layer."""
+
+    layer: int
+    part: str
+    composition: str
+    request: int
+    positions: Tensor
+    values: Tensor
+
+
+@dataclass
+class Requests:
+    """Of one composition."""
+
+    composition: str
+    observed: list[Observed]
+
+
+@dataclass
+class Judgement:
+    offs: list[Off] = field(default_factory=list)
+    bands: dict[tuple[str, str], float] = field(default_factory=dict)
+    """Noise of a part in layers of a kind."""
+    kinds: dict[int, dict[str, str]] = field(default_factory=dict)
+    """By layer: what each part is."""
+    logits: dict[tuple[str, int], Tensor] = field(default_factory=dict)
+    """The definition's, from the engine's own residual, at every position of a request."""
+    forward: dict[tuple[str, int], tuple[Tensor, Tensor]] = field(default_factory=dict)
+    """Logprobs of the definition's own forward over a request that noise was measured on, in
+    float64 and in the model's dtype. Choices that the engine made are taken."""
+
+    def of(self, composition: str) -> Judgement:
+        """What concerns one composition."""
+        logits = {key: value for key, value in self.logits.items() if key[0] == composition}
+        return replace(
+            self, offs=[off for off in self.offs if off.composition == composition], logits=logits
+        )
+
+    def band(self, layer: int, part: str) -> float:
+        return self.bands.get((part, self.kinds.get(layer, {}).get(part, part)), 0.0)
+
+    def gate(self, layer: int, part: str) -> float:
+        floor = float(torch.finfo(torch.float32).eps)
+        return FACTOR * max(self.band(layer, part), floor)
+
+    def accepted(self, layer: int, part: str) -> float:
+        """Choices are measured beyond what noise can swap."""
+        return 0.0 if part in ("experts", "selection") else self.gate(layer, part)
+
+    def wrong(self) -> Iterator[tuple[Off, int, float]]:
+        """Each part that is off too far, at its first such position, with its worst value."""
+        for off in self.offs:
+            bad = ~(off.values <= self.accepted(off.layer, off.part))
+            if bool(bad.any()):
+                first = int(bad.nonzero()[0])
+                worst = float(off.values.nan_to_num(torch.inf).max())
+                yield off, int(off.positions[first]), worst
+
+    def first_wrong(self, composition: str | None = None) -> tuple[Off, int, float] | None:
+        """By layer, and by the order within a layer."""
+        found = [each for each in self.wrong() if composition in (None, each[0].composition)]
+        order = {part: i for i, part in enumerate(PARTS)}
+        return min(found, key=lambda e: (e[0].layer, order[e[0].part], e[1]), default=None)
+
+    def worst(self, layer: int, part: str, composition: str | None = None) -> float:
+        values = [
+            float(off.values.nan_to_num(torch.inf).max())
+            for off in self.offs
+            if (off.layer, off.part) == (layer, part)
+            and composition in (None, off.composition)
+            and len(off.values)
+        ]
+        return max(values, default=0.0)
+
+    def named_bands(self, dtype: torch.dtype) -> list[Band]:
+        name = str(dtype).removeprefix("torch.")
+        floor = float(torch.finfo(torch.float32).eps)
+        return [
+            Band(what=f"{part}: {kind}" if kind != part else part, dtype=name, value=value,
+                 gate=FACTOR * max(value, floor))
+            for (part, kind), value in self.bands.items()
+        ]  # fmt: skip
+
+
+def relative(ours: Tensor, exact: Tensor) -> Tensor:
+    """[T]: each row's error."""
+    exact = exact.double()
+    size = exact.norm(dim=-1)
+    size = size.clamp_min(max(SMALL * float(size.median()), 1e-30))
+    found: Tensor = (ours.double() - exact).norm(dim=-1) / size
+    return found
+
+
+def kind_names(ref: Reference, layer: int) -> dict[str, str]:
+    """What a layer's parts are: noise differs by kind."""
+    config, params = ref.config, ref.params
+    at = f"model.layers.{layer}"
+    if config.v4 is not None:
+        mixer = f"compressed ({config.v4_facts.forms[layer]})"
+    elif f"{at}.self_attn.query_key_value.weight" in params:
+        mixer = "linear attention"
+    elif config.indexer is not None:
+        mixer = "sparse latent attention"
+    else:
+        mixer = "latent attention"
+    moe = f"{at}.mlp.gate.weight" in params
+    return {"mixer": mixer, "feed forward": "experts" if moe else "dense"}
+
+
+def place_of(off: Off, position: int, request: Observed | None = None) -> Place:
+    is_layer = off.part != "head"
+    return Place(
+        layer=off.layer if is_layer else None,
+        part=off.part,
+        composition=off.composition,
+        request=off.request,
+        position=position,
+        path=request.paths.get(position) if request else None,
+    )
