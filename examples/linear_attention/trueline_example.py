@@ -23,7 +23,7 @@ from trueline.layers.lightning import Lightning
 from trueline.ops.capabilities import Capabilities
 from trueline.ops.lightning import PrefillParts, StateRow, StateTable
 
-api_version = 4
+api_version = 5
 # Not batch-invariant: a chunk is one product, so its bits depend on where the chunk ends. In that
 # mode the plan takes another implementation, and tells the user why.
 capabilities = Capabilities(devices=("cpu",))
@@ -114,7 +114,7 @@ def decay(slopes: Tensor, tokens: Tensor) -> Tensor:
 class CountingLightning(Lightning):
     """Our layer, and how many tokens went through it."""
 
-    api_version = 4
+    api_version = 5
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)

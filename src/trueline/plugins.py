@@ -15,7 +15,7 @@ from typing import Any
 
 from trueline.errors import PluginError, UsageError, did_you_mean
 
-API_VERSION = 4
+API_VERSION = 5
 """Of the contracts; raised whenever an object written for the old ones would no longer do."""
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from spread import diagonal
-from trueline.cache.blocks import BlockPool
+from trueline.cache.blocks import NULL_BLOCK, BlockPool
 from trueline.cache.groups import BlockGroups
 from trueline.config import EngineConfig
 from trueline.engine.batch import SamplingPoint, build_batch, check_order
@@ -121,11 +121,22 @@ def test_how_many_drafts_a_row_carries(free: int, budget: int, limit: int, place
     blocks = BlockGroups([BlockPool(1 + 3 + free, 2, True)])
     request = Request("one", 4, 20)
     request.tables, request.token_limit = blocks.empty(), limit
-    blocks.allocate(request.tables, [3])
+    blocks.allocate(request.tables, 6)
     request.num_tokens, request.num_computed, request.num_drafts = 5, 4, K
     assert place_drafts({request: 1}, blocks, budget) == {request: placed}
     assert len(request.tables[0]) == max(3, -(-(4 + 1 + placed) // 2))
     assert place_drafts({request: 1}, blocks, budget) == {request: 0}, "drafted once"
+
+
+def test_drafts_keep_what_any_of_them_needs() -> None:
+    """A compressor of 2 tokens reads the window before: after the first draft the first block."""
+    blocks = BlockGroups([BlockPool(9, 2, False, 4, 2, keeps_ends=True)])
+    request = Request("one", 2, 20)
+    request.tables, request.token_limit = blocks.empty(), 20
+    request.num_tokens, request.num_computed, request.num_drafts = 2, 1, 5
+    blocks.allocate(request.tables, 1)
+    assert place_drafts({request: 1}, blocks, 20) == {request: 5}
+    assert NULL_BLOCK not in request.tables[0]
 
 
 @pytest.mark.parametrize(

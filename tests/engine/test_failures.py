@@ -560,7 +560,7 @@ PLUG_IN = """
 import torch
 from trueline.ops.sampling.cpu import *
 from trueline.ops.sampling import cpu
-api_version = 4
+api_version = 5
 score = cpu.score
 def sample(logits, rows):
     if rows.bias is not None:

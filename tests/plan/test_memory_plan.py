@@ -117,6 +117,7 @@ class Paged:
     block_bytes: int
     window: int | None = None
     window_step: int = 1
+    keeps_ends: bool = False
 
 
 LIMITS = Limits(3, 20, 0.5, overlap=False)
@@ -167,6 +168,26 @@ def test_windows_of_prefixes_take_a_share_of_the_rest() -> None:
             held[0] + int(24 * part), held[1] + int(12 * part), held[2]
         ]  # fmt: skip
         assert full.num_blocks * 40 + sum(g.num_blocks * g.block_bytes for g in windows) <= budget
+
+
+def test_of_a_chunk_s_tails_the_ends_have_blocks() -> None:
+    """As DeepSeek-V4's compressors: of 8,192 tokens what is read after each 128, and the open
+    windows of all sequences, twice where two steps are in flight."""
+    kinds = [Paged(128, 40), Paged(8, 10, 8, 4, keeps_ends=True), Paged(128, 9, 128, 128, True)]
+    limits = Limits(16, 8192, 0.5, overlap=False)
+    cold = EngineConfig(enable_prefix_caching=False)
+    _, overlapping, whole = plan_groups(kinds, cold, limits, 10**9, 1 << 20)
+    # a window of 8 that moves by 4 touches 2 blocks of 8; one of 128 in blocks of 128 is one
+    assert (overlapping.num_blocks, whole.num_blocks) == (16 * 2 + 2 * 2 + 1, 16 + 2 + 1)
+    both = plan_groups(kinds, cold, replace(limits, overlap=True), 10**9, 1 << 20)
+    assert [group.num_blocks for group in both[1:]] == [16 * 2 + 4 * 2 + 1, 16 * 2 + 4 + 1]
+    _, overlapping, whole = plan_groups(kinds, EngineConfig(), limits, 10**9, 1 << 20)
+    prefixes = 8192 // 128 + 1
+    assert overlapping.num_blocks == 16 * 2 + 2 * 2 + prefixes + 1 + 4 * 16  # four a seat, to reuse
+    assert whole.num_blocks == 16 + 2 + 1, "after whole windows nothing is read"
+    # never more than if all were kept
+    few = plan_groups(kinds, cold, replace(limits, max_num_batched_tokens=8), 10**9, 1 << 20)
+    assert few[1].num_blocks == 16 * 2 + 2 * 2 + 1
 
 
 def test_what_is_asked_for_counts_blocks_of_the_first_group() -> None:

@@ -32,7 +32,7 @@ BASE = EngineConfig(max_model_len=200, num_gpu_blocks_override=60, max_num_seqs=
 ASKS = [Ask(prompt(70), 4), Ask(prompt(1), 6, arrives=1)]
 # Our own kernel under another name.
 LIGHTNING = (
-    "api_version = 4\n"
+    "api_version = 5\n"
     "from trueline.ops.lightning.cpu import decode, prefill, prepare, prepare_prefill\n"
     "from trueline.ops.capabilities import Capabilities\n"
     "capabilities = Capabilities(devices=('cpu',), batch_invariant=True)\n"
@@ -177,7 +177,7 @@ def test_preferred_is_chosen_unless_it_refuses(package: Package, tiny: Tiny) -> 
 
 # Our own GEMM, for weights that are stored in one format.
 LINEAR = """
-api_version = 4
+api_version = 5
 from trueline.ops.capabilities import Capabilities
 from trueline.ops.linear import torch_mm
 capabilities = Capabilities(devices=("cpu",), formats=("block fp8",))
@@ -225,7 +225,7 @@ def test_a_layer_may_refuse(package: Package, tiny: Tiny) -> None:
     source = (
         "from trueline.layers.mla import MLA\n"
         "from trueline.ops.capabilities import Capabilities\n"
-        "class Mine(MLA):\n    api_version = 4\n"
+        "class Mine(MLA):\n    api_version = 5\n"
         "    capabilities = Capabilities(devices=('cpu',))\n"
     )
     package("picky", source, layers={"mla.mine": "picky:Mine"})
@@ -243,7 +243,7 @@ def test_feed_forward_layers_can_be_replaced(kind: str, package: Package, tiny: 
     name = {"dense": "Dense", "moe": "MoE"}[kind]
     source = (
         f"from trueline.layers.feedforward import {name}\nclass Mine({name}):\n"
-        "    api_version = 4\n    def forward(self, x, forced):\n"
+        "    api_version = 5\n    def forward(self, x, forced):\n"
         "        y, ids = super().forward(x, forced)\n        return 2 * y, ids\n"
     )
     package("doubling", source, layers={f"{kind}.mine": "doubling:Mine"})
@@ -283,8 +283,8 @@ def test_names_that_are_not_there(changes: dict[str, Any], part: str, tiny: Tiny
 @pytest.mark.parametrize(
     ("source", "part"),
     [
-        (LIGHTNING.replace("= 4", "= 3"), "states api_version 3, this Trueline has 4"),
-        (LIGHTNING.replace("api_version = 4", ""), "states api_version None, this Trueline has 4"),
+        (LIGHTNING.replace("= 5", "= 4"), "states api_version 4, this Trueline has 5"),
+        (LIGHTNING.replace("api_version = 5", ""), "states api_version None, this Trueline has 5"),
         (
             LIGHTNING.replace("decode, prefill, ", "decode, "),
             "lacks prefill; needed: prepare, decode, prepare_prefill, prefill",
@@ -359,7 +359,7 @@ FAMILY = """
 from dataclasses import replace
 from trueline.models.deepseek import DEEPSEEK_V3
 
-api_version = 4
+api_version = 5
 
 def read(fields, overrides):
     line = replace(DEEPSEEK_V3, model_type="example_v3", architectures=("ExampleForCausalLM",))
@@ -406,6 +406,6 @@ def test_a_family_of_another_version_is_refused(
     package: Package, foreign: Callable[..., Path]
 ) -> None:
     model = foreign(model_type="example_v3", architectures=["ExampleForCausalLM"])
-    package("family", FAMILY.replace("= 4\n", "= 1\n"), models={"model_type.example_v3": "family"})
-    with pytest.raises(PluginError, match="states api_version 1, this Trueline has 4"):
+    package("family", FAMILY.replace("= 5\n", "= 1\n"), models={"model_type.example_v3": "family"})
+    with pytest.raises(PluginError, match="states api_version 1, this Trueline has 5"):
         read_model(model)

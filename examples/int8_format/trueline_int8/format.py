@@ -18,7 +18,7 @@ from trueline.weights.formats import Format, wrong_shape
 if TYPE_CHECKING:
     from torch import Tensor
 
-api_version = 4
+api_version = 5
 
 
 def read(section: Fields) -> Int8:

@@ -13,7 +13,7 @@ from trueline.spec.model import ModelSpec
 from trueline.spec.source import Fact, Span
 from trueline_conv.spec import ConvSpec
 
-api_version = 4
+api_version = 5
 LINE = replace(DEEPSEEK_V3, architectures=("ShortConvDeepseekV3ForCausalLM",))
 
 

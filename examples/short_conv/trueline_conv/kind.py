@@ -61,7 +61,7 @@ class ConvStore:
 class ConvTail(SlottedKind[Tensor, ConvInput]):
     """A layer's view is [slots, taps - 1, channels]."""
 
-    api_version: ClassVar[int] = 4
+    api_version: ClassVar[int] = 5
     name: ClassVar[str] = "conv_tail"
     label: ClassVar[str | None] = "conv tails"
     layers: tuple[int, ...]

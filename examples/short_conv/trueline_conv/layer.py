@@ -13,7 +13,7 @@ from trueline_conv.spec import ConvSpec
 
 
 class ShortConv:
-    api_version = 4
+    api_version = 5
     # Taps are added one by one: a row's bits are its own.
     capabilities = ANYWHERE
 

@@ -6,11 +6,28 @@ Only full blocks get a hash, and a full block is never written again. pool.py ha
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import gcd
 from typing import Final
 
 from trueline.cache.pool import NULL, Pool, PoolError
 
 NULL_BLOCK: Final = NULL
+
+
+def first_read(position: int, window: int | None, window_step: int) -> int:
+    """The first position that a query at `position`, or a later one, reads."""
+    if window is None:
+        return 0
+    end = (position // window_step + 1) * window_step
+    return max(end - window, 0)
+
+
+def most_touched(block_size: int, window: int, window_step: int, count: int = 1) -> int:
+    """Blocks that hold `count` positions and what the first of them reads, wherever it is: most
+    where it ends a step of the window, and what it reads begins as late as may be in a block."""
+    apart = gcd(block_size, window_step)
+    late = block_size - apart + -window % apart
+    return (late + window - 1 + count - 1) // block_size + 1
 
 
 class BlockPool(Pool):
@@ -25,6 +42,7 @@ class BlockPool(Pool):
         enable_prefix_caching: bool,
         window: int | None = None,
         window_step: int = 1,
+        keeps_ends: bool = False,
     ) -> None:
         super().__init__(num_blocks)
         if block_size < 1:
@@ -36,6 +54,8 @@ class BlockPool(Pool):
         """Positions that a query sees, itself included; None: all before it."""
         self.window_step = window_step
         """The window ends at the next multiple of it, and so moves by as many positions."""
+        self.keeps_ends = keeps_ends
+        """Of what a step writes, only what later steps may read gets a block."""
         self.generation = 0
         """Grows with every reset; what was computed under an older one must not be registered."""
         self.num_query_tokens = 0
@@ -43,10 +63,7 @@ class BlockPool(Pool):
 
     def first_read(self, position: int) -> int:
         """The first position that a query at `position`, or a later one, reads."""
-        if self.window is None:
-            return 0
-        end = (position // self.window_step + 1) * self.window_step
-        return max(end - self.window, 0)
+        return first_read(position, self.window, self.window_step)
 
     def num_idle(self, ids: Sequence[int]) -> int:
         """How many of these nobody holds: sharing them lowers `num_free` by as many."""

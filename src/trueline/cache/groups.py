@@ -4,9 +4,11 @@ window. Each group has a pool of its own; a request holds as many tables as ther
 A prefix of n tokens can be reused where every group has what a request that starts after n tokens
 reads of it: all blocks, or, where the group has a window, those that reach into the last
 `window` positions. Blocks behind the window are given back as the request goes on; their places in
-the table hold the null block. Prefixes are hashed every `hash_size` tokens, which divides every
-group's block length, and a block is registered under the hash at its end, unless it lies behind the
-window of every prefix that could be reused. No torch.
+the table hold the null block. Where a step does not read what it writes itself, so do, from the
+first, places that are behind the window when it ends and that no prefix needs. Prefixes are hashed
+every `hash_size` tokens, which divides every group's block length, and a block is registered under
+the hash at its end, unless it lies behind the window of every prefix that could be reused.
+No torch.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import gcd, lcm
 
-from trueline.cache.blocks import NULL_BLOCK, BlockPool
+from trueline.cache.blocks import NULL_BLOCK, BlockPool, most_touched
 
 Tables = list[list[int]]
 
@@ -44,38 +46,66 @@ class BlockGroups:
     def empty(self) -> Tables:
         return [[] for _ in self.pools]
 
-    def missing(self, tables: Tables, num_positions: int) -> list[int]:
-        """Blocks to add, by group, so that so many positions can be written."""
+    def missing(self, tables: Tables, num_positions: int, resume: int | None = None) -> list[int]:
+        """Blocks to add, by group, so that so many positions can be written. The next step begins
+        at `resume` or later: at the end, unless some of these positions are drafts."""
         return [
-            max(-(-num_positions // pool.block_size) - len(table), 0)
+            sum(self._placed(pool, len(table), num_positions, resume))
             for pool, table in zip(self.pools, tables, strict=True)
+        ]
+
+    def _placed(
+        self, pool: BlockPool, first: int, num_positions: int, resume: int | None
+    ) -> list[bool]:
+        """Of the blocks from the `first` on up to so many positions, which are not null."""
+        added = range(first, -(-num_positions // pool.block_size))
+        if not pool.keeps_ends:
+            return [True] * len(added)
+        read = pool.first_read(num_positions if resume is None else resume) // pool.block_size
+        return [
+            i >= read or (pool.enable_prefix_caching and self._may_be_read(pool, i)) for i in added
         ]
 
     def most_held(self, num_positions: int, chunk: int) -> list[int]:
         """Blocks that a sequence of so many positions, computed by chunks, holds at a time."""
         return [
-            -(-num_positions // pool.block_size)
-            if pool.window is None
-            else min(
-                -(-num_positions // pool.block_size),
-                -(-(pool.window + chunk) // pool.block_size) + 1,
-            )
+            min(-(-num_positions // pool.block_size), self._most_held(pool, chunk))
+            if pool.window is not None
+            else -(-num_positions // pool.block_size)
             for pool in self.pools
         ]
+
+    def _most_held(self, pool: BlockPool, chunk: int) -> int:
+        """With a window: what is read when a chunk begins, and the chunk or what is kept of it."""
+        assert pool.window is not None
+        reach = pool.block_size, pool.window, pool.window_step
+        most = most_touched(*reach, chunk)
+        if not pool.keeps_ends:
+            return most
+        ends = 2 * most_touched(*reach)
+        prefixes = chunk // self.lcm_block_size + 1 if pool.enable_prefix_caching else 0
+        each = -(-(pool.window - pool.window_step) // pool.block_size)
+        return min(most, ends + prefixes * each)
 
     def ahead(self, tables: Tables, num_positions: int, chunk: int) -> list[int]:
         """Blocks that a sequence will take beyond those it holds, by group, until so many positions
         are written, by chunks: behind a window they come back."""
-        held = [sum(block != NULL_BLOCK for block in table) for table in tables]
         return [
-            missing if pool.window is None else min(missing, max(most - count, 0))
-            for pool, missing, most, count in zip(
+            missing if pool.window is None else min(missing, max(most - _num_held(table), 0))
+            for pool, missing, most, table in zip(
                 self.pools,
-                self.missing(tables, num_positions),
+                self._beyond(tables, num_positions),
                 self.most_held(num_positions, chunk),
-                held,
+                tables,
                 strict=True,
             )
+        ]
+
+    def _beyond(self, tables: Tables, num_positions: int) -> list[int]:
+        """Blocks of so many positions that the tables do not reach."""
+        return [
+            max(-(-num_positions // pool.block_size) - len(table), 0)
+            for pool, table in zip(self.pools, tables, strict=True)
         ]
 
     def have(self, counts: Sequence[int], sharing: Tables | None = None) -> bool:
@@ -86,27 +116,30 @@ class BlockGroups:
             for pool, count, table in zip(self.pools, counts, found, strict=True)
         )
 
-    def allocate(self, tables: Tables, counts: Sequence[int]) -> None:
-        for pool, table, count in zip(self.pools, tables, counts, strict=True):
-            table += pool.allocate(count)
+    def allocate(self, tables: Tables, num_positions: int, resume: int | None = None) -> None:
+        """Add what is `missing`; callers ask whether it is there."""
+        for pool, table in zip(self.pools, tables, strict=True):
+            placed = self._placed(pool, len(table), num_positions, resume)
+            blocks = iter(pool.allocate(sum(placed)))
+            table += [next(blocks) if here else NULL_BLOCK for here in placed]
 
     def release(self, tables: Tables) -> None:
         for pool, table in zip(self.pools, tables, strict=True):
             pool.release([block for block in table if block != NULL_BLOCK])
             table.clear()
 
-    def trim(self, tables: Tables, num_written: int) -> None:
-        """Give back blocks that lie wholly behind the window of the position after `num_written`.
-        Steps execute in order, so a later step may write them at once."""
+    def trim(self, tables: Tables, start: int, num_written: int) -> None:
+        """After positions `start` to `num_written` have been written, give back blocks that lie
+        wholly behind the window of the next one; what was behind it before is gone. Steps execute
+        in order, so a later step may write them at once."""
         for pool, table in zip(self.pools, tables, strict=True):
             if pool.window is None:
                 continue
+            first = pool.first_read(start) // pool.block_size
             behind = min(pool.first_read(num_written) // pool.block_size, len(table))
-            first = behind
-            while first and table[first - 1] != NULL_BLOCK:  # what is before was given back earlier
-                first -= 1
-            pool.release(table[first:behind])
-            table[first:behind] = [NULL_BLOCK] * (behind - first)
+            if first < behind:
+                pool.release([block for block in table[first:behind] if block != NULL_BLOCK])
+                table[first:behind] = [NULL_BLOCK] * (behind - first)
 
     def lookup(self, hashes: Sequence[bytes], most_tokens: int) -> Prefix:
         """The longest prefix of at most so many tokens. Takes no reference."""
@@ -160,6 +193,10 @@ class BlockGroups:
         """Of the group's blocks: the hash at the end of each."""
         each = pool.block_size // self.hash_size
         return hashes if each == 1 else hashes[each - 1 :: each]
+
+
+def _num_held(table: list[int]) -> int:
+    return len(table) - table.count(NULL_BLOCK)
 
 
 def _in_window(pool: BlockPool, names: Sequence[bytes], num_tokens: int) -> list[int] | None:

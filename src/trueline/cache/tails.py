@@ -52,9 +52,9 @@ class TailView:
     rows: Tensor  # [cells, 2, width] float32
     layout: TailLayout
 
-    def write(self, at: Tensor, u: Tensor, z: Tensor) -> None:
-        """u and z [n, width]; the bias is in z already."""
-        self.rows.index_copy_(0, at, torch.stack((u, z), dim=1).float())
+    def write(self, at: Tensor, rows: Tensor) -> None:
+        """rows [n, 2, width]; the bias is in z already."""
+        self.rows.index_copy_(0, at, rows)
 
 
 class TailStore:

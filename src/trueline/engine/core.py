@@ -70,7 +70,9 @@ class EngineCore:
         caching = config.enable_prefix_caching
         self.blocks = BlockGroups(
             [
-                BlockPool(g.num_blocks, g.block_size, caching, g.window, g.window_step)
+                BlockPool(
+                    g.num_blocks, g.block_size, caching, g.window, g.window_step, g.keeps_ends
+                )
                 for g in plan.groups
             ]
         )

@@ -41,9 +41,9 @@ def place_drafts(
 
 def _find_blocks(request: Request, blocks: BlockGroups, most: int) -> int:
     """As many drafts as there are free blocks for; nobody is preempted for a guess."""
+    certain = request.num_computed + 1
     for drafts in range(most, 0, -1):
-        missing = blocks.missing(request.tables, request.num_computed + 1 + drafts)
-        if blocks.have(missing):
-            blocks.allocate(request.tables, missing)
+        if blocks.have(blocks.missing(request.tables, certain + drafts, certain)):
+            blocks.allocate(request.tables, certain + drafts, certain)
             return drafts
     return 0

@@ -39,12 +39,15 @@ def measure(spec: ModelSpec, plan: Plan, decoder: Decoder) -> Measured:
 
 @torch.inference_mode()
 def _peak(spec: ModelSpec, plan: Plan, decoder: Decoder, batch: Batch) -> int:
-    blocks = 2 + max(max(table) for row in batch.rows for table in row.tables)
     slots = replace(plan.slots, num_slots=len(batch.rows) + 1) if plan.slots else None
-    groups = tuple(replace(group, num_blocks=blocks) for group in plan.groups)
+    groups = tuple(
+        replace(group, num_blocks=2 + max(max(row.tables[number]) for row in batch.rows))
+        for number, group in enumerate(plan.groups)
+    )
     caches = Caches(replace(plan, groups=groups, slots=slots), len(spec.layers))
-    for store in caches.paged.values():
-        store.randomise(range(blocks))
+    for group in groups:
+        for kind in group.kinds:
+            caches.paged[kind.name].randomise(range(group.num_blocks))
     inputs = Inputs(plan, caches)
     torch.cuda.synchronize()
     before = torch.cuda.memory_allocated()
@@ -118,7 +121,10 @@ def made_up_batch(
 def _table(plan: Plan, group: GroupPlan, num_positions: int, row: int | None) -> list[int]:
     each = -(-num_positions // group.block_size)
     if row is None:
-        few = -(-plan.limits.max_num_batched_tokens // group.block_size)
+        tokens = plan.limits.max_num_batched_tokens
+        if group.keeps_ends:
+            tokens = min(tokens, group.window or tokens)
+        few = -(-tokens // group.block_size)
         return [1 + i % few for i in range(each)]
     return [1 + (row * each + i) % (group.num_blocks - 1) for i in range(each)]
 

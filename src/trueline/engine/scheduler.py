@@ -202,14 +202,12 @@ class Scheduler:
                 continue
             end = request.num_computed + counts[request]
             missing = self.blocks.missing(request.tables, end)
-            if not any(missing):
-                continue
             # once one waits for blocks, nobody after it takes any
-            if short or not self._make_room(request, missing, counts):
+            if any(missing) and (short or not self._make_room(request, missing, counts)):
                 short = True
                 del counts[request]
             else:
-                self.blocks.allocate(request.tables, missing)
+                self.blocks.allocate(request.tables, end)
         return not short and self.counters.num_preemptions == before
 
     def _make_room(self, request: Request, missing: list[int], counts: dict[Request, int]) -> bool:
@@ -249,13 +247,14 @@ class Scheduler:
                 return
             prefix = self._cached_prefix(request)
             count = min(request.num_tokens - prefix.num_tokens, budget)
-            needed = fresh = self.blocks.missing(prefix.tables, prefix.num_tokens + count)
+            end = prefix.num_tokens + count
+            needed = self.blocks.missing(prefix.tables, end)
             if self._running:
-                soon = self._ahead(prefix.tables, request)
+                soon = self._ahead(prefix.tables, request, prefix.num_tokens)
                 needed = self._sums([soon, reserve])
             if not self.blocks.have(needed, sharing=prefix.tables):
                 return
-            self._seat(self._waiting.pop(), prefix, fresh)
+            self._seat(self._waiting.pop(), prefix, end)
             counts[request] = count
             budget -= count
             seats -= 1
@@ -279,10 +278,11 @@ class Scheduler:
             prefix = self.blocks.lookup(request.block_hashes, usable)
         return prefix
 
-    def _seat(self, request: Request, prefix: Prefix, fresh: list[int]) -> None:
+    def _seat(self, request: Request, prefix: Prefix, end: int) -> None:
+        """With blocks for the positions up to `end`."""
         self.blocks.share(prefix.tables)  # first, or allocating could evict them
         request.tables = prefix.tables
-        self.blocks.allocate(request.tables, fresh)
+        self.blocks.allocate(request.tables, end)
         request.num_registered = request.num_computed = request.num_written = prefix.num_tokens
         request.cache_generation = self.blocks.main.generation
         if self.states:
@@ -322,10 +322,12 @@ class Scheduler:
         return min(request.num_tokens + self.blocks.lcm_block_size, request.token_limit - 1)
 
     def _blocks_ahead(self, request: Request) -> list[int]:
-        return self._ahead(request.tables, request)
+        return self._ahead(request.tables, request, request.num_computed)
 
-    def _ahead(self, tables: Tables, request: Request) -> list[int]:
-        chunk = self.config.max_num_batched_tokens
+    def _ahead(self, tables: Tables, request: Request, computed: int) -> list[int]:
+        """Behind a window: what is known comes in chunks, the rest token by token."""
+        known = max(request.num_tokens - computed, 1 + self.config.num_draft_tokens)
+        chunk = min(known, self.config.max_num_batched_tokens)
         return self.blocks.ahead(tables, self._horizon(request), chunk)
 
     # Its results come back
@@ -382,7 +384,7 @@ class Scheduler:
             self._register(request)
             if self.states:
                 self.states.settle(row, accepted)
-            self.blocks.trim(request.tables, request.num_written)
+            self.blocks.trim(request.tables, row.start, request.num_written)
         if ended and request.num_in_flight == 0:
             self._give_back(request)
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from math import lcm
 
+from trueline.cache.blocks import most_touched
 from trueline.cache.kinds import AnyPagedKind
 from trueline.config import EngineConfig
 from trueline.device import Device
@@ -142,6 +143,10 @@ class GroupPlan:
         return self.kinds[0].window_step
 
     @property
+    def keeps_ends(self) -> bool:
+        return self.kinds[0].keeps_ends
+
+    @property
     def block_bytes(self) -> int:
         return sum(kind.block_bytes for kind in self.kinds)
 
@@ -156,9 +161,9 @@ def plan_groups(
     """As many tokens in every group as all sequences have at full length, or as memory allows;
     where a window bounds what a sequence holds, enough for all and for some prefixes that may be
     reused. One more as null block."""
-    together: dict[tuple[int, int | None, int], list[AnyPagedKind]] = {}
+    together: dict[tuple[int, int | None, int, bool], list[AnyPagedKind]] = {}
     for kind in kinds:
-        shared = (kind.block_size, kind.window, kind.window_step)
+        shared = (kind.block_size, kind.window, kind.window_step, kind.keeps_ends)
         together.setdefault(shared, []).append(kind)
     groups = [GroupPlan(kinds=tuple(members), num_blocks=0) for members in together.values()]
     if config.num_gpu_blocks_override is not None:
@@ -176,7 +181,8 @@ def _in_windows(
     groups: Sequence[GroupPlan], config: EngineConfig, limits: Limits, budget: int, max_len: int
 ) -> list[int]:
     """Blocks of each group with a window, the null block among them; 0 for one without."""
-    fixed = [_held(group, limits, max_len) if group.window else 0 for group in groups]
+    whole = lcm(*(group.block_size for group in groups)) if config.enable_prefix_caching else None
+    fixed = [_held(group, limits, max_len, whole) if group.window else 0 for group in groups]
     needed = sum(count * g.block_bytes for g, count in zip(groups, fixed, strict=True))
     if needed > budget:
         raise UsageError(
@@ -188,9 +194,7 @@ def _in_windows(
     if not config.enable_prefix_caching:
         return fixed
     ends = PREFIXES_PER_SEAT * limits.max_num_seqs
-    reused = [
-        ends * -(-(g.window - g.window_step) // g.block_size) if g.window else 0 for g in groups
-    ]
+    reused = [ends * _after_prefix(group) for group in groups]
     wanted = sum(count * g.block_bytes for g, count in zip(groups, reused, strict=True))
     share = min(1.0, (budget - needed) * WINDOWS_SHARE / max(wanted, 1))
     return [
@@ -199,13 +203,34 @@ def _in_windows(
     ]
 
 
-def _held(group: GroupPlan, limits: Limits, max_len: int) -> int:
-    """Blocks that all sequences may hold at a time, and those of a step's tokens."""
+def _after_prefix(group: GroupPlan) -> int:
+    """Blocks behind a prefix that the next token reads: it ends where all windows are complete."""
+    return -(-(group.window - group.window_step) // group.block_size) if group.window else 0
+
+
+def _held(group: GroupPlan, limits: Limits, max_len: int, whole: int | None) -> int:
+    """Blocks that all sequences may hold at a time, and those of a step's tokens. `whole`: in
+    multiples of how many tokens prefixes are reused, if they are."""
     assert group.window is not None
+    steps = 2 if limits.overlap else 1
+    tokens = limits.max_num_batched_tokens * steps
     each = -(-group.window // group.block_size) + 2
-    tokens = limits.max_num_batched_tokens * (2 if limits.overlap else 1)
     count = limits.max_num_seqs * each - (-tokens // group.block_size) + 1
+    if group.keeps_ends:
+        count = min(count, _held_ends(group, limits, steps, whole))
     return min(count, _full(group, limits, max_len))
+
+
+def _held_ends(group: GroupPlan, limits: Limits, steps: int, whole: int | None) -> int:
+    """Of all sequences what their next tokens read and write. Of the tokens of a step what is read
+    after prefixes, and what one row that goes on with a prompt has read: the budget cuts one."""
+    assert group.window is not None
+    reach = group.block_size, group.window, group.window_step
+    each = most_touched(*reach, steps * (1 + limits.num_draft_tokens))
+    count = limits.max_num_seqs * each + 2 * steps * most_touched(*reach) + 1
+    if whole is not None:
+        count += steps * (limits.max_num_batched_tokens // whole + 1) * _after_prefix(group)
+    return count
 
 
 def _full(group: GroupPlan, limits: Limits, max_len: int) -> int:

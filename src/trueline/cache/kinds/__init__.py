@@ -2,7 +2,7 @@
 
 A kind says which layers keep it, how it is laid out and stored, what it takes, allocates it, and
 builds what its layers get of a step (inputs.py). A *paged* kind keeps something per token, in
-blocks of `block_size` positions; kinds with the same block length and window share a block table
+blocks of `block_size` positions; kinds with the same block length and lifetime share a block table
 (cache/groups.py). A *slotted* kind keeps something per sequence, in a slot.
 Plan, memory, caches, steps, graphs, poison and reports go over the kinds of the model and name none
 of them.
@@ -113,6 +113,13 @@ class PagedKind(StateKind[View, Input]):
     def window_step(self) -> int:
         """The window ends at the next multiple of it, and so moves by as many positions."""
         return 1
+
+    @property
+    def keeps_ends(self) -> bool:
+        """Whether a step has what it writes itself at hand, and reads of the cache only what was
+        there before. Then what is behind the window when it ends is not kept, unless a prefix may
+        end there: those positions lie in the null block, which nobody need write."""
+        return False
 
     @property
     @abstractmethod

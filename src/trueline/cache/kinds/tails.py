@@ -70,6 +70,10 @@ class Tails(PagedKind[TailView, TailInput]):
         return self.layout.ratio
 
     @property
+    def keeps_ends(self) -> bool:
+        return True
+
+    @property
     def block_size(self) -> int:
         return self.layout.block_size
 

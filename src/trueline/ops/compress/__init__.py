@@ -5,10 +5,12 @@ ape=[ratio, width], norm=[dim], eps=…, cos=[m, rope/2], sin=…, pairing=…)`
 [m, dim] in the dtype of `norm`.
 
 - Every token's (u, z + ape[position % ratio]) is written to its cell of the tails, in float32.
-- Window w is positions ratio·w … ratio·w + ratio - 1. The token that completes it makes entry w of
-  what the tails hold: per channel, softmax over the positions of z + ape, times u, added up. With
-  overlap there are 2·ratio slots: the window before by the first half of the width, then the window
-  itself by the second half; window 0 has no window before it, and pools its own positions alone.
+  Where no later step reads it, that may be one of the null block: what is there is undefined.
+- Window w is positions ratio·w … ratio·w + ratio - 1. The token that completes it makes entry w, of
+  what is given for the step's own tokens, and of what the tails hold for those before: per channel,
+  softmax over the positions of z + ape, times u, added up. With overlap there are 2·ratio slots:
+  the window before by the first half of the width, then the window itself by the second half;
+  window 0 has no window before it, and pools its own positions alone.
 - Then an RMS norm with weight, and rotation of the last 2·(rope/2) channels by `cos` and `sin`,
   rows of the layer's table at the entries' positions ratio·w. All in float32, rounded once.
 
@@ -18,8 +20,8 @@ there m = n, and the rows of tokens that complete nothing are undefined. `entry_
 `entry_positions` of both say where entries go and at which positions they are rotated; those of
 tokens that complete nothing go to cell 0, of the null block.
 
-The bits of a batch-invariant implementation depend on what the tails hold alone: not on how the
-tokens were cut into steps, nor on who shares them.
+The bits of a batch-invariant implementation depend on a window's (u, z + ape) in float32 alone: not
+on how the tokens were cut into steps, nor on who shares them.
 """
 
 from __future__ import annotations
@@ -38,7 +40,8 @@ from trueline.spec.rope import Pairing
 @dataclass(frozen=True, slots=True)
 class CompressRun:
     """Positions [start, start + count) of one sequence, and its blocks of tails and entries. Of the
-    tails' blocks, those behind the window may be null."""
+    tails' blocks, those that neither a window of this step reads from before `start`, nor a later
+    step, may be null."""
 
     tails: list[int]
     entries: list[int]

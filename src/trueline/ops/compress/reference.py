@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor
 
-from trueline.cache.tails import TailView
+from trueline.cache.blocks import NULL_BLOCK
+from trueline.cache.tails import TailLayout, TailView
 from trueline.ops.compress import IMPLEMENTATIONS, CompressRows, CompressTable
 from trueline.spec.rope import Pairing
 
@@ -31,29 +34,42 @@ def run(
     sin: Tensor,
     pairing: Pairing,
 ) -> Tensor:
-    ratio = len(ape)
-    positions = [p for run in prepared.runs for p in range(run.start, run.stop)]
-    for token, (position, cell) in enumerate(zip(positions, cells.tolist(), strict=True)):
-        tails.rows[cell, 0] = u[token].float()
-        tails.rows[cell, 1] = z[token].float() + ape[position % ratio].float()
     made: list[Tensor] = []
-    for run in prepared.runs:
-        for position in range(run.start, run.stop):
-            if position % ratio == ratio - 1:
-                pooled = _pooled(tails, run.tails, position // ratio, len(norm))
-                at = len(made)
-                made.append(_finished(pooled, norm, eps, cos[at], sin[at], pairing))
+    for run, rows in zip(prepared.runs, at_hand(prepared, u, z, ape, tails), strict=True):
+        for window in run.windows(len(ape)):
+            pooled = _pooled(rows, window, tails.layout, len(norm))
+            at = len(made)
+            made.append(_finished(pooled, norm, eps, cos[at], sin[at], pairing))
+    tails.rows[cells] = _with_bias(prepared, u, z, ape)
     return torch.stack(made).to(norm.dtype) if made else norm.new_empty(0, len(norm))
 
 
-def _pooled(tails: TailView, block_ids: list[int], window: int, dim: int) -> Tensor:
+def _with_bias(rows: CompressRows, u: Tensor, z: Tensor, ape: Tensor) -> Tensor:
+    """[n, 2, width] of the step's tokens."""
+    phases = [p % len(ape) for run in rows.runs for p in range(run.start, run.stop)]
+    return torch.stack((u.float(), z.float() + ape[phases].float()), dim=1)
+
+
+def at_hand(
+    rows: CompressRows, u: Tensor, z: Tensor, ape: Tensor, tails: TailView
+) -> Iterator[dict[int, Tensor]]:
+    """Of each run [2, width] by position: the step's own, and those before that its tails have."""
+    own, size = _with_bias(rows, u, z, ape), tails.layout.block_size
+    for run in rows.runs:
+        mine, own = own[: run.count], own[run.count :]
+        kept = [p for p in range(run.start) if run.tails[p // size] != NULL_BLOCK]
+        held = {p: tails.rows[run.tails[p // size] * size + p % size] for p in kept}
+        yield held | dict(zip(range(run.start, run.stop), mine, strict=True))
+
+
+def _pooled(rows: dict[int, Tensor], window: int, layout: TailLayout, dim: int) -> Tensor:
     """[dim] of the slots of a window."""
-    size, ratio = tails.layout.block_size, tails.layout.ratio
+    ratio = layout.ratio
     slots = [(p, slice(-dim, None)) for p in range(window * ratio, (window + 1) * ratio)]
-    if tails.layout.overlap and window:
+    if layout.overlap and window:
         before = range((window - 1) * ratio, window * ratio)
         slots = [(p, slice(dim)) for p in before] + slots
-    held = [tails.rows[block_ids[p // size] * size + p % size, :, half] for p, half in slots]
+    held = [rows[p][:, half] for p, half in slots]
     values, scores = torch.stack(held).double().unbind(1)
     out = torch.empty(dim, dtype=torch.float64)
     for channel in range(dim):

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from trueline.cache import groups
 from trueline.cache.blocks import NULL_BLOCK, BlockPool
+from trueline.cache.groups import BlockGroups
 from trueline.cache.kinds.tails import TailInputs
 from trueline.cache.kinds.window import WindowInputs
 from trueline.cache.rows import BatchRow
@@ -37,6 +38,14 @@ def _tails_given_away(first: Make) -> Make:
     def broken(self: BlockPool, position: int) -> object:
         early = self.window_step if self.window_step > 1 else 0
         return first(self, position + early)
+
+    return broken
+
+
+def _open_block_not_kept(placed: Make) -> Make:
+    def broken(self: BlockGroups, pool: BlockPool, *given: object) -> object:
+        made = placed(self, pool, *given)
+        return [*made[:-1], False] if pool.keeps_ends and made else made
 
     return broken
 
@@ -113,6 +122,8 @@ COMPRESSED_FAULTS = [
           groups, "_in_window", _no_tails),
     Fault("tails-of-a-reused-block", "tails are given away one window early", ORACLE, CASE,
           BlockPool, "first_read", _tails_given_away),
+    Fault("tails-of-an-open-block", "what is open at a chunk's end is not kept", ORACLE, CASE,
+          BlockGroups, "_placed", _open_block_not_kept),
     Fault("tails-of-another", "compressors read the tails of another sequence", ORACLE, CASE,
           TailInputs, "read", _anothers_tails),
     Fault("entry-block-off", "entries go to the block before theirs", ORACLE, CASE,

@@ -1,5 +1,6 @@
 """Compressed entries against their float64 reference: every residue of a position, rows that
-complete windows beside rows that do not, and NaN wherever an entry may not look."""
+complete windows beside rows that do not, NaN wherever an entry may not look, and null blocks where
+a step's tails are needed by no later one."""
 
 from __future__ import annotations
 
@@ -89,8 +90,11 @@ def step(
     shapes: Sequence[tuple[int, int]],
     dtype: torch.dtype = torch.float32,
     given: torch.dtype | None = None,
+    *,
+    all_kept: bool = False,
 ) -> CompressStep:
-    """`given`: of u and z, if other than `dtype`."""
+    """`given`: of u and z, if other than `dtype`. `all_kept`: of every sequence all that the step
+    writes, not only of every second."""
     size, ratio, width = layout.block_size, layout.ratio, layout.width
     held = [-(-(start + count) // size) for start, count in shapes]
     num_blocks = sum(held) + 4
@@ -100,11 +104,14 @@ def step(
     runs, cells, entries = [], [], 1
     for i, ((start, count), blocks) in enumerate(zip(shapes, held, strict=True)):
         mine = [ids.pop() for _ in range(blocks)]
-        needed = max((start // ratio - layout.overlap) * ratio, 0)
+        needed = _needed(layout, start)
         past = layout.cells(mine, needed, start)
         store.rows[1, past] = randn(len(past), 2, width, seed=50 + i)
-        cells += layout.cells(mine, start, start + count)
         mine[: needed // size] = [0] * (needed // size)
+        if i % 2 and not all_kept:
+            first, kept = -(-start // size), _needed(layout, start + count) // size
+            mine[first:kept] = [0] * (kept - first)
+        cells += layout.cells(mine, start, start + count)
         many = -(-(start + count) // (ratio * ENTRY_BLOCK))
         runs.append(CompressRun(mine, list(range(entries, entries + many)), start, count))
         entries += many
@@ -128,6 +135,11 @@ def step(
     )
 
 
+def _needed(layout: TailLayout, start: int) -> int:
+    """The first position that windows read which a step from `start` on completes."""
+    return max((start // layout.ratio - layout.overlap) * layout.ratio, 0)
+
+
 def compress(op: CompressOp, dtype: torch.dtype = torch.float32) -> None:
     for layout, half, pairing in SHAPES:
         check(op, step(layout, half, pairing, counts(layout.ratio), dtype), dtype)
@@ -149,20 +161,25 @@ def check(op: CompressOp, step: CompressStep, dtype: torch.dtype) -> None:
     ours = step.run(op, step.rows, view)
     what = f"compress, {step.layout}"
     require(ours.dtype == dtype, f"{what}: {ours.dtype} for {dtype}")
-    within(what, ours, exact, accepted(step, exact, tails, dtype))
-    same = torch.equal(view.rows.nan_to_num(7e7), tails.rows.nan_to_num(7e7))
-    require(same, f"{what}: the tails are not (u, z + bias) of the step's tokens")
+    within(what, ours, exact, accepted(step, exact, dtype))
+    require(_same_tails(view, tails), f"{what}: the tails are not (u, z + bias) of the tokens")
 
 
-def accepted(step: CompressStep, exact: Tensor, tails: TailView, dtype: torch.dtype) -> Tensor:
+def _same_tails(ours: TailView, exact: TailView) -> bool:
+    owned = slice(ours.layout.block_size, None)  # the null block takes what nobody reads
+    return torch.equal(*(view.rows[owned].nan_to_num(7e7) for view in (ours, exact)))
+
+
+def accepted(step: CompressStep, exact: Tensor, dtype: torch.dtype) -> Tensor:
     """How far entries may be off, [m, dim]."""
     made: list[Tensor] = []
-    layout, size = step.layout, step.layout.block_size
-    for run in step.rows.runs:
+    layout = step.layout
+    given = step.rows, step.u, step.z, step.ape, step.fresh()
+    for run, rows in zip(step.rows.runs, compress_reference.at_hand(*given), strict=True):
         for w in run.windows(layout.ratio):
             last = (w + 1) * layout.ratio
             slots = range(max(last - layout.slots, 0), last)
-            held = tails.rows[[run.tails[p // size] * size + p % size for p in slots]].double()
+            held = torch.stack([rows[p] for p in slots]).double()
             first = layout.overlap * (torch.arange(-len(slots), 0) >= -layout.ratio).long()
             at = first[:, None] * layout.dim + torch.arange(layout.dim)
             u, z = (held[:, i].gather(1, at) for i in range(2))
@@ -198,7 +215,7 @@ def compress_bits(op: CompressOp) -> None:
     for layout, half, pairing in SHAPES[:4]:
         ratio = layout.ratio
         length = 5 * ratio + 1
-        whole = step(layout, half, pairing, [(0, length)])
+        whole = step(layout, half, pairing, [(0, length)], all_kept=True)
         wanted = whole.run(op, whole.rows, whole.fresh())
         for cuts in ([1] * length, [ratio + 1] * length, [1, 2 * ratio, 2, length]):
             made = cut(op, whole, cuts)
@@ -259,10 +276,8 @@ def compress_table(op: CompressOp, dtype: torch.dtype = torch.float32) -> None:
             ours = padded.run(op, table, view)
             completed = table.completes(layout.ratio)
             what = f"compress, a table of {layout}, {each} tokens a row"
-            within(what, ours[completed], exact, accepted(made, exact, tails, dtype))
-            owned = slice(layout.block_size, None)  # the null block takes what nobody reads
-            same = [rows.rows[owned].nan_to_num(7e7) for rows in (view, tails)]
-            require(torch.equal(*same), f"{what}: tails")
+            within(what, ours[completed], exact, accepted(made, exact, dtype))
+            require(_same_tails(view, tails), f"{what}: tails")
             cells = table.entry_cells(layout.ratio, ENTRY_BLOCK)
             wanted = made.rows.entry_cells(layout.ratio, ENTRY_BLOCK).to(cells.device)
             require(torch.equal(cells[completed], wanted), f"{what}: cells of entries")
