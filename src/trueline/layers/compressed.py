@@ -3,9 +3,12 @@ ones, entries that compressors make of the others, and a sink."""
 
 from __future__ import annotations
 
+from typing import TypedDict
+
 import torch
 from torch import Tensor
 
+from trueline.cache.index import IndexView
 from trueline.cache.kinds import LayerViews
 from trueline.cache.kinds.entries import (
     Entries,
@@ -25,6 +28,7 @@ from trueline.ops.capabilities import Opaque
 from trueline.ops.sink_prepare import Rotation
 from trueline.parallel.placement import Replicated, check_shape
 from trueline.spec.mixer import CompressedSpec
+from trueline.spec.rope import Pairing
 from trueline.spec.source import Span
 
 
@@ -110,7 +114,7 @@ class Compressed:
         given, entries = step[self.entries], views[self.entries]
         if given.rope is None:
             given.rope = self.table[0][given.positions], self.table[1][given.positions]
-        _put(entries, given.cells, self.compressor.run(x, step, views, given.rope))
+        self.compressor.write(x, step, views, given.rope, entries, given.cells)
         chosen = self._choose(x, q_latent, step, views, rope, given)
         return self._over_parts(q, window, entries, given, chosen)
 
@@ -164,8 +168,7 @@ class Compressed:
         if self.indexer is None:
             return None
         assert given.rope is not None
-        keys = self.index_keys.run(x, step, views, given.rope)
-        views[EntriesIndex].write(given.cells, keys)
+        self.index_keys.write(x, step, views, given.rope, views[EntriesIndex], given.cells)
         index = step[EntriesIndex]
         if not index.count:
             return None
@@ -186,26 +189,29 @@ class Compressor:
     ) -> None:
         assert build.ops.compressed is not None
         assert build.ops.compressed.compress is not None, "the plan knows of entries"
-        self.op, self.linear = build.ops.compressed.compress, build.ops.linear
+        self.op, self.into = build.ops.compressed.compress, build.ops.compressed.compress_into
+        self.linear = build.ops.linear
         self.tails, self.eps, self.pairing = tails, spec.norm_eps, spec.rope.pairing
         both = (weights.take(f"{name}.{part}.weight") for part in ("kv_proj", "gate_proj"))
         self.packed = self.linear.pack(torch.cat(tuple(both)))
         self.bias = weights.take(f"{name}.position_bias").float()
         self.norm = weights.take(f"{name}.norm.weight")
 
-    def run(
-        self, x: Tensor, step: StepInput, views: LayerViews, rope: tuple[Tensor, Tensor]
-    ) -> Tensor:
-        """The entries [m, dim] that the step completes; `rope`: at their positions."""
+    def write(
+        self,
+        x: Tensor,
+        step: StepInput,
+        views: LayerViews,
+        rope: tuple[Tensor, Tensor],
+        entries: LatentView | IndexView,
+        at: Tensor,
+    ) -> None:
+        """The entries that the step completes, to these cells. `rope`: at their positions."""
         given = step[self.tails]
         # kept in float32, so not rounded before
         u, z = self.linear.run_wide(x, self.packed).chunk(2, dim=-1)
-        return self.op.run(
-            u,
-            z,
-            views[self.tails],
-            given.cells,
-            given.prepared,
+        tokens = (u, z, views[self.tails], given.cells, given.prepared)
+        how = _How(
             ape=self.bias,
             norm=self.norm,
             eps=self.eps,
@@ -213,8 +219,23 @@ class Compressor:
             sin=rope[1],
             pairing=self.pairing,
         )
+        if self.into is not None and entries.layout.fp8 is None:
+            self.into.run_into(*tokens, **how, entries=entries, at=at)
+            return
+        made = self.op.run(*tokens, **how)
+        if isinstance(entries, LatentView):
+            latent = entries.layout.latent
+            entries.write(at, made[:, :latent], made[:, latent:])
+        else:
+            entries.write(at, made)
 
 
-def _put(view: LatentView, cells: Tensor, rows: Tensor) -> None:
-    latent = view.layout.latent
-    view.write(cells, rows[:, :latent], rows[:, latent:])
+class _How(TypedDict):
+    """What entries are made with."""
+
+    ape: Tensor
+    norm: Tensor
+    eps: float
+    cos: Tensor
+    sin: Tensor
+    pairing: Pairing

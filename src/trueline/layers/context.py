@@ -12,6 +12,7 @@ from torch import Tensor
 from trueline.cache.kinds import LayerViews, StateKind
 from trueline.layers.ropes import Rope, Ropes
 from trueline.ops.capabilities import Capabilities, Opaque
+from trueline.ops.compress import CompressInto
 from trueline.ops.experts import InvariantExperts, SharedExperts
 from trueline.ops.latent_write import Parts
 from trueline.ops.mla_prefill import MaskedPrefill
@@ -69,6 +70,8 @@ class CompressedOps:
         self.sink_attention = implementation("sink_attention", name["sink_attention"])
         self.sink_prepare = implementation("sink_prepare", name["sink_prepare"])
         self.compress = implementation("compress", name["compress"]) if "compress" in name else None
+        into = self.compress and "run_into" in self.compress.capabilities.optional
+        self.compress_into = cast("CompressInto[Opaque]", self.compress) if into else None
         chooses = "index_scores" in name
         self.index_scores = (
             implementation("index_scores", name["index_scores"]) if chooses else None

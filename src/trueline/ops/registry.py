@@ -85,6 +85,7 @@ CAPTURED = {"sampling": functions(sampling.CapturedSampling)}
 OPTIONAL = {
     "experts": functions(experts.SharedExperts),
     "mla_prefill": functions(mla_prefill.MaskedPrefill),
+    "compress": functions(compress.CompressInto),
 }
 
 

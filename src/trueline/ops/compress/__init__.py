@@ -20,18 +20,24 @@ there m = n, and the rows of tokens that complete nothing are undefined. `entry_
 `entry_positions` of both say where entries go and at which positions they are rotated; those of
 tokens that complete nothing go to cell 0, of the null block.
 
+Optional, because the cache's own write does as well: `run_into(…, entries=view, at=[m])`, which is
+`run`, but that each entry goes to its row of a cache that is not in fp8; on a GPU, of tokens that
+complete nothing no row is written.
+
 The bits of a batch-invariant implementation depend on a window's (u, z + ape) in float32 alone: not
 on how the tokens were cut into steps, nor on who shares them.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
+from trueline.cache.index import IndexView
+from trueline.cache.store import LatentView
 from trueline.cache.tails import TailView
 from trueline.ops.capabilities import CPU, GPU, Capabilities
 from trueline.spec.rope import Pairing
@@ -125,4 +131,24 @@ class Compress(Protocol[Prepared]):
     ) -> Tensor: ...
 
 
-IMPLEMENTATIONS = {"cpu": CPU, "reference": CPU, "triton": GPU}
+class CompressInto(Compress[Prepared], Protocol):
+    def run_into(
+        self,
+        u: Tensor,
+        z: Tensor,
+        tails: TailView,
+        cells: Tensor,
+        prepared: Prepared,
+        *,
+        ape: Tensor,
+        norm: Tensor,
+        eps: float,
+        cos: Tensor,
+        sin: Tensor,
+        pairing: Pairing,
+        entries: LatentView | IndexView,
+        at: Tensor,
+    ) -> None: ...
+
+
+IMPLEMENTATIONS = {"cpu": CPU, "reference": CPU, "triton": replace(GPU, optional=("run_into",))}

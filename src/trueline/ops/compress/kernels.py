@@ -7,6 +7,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from trueline.ops.index_scores.kernels import channel_places, key_places
 from trueline.ops.jit import kernel, pdl_wait
 from trueline.ops.triton_utils import inverse_rms, rotated
 
@@ -55,13 +56,15 @@ def pooled(
 @kernel(do_not_specialize=["table_row"])
 def compress(
     u, z, tails, cells, table, lengths, starts, runs, places, ape, norm, cos, sin, out, eps, each,
-    u_row, z_row, table_row, cos_row, sin_row,
+    u_row, z_row, table_row, cos_row, sin_row, at,
     RATIO: tl.constexpr, OVERLAP: tl.constexpr, DIM: tl.constexpr, WIDTH: tl.constexpr,
     WHOLE: tl.constexpr, SIZE: tl.constexpr, KEPT: tl.constexpr, KEPT_BLOCK: tl.constexpr,
     HALF: tl.constexpr, HALF_BLOCK: tl.constexpr, STEP: tl.constexpr, SHIFT: tl.constexpr,
-    TILE: tl.constexpr,
+    TILE: tl.constexpr, KIND: tl.constexpr, ENTRIES: tl.constexpr, BLOCK: tl.constexpr,
+    TOKEN: tl.constexpr, KEY: tl.constexpr, ITEM: tl.constexpr,
 ):  # fmt: skip
-    """`places`: each token's row of the output, -1 for none; without it, its own."""
+    """`places`: each token's row of the output, -1 for none; without it, its own. `at`: cells of
+    these rows in a cache of entries; that of keys has a KIND, and sizes."""
     pdl_wait()
     token = tl.program_id(0).to(tl.int64)
     length = tl.load(lengths + token).to(tl.int32)
@@ -84,6 +87,7 @@ def compress(
         start = tl.load(starts + token).to(tl.int32)
     mine = table + run * table_row
     c = tl.arange(0, KEPT_BLOCK)
+    c_at = c
     j = tl.arange(0, HALF_BLOCK)
     a_at = KEPT + j * STEP
     b_at = a_at + SHIFT
@@ -106,7 +110,17 @@ def compress(
     cosine = tl.load(cos + row * cos_row + j, mask=j < HALF, other=0.0)
     sine = tl.load(sin + row * sin_row + j, mask=j < HALF, other=0.0)
     a, b = rotated(a, b, cosine, sine)
-    into = out + row * DIM
-    tl.store(into + c, (x * unit * weight).to(out.dtype.element_ty), mask=c < KEPT)
-    tl.store(into + a_at, a.to(out.dtype.element_ty), mask=j < HALF)
-    tl.store(into + b_at, b.to(out.dtype.element_ty), mask=j < HALF)
+    if at is not None:
+        row = tl.load(at + row).to(tl.int64)
+    into = out
+    if KIND is None:
+        into += row * DIM
+    else:
+        into += key_places(row // ENTRIES, row % ENTRIES, KIND, BLOCK, TOKEN, KEY, ITEM)
+        c_at = channel_places(c, KIND, ITEM)
+        a_at = channel_places(a_at, KIND, ITEM)
+        b_at = channel_places(b_at, KIND, ITEM)
+    dtype = norm.dtype.element_ty
+    tl.store(into + c_at, (x * unit * weight).to(dtype).to(out.dtype.element_ty), mask=c < KEPT)
+    tl.store(into + a_at, a.to(dtype).to(out.dtype.element_ty), mask=j < HALF)
+    tl.store(into + b_at, b.to(dtype).to(out.dtype.element_ty), mask=j < HALF)

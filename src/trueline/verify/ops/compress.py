@@ -4,16 +4,26 @@ a step's tails are needed by no later one."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import cast
 
 import torch
 from torch import Tensor
 
+from trueline.cache.index import IndexStore, IndexView
+from trueline.cache.layout import IndexLayout, LatentLayout
+from trueline.cache.store import LatentStore, LatentView
 from trueline.cache.tails import TailLayout, TailStore, TailView
 from trueline.ops.capabilities import Opaque
-from trueline.ops.compress import Compress, CompressRows, CompressRun, CompressTable
+from trueline.ops.compress import (
+    Compress,
+    CompressInto,
+    CompressRows,
+    CompressRun,
+    CompressTable,
+)
 from trueline.ops.compress import reference as compress_reference
 from trueline.spec.rope import Pairing
 from trueline.verify import bounds
@@ -62,6 +72,20 @@ class CompressStep:
         return op.run(
             self.u, self.z, view, self.cells, op.prepare(rows, view), ape=self.ape, norm=self.norm,
             eps=EPS, cos=self.cos[at], sin=self.sin[at], pairing=self.pairing,
+        )  # fmt: skip
+
+    def run_into(
+        self,
+        op: CompressInto[Opaque],
+        rows: CompressRows | CompressTable,
+        entries: LatentView | IndexView,
+        cells: Tensor,
+    ) -> None:
+        at, view = rows.entry_positions(self.layout.ratio).to(self.cos.device), self.fresh()
+        op.run_into(
+            self.u, self.z, view, self.cells, op.prepare(rows, view), ape=self.ape, norm=self.norm,
+            eps=EPS, cos=self.cos[at], sin=self.sin[at], pairing=self.pairing, entries=entries,
+            at=cells,
         )  # fmt: skip
 
     @cached_property
@@ -163,6 +187,45 @@ def check(op: CompressOp, step: CompressStep, dtype: torch.dtype) -> None:
     require(ours.dtype == dtype, f"{what}: {ours.dtype} for {dtype}")
     within(what, ours, exact, accepted(step, exact, dtype))
     require(_same_tails(view, tails), f"{what}: the tails are not (u, z + bias) of the tokens")
+    check_into(op, step, step.rows, step.rows.entry_cells(step.layout.ratio, ENTRY_BLOCK), ours)
+
+
+def check_into(
+    op: CompressOp,
+    step: CompressStep,
+    rows: CompressRows | CompressTable,
+    cells: Tensor,
+    made: Tensor,
+    written: Tensor | None = None,
+) -> None:
+    """Where an implementation writes entries itself: caches of rows and of keys, NaN elsewhere,
+    have the bits of `run`. `written`: which of them; all, if None."""
+    if "run_into" not in op.capabilities.optional:
+        return
+    into = cast("CompressInto[Opaque]", op)
+    cells = cells.to(made.device)
+    at = cells if written is None else cells[written]
+    wanted = (made if written is None else made[written]).float()
+    blocks = int(cells.max()) // ENTRY_BLOCK + 2 if len(cells) else 2
+    others = torch.tensor(sorted(set(range(blocks * ENTRY_BLOCK)) - set(at.tolist())))
+    for store in _caches(step, made.dtype, blocks):
+        store.poison(range(blocks))
+        view = store.views[1]
+        step.run_into(into, rows, view, cells)
+        read = view.gather if isinstance(view, LatentView) else view.read
+        what = f"compress, {step.layout}, into {view.layout}"
+        require(torch.equal(read(at).float(), wanted), f"{what}: other entries")
+        require(bool(read(others).isnan().all()), f"{what}: other rows are written")
+
+
+def _caches(
+    step: CompressStep, dtype: torch.dtype, blocks: int
+) -> Iterator[LatentStore | IndexStore]:
+    dim, rope = step.layout.dim, 2 * step.cos.shape[1]
+    yield LatentStore(LatentLayout(dim - rope, rope, ENTRY_BLOCK, None), 2, blocks, dtype)
+    storage = str(dtype).removeprefix("torch.")
+    for kind in ("rows", "planar"):
+        yield IndexStore(IndexLayout(dim, ENTRY_BLOCK, storage, kind), 2, blocks)
 
 
 def _same_tails(ours: TailView, exact: TailView) -> bool:
@@ -281,6 +344,7 @@ def compress_table(op: CompressOp, dtype: torch.dtype = torch.float32) -> None:
             cells = table.entry_cells(layout.ratio, ENTRY_BLOCK)
             wanted = made.rows.entry_cells(layout.ratio, ENTRY_BLOCK).to(cells.device)
             require(torch.equal(cells[completed], wanted), f"{what}: cells of entries")
+            check_into(op, padded, table, cells, ours, completed)
             require(not bool(cells[~completed].any()), f"{what}: an open window has an entry")
 
 
