@@ -14,6 +14,7 @@ from trueline.cli.eval import command as evaluate
 from trueline.cli.generate import generate
 from trueline.cli.inspect import inspect_model
 from trueline.cli.make_tiny import make_tiny
+from trueline.cli.report import command as report
 from trueline.cli.score import score
 from trueline.cli.serve import command as serve
 from trueline.cli.witness import witness
@@ -45,6 +46,7 @@ app.command(complete, name="complete")
 app.command(chat, name="chat")
 app.command(bench)
 app.command(witness, name="witness")
+app.command(report)
 
 
 def main(arguments: list[str] | None = None) -> None:

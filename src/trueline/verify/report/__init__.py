@@ -3,10 +3,14 @@ table, JUnit XML or a page."""
 
 from __future__ import annotations
 
+import math
 from enum import StrEnum
 from pathlib import Path
 
 import msgspec
+
+from trueline.errors import UsageError, described
+from trueline.utils.json_types import JSON, JsonValue
 
 FORMAT = 1
 """Of the JSON: raised when a reader of older reports would misread a new one."""
@@ -48,9 +52,9 @@ class Place(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
             f"position {self.position}" if self.position is not None else "",
             f"block {self.block}" if self.block is not None else "",
             f"slot {self.slot}" if self.slot is not None else "",
-            f"({self.path})" if self.path else "",
         ]
-        return ", ".join(part for part in parts if part)
+        told = ", ".join(part for part in parts if part)
+        return f"{told} ({self.path})".lstrip() if self.path else told
 
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -137,7 +141,7 @@ class Power(msgspec.Struct, frozen=True, kw_only=True):
 
     place: Place
     what: str
-    """How it was injected; the number is its size."""
+    """How it was injected, as it reads before its size: "softmax scale off by"."""
     smallest: float | None
     """None: not even the largest."""
     unseen: float | None
@@ -194,6 +198,12 @@ class Report(msgspec.Struct, kw_only=True):
     format: int = FORMAT
     model: Model
     tier: str
+    only: list[str] = []
+    """What was asked for of the tier (`--only`): empty is all of it."""
+    skip: list[str] = []
+    """What was left out of it (`--skip`): it is not among the checks."""
+    command: str = ""
+    """That reproduces the run, as a shell reads it."""
     options: dict[str, str]
     """Of the engine, those that are not the defaults."""
     started: str
@@ -221,9 +231,55 @@ class Report(msgspec.Struct, kw_only=True):
         return {status: sum(c.status == status for c in self.checks) for status in Status}
 
 
+def encode(data: msgspec.Struct) -> bytes:
+    """As JSON. It has no NaN and no infinity: they are the strings "nan", "inf" and "-inf"."""
+    return msgspec.json.format(msgspec.json.encode(_as_json(msgspec.to_builtins(data))), indent=1)
+
+
+def _as_json(value: JsonValue) -> JsonValue:
+    match value:
+        case dict():
+            return {_as_json(key): _as_json(each) for key, each in value.items()}
+        case list():
+            return [_as_json(each) for each in value]
+        case float() if not math.isfinite(value):
+            return str(value)
+        case str():  # a path or a text may have bytes that are no UTF-8
+            return value.encode(errors="backslashreplace").decode()
+    return value
+
+
 def write(report: Report, path: Path) -> None:
-    path.write_bytes(msgspec.json.format(msgspec.json.encode(report), indent=1))
+    write_file(path, encode(report))
+
+
+def write_file(path: Path, content: bytes) -> None:
+    try:
+        path.write_bytes(content)
+    except OSError as error:
+        raise UsageError(f"{path}: not writable ({error.strerror})") from error
 
 
 def read(path: Path) -> Report:
-    return msgspec.json.decode(path.read_bytes(), type=Report)
+    """One that a run wrote; anything else is refused by name."""
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(f"{path}: not readable ({error.strerror})") from error
+    accepted = f"accepted: a report that trueline verify wrote, of format 1 to {FORMAT}"
+    try:
+        head: JSON = msgspec.json.decode(content, type=dict)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise UsageError(f"{path}: no JSON object ({described(error)}); {accepted}") from error
+    version = head.get("format")
+    if type(version) is not int or version < 1 or "checks" not in head:
+        raise UsageError(f"{path}: JSON, but no report of trueline verify; {accepted}")
+    if version > FORMAT:
+        raise UsageError(
+            f"{path}: a report of format {version}, written by a newer Trueline; {accepted}"
+        )
+    try:
+        # not strict: "nan" and "inf" are numbers
+        return msgspec.convert(head, Report, strict=False)
+    except msgspec.ValidationError as error:
+        raise UsageError(f"{path}: a damaged report ({error}); {accepted}") from error
