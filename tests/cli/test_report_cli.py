@@ -69,6 +69,17 @@ def test_diff_ends_with_1_where_something_is_worse(
     assert bool(found["worse"]) == bool(wanted)
 
 
+def test_lost_coverage_is_worse(files: dict[str, Path], run: Run, tmp_path: Path) -> None:
+    later = reports.passing()
+    later.checks.pop()
+    later.checks.pop(0)
+    write(later, tmp_path / "later.json")
+    code, out, _ = run("report", "diff", files["passing"], tmp_path / "later.json")
+    assert code == 1
+    assert out.startswith("WORSE: 1 check no longer covered\n")
+    assert "preflight/facts: passed → absent" in out
+
+
 def test_diff_refuses_another_model(files: dict[str, Path], run: Run) -> None:
     code, out, err = run("report", "diff", files["passing"], files["huge"])
     assert (code, out) == (2, "")

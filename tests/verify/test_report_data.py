@@ -215,6 +215,8 @@ def test_the_weakest_place_decides_what_would_have_been_noticed() -> None:
     seen, missed = told(power(0.25), power(None, 7, 0.25), power(None, 8, 0.5))
     assert seen == "softmax scale off by 2^-2 in layer 3"
     assert missed == "softmax scale off by 2^-1 in layer 8, nor in 1 other place"
+    both, _ = told(power(0.25, 1), power(0.25, 2), power(None, 7))
+    assert both == "softmax scale off by 2^-2 in layer 1, the weakest of 2 places"
     assert told(power(None)) == (None, "softmax scale off by in layer 3")
 
 

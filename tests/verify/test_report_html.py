@@ -149,6 +149,12 @@ def test_a_failure_can_be_run_again() -> None:
     assert "worst row 0.41 8.1e-4 3.2e-3" in words
 
 
+def test_numbers_are_not_broken() -> None:
+    text = written("passing")
+    assert '(band <span class="whole">9.1e-4</span>, accepted' in text
+    assert "9.1e-4" in parsed("passing").words
+
+
 def test_survivors_are_in_the_head() -> None:
     words = parsed("with_faults").words
     told = "Known bugs, switched on: 1 survived , 30 caught, 1 no effect, 1 not here"

@@ -6,6 +6,7 @@ import io
 import re
 
 import pytest
+from msgspec.structs import replace
 from rich.console import Console
 
 import reports
@@ -38,7 +39,16 @@ def test_only_our_own_codes_reach_a_terminal() -> None:
     text = printed(reports.hostile(), 120, colour=True)
     assert STYLE.search(text)
     assert not re.search("[\x00-\x09\x0b-\x1f\u202e]", STYLE.sub("", text))
-    assert "[bold]{{7*7}}" in STYLE.sub("", text), "what looks like markup is text"
+
+
+def test_what_looks_like_markup_is_text() -> None:
+    report = reports.with_faults()
+    name = "[bold]x[/] [link=y]"
+    report.checks.append(reports.check(f"[b]/{name}"))
+    report.bands = [replace(report.bands[0], what=name)]
+    report.faults = [replace(report.faults[0], id=name, caught_by=name, layer=name)]
+    assert printed(report, 160).count(name) == 5
+    assert "[b]  " in printed(report, 160, quiet=True)
 
 
 def test_verdict_and_coverage_come_first() -> None:
@@ -67,6 +77,9 @@ def test_measures_stand_beside_band_and_gate() -> None:
     text = printed(reports.passing(), 120)
     assert re.search(r"  rope +passed +relative error +1\.46e-3 +1\.2e-3 +5\.8e-3 +1\.2 s", text)
     assert re.search(r"  mixer +passed +worst row +1\.46e-3 .* 1$", text, re.M), "its layer"
+    failing = printed(reports.failing(), 120)
+    assert re.search(r"  mixed step +failed +tokens that differ +3 +0 +0\.2 s +3$", failing, re.M)
+    assert re.search(r"  abort storm +error +1\.2 s *$", failing, re.M)
     narrow = printed(reports.passing(), 80)
     assert re.search(r"  rope +passed +relative error +1\.46e-3 +1\.2e-3 +5\.8e-3$", narrow, re.M)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
-from markupsafe import Markup
+from markupsafe import Markup, escape
 
 from trueline import __version__
 from trueline.verify.report import (
@@ -50,7 +50,7 @@ def page(report: Report) -> str:
         lstrip_blocks=True,
         finalize=_finalize,
     )
-    environment.filters["powers"] = _powers
+    environment.filters |= {"powers": _powers, "whole": _whole}
     return environment.get_template("page.html").render(
         report=report,
         words=wording,
@@ -83,6 +83,12 @@ def _powers(text: str) -> str:
     return re.sub(
         r"(?<=\b2)\^(-?\d+)\b", lambda found: found[1].translate(charts.SUPERSCRIPT), text
     )
+
+
+def _whole(text: str) -> Markup:
+    """No line ends within a number: a browser would break 9.1e-4 after its minus."""
+    escaped = str(escape(wording.clean(text)))
+    return Markup(re.sub(r"\d[\d.]*e-\d+", r'<span class="whole">\g<0></span>', escaped))
 
 
 def _coverage(report: Report) -> list[tuple[str, str, int]]:
