@@ -158,7 +158,7 @@ def _power(layers: int) -> list[Power]:
     found = [
         Power(
             place=Place(layer=layer, part="mixer", op="attention", implementation="native"),
-            what="softmax scale off by",
+            what="softmax scale too large by this factor",
             smallest=2.0 ** -(8 + layer % 3),
             unseen=2.0 ** -(9 + layer % 3),
             caught_by="layers/mixer",
@@ -169,7 +169,7 @@ def _power(layers: int) -> list[Power]:
     found += [
         Power(
             place=Place(layer=layer, part="experts"),
-            what="weight of the first expert scaled by 1 +",
+            what="weight of the first expert, of its size",
             smallest=2.0**-6 if layer != 1 else None,
             unseen=2.0**-7 if layer != 1 else 0.5,
             caught_by="layers/experts" if layer != 1 else None,

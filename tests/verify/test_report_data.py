@@ -205,19 +205,19 @@ def test_the_weakest_place_decides_what_would_have_been_noticed() -> None:
         (summary,) = wording.power_summaries(powers)
         return wording.noticed(summary), wording.not_noticed(summary)
 
-    assert told(power(2.0**-9)) == ("softmax scale off by 2^-9 in layer 3", None)
+    assert told(power(2.0**-9)) == ("softmax scale off by: 2^-9 in layer 3", None)
     several = told(power(2.0**-9), power(2.0**-7, 5), power(2.0**-8, 6))
-    weakest = "softmax scale off by 2^-7 in layer 5, the weakest of 3 places (best: 2^-9)"
+    weakest = "softmax scale off by: 2^-7 in layer 5, the weakest of 3 places (best: 2^-9)"
     assert several == (weakest, None)
     assert told(power(0.5, 1), power(0.5, 2))[0] == (
-        "softmax scale off by 2^-1 in layer 1, the weakest of 2 places"
+        "softmax scale off by: 2^-1 in layer 1, the weakest of 2 places"
     )
     seen, missed = told(power(0.25), power(None, 7, 0.25), power(None, 8, 0.5))
-    assert seen == "softmax scale off by 2^-2 in layer 3"
-    assert missed == "softmax scale off by 2^-1 in layer 8, nor in 1 other place"
+    assert seen == "softmax scale off by: 2^-2 in layer 3"
+    assert missed == "softmax scale off by: 2^-1 in layer 8, nor in 1 other place"
     both, _ = told(power(0.25, 1), power(0.25, 2), power(None, 7))
-    assert both == "softmax scale off by 2^-2 in layer 1, the weakest of 2 places"
-    assert told(power(None)) == (None, "softmax scale off by in layer 3")
+    assert both == "softmax scale off by: 2^-2 in layer 1, the weakest of 2 places"
+    assert told(power(None)) == (None, "softmax scale off by: in layer 3")
 
 
 def test_whether_the_right_layer_was_named() -> None:

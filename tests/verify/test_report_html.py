@@ -138,8 +138,8 @@ def test_a_run_without_power_says_so() -> None:
     assert "how small an error it would have noticed is not known" in written("empty")
     assert "is not known" not in written("passing")
     words = parsed("passing").words
-    assert "softmax scale off by 2⁻⁸ in layer 0" in words
-    assert "not noticed: weight of the first expert scaled by 1 + 2⁻¹ in layer 1" in words
+    assert "softmax scale too large by this factor: 2⁻⁸ in layer 0" in words
+    assert "not noticed: weight of the first expert, of its size: 2⁻¹ in layer 1" in words
 
 
 def test_a_failure_can_be_run_again() -> None:

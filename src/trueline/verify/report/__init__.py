@@ -141,7 +141,7 @@ class Power(msgspec.Struct, frozen=True, kw_only=True):
 
     place: Place
     what: str
-    """How it was injected, as it reads before its size: "softmax scale off by"."""
+    """How it was injected; the number is its size."""
     smallest: float | None
     """None: not even the largest."""
     unseen: float | None

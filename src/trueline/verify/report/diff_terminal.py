@@ -75,7 +75,7 @@ def _moved(moved: Moved) -> str:
 def _power(change: PowerChange) -> str:
     sizes = ("not seen" if s is None else wording.size(s) for s in (change.before, change.after))
     at = wording.where(change.place)
-    return f"{change.what} …{f' in {at}' if at else ''}: {' → '.join(sizes)}"
+    return f"{change.what}{f' in {at}' if at else ''}: {' → '.join(sizes)}"
 
 
 def _fault(change: FaultChange) -> str:

@@ -278,10 +278,11 @@ def power_summaries(powers: Iterable[Power]) -> list[PowerSummary]:
 
 
 def injected(power: Power, error: float | None) -> str:
-    """`softmax scale off by 2^-9 in layer 3`."""
-    parts = [clean(power.what), "" if error is None else size(error)]
+    """`softmax scale too large by this factor: 2^-9 in layer 3`."""
+    parts = ["" if error is None else size(error)]
     parts += [f"in {where(power.place)}" if where(power.place) else ""]
-    return " ".join(part for part in parts if part)
+    told = " ".join(part for part in parts if part)
+    return f"{clean(power.what)}: {told}" if told else clean(power.what)
 
 
 def noticed(summary: PowerSummary) -> str | None:
