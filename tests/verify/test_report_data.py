@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 import reports
@@ -49,6 +50,22 @@ def test_numbers_that_json_has_no_word_for(tmp_path: Path) -> None:
     assert math.isnan(measures[0].value)
     assert [each.value for each in measures[1:]] == [INF, -INF]
     assert measures[2].gate is None
+
+
+def test_numbers_and_versions_of_other_packages(tmp_path: Path) -> None:
+    class Version(str):
+        pass
+
+    report = reports.passing()
+    report.environment = reports.environment(torch=Version("2.11.0+cpu"))
+    report.checks[0].measures = [Measure(name="worst", value=np.float64(0.5), gate=np.float64(NAN))]
+    write(report, tmp_path / "report.json")
+    found = read(tmp_path / "report.json")
+    assert found.environment.torch == "2.11.0+cpu"
+    assert found.checks[0].measures[0].value == 0.5
+    report.checks[0].measures = [Measure(name="worst", value=1j)]  # type: ignore[arg-type]
+    with pytest.raises(NotImplementedError, match="complex"):
+        encode(report)
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ def test_it_needs_nothing_else_and_runs_nothing(name: str) -> None:
             if attribute in ("href", "src", "action", "srcset"):
                 assert value.startswith("#") or value == "data:,"
             if attribute == "style":
-                assert re.fullmatch(r"(--cells|flex-grow|width):[\d.]+%?", value)
+                assert re.fullmatch(r"(--cells|--cards|flex-grow|width):[\d.]+%?", value)
     sheet = text[text.index("<style>") : text.index("</style>")]
     assert "url(" not in sheet
     assert "@import" not in sheet
@@ -276,6 +276,8 @@ def test_places_where_nothing_was_seen_stand_out() -> None:
         ["h2", "over", "h2", "h2"],
     ]
     assert "<title>not seen: weight of the first expert" in power[1]
+    assert "strips, by layer" in text
+    assert "strips, by layer" not in written("hostile"), "one place makes no strip"
 
 
 def test_tokens_of_both_sides_are_compared() -> None:

@@ -100,7 +100,7 @@ def test_thousands_of_checks_do_not_flood_it() -> None:
     for check in report.checks:
         check.status, check.evidence = Status.FAILED, "wrong\n" * 30
     text = " ".join(printed(report).split())
-    assert "… and 4 that failed" in text
+    assert "… and 4 more that failed" in text
     assert "… and 18 more lines" in text
     assert re.search("… and 296 more checks: modes/.*, layer 0/check 7 This run", text)
 

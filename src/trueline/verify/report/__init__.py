@@ -233,7 +233,18 @@ class Report(msgspec.Struct, kw_only=True):
 
 def encode(data: msgspec.Struct) -> bytes:
     """As JSON. It has no NaN and no infinity: they are the strings "nan", "inf" and "-inf"."""
-    return msgspec.json.format(msgspec.json.encode(_as_json(msgspec.to_builtins(data))), indent=1)
+    plain = _as_json(msgspec.to_builtins(data, enc_hook=_plain))
+    return msgspec.json.format(msgspec.json.encode(plain), indent=1)
+
+
+def _plain(value: object) -> str | float:
+    """Of what torch and numpy derive from text and numbers, as their versions are."""
+    match value:
+        case str():
+            return str(value)
+        case float():
+            return float(value)
+    raise NotImplementedError(f"{type(value).__name__} in a report")
 
 
 def _as_json(value: JsonValue) -> JsonValue:

@@ -50,7 +50,7 @@ def page(report: Report) -> str:
         lstrip_blocks=True,
         finalize=_finalize,
     )
-    environment.filters |= {"powers": _powers, "whole": _whole}
+    environment.filters |= {"powers": _powers, "whole": _whole, "power_strip": power_strip}
     return environment.get_template("page.html").render(
         report=report,
         words=wording,
@@ -63,7 +63,6 @@ def page(report: Report) -> str:
         heat_maps=_heat_maps(report.curves),
         faults=wording.outcomes(report.faults),
         powers=wording.power_summaries(report.power),
-        power_strip=power_strip,
         rows_of=rows_of,
         token_rows=token_rows,
         sheet=Markup((HERE / "page.css").read_text()),

@@ -188,8 +188,8 @@ def _shown(checks: list[Check], most: int) -> tuple[list[Check], str]:
     near = sorted(passed, key=_severity, reverse=True)[:most]
     kept = {id(check) for check in [*bad[:MOST_CHECKS], *near]}
     hidden = {
-        "that passed by more": len(passed) - len(near),
-        "that failed": max(len(bad) - MOST_CHECKS, 0),
+        "more that passed": len(passed) - len(near),
+        "more that failed": max(len(bad) - MOST_CHECKS, 0),
     }
     told = " and ".join(f"{many:,} {what}" for what, many in hidden.items() if many)
     return [check for check in checks if id(check) in kept], told

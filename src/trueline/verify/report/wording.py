@@ -162,10 +162,9 @@ def finding(place: Place | None, evidence: str) -> str:
 
 
 def subject(model: Model) -> str:
-    return clean(
-        f"{model.family}, {model.dtype}, {count(model.layers, 'layer')}, "
-        f"{human_count(model.parameters)} parameters, {human_bytes(model.bytes)}"
-    )
+    parts = [model.family, model.dtype, count(model.layers, "layer")]
+    parts += [f"{human_count(model.parameters)} parameters"] if model.parameters else []
+    return clean(", ".join([*parts, human_bytes(model.bytes)]))
 
 
 def asked_for(report: Report) -> str:
@@ -235,7 +234,8 @@ def run_facts(report: Report) -> Iterator[tuple[str, str]]:
     yield "trueline", clean(at.trueline) + (f" ({clean(at.commit)})" if at.commit else "")
     triton = f", Triton {at.triton}" if at.triton else ""
     yield "software", clean(f"Python {at.python}, PyTorch {at.torch}{triton}, {at.platform}")
-    yield "cpu", clean(f"{at.cpu}, {count(at.threads, 'thread')}; native kernels: {at.native}")
+    yield "cpu", f"{clean(at.cpu)}, {count(at.threads, 'thread')}"
+    yield "native", line(at.native, 400)
     if at.gpu:
         yield "gpu", clean(at.gpu + (f", driver {at.driver}" if at.driver else ""))
     if report.command:
