@@ -153,6 +153,7 @@ def test_what_changed_around_it() -> None:
         report.model = replace(report.model, fingerprint="other", name="elsewhere")
         report.options = {"block_size": "32"}
         report.tier, report.only = "smoke", ["ops"]
+        report.power, report.faults = [], []
         report.plan[2] = "attention    cpu (asked for)"
         for check in report.checks[:5]:
             check.ran = {"attention": "cpu"}
@@ -168,6 +169,8 @@ def test_what_changed_around_it() -> None:
         "option block_size": ("default", "32"),
         "tier": ("standard", "smoke"),
         "only": ("none", "ops"),
+        "injected errors": ("8", "0"),
+        "known bugs tried": ("33", "0"),
     }
     assert found.plan_added == ["attention    cpu (asked for)"]
     assert found.plan_removed == ["attention    native (fits, and is the fastest here)"]

@@ -142,6 +142,8 @@ def _setting(a: Report, b: Report) -> Iterator[Change]:
     yield from _changed("tier", a.tier, b.tier)
     yield from _changed("only", ", ".join(a.only), ", ".join(b.only))
     yield from _changed("skip", ", ".join(a.skip), ", ".join(b.skip))
+    yield from _changed("injected errors", len(a.power), len(b.power))
+    yield from _changed("known bugs tried", len(a.faults), len(b.faults))
 
 
 def _changed(what: str, before: object, after: object) -> Iterator[Change]:
