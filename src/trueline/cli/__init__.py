@@ -17,6 +17,7 @@ from trueline.cli.make_tiny import make_tiny
 from trueline.cli.report import command as report
 from trueline.cli.score import score
 from trueline.cli.serve import command as serve
+from trueline.cli.verify import verify
 from trueline.cli.witness import witness
 from trueline.errors import TruelineError
 
@@ -46,6 +47,7 @@ app.command(complete, name="complete")
 app.command(chat, name="chat")
 app.command(bench)
 app.command(witness, name="witness")
+app.command(verify, name="verify")
 app.command(report)
 
 

@@ -8,13 +8,15 @@ import platform
 import subprocess
 from dataclasses import fields
 from importlib import metadata
+from math import prod
 from pathlib import Path
 
 import torch
 
 from trueline import __version__
 from trueline.config import EngineConfig
-from trueline.device import compiler, cpu_features
+from trueline.device import compiler
+from trueline.models.parameters import parameters
 from trueline.verify.report import Environment, Model
 from trueline.verify.suite.session import Session
 
@@ -35,7 +37,7 @@ def environment(session: Session) -> Environment:
         platform=platform.platform(),
         cpu=_cpu(),
         threads=session.plan.threads,
-        native=cpu_features() if compiler() else "off",
+        native=f"{session.plan.device.name}, {compiler()}" if compiler() else "off",
         gpu=gpu,
         driver=driver,
     )
@@ -54,10 +56,14 @@ def model(session: Session) -> Model:
         family=spec.family,
         dtype=str(plan.compute_dtype).removeprefix("torch."),
         layers=spec.num_layers,
-        parameters=spec.num_parameters if hasattr(spec, "num_parameters") else 0,
+        parameters=_parameters(session),
         bytes=sum(file.stat().st_size for file in files),
         fingerprint=digest.hexdigest(),
     )
+
+
+def _parameters(session: Session) -> int:
+    return sum(prod(piece.shape) for each in parameters(session.spec) for piece in each.pieces)
 
 
 def options(config: EngineConfig) -> dict[str, str]:

@@ -48,7 +48,7 @@ def injections(num_layers: int, layers: list[Layer]) -> Iterator[Injection]:
         )  # fmt: skip
         yield Injection(
             Place(layer=layer, part="mixer", path="decode"),
-            "the same, where one token is computed at a time only",
+            "noise on the output of token mixing, of its norm, in decode steps of one request",
             _on_output(layer, "mixer", decode_only=True),
         )
         yield Injection(

@@ -93,6 +93,8 @@ def verify(
     report = Report(
         model=environment.model(session),
         tier=selection.tier,
+        only=list(selection.only),
+        skip=list(selection.skip),
         options=environment.options(config),
         started=started.isoformat(timespec="seconds"),
         seconds=0.0,

@@ -1,0 +1,182 @@
+"""`trueline verify`: whether this model, on this machine, with these options, computes what it
+should."""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from cyclopts import Parameter
+
+from trueline.cli.generate import OfflineEngine
+from trueline.cli.output import tables
+from trueline.errors import UsageError
+from trueline.utils.builtin import BUILTIN_MODELS
+
+if TYPE_CHECKING:
+    from trueline.config import EngineConfig
+    from trueline.verify.report import FaultRow, Report
+    from trueline.verify.suite.run import Progress, Tier
+
+ENGINE = Parameter(name="*", group="Engine")
+Flag = Annotated[bool, Parameter(negative=())]
+
+
+def verify(
+    model: tuple[str, ...] = (),
+    /,
+    *,
+    smoke: Flag = False,
+    full: Flag = False,
+    only: tuple[str, ...] = (),
+    skip: tuple[str, ...] = (),
+    prompt: str | None = None,
+    faults: Flag = False,
+    fault: tuple[str, ...] = (),
+    out: Path | None = None,
+    as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
+    quiet: Flag = False,
+    engine: Annotated[OfflineEngine, ENGINE] = OfflineEngine(),  # noqa: B008
+) -> int:
+    """Check that a model computes here what it should: facts, weights, ops, every layer, every way
+    a batch can be composed.
+
+    Each half of each layer is held against a float64 definition that shares no code with the
+    engine, on the engine's own inputs. What is accepted is measured in the same run, and so is
+    how small an error it would have noticed (docs/verify.md). Ends with exit code 1 where
+    something is wrong.
+
+    Parameters
+    ----------
+    model
+        Model directories, built-in models, or hub ids in the local cache. Default: all built-in
+        models.
+    smoke
+        Less than a minute for a built-in model: facts, layers, logits and the commonest batches.
+    full
+        Also what takes long: long contexts, every option of caches, ranks, batch invariance.
+    only
+        Groups (preflight, layers, logits, modes, ops), invariants or ids of checks to run; * stands
+        for anything. May be given several times.
+    skip
+        Likewise, not to run.
+    prompt
+        A text of your own for the layers and the logits.
+    faults
+        Instead: put known bugs into the running engine one at a time, and tell which of them
+        such a run would have caught, by what and in which layer.
+    fault
+        With --faults: only the bug of this id (docs/faults.md). May be given several times.
+    out
+        Write MODEL.json, MODEL.html and MODEL.xml (JUnit) into this directory.
+    as_json
+        Print reports as JSON instead of tables.
+    quiet
+        Print the verdict and what is wrong.
+    """
+    if smoke and full:
+        raise UsageError("--smoke and --full: give one of them")
+    if fault and not faults:
+        raise UsageError("--fault is for --faults")
+    if out is not None:
+        _make_directory(out)
+    from trueline.config import EngineConfig
+    from trueline.verify.suite.faults import named_faults
+    from trueline.verify.suite.run import Selection
+    from trueline.verify.suite.run import verify as verify_model
+
+    named_faults(fault)  # what is wrong with them is told before a model is loaded
+
+    selection = Selection(
+        tier="smoke" if smoke else "full" if full else "standard", only=only, skip=skip
+    )
+    config = EngineConfig(**engine.options())
+    reports: list[Report] = []
+    for name in model or tuple(BUILTIN_MODELS):
+        with _progress(name) as progress:
+            report = verify_model(
+                name, config, selection, prompt=prompt, progress=progress,
+                with_power=not faults,
+            )  # fmt: skip
+            if faults:
+                report.faults = _faults(name, config, selection.tier, fault, progress)
+        report.command = shlex.join(["trueline", *sys.argv[1:]])
+        reports.append(report)
+        if out is not None:
+            _write(out, report)
+        if not as_json:
+            _print(report, quiet)
+    if as_json:
+        from trueline.verify.report import encode
+
+        encoded = [encode(report) for report in reports]
+        text = encoded[0] if len(model) == 1 else b"[" + b",".join(encoded) + b"]"
+        print(text.decode())
+    return int(not all(report.passed for report in reports))
+
+
+def _faults(
+    name: str,
+    config: EngineConfig,
+    tier: Tier,
+    ids: tuple[str, ...],
+    progress: Progress,
+) -> list[FaultRow]:
+    from trueline.utils.hub import find_model
+    from trueline.verify.suite.faults import Patient, fault_rows, named_faults
+
+    patient = Patient(name, find_model(name), config, tier)
+    return list(fault_rows(patient, named_faults(ids), progress))
+
+
+def _print(report: Report, quiet: bool) -> None:
+    from trueline.verify.report.terminal import print_report
+
+    print_report(tables(), report, quiet=quiet)
+
+
+def _write(directory: Path, report: Report) -> None:
+    """Under the model's own name, whatever path it was given by."""
+    from trueline.verify import report as reports
+    from trueline.verify.report.html import page
+    from trueline.verify.report.junit import junit_xml
+
+    name = Path(report.model.name).name or "model"
+    reports.write(report, directory / f"{name}.json")
+    reports.write_file(directory / f"{name}.html", page(report).encode())
+    reports.write_file(directory / f"{name}.xml", junit_xml(report).encode())
+
+
+def _make_directory(path: Path) -> None:
+    """Before minutes of work, not after them."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"--out {path}: not a directory to write to ({error.strerror})") from error
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[Progress]:
+    """A line that changes on a terminal; elsewhere nothing but the model's name."""
+    if not sys.stderr.isatty():
+        print(f"{name} …", file=sys.stderr)
+        yield lambda check, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (
+        TextColumn(name),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TextColumn("{task.description}"),
+    )
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("loading", total=None)
+        yield lambda check, done, total: bar.update(
+            task, completed=done, total=total, description=check
+        )
