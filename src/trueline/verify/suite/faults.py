@@ -13,6 +13,7 @@ from torch import Tensor
 
 from trueline.config import EngineConfig
 from trueline.errors import TruelineError, UsageError, described, did_you_mean
+from trueline.ops.registry import OPS
 from trueline.verify.faults import Fault
 from trueline.verify.faults.table import FAULTS
 from trueline.verify.report import Check, FaultRow, Status
@@ -106,21 +107,32 @@ def one_fault(patient: Patient, fault: Fault, healthy: Logits) -> FaultRow:
 
 
 def _first_red(session: Session, fault: Fault, tier: Tier) -> Check | None:
-    """Ops are checked alone only where the fault is in what they are made of."""
     measured = Numbers(session)
     todos = sorted(
         all_checks(measured, tier), key=lambda todo: ORDER.index(todo.id.partition("/")[0])
     )
-    owner = fault.place()
-    module = str(getattr(owner, "__module__", None) or getattr(owner, "__name__", ""))
-    in_ops = module.startswith("trueline.ops") or not module.startswith("trueline.")
+    concerned = _ops_of(fault)
     for todo in todos:
-        if todo.id.startswith("ops/") and not in_ops:
+        group, _, name = todo.id.partition("/")
+        if group == "ops" and concerned is not None and name.partition("=")[0] not in concerned:
             continue
         check = carry_out(todo)
         if check.status in (Status.FAILED, Status.ERROR):
             return check
     return None
+
+
+def _ops_of(fault: Fault) -> set[str] | None:
+    """Ops that the fault may break when they are checked alone; None: any."""
+    owner = fault.place()
+    module = str(getattr(owner, "__module__", None) or getattr(owner, "__name__", ""))
+    if not module.startswith("trueline."):
+        return None
+    room, _, rest = module.removeprefix("trueline.").partition(".")
+    op = rest.partition(".")[0]
+    if room != "ops":
+        return set()
+    return {op} if op in OPS else None
 
 
 def _layer(check: Check) -> str:
