@@ -3,6 +3,8 @@ where, and what it could not force is never "passed"."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,12 +13,15 @@ import pytest
 import torch
 
 from trueline.config import EngineConfig
+from trueline.engine.core import EngineCore
 from trueline.engine.executor import local_runner
+from trueline.engine.graphs import DecodeGraphs
 from trueline.errors import UsageError
-from trueline.verify.cases import CASES, make_subject
+from trueline.verify.cases import CASES, Subject, make_subject
 from trueline.verify.failed import CheckFailed
+from trueline.verify.graphs import emulated
 from trueline.verify.report import Check, Report, Status
-from trueline.verify.suite import choices, compositions, power
+from trueline.verify.suite import captured, choices, compositions, power
 from trueline.verify.suite.choices import Scores
 from trueline.verify.suite.compositions import NotForced
 from trueline.verify.suite.judge import Judge
@@ -315,3 +320,52 @@ def test_the_definition_of_one_layer_is_that_of_the_whole(session: Session) -> N
     assert {layer for layer, _ in parts} == {1, session.definition.num_layers}
     for layer, part in parts:
         assert some.worst(layer, part) == whole.worst(layer, part)
+
+
+# -- captured steps --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_captured_steps(
+    wrong: bool, numbers: Numbers, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Emulated: a step is run again instead of being replayed. A graph whose rows are swapped."""
+    session = numbers.session
+    found = list(compositions.compositions(session))
+    composition = next(each for each in found if each.captured)
+    with pytest.raises(NotForced, match="a CPU has none"):
+        captured.check(numbers, composition)
+    subject = Subject("v3-near", session.model, torch.empty(0), torch.empty(0))
+    eager = session.core
+
+    @contextmanager
+    def core(**changes: Any) -> Iterator[EngineCore]:
+        if changes.get("enforce_eager", True):
+            with eager(**changes) as made:
+                yield made
+            return
+        made = emulated(subject, session.engine_config())
+        yield made
+        made.close()
+
+    monkeypatch.setattr(session, "core", core)
+    monkeypatch.setattr(session, "plan", replace(session.plan, graphs=True))
+    if wrong:
+        monkeypatch.setattr(captured, "watched", _swapping)
+        with pytest.raises(CheckFailed, match="graph = eager: logits, request"):
+            captured.check(numbers, composition)
+    else:
+        outcome = captured.check(numbers, composition)
+        assert "2 rows in a graph for 2" in outcome.evidence
+        assert outcome.measures[0].good
+
+
+def _swapping(graphs: DecodeGraphs, seen: set[str]) -> Callable[..., Any]:
+    plain = graphs.run
+
+    def run(*given: Any) -> Any:
+        made = plain(*given)
+        seen.add("swapped")
+        return replace(made, hidden=made.hidden.flip(0))
+
+    return run

@@ -60,6 +60,11 @@ class EngineRun:
     latents: list[CachedLatents] = field(default_factory=list)
     """Where they are stored in fp8."""
 
+    def only(self, i: int) -> EngineRun:
+        """Request i's."""
+        one = [self.tokens[i]], [self.logits[i]], [self.cached[i]], [self.outputs[i]]
+        return EngineRun(*one, self.core)
+
     def logprobs(self, i: int) -> Tensor:
         """[positions, vocabulary] of request i; every position must have been computed or
         cached, the last sampled token excepted."""

@@ -48,6 +48,10 @@ class Composition:
     """Of the engine's options."""
     same_bits: JSON | None = None
     """Changes under which a second run must have the same bits, since its steps are the same."""
+    alone: int | None = None
+    """A request that must have the same bits without the others."""
+    captured: bool = False
+    """Decode steps are captured: nothing inside of them can be watched."""
     abort: dict[int, int] = field(default_factory=dict)
     """Request -> step before which it is aborted."""
     turned_over: bool = False
@@ -147,6 +151,26 @@ def compositions(session: Session) -> Iterator[Composition]:
         )
     yield from _under_pressure(session, block)
     yield from _on_ranks(session)
+    yield Composition(
+        name="same bits alone",
+        invariant="batch-invariant",
+        what="batch-invariant mode: a request's bits beside others, in chunks, and alone",
+        asks=[Ask(s.tokens(20), 6), Ask(s.tokens(31, 1), 6, arrives=1), Ask(s.tokens(9, 2), 8)],
+        changes={"batch_invariant": True, "max_num_batched_tokens": 16},
+        alone=1,
+        forced=lambda ran: "batch_invariant=True, chunks of at most 16 tokens",
+    )
+    yield Composition(
+        name="captured steps",
+        invariant="graph = eager",
+        what="decode steps in CUDA graphs, of batches of one size after the other",
+        asks=[
+            Ask(s.tokens(9 + 4 * i, i), 4 + 2 * i, arrives=i)
+            for i in range(min(5, session.plan.limits.max_num_seqs))
+        ],
+        captured=True,
+        forced=lambda ran: "decode steps were captured",
+    )
     yield Composition(
         name="poison",
         invariant="poison",

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
 from trueline.verify.engine import EngineRun
 from trueline.verify.report import Measure, Place
-from trueline.verify.suite import compositions
+from trueline.verify.suite import captured, compositions
 from trueline.verify.suite.compositions import Composition, Ran
 from trueline.verify.suite.judge import Judge
 from trueline.verify.suite.judgement import PARTS, Judgement, Off, Requests, place_of
@@ -153,6 +153,8 @@ def judgement_layers(judgement: Judgement) -> int:
 
 
 def _mode(numbers: Numbers, composition: Composition) -> Outcome:
+    if composition.captured:
+        return captured.check(numbers, composition)
     judgement = numbers.run(composition)
     ran = numbers.ran[composition.name]
     measures = _measures(numbers, judgement, composition.name)
@@ -163,7 +165,19 @@ def _mode(numbers: Numbers, composition: Composition) -> Outcome:
         twin = compositions.run(numbers.session, composition, **composition.same_bits)
         compositions.require_same_bits(composition.invariant, ran.done, twin.done)
         evidence += "; the same bits without"
+    if composition.alone is not None:
+        asks = [replace(composition.asks[composition.alone], arrives=0)]
+        changes = {"max_num_batched_tokens": session_budget(numbers.session)}
+        alone = compositions.run(numbers.session, replace(composition, asks=asks), **changes)
+        together = ran.done.only(composition.alone)
+        compositions.require_same_bits(composition.invariant, alone.done, together)
+        evidence += f"; request {composition.alone} has the same bits alone, in one step"
     return Outcome(evidence, measures, {})
+
+
+def session_budget(session: Session) -> int:
+    """Tokens of a step that takes any of the checks' prompts whole."""
+    return max(session.plan.limits.max_num_batched_tokens, session.longest)
 
 
 def _chosen(session: Session) -> dict[str, str]:

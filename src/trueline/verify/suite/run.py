@@ -122,7 +122,7 @@ def all_checks(measured: Numbers, tier: Tier) -> Iterator[Todo]:
     if tier == "smoke":
         others = [each for each in others if each.smoke]
     if not session.definition.keep:
-        measured.together = [first, *others]
+        measured.together = [each for each in (first, *others) if not each.captured]
     yield from preflight.checks(session)
     yield from numbers.layer_checks(measured, first)
     yield Todo(
