@@ -59,10 +59,12 @@ class EngineConfig:
     """Of the indexer's keys: "auto" (as computed), float32, bfloat16, float16, e4m3fn, e4m3fnuz."""
     index_cache_layout: str = "auto"
     """Layout of these keys: "auto" (rows), rows, planar, shuffled."""
-    numerics: Literal["auto", "weights", "activations"] = "auto"
+    numerics: Literal["auto", "weights", "activations", "published"] = "auto"
     """Of weights in block fp8: "weights" multiplies what they mean with activations as computed,
     "activations" quantises these too, as published inference does; "auto": activations on a GPU of
-    compute capability 9.0, unless batch_invariant, else weights."""
+    compute capability 9.0, unless batch_invariant, else weights. "published", of deepseek_v4 alone:
+    products as with "weights", and what attention and indexer keep is rounded as the authors' own
+    inference code rounds it."""
     batch_invariant: bool = False
     overlap: bool | None = None
     """Whether a step is scheduled while the one before it runs; None: on a GPU."""
@@ -133,7 +135,7 @@ class EngineConfig:
             ("mamba_cache_dtype", ("auto", "float32", "bfloat16", "float16")),
             ("kv_cache_dtype", KV_CACHE_DTYPES),
             ("kv_cache_scale_fmt", ("auto", "float32", "ue8m0")),
-            ("numerics", ("auto", "weights", "activations")),
+            ("numerics", ("auto", "weights", "activations", "published")),
             ("load_format", ("auto", "dummy")),
         ):
             if getattr(self, name) not in accepted:

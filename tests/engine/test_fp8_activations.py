@@ -23,8 +23,8 @@ from trueline.verify.numerics import (
     CHUNKED,
     Noise,
     fp8_activations_bitwise,
-    fp8_oracle,
     load_activations,
+    numerics_oracle,
 )
 from trueline.verify.ranks import serve_on_ranks
 from trueline.weights.formats import Storage
@@ -114,7 +114,7 @@ QUICK = ("v3", "v3-ue8m0", "v3-exempt", "v3-fp4", "v32-ue8m0", "glm5", "ling", "
 @pytest.mark.parametrize("name", [name if name in QUICK else slow(name) for name in PUBLISHED])
 def test_mixed_and_chunked_steps_equal_the_reference(name: str, tiny: Tiny) -> None:
     model = made(tiny, name)
-    fp8_oracle(model, ASKS, run(model, ASKS, BASE, **CHUNKED))
+    numerics_oracle(model, ASKS, run(model, ASKS, BASE, **CHUNKED))
 
 
 @pytest.mark.parametrize("name", ["v3-ue8m0", "v32", "ling"])
@@ -143,7 +143,7 @@ def test_ranks_equal_the_reference(
     """Experts by width where that leaves whole groups of inputs."""
     model, whole = made(tiny, name, **more), more["moe_intermediate_size"] < 128 * ranks
     for done in serve_on_ranks(model, ASKS, BASE, ranks, expert_parallel=whole):
-        fp8_oracle(model, ASKS, done)
+        numerics_oracle(model, ASKS, done)
 
 
 def test_ranks_that_cut_groups_are_refused(tiny: Tiny) -> None:
@@ -184,4 +184,4 @@ def test_another_numerics_is_seen(tiny: Tiny) -> None:
     model = made(tiny, "v3")
     plain = run(model, ASKS, replace(BASE, numerics="weights"))
     with pytest.raises(CheckFailed, match="the plan has weights: asked for"):
-        fp8_oracle(model, ASKS, plain)
+        numerics_oracle(model, ASKS, plain)

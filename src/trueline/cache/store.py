@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from trueline.cache.fp8 import DTYPES, dequantise, fp8_scales
+from trueline.cache.fp8 import DTYPES, dequantise, fp8_scales, in_groups, join
 from trueline.cache.layout import LatentFp8, LatentLayout
 
 
@@ -36,12 +35,19 @@ class LatentView:
         # not rows[cells] = …, which wakes every thread for a handful of rows
         self.rows.index_copy_(0, cells, new)
 
+    def scratch(self, count: int) -> tuple[LatentView, Tensor]:
+        """As many rows that are no part of the cache, as they are computed, and their cells."""
+        layout, device = replace(self.layout, fp8=None), self.rows.device
+        rows = torch.zeros(count + 1, layout.width, dtype=self.dtype, device=device)
+        return LatentView(rows, layout, count), torch.arange(count, device=device)
+
     def gather(self, cells: Tensor) -> Tensor:
         """Rows at cells [..., n] -> [..., n, width], in the order asked for."""
         flat = torch.index_select(self.rows, 0, cells.reshape(-1))
         if self.layout.fp8 is not None:
             codes, scales, rope = fp8_parts(flat, self.layout)
-            latent = _join(dequantise(_groups(codes.float(), self.layout), scales), self.layout)
+            groups = in_groups(codes.float(), self._group(self.layout.fp8))
+            latent = join(dequantise(groups, scales), self.layout.latent)
             flat = torch.cat((latent.to(self.dtype), rope), dim=-1)
         return flat.view(*cells.shape, self.layout.width)
 
@@ -49,12 +55,15 @@ class LatentView:
         """The bytes of rows [n, bytes of a row]."""
         rows = self.rows.new_zeros(len(latent), self.rows.shape[1])
         codes, scales, keys = fp8_parts(rows, self.layout)
-        groups = _groups(latent, self.layout)
+        groups = in_groups(latent, self._group(fp8))
         wanted = fp8_scales(groups, fp8.variant, fp8.power_of_two)
-        codes.copy_(_join(groups / wanted[..., None], self.layout).to(codes.dtype))
+        codes.copy_(join(groups / wanted[..., None], self.layout.latent).to(codes.dtype))
         scales.copy_(wanted)
         keys.copy_(rope)
         return rows
+
+    def _group(self, fp8: LatentFp8) -> int:
+        return min(fp8.group, self.layout.latent)
 
 
 def fp8_parts(rows: Tensor, layout: LatentLayout) -> tuple[Tensor, Tensor, Tensor]:
@@ -67,18 +76,6 @@ def fp8_parts(rows: Tensor, layout: LatentLayout) -> tuple[Tensor, Tensor, Tenso
         rows[..., layout.scales_start : layout.rope_start].view(torch.float32),
         rows[..., layout.rope_start : layout.rope_start + key_bytes].view(rope),
     )
-
-
-def _groups(latent: Tensor, layout: LatentLayout) -> Tensor:
-    """[n, latent] -> [n, groups, channels]; zeros after the last channel."""
-    assert layout.fp8 is not None
-    group = min(layout.fp8.group, layout.latent)
-    padded = pad(latent, (0, layout.num_groups * group - layout.latent))
-    return padded.reshape(len(latent), layout.num_groups, group)
-
-
-def _join(groups: Tensor, layout: LatentLayout) -> Tensor:
-    return groups.flatten(-2)[..., : layout.latent]
 
 
 class LatentStore:

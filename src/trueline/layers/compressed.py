@@ -3,6 +3,9 @@ ones, entries that compressors make of the others, and a sink."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 from typing import TypedDict
 
 import torch
@@ -24,21 +27,25 @@ from trueline.layers.context import ANYWHERE, Build, StepInput, Weights
 from trueline.layers.entry_indexer import EntryIndexer
 from trueline.layers.linear import WeightGemm
 from trueline.layers.ropes import Rope
-from trueline.ops.capabilities import Opaque
+from trueline.ops.capabilities import PUBLISHED, Opaque
 from trueline.ops.sink_prepare import Rotation
 from trueline.parallel.placement import Replicated, check_shape
 from trueline.spec.mixer import CompressedSpec
 from trueline.spec.rope import Pairing
 from trueline.spec.source import Span
 
+Rounded = Callable[[Tensor], Tensor]
+"""Numerics `published`: of rows before they are kept."""
+
 
 class Compressed:
-    capabilities = ANYWHERE
+    capabilities = replace(ANYWHERE, numerics=("weights", PUBLISHED))
 
     def __init__(self, spec: CompressedSpec, build: Build, weights: Weights, name: str) -> None:
         assert build.ops.compressed is not None, "the plan knows of compressed attention"
         self.spec, self.ops, self.op = spec, build.ops, build.ops.compressed
-        self.row_parallel = build.row_parallel
+        self.row_parallel, rounding = build.row_parallel, self.op.row_rounding
+        self.rounded = partial(rounding.key, rope=spec.rope.dim) if rounding else None
         q_a, kv = (weights.stored(f"{name}.{part}.weight") for part in ("q_a_proj", "kv_proj"))
         self.first = WeightGemm(build, q_a, kv)
         self.q_norm = weights.take(f"{name}.q_a_layernorm.weight")
@@ -61,12 +68,16 @@ class Compressed:
         self.entries: type[Entries] = EntriesSparse if spec.form == "sparse" else EntriesAll
         if spec.compressor is not None:
             tails = TailsSparse if spec.form == "sparse" else TailsAll
-            self.compressor = Compressor(spec, build, weights, f"{name}.compressor", tails)
+            at = f"{name}.compressor"
+            self.compressor = Compressor(spec, build, weights, at, tails, self.rounded)
             self.table = build.ropes.table(spec.rope)
         self.indexer: EntryIndexer | None = None
         if spec.indexer is not None:
             at = f"{name}.indexer"
-            self.index_keys = Compressor(spec, build, weights, f"{at}.compressor", TailsIndex)
+            rounded = rounding.index if rounding else None
+            self.index_keys = Compressor(
+                spec, build, weights, f"{at}.compressor", TailsIndex, rounded
+            )
             self.indexer = EntryIndexer(spec, build, weights, at)
 
     def forward(self, x: Replicated, step: StepInput, views: LayerViews, rope: Rope) -> Replicated:
@@ -85,15 +96,19 @@ class Compressed:
         """Each token's row goes to the window. Returns the latent of the queries, normed, and the
         queries [n, heads, head_dim], rotated."""
         op, eps, rms_norm = self.op.sink_prepare, self.spec.norm_eps, self.ops.rms_norm
+        window, cells = views[Window], step[Window].cells
+        into, at = window.scratch(len(x)) if self.rounded else (window, cells)
         q_latent = op.write(
             self.first(x),
-            views[Window],
-            step[Window].cells,
+            into,
+            at,
             norms=(self.q_norm, self.kv_norm),
             eps=eps,
             rope=rope,
             rms_norm=rms_norm,
         )
+        if self.rounded:
+            _put(window, cells, self.rounded(into.rows[: len(x)]))
         q = self.q_b(q_latent).view(len(x), -1, self.spec.head_dim)
         return q_latent, op.queries(q, eps=eps, rope=rope, rms_norm=rms_norm)
 
@@ -185,12 +200,18 @@ class Compressor:
     """From tokens to entries."""
 
     def __init__(
-        self, spec: CompressedSpec, build: Build, weights: Weights, name: str, tails: type[Tails]
+        self,
+        spec: CompressedSpec,
+        build: Build,
+        weights: Weights,
+        name: str,
+        tails: type[Tails],
+        rounded: Rounded | None,
     ) -> None:
         assert build.ops.compressed is not None
         assert build.ops.compressed.compress is not None, "the plan knows of entries"
         self.op, self.into = build.ops.compressed.compress, build.ops.compressed.compress_into
-        self.linear = build.ops.linear
+        self.linear, self.rounded = build.ops.linear, rounded
         self.tails, self.eps, self.pairing = tails, spec.norm_eps, spec.rope.pairing
         both = (weights.take(f"{name}.{part}.weight") for part in ("kv_proj", "gate_proj"))
         self.packed = self.linear.pack(torch.cat(tuple(both)))
@@ -219,15 +240,21 @@ class Compressor:
             sin=rope[1],
             pairing=self.pairing,
         )
-        if self.into is not None and entries.layout.fp8 is None:
+        if self.into is not None and entries.layout.fp8 is None and self.rounded is None:
             self.into.run_into(*tokens, **how, entries=entries, at=at)
             return
         made = self.op.run(*tokens, **how)
+        if self.rounded is not None:
+            made = self.rounded(made)
         if isinstance(entries, LatentView):
-            latent = entries.layout.latent
-            entries.write(at, made[:, :latent], made[:, latent:])
+            _put(entries, at, made)
         else:
             entries.write(at, made)
+
+
+def _put(view: LatentView, cells: Tensor, rows: Tensor) -> None:
+    latent = view.layout.latent
+    view.write(cells, rows[:, :latent], rows[:, latent:])
 
 
 class _How(TypedDict):

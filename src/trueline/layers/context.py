@@ -64,7 +64,8 @@ class LatentOps:
 
 
 class CompressedOps:
-    """Of attention over a window and compressed entries; those of entries where there are any."""
+    """Of attention over a window and compressed entries; those of entries where there are any, and
+    of numerics `published` where the plan has them."""
 
     def __init__(self, name: Mapping[str, str]) -> None:
         self.sink_attention = implementation("sink_attention", name["sink_attention"])
@@ -77,6 +78,8 @@ class CompressedOps:
             implementation("index_scores", name["index_scores"]) if chooses else None
         )
         self.topk = implementation("topk", name["topk"]) if chooses else None
+        rounds = "row_rounding" in name
+        self.row_rounding = implementation("row_rounding", name["row_rounding"]) if rounds else None
 
 
 class RecurrentOps:

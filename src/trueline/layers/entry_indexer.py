@@ -21,7 +21,7 @@ class EntryIndexer:
         assert scores is not None, "the plan knows of layers that choose"
         assert topk is not None
         self.spec, self.ops = spec.indexer, build.ops
-        self.scores, self.topk = scores, topk
+        self.scores, self.topk, self.rounding = scores, topk, build.ops.compressed.row_rounding
         self.prepare = build.ops.compressed.sink_prepare
         self.q = WeightGemm(build, weights.stored(f"{name}.q_b_proj.weight"))
         by_head = weights.take(f"{name}.weights_proj.weight").float()
@@ -39,5 +39,7 @@ class EntryIndexer:
         spec, at = self.spec, step.at
         q = self.q(q_latent[at]).view(step.count, spec.heads, spec.head_dim)
         q = self.prepare.rotate(q, rope=rope._replace(cos=rope.cos[at], sin=rope.sin[at]))
+        if self.rounding is not None:
+            q = self.rounding.index(q)
         weights = self.ops.linear.run(x[at].float(), self.weights)
         return best_places(self.scores, self.topk, q, weights, step, view, spec.topk)

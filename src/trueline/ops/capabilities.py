@@ -146,6 +146,9 @@ NATIVE_PACKING = replace(NATIVE, keeps=scaled.FORMATS)
 """Of the ops that keep weights."""
 NUMERICS = ("weights", "activations")
 """Of an implementation that leaves all products to the op `linear`."""
+PUBLISHED = "published"
+"""Numerics of the layers of compressed attention: what they keep is rounded. Products have
+`weights` then."""
 GPU = Capabilities(devices=("cuda",), dtypes=FLOATS, capture=True)
 """Ours for an NVIDIA GPU, which are not batch-invariant so far."""
 

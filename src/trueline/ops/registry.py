@@ -26,6 +26,7 @@ from trueline.ops import (
     rms_norm,
     rope,
     route,
+    row_rounding,
     sampling,
     sink_attention,
     sink_prepare,
@@ -55,6 +56,7 @@ _DECLARING: Mapping[str, tuple[ModuleType, type]] = {
     "compress": (compress, compress.Compress),
     "sink_attention": (sink_attention, sink_attention.SinkAttention),
     "sink_prepare": (sink_prepare, sink_prepare.SinkPrepare),
+    "row_rounding": (row_rounding, row_rounding.RowRounding),
     "route": (route, route.Route),
     "experts": (experts, experts.Experts),
     "sampling": (sampling, sampling.Sampling),
@@ -182,6 +184,8 @@ def implementation(
 ) -> sink_attention.SinkAttention[Opaque]: ...
 @overload
 def implementation(op: Literal["sink_prepare"], name: str) -> sink_prepare.SinkPrepare: ...
+@overload
+def implementation(op: Literal["row_rounding"], name: str) -> row_rounding.RowRounding: ...
 @overload
 def implementation(op: Literal["route"], name: str) -> route.Route[Opaque]: ...
 @overload

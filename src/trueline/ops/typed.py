@@ -85,6 +85,9 @@ if TYPE_CHECKING:
     from trueline.ops.route import native as route_native
     from trueline.ops.route import reference as route_reference
     from trueline.ops.route import triton as route_triton
+    from trueline.ops.row_rounding import RowRounding
+    from trueline.ops.row_rounding import composed as row_rounding_composed
+    from trueline.ops.row_rounding import reference as row_rounding_reference
     from trueline.ops.sampling import CapturedSampling, Sampling
     from trueline.ops.sampling import cpu as sampling_cpu
     from trueline.ops.sampling import reference as sampling_reference
@@ -225,6 +228,10 @@ if TYPE_CHECKING:
     route(route_cpu)
     route(route_reference)
     route(route_triton)
+    row_rounding: tuple[RowRounding, ...] = (
+        row_rounding_composed,
+        row_rounding_reference,
+    )
     experts(experts_native)
     experts(experts_cpu)
     experts(experts_reference)

@@ -22,7 +22,7 @@ from trueline.cache.kinds import (
 from trueline.config import EngineConfig
 from trueline.device import Device, onednn_features
 from trueline.errors import UsageError
-from trueline.ops.capabilities import Context
+from trueline.ops.capabilities import PUBLISHED, Context
 from trueline.ops.mla_decode import Tiling
 from trueline.ops.registry import OPS, REGISTRY, implementation, runnable
 from trueline.ops.sampling import Sampling
@@ -127,7 +127,7 @@ class Plan:
         yield f"device       {self.device.kind} ({self.device.name}), {self._where()}"
         yield f"compute      {self.compute_dtype} ({self.dtype_reason})".replace("torch.", "")
         yield f"weights      {self.weight_bytes / 1e6:,.1f} MB in {self._weight_formats()}"
-        if self.by_format:
+        if self.by_format or self.numerics.name == PUBLISHED:
             yield f"numerics     {self.numerics}"
         for group in self.groups:
             tokens = (group.num_blocks - 1) * group.block_size
@@ -200,9 +200,11 @@ def make_plan(
     unused = ops_of_kinds() - {op for kind in kinds for op in kind.ops}
     if spec.hyper_connections is None:
         unused.add("hyper_connections")
-    used = [op for op in OPS if op not in unused]
     context = _op_context(config, device, compute, kinds)
     numerics = choose_numerics(spec, config, context)
+    if numerics.name != PUBLISHED:
+        unused.add("row_rounding")
+    used = [op for op in OPS if op not in unused]
     chosen = choose(spec, used, config, context, numerics.name)
     max_len = max_model_len(spec, config)
     # Some kernels multiply by weights as they are stored; others want them as they compute.

@@ -12,7 +12,7 @@ import torch
 from trueline.config import EngineConfig
 from trueline.device import interpreting
 from trueline.errors import PluginError, UsageError
-from trueline.ops.capabilities import Capabilities, Context, undeclared
+from trueline.ops.capabilities import PUBLISHED, Capabilities, Context, undeclared
 from trueline.ops.linear import LinearOp
 from trueline.ops.registry import REGISTRY, capabilities, implementation
 from trueline.plugins import Registry
@@ -139,13 +139,14 @@ class Implementations:
 def choose(
     spec: ModelSpec, ops: Iterable[str], config: EngineConfig, context: Context, numerics: str
 ) -> Implementations:
-    """`numerics`: of the formats that have them; all other products are of `weights`."""
+    """`numerics`: of the formats and layers that have them; all else is of `weights`."""
     formats = {
         quantised.label: numerics if numerics in quantised.numerics else context.numerics
         for quantised in quantised_formats(spec)
     }
     selections, by_format = choose_ops(ops, config, context, formats)
-    return Implementations(selections, by_format, choose_layers(spec, config, context))
+    layers = choose_layers(spec, config, context, numerics)
+    return Implementations(selections, by_format, layers)
 
 
 def choose_op(
@@ -190,7 +191,9 @@ def _kept(op: str, name: str, stored: str) -> str:
     return "; weights stay as stored" if as_stored else ""
 
 
-def choose_layers(spec: ModelSpec, config: EngineConfig, context: Context) -> dict[str, Selection]:
+def choose_layers(
+    spec: ModelSpec, config: EngineConfig, context: Context, numerics: str
+) -> dict[str, Selection]:
     """Ours, unless another is asked for by name."""
     present = list(dict.fromkeys(kind for layer in spec.layers for kind in labels(layer)))
     for kind, name in config.layers.items():
@@ -202,7 +205,9 @@ def choose_layers(spec: ModelSpec, config: EngineConfig, context: Context) -> di
     chosen = {kind: _default_layer(kind, spec, context) for kind in present}
     for kind, name in config.layers.items():
         declared = layer_class(kind, name).capabilities
-        refused = declared.elsewhere(context.device) or declared.refusals(context)
+        rounds = kind == CompressedSpec.label and numerics == PUBLISHED
+        wanted = replace(context, numerics=PUBLISHED) if rounds else context
+        refused = declared.elsewhere(context.device) or declared.refusals(wanted)
         chosen[kind] = _asked(LAYERS, kind, name, refused)
     return chosen
 

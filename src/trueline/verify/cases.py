@@ -141,6 +141,8 @@ _V4_RANKED: JSON = {key: _RANKED[key] for key in _RANKED if key != "intermediate
     "o_groups": 8,
     "num_hidden_layers": 4,
 }
+# Two groups of channels that do not rotate, the second one partial; index rows of two groups.
+_V4_ROUNDED: JSON = _V4_RANKED | {"head_dim": 90, "index_head_dim": 64}
 # 48, 24 and 12 columns of an expert on two, four and eight ranks: inside of groups of 32, and of
 # words.
 _INT4_RANKED: JSON = _RANKED | {"hidden_size": 96, "moe_intermediate_size": 96}
@@ -287,6 +289,7 @@ CASES: Mapping[str, Case] = {
     "v4-flat": Case(_V4, keys={"num_hidden_layers": 4}, length=300),
     "v4-small": Case(_V4, rates=(4, 8)),
     "v4-odd": Case(_V4, rates=(3, 5)),
+    "v4-rounded": Case(_V4, keys=_V4_ROUNDED, rates=(4, 8)),
     "v4-ranks": Case(_V4, keys=_V4_RANKED, rates=(4, 8)),
     "v32": Case(_V32, start=4321, stride=173),
     "v32-near": Case(_V32),

@@ -33,7 +33,7 @@ from trueline.verify.lightning import (
     linear_is_a_sum,
     ranks_hold_their_heads,
 )
-from trueline.verify.numerics import NUMERICS_CHECKS
+from trueline.verify.numerics import NUMERICS_CHECKS, PUBLISHED_CHECKS
 from trueline.verify.ops import attention_ops, fp8_attention_ops, fp8_input_ops, v4_ops
 from trueline.verify.rank_ledger import rank_ledger
 from trueline.verify.rope import rope_contract
@@ -314,6 +314,7 @@ CHECKS: Mapping[str, Callable[[Subject], None]] = {
     "ranks = whole": ranks_hold_their_heads,
     **ENGINE_CHECKS,
     **NUMERICS_CHECKS,
+    **PUBLISHED_CHECKS,
     "fp4 rounding": fp4_rounding,
     **GPU_CHECKS,
     **DRAFT_CHECKS,

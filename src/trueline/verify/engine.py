@@ -21,10 +21,13 @@ from trueline.engine.loading import load_engine
 from trueline.engine.messages import CoreOutput, CoreRequest
 from trueline.engine.params import SamplingParams
 from trueline.errors import EngineBroken
+from trueline.ops.capabilities import PUBLISHED
+from trueline.reference import Reference
 from trueline.utils.json_types import JSON
 from trueline.verify import bounds
 from trueline.verify.failed import CheckFailed
 from trueline.verify.latent_rows import CachedLatents, LatentRecorder
+from trueline.verify.rounded_rows import RoundedRows, RowRecorder
 
 ORACLE_GATE = 2e-5
 """Engine in float32 to the reference in float64, in logprob, at any position."""
@@ -57,8 +60,9 @@ class EngineRun:
     cached: list[int]
     outputs: list[list[CoreOutput]]
     core: EngineCore
-    latents: list[CachedLatents] = field(default_factory=list)
-    """Where they are stored in fp8."""
+    stored: Sequence[CachedLatents | RoundedRows] = ()
+    """What is kept of each request, where that is not as computed: latents in fp8, and what
+    numerics `published` have rounded."""
 
     def only(self, i: int) -> EngineRun:
         """Request i's."""
@@ -70,6 +74,16 @@ class EngineRun:
         cached, the last sampled token excepted."""
         rows = self.logits[i]
         return torch.stack([rows[p] for p in sorted(rows)]).double().log_softmax(-1)
+
+    def reference(self, model: Path, dtype: torch.dtype = torch.float64) -> Reference:
+        """Whose products are with activations as computed."""
+        numerics = PUBLISHED if self.core.plan.numerics.name == PUBLISHED else "weights"
+        return reference.load(model, dtype, numerics, **self.core.config.facts)
+
+    def expected(self, made: Reference, i: int, sequence: Tensor) -> Tensor:
+        """Logprobs of the reference over what is stored of request i."""
+        with torch.no_grad(), self.stored[i].attended() if self.stored else nullcontext():
+            return made.logprobs(sequence)
 
 
 def run(model: Path, asks: Sequence[Ask], config: EngineConfig, **changes: Any) -> EngineRun:
@@ -98,7 +112,7 @@ def serve(
     logits: list[dict[int, Tensor]] = [{} for _ in asks]
 
     ids: dict[int, int] = {}
-    recorder = LatentRecorder.of(core)
+    recorder = LatentRecorder.of(core) or RowRecorder.of(core)
 
     def watch(batch: Batch, values: Tensor) -> None:
         if recorder is not None:
@@ -127,11 +141,9 @@ def serve(
     local_runner(core.executor).probe = None
     tokens = [[token for output in each for token in output.token_ids] for each in outputs]
     cached = [max((output.num_cached_tokens for output in each), default=0) for each in outputs]
-    latents: list[CachedLatents] = []
-    if recorder is not None:
-        by_ask = {i: recorder.rows.get(number, {}) for number, i in ids.items()}
-        latents = [CachedLatents(recorder.layout, by_ask[i]) for i in range(len(asks))]
-    return EngineRun(tokens, logits, cached, outputs, core, latents)
+    numbers = sorted(ids, key=lambda number: ids[number])
+    stored = [recorder.kept(number) for number in numbers] if recorder else []
+    return EngineRun(tokens, logits, cached, outputs, core, stored)
 
 
 def _step(core: EngineCore, may_fail: bool) -> list[CoreOutput]:
@@ -166,30 +178,26 @@ def _request(i: int, ask: Ask) -> CoreRequest:
 
 def oracle(model: Path, asks: Sequence[Ask], done: EngineRun) -> float:
     """Every position of every request equals the reference; the largest difference."""
-    exact = reference.load(model, **done.core.config.facts)
-    worst = 0.0
+    exact, worst = done.reference(model), 0.0
     for i, ask in enumerate(asks):
         sequence = torch.tensor([*ask.prompt, *done.tokens[i]][:-1])
         rows = done.logits[i]
         missing = set(range(done.cached[i], len(sequence))) - rows.keys()
         if missing:
             raise CheckFailed(f"oracle: request {i}: positions {sorted(missing)[:4]} not computed")
-        attended = done.latents[i].attended() if done.latents else nullcontext()
-        with torch.no_grad(), attended:
-            wanted = exact.logprobs(sequence)
+        wanted = done.expected(exact, i, sequence)
         at = [p for p in sorted(rows) if p < len(sequence)]
         ours = torch.stack([rows[p] for p in at]).double().log_softmax(-1)
         gate = ORACLE_GATE
         if not bool((ours - wanted[at]).abs().max() <= gate):
-            gate = _gate_of_noise(model, done, sequence, wanted)
+            gate = _gate_of_noise(model, done, i, sequence, wanted)
         worst = max(worst, _distance(f"oracle: request {i}", ours, wanted[at], at, gate))
     return worst
 
 
-def _gate_of_noise(model: Path, done: EngineRun, sequence: Tensor, exact: Tensor) -> float:
-    rough = reference.load(model, torch.float32, **done.core.config.facts)
-    with torch.no_grad():
-        noise = float((rough.logprobs(sequence).double() - exact).abs().max())
+def _gate_of_noise(model: Path, done: EngineRun, i: int, sequence: Tensor, exact: Tensor) -> float:
+    rough = done.expected(done.reference(model, torch.float32), i, sequence)
+    noise = float((rough.double() - exact).abs().max())
     return max(ORACLE_GATE, min(NOISE * noise, MOST_NOISE))
 
 

@@ -76,6 +76,9 @@ class LatentRecorder:
                     kept[row.start + offset] = values
         self._step.clear()
 
+    def kept(self, request: int) -> CachedLatents:
+        return CachedLatents(self.layout, self.rows.get(request, {}))
+
 
 @dataclass(frozen=True)
 class CachedLatents:

@@ -1,4 +1,4 @@
-"""Numerics `activations` of the running engine against the reference's, in float64.
+"""Numerics `activations` and `published` of the running engine against the reference's, in float64.
 
 Rounding to fp8 makes a jump of the smallest difference: where an input is as near to the middle
 between two codes as float32 errs, the engine may take the other code, and that position and those
@@ -6,8 +6,11 @@ after it differ by a step of fp8. Such inputs are few, and most requests of the 
 the reference in float32, which shares no code with the engine, differs from itself in float64 at
 5 % of the positions of these requests, and at 33 % with the worst of 60 tiny models. So half of the
 positions or more must equal the reference as in any other numerics. All must stay inside of the
-format's noise band: what fp8 activations do to this model, by the reference in both numerics. It is
-computed for each model, and is the same on every machine.
+numerics' noise band: what they do to this model, by the reference in both of them. It is computed
+for each model, and is the same on every machine.
+
+Rows that `published` rounds are kept, so that the reference can attend to just those: then every
+position is within the gate (`rounded_rows.py`). By itself it is held against the engine as well.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +31,17 @@ from trueline.reference.functional import Fp8Inputs
 from trueline.utils.json_types import JSON
 from trueline.verify import bounds
 from trueline.verify.cases import Subject
-from trueline.verify.engine import ORACLE_GATE, Ask, EngineRun, run, same
+from trueline.verify.engine import ORACLE_GATE, Ask, EngineRun, oracle, run, same
 from trueline.verify.failed import CheckFailed
 from trueline.verify.ranks import ranks_are_as_one
-from trueline.verify.schedules import base, prompt
+from trueline.verify.schedules import (
+    MIXED,
+    base,
+    bits_are_the_rows_own,
+    preempted_resumes,
+    prefix_is_cold,
+    prompt,
+)
 
 ASKS = [
     Ask(prompt(60), 5),
@@ -75,6 +86,13 @@ def load_activations(model: Path, **facts: Any) -> Reference:
     return made
 
 
+DEFINED: dict[str, Callable[..., Reference]] = {
+    "activations": load_activations,
+    "published": partial(reference.load, numerics="published"),
+}
+"""By numerics."""
+
+
 def exact_logprobs(model: Path, sequences: Sequence[Tensor], **facts: Any) -> list[Tensor]:
     """Of the reference in float64, numerics `weights`."""
     plain = reference.load(model, **facts)
@@ -84,24 +102,44 @@ def exact_logprobs(model: Path, sequences: Sequence[Tensor], **facts: Any) -> li
 def fp8_activations(subject: Subject) -> None:
     """Mixed steps and chunked prefill."""
     config = replace(base(subject), numerics="activations")
-    fp8_oracle(subject.model, ASKS, run(subject.model, ASKS, config, **CHUNKED))
+    numerics_oracle(subject.model, ASKS, run(subject.model, ASKS, config, **CHUNKED))
 
 
 def fp8_activations_bitwise(subject: Subject) -> None:
     """Batch-invariant mode: right, and the same bits whatever the steps and the ranks are."""
     config = replace(base(subject), numerics="activations", batch_invariant=True)
     whole = run(subject.model, ASKS, config)
-    fp8_oracle(subject.model, ASKS, whole)
+    numerics_oracle(subject.model, ASKS, whole)
     split = run(subject.model, ASKS, config, **CHUNKED)
     same("fp8 activations, split = whole", split, whole, bitwise=True)
     ranks_are_as_one(subject.model, ASKS[:6], config, 2)
 
 
-def fp8_oracle(model: Path, asks: Sequence[Ask], done: EngineRun) -> Noise:
+def published_rounding(subject: Subject) -> None:
+    """Mixed steps and chunked prefill, NaN in every byte that no request owns."""
+    config = replace(base(subject), numerics="published", poison=True)
+    done = run(subject.model, ASKS, config, **CHUNKED)
+    oracle(subject.model, ASKS, done)
+    numerics_oracle(subject.model, ASKS, done)
+
+
+def published_rounding_bitwise(subject: Subject) -> None:
+    """Batch-invariant mode: bit by bit the same, split or whole, alone or together, after a prefix
+    hit, after preemption, and on two ranks."""
+    options = subject.options | {"numerics": "published", "batch_invariant": True}
+    rounded = replace(subject, options=options)
+    bits_are_the_rows_own(rounded)
+    prefix_is_cold(rounded, bitwise=True)
+    preempted_resumes(rounded)
+    ranks_are_as_one(subject.model, MIXED[:2], base(rounded), 2)
+
+
+def numerics_oracle(model: Path, asks: Sequence[Ask], done: EngineRun) -> Noise:
     """Every request, prompts and answers each; how far all positions are from the reference."""
-    if done.core.plan.numerics.name != "activations":
-        raise CheckFailed(f"fp8 activations: the plan has {done.core.plan.numerics}")
-    exact = load_activations(model, **done.core.config.facts)
+    plan = done.core.plan.numerics
+    if plan.name not in DEFINED:
+        raise CheckFailed(f"fp8 activations: the plan has {plan}")
+    exact = DEFINED[plan.name](model, **done.core.config.facts)
     sequences = [
         torch.tensor([*ask.prompt, *tokens][:-1])
         for ask, tokens in zip(asks, done.tokens, strict=True)
@@ -114,10 +152,10 @@ def fp8_oracle(model: Path, asks: Sequence[Ask], done: EngineRun) -> Noise:
     ):
         pairs = zip(ours, wanted, parts, strict=True)
         off = [(a[part] - b[part]).abs().amax(-1) for a, b, part in pairs]
-        _require_half(what, torch.cat(off))
+        _require_half(f"{plan.name}: {what}", torch.cat(off))
     noise = Noise.of(torch.cat(wanted), torch.cat(ours))
     unquantised = exact_logprobs(model, sequences, **done.core.config.facts)
-    _require_inside(noise, Noise.of(torch.cat(wanted), torch.cat(unquantised)))
+    _require_inside(plan.name, noise, Noise.of(torch.cat(wanted), torch.cat(unquantised)))
     return noise
 
 
@@ -130,31 +168,36 @@ def _computed(done: EngineRun, i: int, length: int) -> Tensor:
     rows = done.logits[i]
     missing = set(range(length)) - rows.keys()
     if missing:
-        raise CheckFailed(f"fp8 activations: request {i}: {sorted(missing)[:4]} not computed")
+        raise CheckFailed(f"numerics: request {i}: {sorted(missing)[:4]} not computed")
     return torch.stack([rows[p] for p in range(length)]).double().log_softmax(-1)
 
 
 def _require_half(what: str, off: Tensor) -> None:
     middle = float(off.median())
-    bounds.record("fp8 activations, the median", middle / ORACLE_GATE)
+    bounds.record("numerics, the median", middle / ORACLE_GATE)
     if not middle <= ORACLE_GATE:  # also when NaN
         raise CheckFailed(
-            f"fp8 activations: {what}: half of the positions differ by {middle:.3g} in logprob or "
-            f"more, accepted {ORACLE_GATE:g}"
+            f"{what}: half of the positions differ by {middle:.3g} in logprob or more, accepted "
+            f"{ORACLE_GATE:g}"
         )
 
 
-def _require_inside(noise: Noise, band: Noise) -> None:
-    for what, ours, most in (
+def _require_inside(what: str, noise: Noise, band: Noise) -> None:
+    for figure, ours, most in (
         ("worst", noise.worst_kl, band.worst_kl),
         ("mean", noise.mean_kl, FEW * band.mean_kl),
     ):
-        bounds.record(f"fp8 activations, {what} KL", ours / most)
+        bounds.record(f"numerics, {figure} KL", ours / most)
         if not ours <= most:  # also when NaN
-            raise CheckFailed(f"fp8 activations: {what} KL {ours:.3g}, accepted {most:.3g}")
+            raise CheckFailed(f"{what}: {figure} KL {ours:.3g}, accepted {most:.3g}")
 
 
 NUMERICS_CHECKS: dict[str, Callable[[Subject], None]] = {
     "fp8 activations": fp8_activations,
     "fp8 activations, bitwise": fp8_activations_bitwise,
 }
+PUBLISHED_CHECKS: dict[str, Callable[[Subject], None]] = {
+    "published rounding": published_rounding,
+    "published rounding, bitwise": published_rounding_bitwise,
+}
+"""Of DeepSeek-V4."""

@@ -174,7 +174,7 @@ def fp8_latents(subject: Subject) -> None:
     for options in FP8_LATENTS:
         config = replace(base(subject), **options, poison=True, enforce_eager=True)
         done = run(subject.model, MIXED, config, block_size=3)
-        if not done.latents:
+        if not done.stored:
             raise CheckFailed(f"fp8 latents: {options}: latents are stored as computed")
         oracle(subject.model, MIXED, done)
 

@@ -51,5 +51,5 @@ def test_oracle(kind: str, tiny: Callable[..., Path]) -> None:
     oracle(model, ASKS, run(model, ASKS, CONFIG, ops=ops))
     if "hybrid" in kind or "sparse" in kind:
         fp8 = run(model, ASKS, CONFIG, ops=ops, kv_cache_dtype="fp8", kv_cache_group_size=16)
-        assert fp8.latents
+        assert fp8.stored
         oracle(model, ASKS, fp8)

@@ -33,7 +33,7 @@ class WindowInput:
 class Window(PagedKind[LatentView, WindowInput]):
     name: ClassVar[str] = "window"
     label: ClassVar[str | None] = "window"
-    ops: ClassVar[tuple[str, ...]] = ("sink_attention", "sink_prepare")
+    ops: ClassVar[tuple[str, ...]] = ("sink_attention", "sink_prepare", "row_rounding")
     layers: tuple[int, ...]
     size: int
     """Positions that a query sees, itself included."""

@@ -6,10 +6,8 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn.functional import pad
 
-from trueline.cache.fp8 import dequantise, fp8_scales
-from trueline.cache.layout import STORAGES
+from trueline.cache.fp8 import through_e4m3
 from trueline.ops.linear import IMPLEMENTATIONS, torch_mm
 from trueline.weights.formats.block_fp8 import INPUT_GROUP, Fp8Stored
 from trueline.weights.value import Weight
@@ -42,13 +40,4 @@ def run_wide(x: Tensor, packed: Packed) -> Tensor:
 
 
 def through_fp8(x: Tensor, powers_of_two: bool) -> Tensor:
-    """x [n, channels] in float32, as codes and scales of each token's groups mean it; what is left
-    of the channels is a group too."""
-    e4m3 = STORAGES["e4m3fn"].fp8
-    assert e4m3 is not None
-    rows, channels = x.shape
-    count = -(-channels // INPUT_GROUP)
-    groups = pad(x, (0, count * INPUT_GROUP - channels)).reshape(rows, count, INPUT_GROUP)
-    scales = fp8_scales(groups, e4m3, powers_of_two)
-    codes = (groups / scales[..., None]).to(torch.float8_e4m3fn)
-    return dequantise(codes.float(), scales).flatten(1)[:, :channels]
+    return through_e4m3(x, INPUT_GROUP, powers_of_two)

@@ -17,6 +17,7 @@ from trueline.verify.faults.indexer import INDEXER_FAULTS
 from trueline.verify.faults.latent_cache import LATENT_FAULTS
 from trueline.verify.faults.ling import LING_FAULTS
 from trueline.verify.faults.numerics import NUMERICS_FAULTS
+from trueline.verify.faults.published import PUBLISHED_FAULTS
 from trueline.verify.faults.rank_steps import RANK_STEP_FAULTS
 from trueline.verify.faults.rank_weights import RANK_WEIGHT_FAULTS
 from trueline.verify.faults.ranks import RANK_FAULTS
@@ -52,4 +53,5 @@ FAULTS: list[Fault] = [
     *V4_FAULTS,
     *COMPRESSED_FAULTS,
     *COMPRESSED_OP_FAULTS,
+    *PUBLISHED_FAULTS,
 ]

@@ -24,6 +24,7 @@ from trueline.verify.ops import (
     lightning,
     linear_layer,
     ranks,
+    row_rounding,
     sampling,
     sink,
     sink_prepare,
@@ -140,6 +141,10 @@ OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
         OpCheck("bits", sink.sink_attention_bits, True),
         OpCheck("ranks", ranks.sink_attention, True),
     ),
+    "row_rounding": (
+        OpCheck("numbers", row_rounding.row_rounding),
+        OpCheck("bits", row_rounding.row_rounding_bits, True),
+    ),
     "route": (OpCheck("choices", basic.route),),
     "experts": (
         OpCheck("numbers", basic.experts),
@@ -202,11 +207,13 @@ V4_OPS = {
     "mlp": "clamped",
     "experts": "clamped",
     "route": "choices",
+    "row_rounding": "numbers",
 }
 
 
 def v4_ops(subject: Subject) -> None:
-    """What DeepSeek-V4 has outside attention, in every implementation that runs here."""
+    """What DeepSeek-V4 has outside attention, and what its own code rounds, in every implementation
+    that runs here."""
     for op, what in V4_OPS.items():
         check = next(check for check in OP_CHECKS[op] if check.what == what)
         for name in runnable(op, torch.float32):
