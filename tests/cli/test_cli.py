@@ -311,6 +311,10 @@ def test_generate_from_a_file_and_as_chat(tiny: Tiny, run: Run, tmp_path: Path) 
         (["--prompt", "x", "--kv-cache-dtype", "int8"], "kv_cache_dtype = 'int8': accepted"),
         (["--prompt", "x", "--numerics", "activations"], "has no weights in block fp8"),
         (["--prompt", "x", "--numerics", "fp8"], "numerics"),
+        (
+            ["--prompt", "x", "--numerics", "published"],
+            "has none; accepted here: 'auto', 'weights'",
+        ),
         (["--prompts-file", "/nowhere"], "not readable"),
     ],
 )

@@ -95,7 +95,16 @@ def test_ranks(subject: Subject) -> None:
 
 @pytest.mark.slow
 def test_captured_steps(subject: Subject) -> None:
-    graph_is_eager(subject)
+    """By the same kernels: those of others may choose other codes."""
+    ops = dict.fromkeys(("compress", "sink_attention", "index_scores", "topk"), "triton")
+    graph_is_eager(replace(subject, options=subject.options | {"ops": ops}))
+
+
+@pytest.mark.slow
+def test_kernels_for_a_gpu(subject: Subject) -> None:
+    ops = dict.fromkeys(("compress", "sink_attention", "index_scores", "row_rounding"), "triton")
+    done = run(subject.model, MIXED, base(subject), ops=ops, block_size=3)
+    oracle(subject.model, MIXED, done)
 
 
 def test_a_cache_in_fp8_holds_the_same_numbers(subject: Subject) -> None:

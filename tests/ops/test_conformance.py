@@ -408,6 +408,11 @@ MISTAKES = [
     Mistake("bits of the count", "hyper_connections", "bits", "mix",
             with_mixed(post_of_the_count)),
     Mistake("bits of the count", "hyper_connections", "bits", "head", of_the_count),
+    Mistake("rotated channels too", "row_rounding", "numbers", "key",
+            with_options(rope=lambda _: 0)),
+    Mistake("one scale for a row", "row_rounding", "numbers", "index", wrong.one_scale),
+    Mistake("bits of the count", "row_rounding", "bits", "key", of_the_count),
+    Mistake("bits of the count", "row_rounding", "bits", "index", of_the_count),
     Mistake("relu forgotten", "index_scores", "numbers", "run",
             lambda run: lambda q, weights, view, given:
                 run(q, weights, view, given) - run(-q, weights, view, given)),

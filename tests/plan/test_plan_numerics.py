@@ -1,10 +1,12 @@
-"""Which numerics quantised weights are multiplied in, and what the plan says of it."""
+"""Which numerics quantised weights are multiplied in, or DeepSeek-V4's rows rounded with, and what
+the plan says of it."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,8 +17,10 @@ from trueline.engine.loading import load_engine
 from trueline.errors import UsageError
 from trueline.models import read_model
 from trueline.ops.capabilities import Capabilities, Context
+from trueline.plan import select
 from trueline.plan.numerics import choose_numerics
 from trueline.plan.plan import make_plan
+from trueline.plan.select import choose_op
 from trueline.spec.feedforward import DenseSpec
 from trueline.spec.shard import local_spec
 from trueline.spec.source import Span
@@ -28,6 +32,8 @@ Tiny = Callable[..., Path]
 WIDE = {"hidden_size": 160, "moe_intermediate_size": 64, "num_hidden_layers": 2}
 BASE = EngineConfig(device="cpu", max_model_len=64, max_num_seqs=2)
 ASKED = replace(BASE, numerics="activations")
+ROUNDED = replace(BASE, numerics="published")
+V4 = {"index_head_dim": 16, "num_hidden_layers": 4}
 HOPPER = Context(dtype=torch.bfloat16, device="cuda", compute_capability=(9, 0))
 HOPPER_FP8 = Capabilities(
     devices=("cuda",), formats=("block fp8",), numerics=("activations",), capture=True
@@ -176,3 +182,96 @@ def test_an_mlp_of_two_numerics_is_refused(tiny: Tiny) -> None:
     load_engine(model, BASE).core.close()
     with pytest.raises(UsageError, match=r"model\.layers\.0\.mlp: .* accepted here: numerics='wei"):
         load_engine(model, ASKED)
+
+
+def test_published_is_in_the_plan(tiny: Tiny) -> None:
+    """With the op that does it, which no other numerics have."""
+    spec, device = read_model(tiny("deepseek_v4", keys=V4)), find_device("cpu")
+    plan, plain = (make_plan(spec, each, device) for each in (ROUNDED, BASE))
+    lines = list(plan.lines())
+    (told,) = (each for each in lines if each.startswith("numerics "))
+    assert told.startswith("numerics     published: asked for; by row_rounding, window rows and")
+    assert "row_rounding composed (preferred, and runs here)" in lines
+    assert plain.numerics.name == "weights"
+    assert plan.selections.keys() - plain.selections.keys() == {"row_rounding"}
+
+
+def test_published_multiplies_as_weights_do(tiny: Tiny) -> None:
+    keys = V4 | {"hidden_size": 96, "moe_intermediate_size": 64}
+    spec = read_model(tiny("deepseek_v4", keys=keys, storage=FP4))
+    device = find_device("cpu")
+    rounded, plain = (
+        make_plan(spec, replace(BASE, numerics=each), device)  # type: ignore[arg-type]
+        for each in ("published", "weights")
+    )
+    assert rounded.by_format == plain.by_format
+    assert rounded.numerics.formats == ()
+
+
+@pytest.mark.parametrize(
+    ("family", "keys", "changes", "told"),
+    [
+        ("deepseek_v3", {}, {}, "deepseek_v3 has none; accepted here: 'auto', 'weights'$"),
+        ("deepseek_v4", {"index_head_dim": 14}, {}, "index keys of 14 channels; accepted: a power"),
+        ("deepseek_v4", {}, {"kv_cache_dtype": "fp8"}, "rounded again by this kv_cache_dtype"),
+        (
+            "deepseek_v4",
+            {},
+            {"kv_cache_dtype": "fp8", "kv_cache_scale_fmt": "ue8m0"},
+            "accepted: 'auto'; 'e4m3fn' with .*kv_cache_group_size=64",
+        ),
+        (
+            "deepseek_v4",
+            {},
+            {"kv_cache_dtype": "fp8", "kv_cache_group_size": 64},
+            "with kv_cache_scale_fmt='ue8m0'",
+        ),
+        (
+            "deepseek_v4",
+            {},
+            {"index_cache_dtype": "e4m3fn"},
+            "index_cache_dtype='e4m3fn'; accepted: 'float32', 'bfloat16'",
+        ),
+    ],
+)
+def test_where_nothing_is_rounded_or_twice(
+    family: str, keys: dict[str, int], changes: dict[str, object], told: str, tiny: Tiny
+) -> None:
+    spec = read_model(tiny(family, keys=(V4 if family == "deepseek_v4" else {}) | keys))
+    config = replace(ROUNDED, **changes)  # type: ignore[arg-type]
+    with pytest.raises(UsageError, match=rf"numerics = 'published'.*{told}"):
+        make_plan(spec, config, find_device("cpu"))
+
+
+def test_what_else_v4_and_fp8_have(tiny: Tiny) -> None:
+    spec = read_model(tiny("deepseek_v4", keys=V4))
+    with pytest.raises(UsageError, match="accepted here: 'auto', 'weights', 'published'"):
+        make_plan(spec, ASKED, find_device("cpu"))
+    spec = read_model(tiny("deepseek_v3", keys=WIDE, storage=FP8_32))
+    with pytest.raises(UsageError, match="accepted here: 'auto', 'weights', 'activations'"):
+        make_plan(spec, ROUNDED, find_device("cpu"))
+
+
+def test_layers_that_do_not_round_are_refused(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = read_model(tiny("deepseek_v4", keys=V4))
+    other = SimpleNamespace(capabilities=Capabilities(devices=("cpu",)))
+    own = select.layer_class
+    monkeypatch.setattr(
+        select, "layer_class", lambda kind, name: other if name == "mine" else own(kind, name)
+    )
+    monkeypatch.setattr(select.LAYERS, "check_name", lambda *_: None)
+    monkeypatch.setattr(select.LAYERS, "package", lambda *_: "a package")
+    for kind in ("compressed", "moe"):
+        config = replace(BASE, layers={kind: "mine"})
+        assert make_plan(spec, config, find_device("cpu")).layers[kind].name == "mine"
+    told = "layer compressed=mine was asked for and refuses: numerics of weights, not of published"
+    with pytest.raises(UsageError, match=told):
+        make_plan(spec, replace(ROUNDED, layers={"compressed": "mine"}), find_device("cpu"))
+    plan = make_plan(spec, replace(ROUNDED, layers={"moe": "mine"}), find_device("cpu"))
+    assert plan.layers["moe"].name == "mine"
+
+
+def test_float16_is_refused() -> None:
+    context = Context(dtype=torch.float16, device="cuda")
+    with pytest.raises(UsageError, match=r"row_rounding .*float16 is not float32 or bfloat16"):
+        choose_op("row_rounding", ROUNDED, context)

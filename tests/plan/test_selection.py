@@ -157,7 +157,8 @@ def test_layers_that_do_not_run_here_are_refused(
 
     def choose(context: Context) -> Selection:
         if asked:
-            layers = select.choose_layers(spec, EngineConfig(layers={"mla": "mine"}), context)
+            config = EngineConfig(layers={"mla": "mine"})
+            layers = select.choose_layers(spec, config, context, "weights")
             return layers["mla"]
         return select._default_layer("mine", spec, context)
 

@@ -53,7 +53,7 @@ def throughput(
     prompt_len: int = 128,
     output_len: int = 64,
     kv_cache_dtype: str = "auto",
-    numerics: Literal["auto", "weights", "activations"] = "auto",
+    numerics: Literal["auto", "weights", "activations", "published"] = "auto",
     batch_invariant: Annotated[bool, Parameter(negative=())] = False,
     repeats: int = 1,
     as_json: Json = False,
@@ -71,7 +71,8 @@ def throughput(
         Of latents: auto (as computed), e4m3fn (also fp8, fp8_e4m3), e4m3fnuz.
     numerics
         Of block fp8: weights (activations as computed), activations (in fp8 too). auto:
-        activations on a GPU of compute capability 9.0.
+        activations on a GPU of compute capability 9.0. Of DeepSeek-V4: published (weights, and rows
+        rounded as the authors' inference code does).
     repeats
         Take the best of this many runs.
     """
@@ -96,7 +97,7 @@ def latency(
     prompt_len: int = 128,
     output_len: int = 64,
     kv_cache_dtype: str = "auto",
-    numerics: Literal["auto", "weights", "activations"] = "auto",
+    numerics: Literal["auto", "weights", "activations", "published"] = "auto",
     batch_invariant: Annotated[bool, Parameter(negative=())] = False,
     repeats: int = 3,
     as_json: Json = False,
@@ -112,7 +113,8 @@ def latency(
         Of latents: auto (as computed), e4m3fn (also fp8, fp8_e4m3), e4m3fnuz.
     numerics
         Of block fp8: weights (activations as computed), activations (in fp8 too). auto:
-        activations on a GPU of compute capability 9.0.
+        activations on a GPU of compute capability 9.0. Of DeepSeek-V4: published (weights, and rows
+        rounded as the authors' inference code does).
     repeats
         Take the best of this many runs.
     """

@@ -70,9 +70,10 @@ class OfflineEngine:
     """Positions in a cache block. Default: chosen by the plan."""
     kv_cache_dtype: str = "auto"
     """Of latents: auto (as computed), e4m3fn (also fp8, fp8_e4m3), e4m3fnuz."""
-    numerics: Literal["auto", "weights", "activations"] = "auto"
+    numerics: Literal["auto", "weights", "activations", "published"] = "auto"
     """Of block fp8: weights (activations as computed), activations (in fp8 too). auto:
-    activations on a GPU of compute capability 9.0."""
+    activations on a GPU of compute capability 9.0. Of DeepSeek-V4: published (weights, and rows
+    rounded as the authors' inference code does)."""
     device: Literal["auto", "cpu", "cuda"] = "auto"
     """auto is the GPU where there is one."""
     gpu_memory_utilization: float | None = None

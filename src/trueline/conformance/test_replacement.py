@@ -11,12 +11,12 @@ import torch
 
 from trueline.cache.kinds.lightning import LightningState
 from trueline.errors import UsageError
-from trueline.ops.capabilities import Capabilities, Context
+from trueline.ops.capabilities import PUBLISHED, Capabilities, Context
 from trueline.ops.registry import REGISTRY as OPS
 from trueline.plan.select import LAYERS
 from trueline.plugins import Registry
 from trueline.verify.cases import Subject, make_subject
-from trueline.verify.numerics import NUMERICS_CHECKS
+from trueline.verify.numerics import NUMERICS_CHECKS, PUBLISHED_CHECKS
 from trueline.verify.ops import FP8_CHECKS, OP_CHECKS, OpCheck
 from trueline.verify.schedules import ENGINE_CHECKS, RANK_CHECKS
 
@@ -29,8 +29,12 @@ INVARIANT = (
     "collectives in order",
     "fp8 latents, bitwise",
     "fp8 activations, bitwise",
+    "published rounding, bitwise",
 )
 FP8_CASES = ("fp8-inputs", "fp8-inputs-ue8m0")
+ROUNDED = "v4-rounded"
+COMPRESSED = ("compressed", "compress", "sink_attention", "hyper_connections")
+"""Kinds that DeepSeek-V4 alone has."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +70,12 @@ class Replacement:
 
     def engine_checks(self) -> Iterator[tuple[str, str]]:
         """With the cases that each runs on."""
-        if "weights" in self.declared.numerics:
+        rounds = self.kind == "row_rounding"
+        if "weights" in self.declared.numerics and not rounds:
             for check in ENGINE_CHECKS:
                 yield from ((check, case) for case in self.cases(check))
+        if PUBLISHED in self.declared.numerics or rounds:
+            yield from ((check, ROUNDED) for check in PUBLISHED_CHECKS)
         if "activations" in self.declared.numerics:
             yield from ((check, case) for check in NUMERICS_CHECKS for case in FP8_CASES)
 
@@ -76,7 +83,10 @@ class Replacement:
         return {f"{self.registry.noun}s": {self.kind: self.name}}
 
     def cases(self, check: str) -> tuple[str, ...]:
-        """Only Ling has linear layers; ranks need dims that they can divide."""
+        """Only Ling has linear layers, and only DeepSeek-V4 compressed ones; ranks need dims that
+        they can divide."""
+        if self.kind in COMPRESSED:  # its rows in fp8 are no latents
+            return () if check.startswith("fp8 latents") else (ROUNDED,)
         if check in RANK_CHECKS:
             return (ON_RANKS,)
         return (LING,) if self.kind in ("lightning", *LightningState.ops) else CASES
@@ -118,7 +128,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 def subjects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Subject]:
     """Tiny models, each made once."""
     root = tmp_path_factory.mktemp("conformance")
-    return {case: make_subject(case, root / case) for case in (*CASES, ON_RANKS, *FP8_CASES)}
+    cases = (*CASES, ON_RANKS, ROUNDED, *FP8_CASES)
+    return {case: make_subject(case, root / case) for case in cases}
 
 
 def test_against_the_reference(replacement: Replacement, check: OpCheck) -> None:
@@ -129,5 +140,5 @@ def test_in_the_engine(
     replacement: Replacement, check: str, case: str, subjects: dict[str, Subject]
 ) -> None:
     replacement.load(invariant=check in INVARIANT)
-    checks = ENGINE_CHECKS | NUMERICS_CHECKS
+    checks = ENGINE_CHECKS | NUMERICS_CHECKS | PUBLISHED_CHECKS
     checks[check](replace(subjects[case], options=replacement.options()))

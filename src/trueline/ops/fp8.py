@@ -10,7 +10,7 @@ import triton.language as tl
 from trueline.cache.layout import AMAX_FLOOR, STORAGES
 from trueline.ops.experts.pairs import expert_of
 from trueline.ops.jit import kernel, pdl_wait
-from trueline.ops.triton_utils import swiglu
+from trueline.ops.triton_utils import power_of_two_above, swiglu
 
 E4M3 = STORAGES["e4m3fn"].fp8
 assert E4M3 is not None
@@ -36,10 +36,7 @@ def in_groups(
 @triton.jit
 def scales_of(groups, POWERS: tl.constexpr):
     scale = tl.div_rn(tl.maximum(tl.max(tl.abs(groups), axis=1), SMALLEST), LARGEST)
-    if POWERS:  # the next power of two
-        bits = scale.to(tl.int32, bitcast=True)
-        scale = ((bits + 0x7FFFFF) & 0x7F800000).to(tl.float32, bitcast=True)
-    return scale
+    return power_of_two_above(scale) if POWERS else scale
 
 
 @triton.jit

@@ -55,9 +55,15 @@ def fp8_scale(x, mine, LARGEST: tl.constexpr, POWER_OF_TWO: tl.constexpr):
     sound = tl.sum(((size != size) | (size == float("inf"))).to(tl.int32), 0) == 0
     wanted = tl.div_rn(tl.maximum(tl.max(size, 0), _FLOOR), LARGEST)
     if POWER_OF_TWO:
-        bits = wanted.to(tl.int32, bitcast=True)
-        wanted = ((bits + _FRACTION) & (-1 - _FRACTION)).to(tl.float32, bitcast=True)
+        wanted = power_of_two_above(wanted)
     return tl.where(sound, wanted, float("nan"))
+
+
+@triton.jit
+def power_of_two_above(x):
+    """The least that is not smaller."""
+    bits = x.to(tl.int32, bitcast=True)
+    return ((bits + _FRACTION) & (-1 - _FRACTION)).to(tl.float32, bitcast=True)
 
 
 @triton.jit

@@ -88,6 +88,7 @@ if TYPE_CHECKING:
     from trueline.ops.row_rounding import RowRounding
     from trueline.ops.row_rounding import composed as row_rounding_composed
     from trueline.ops.row_rounding import reference as row_rounding_reference
+    from trueline.ops.row_rounding import triton as row_rounding_triton
     from trueline.ops.sampling import CapturedSampling, Sampling
     from trueline.ops.sampling import cpu as sampling_cpu
     from trueline.ops.sampling import reference as sampling_reference
@@ -229,6 +230,7 @@ if TYPE_CHECKING:
     route(route_reference)
     route(route_triton)
     row_rounding: tuple[RowRounding, ...] = (
+        row_rounding_triton,
         row_rounding_composed,
         row_rounding_reference,
     )

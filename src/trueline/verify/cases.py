@@ -147,6 +147,12 @@ _V4_ROUNDED: JSON = _V4_RANKED | {"head_dim": 90, "index_head_dim": 64}
 # words.
 _INT4_RANKED: JSON = _RANKED | {"hidden_size": 96, "moe_intermediate_size": 96}
 
+_V4_YARN: JSON = {
+    "factor": 16,
+    "beta_fast": 32,
+    "beta_slow": 1,
+    "original_max_position_embeddings": 65536,
+}
 V4 = {
     "model_type": "deepseek_v4",
     "compress_ratios": [0, 4, 128, 0],
@@ -174,13 +180,7 @@ V4 = {
     "q_lora_rank": 24,
     "qk_rope_head_dim": 24,
     "rms_norm_eps": 1e-6,
-    "rope_scaling": {
-        "type": "yarn",
-        "factor": 16,
-        "beta_fast": 32,
-        "beta_slow": 1,
-        "original_max_position_embeddings": 65536,
-    },
+    "rope_scaling": {"type": "yarn"} | _V4_YARN,
     "rope_theta": 10000.0,
     "routed_scaling_factor": 1.5,
     "scoring_func": "sqrtsoftplus",
@@ -205,12 +205,9 @@ V4_NESTED = {key: value for key, value in V4.items() if key not in _V4_FLAT_ONLY
             "rope_type": "yarn",
             "rope_theta": 160000.0,
             "partial_rotary_factor": 0.25,
-            "factor": 16,
-            "beta_fast": 32,
-            "beta_slow": 1,
-            "original_max_position_embeddings": 65536,
             "attention_factor": 1.0,
-        },
+        }
+        | _V4_YARN,
     },
 }
 CONFIG_ONLY: Mapping[str, JSON] = {"v4": V4, "v4-nested": V4_NESTED}

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from trueline.ops.compress import triton as compress_op
+from trueline.ops.row_rounding import triton as row_rounding_op
 from trueline.ops.sink_attention import triton as sink_op
-from trueline.verify.ops import compress, sink
+from trueline.verify.ops import compress, row_rounding, sink
 from trueline.verify.ops.data import randn
 
 NARROW = torch.float16
@@ -77,3 +78,12 @@ def test_an_entry_that_a_token_does_not_see_is_nan(splits: int) -> None:
     )  # fmt: skip
     assert out[0].isnan().all()
     assert out[1].isfinite().all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_row_rounding(dtype: torch.dtype) -> None:
+    row_rounding.row_rounding(row_rounding_op, dtype)
+
+
+def test_row_rounding_bits() -> None:
+    row_rounding.row_rounding_bits(row_rounding_op)

@@ -24,7 +24,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from trueline.ops.capabilities import CPU, Capabilities
+from trueline.ops.capabilities import CPU, GPU, Capabilities
 
 KEY_GROUP, INDEX_GROUP = 64, 32
 EXACT = (torch.float32, torch.bfloat16)
@@ -40,6 +40,7 @@ class RowRounding(Protocol):
 
 
 IMPLEMENTATIONS = {
+    "triton": replace(GPU, dtypes=EXACT),
     "composed": replace(CPU, devices=("cpu", "cuda"), dtypes=EXACT, capture=True),
     "reference": CPU,
 }
