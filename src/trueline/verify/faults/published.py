@@ -8,7 +8,9 @@ import torch
 from torch import Tensor
 
 from trueline.cache.fp8 import in_groups, join, through_e4m3
-from trueline.layers.compressed import Compressed
+from trueline.cache.index import IndexView
+from trueline.cache.store import LatentView
+from trueline.layers.compressed import Compressed, Compressor
 from trueline.layers.entry_indexer import EntryIndexer
 from trueline.ops.row_rounding import INDEX_GROUP, KEY_GROUP, composed
 from trueline.verify.faults import Fault, Make
@@ -16,29 +18,47 @@ from trueline.verify.faults import Fault, Make
 Rows = Callable[[Tensor], Tensor]
 
 
-def _as_computed(method: Make) -> Make:
-    """What this part of the layer keeps is not rounded."""
+def _as_computed(write: Make) -> Make:
+    """What these tokens add to the window is not rounded."""
 
     def broken(self: Compressed, *given: object) -> object:
-        kept, self.rounding = self.rounding, None
+        kept, self.rounded = self.rounded, None
         try:
-            return method(self, *given)
+            return write(self, *given)
         finally:
-            self.rounding = kept
+            self.rounded = kept
 
     return broken
 
 
-def _index_rows(queries: bool) -> Make:
-    """Not rounded: queries, or keys."""
+def _made_as_computed(kind: type[LatentView | IndexView]) -> Make:
+    """What compressors write to caches of a kind is not rounded."""
 
-    def of(rounded: Make) -> Make:
-        def broken(self: EntryIndexer, rows: Tensor) -> object:
-            return rows if (rows.dim() == 3) == queries else rounded(self, rows)
+    def of(write: Make) -> Make:
+        def broken(self: Compressor, *given: object) -> None:
+            kept = self.rounded
+            self.rounded = None if any(isinstance(each, kind) for each in given) else kept
+            try:
+                write(self, *given)
+            finally:
+                self.rounded = kept
 
         return broken
 
     return of
+
+
+def _no_queries(choose: Make) -> Make:
+    """Index queries are not rounded."""
+
+    def broken(self: EntryIndexer, *given: object) -> object:
+        kept, self.rounding = self.rounding, None
+        try:
+            return choose(self, *given)
+        finally:
+            self.rounding = kept
+
+    return broken
 
 
 def _keys_differ(changed: Callable[[Tensor, Tensor, int], Tensor]) -> Make:
@@ -109,24 +129,19 @@ def _unscaled(hadamard: Make) -> Make:
     return lambda x: hadamard(x) * x.shape[-1] ** 0.5
 
 
-def _not_short_behind(_: Make) -> Rows:
-    """Straight from the Hadamard matrix to codes."""
+def _wide(before: bool) -> Make:
+    """Index rows are not rounded to bfloat16: before the Hadamard matrix, or behind it."""
 
-    def broken(rows: Tensor) -> Tensor:
-        turned = composed._hadamard(rows.bfloat16().float())
-        groups = in_groups(turned, INDEX_GROUP)
-        return join(composed._through_e2m1(groups), rows.shape[-1]).to(rows.dtype)
+    def of(_: Make) -> Rows:
+        def broken(rows: Tensor) -> Tensor:
+            turned = composed._hadamard((rows if before else rows.bfloat16()).float())
+            turned = turned.bfloat16().float() if before else turned
+            groups = in_groups(turned, INDEX_GROUP)
+            return join(composed._through_e2m1(groups), rows.shape[-1]).to(rows.dtype)
 
-    return broken
+        return broken
 
-
-def _not_short_before(_: Make) -> Rows:
-    def broken(rows: Tensor) -> Tensor:
-        turned = composed._hadamard(rows.float()).bfloat16().float()
-        groups = in_groups(turned, INDEX_GROUP)
-        return join(composed._through_e2m1(groups), rows.shape[-1]).to(rows.dtype)
-
-    return broken
+    return of
 
 
 OPS, ENGINE, CASE = "V4 op = reference", "published rounding", "v4-rounded"
@@ -135,7 +150,7 @@ PUBLISHED_FAULTS = [
     Fault("window-rows-as-computed", "rows of the window are not rounded", ENGINE, CASE,
           Compressed, "_write", _as_computed),
     Fault("entries-as-computed", "compressed entries are not rounded", ENGINE, CASE,
-          Compressed, "_attend", _as_computed),
+          Compressor, "write", _made_as_computed(LatentView)),
     Fault("rope-rounded-too", "channels that rotate go through e4m3 too", ENGINE, CASE,
           composed, "key", _keys_differ(_rope_through_e4m3)),
     Fault("rope-as-computed", "channels that rotate are not rounded to bfloat16", ENGINE, CASE,
@@ -149,17 +164,17 @@ PUBLISHED_FAULTS = [
     Fault("keys-groups-of-128", "keys in groups of 128 channels, as activations are", OPS, CASE,
           composed, "KEY_GROUP", lambda size: 2 * size),
     Fault("index-queries-as-computed", "index queries are not rounded", ENGINE, CASE,
-          EntryIndexer, "rounded", _index_rows(queries=True)),
+          EntryIndexer, "choose", _no_queries),
     Fault("index-keys-as-computed", "index keys are not rounded", ENGINE, CASE,
-          EntryIndexer, "rounded", _index_rows(queries=False)),
+          Compressor, "write", _made_as_computed(IndexView)),
     Fault("hadamard-missing", "index rows meet no Hadamard matrix", ENGINE, CASE,
           composed, "_hadamard", lambda _: lambda x: x),
     Fault("hadamard-unscaled", "the Hadamard matrix is not over the root of its size", ENGINE,
           CASE, composed, "_hadamard", _unscaled),
     Fault("index-not-bfloat16-before", "index rows meet the matrix in float32", ENGINE, CASE,
-          composed, "index", _not_short_before),
+          composed, "index", _wide(before=True)),
     Fault("index-not-bfloat16-behind", "from the matrix straight to e2m1", ENGINE, CASE,
-          composed, "index", _not_short_behind),
+          composed, "index", _wide(before=False)),
     Fault("index-nearest-power", "scales of e2m1 to the nearest power of two", ENGINE, CASE,
           composed, "power_of_two_above", _nearest_power),
     Fault("index-plain-scales", "scales of e2m1 are no powers of two", ENGINE, CASE,
