@@ -23,7 +23,7 @@ BUDGETS = {
     "models": 9,
     "ops": 80,
     "ops/triton": 88,
-    "plan": 3,
+    "plan": 4,
     "plugins": 22,
     "reference": 30,
     "server": 80,
