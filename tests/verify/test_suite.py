@@ -146,7 +146,7 @@ def _injected(numbers: Numbers, put: power.Put, size: float) -> Judgement:
     first = next(iter(compositions.compositions(session)))
     with session.core() as core:
         undo = put(local_runner(core.executor).decoder, size)
-        ran = compositions.serve_watched(session, first, core)
+        ran = compositions.serve_watched(session.drawn, first, core)
         undo()
     return numbers.judge.judge([ran.requests], [], numbers.bands)
 
@@ -154,7 +154,7 @@ def _injected(numbers: Numbers, put: power.Put, size: float) -> Judgement:
 def test_an_error_at_one_position_is_named(numbers: Numbers) -> None:
     first = next(iter(compositions.compositions(numbers.session)))
     with numbers.session.core() as core:
-        ran = compositions.serve_watched(numbers.session, first, core)
+        ran = compositions.serve_watched(numbers.session.drawn, first, core)
     request = ran.requests.observed[0]
     key = next(key for key in request.outputs if key[0] == 1)
     row = request.outputs[key][17]

@@ -15,6 +15,7 @@ from trueline.cli.generate import generate
 from trueline.cli.inspect import inspect_model
 from trueline.cli.make_tiny import make_tiny
 from trueline.cli.report import command as report
+from trueline.cli.replay import replay
 from trueline.cli.score import score
 from trueline.cli.serve import command as serve
 from trueline.cli.verify import verify
@@ -49,6 +50,7 @@ app.command(bench)
 app.command(witness, name="witness")
 app.command(verify, name="verify")
 app.command(report)
+app.command(replay, name="replay")
 
 
 def main(arguments: list[str] | None = None) -> None:

@@ -38,6 +38,7 @@ def verify(
     faults: Flag = False,
     fault: tuple[str, ...] = (),
     out: Path | None = None,
+    replay_dir: Path | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
     quiet: Flag = False,
     engine: Annotated[OfflineEngine, ENGINE] = OfflineEngine(),  # noqa: B008
@@ -73,6 +74,9 @@ def verify(
         With --faults: only the bug of this id (docs/faults.md). May be given several times.
     out
         Write MODEL.json, MODEL.html and MODEL.xml (JUnit) into this directory.
+    replay_dir
+        Write a file for trueline replay of each check that fails into MODEL in this directory.
+        Default: replays in that of --out.
     as_json
         Print reports as JSON instead of tables.
     quiet
@@ -100,7 +104,7 @@ def verify(
         with _progress(name) as progress:
             report = verify_model(
                 name, config, selection, prompt=prompt, progress=progress,
-                with_power=not faults,
+                with_power=not faults, replay_dir=_replays(name, out, replay_dir),
             )  # fmt: skip
             if faults:
                 report.faults = _faults(name, config, selection.tier, fault, progress)
@@ -149,6 +153,12 @@ def _write(directory: Path, report: Report) -> None:
     reports.write(report, directory / f"{name}.json")
     reports.write_file(directory / f"{name}.html", page(report).encode())
     reports.write_file(directory / f"{name}.xml", junit_xml(report).encode())
+
+
+def _replays(name: str, out: Path | None, given: Path | None) -> Path | None:
+    if given is None and out is not None:
+        given = out / "replays"
+    return None if given is None else given / (Path(name).name or "model")
 
 
 def _make_directory(path: Path) -> None:

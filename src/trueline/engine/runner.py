@@ -39,19 +39,22 @@ def build_decoder(
     spec: ModelSpec, plan: Plan, values: Parameters, collective: Collective | None = None
 ) -> Decoder:
     """The layers with their weights, on the plan's device."""
+    weights = Weights(values, plan.compute_dtype, plan.device.torch)
+    return Decoder(spec, what_layers_get(spec, plan, collective), weights)
+
+
+def what_layers_get(spec: ModelSpec, plan: Plan, collective: Collective | None = None) -> Build:
     ranks, invariant_sums = collective or Solo(), spec.outputs is not None
     alone = spec == whole_spec(spec)
     assert invariant_sums or alone or not plan.batch_invariant, "bits depend on the ranks"
     outputs = spec.outputs or Span.whole(spec.hidden_size)
-    build = Build(
+    return Build(
         plan,
         Ops(plan),
         ranks,
         RowParallel(ranks, invariant_sums, outputs),
         Ropes(spec, plan.max_model_len, plan.device.torch),
     )
-    weights = Weights(values, plan.compute_dtype, plan.device.torch)
-    return Decoder(spec, build, weights)
 
 
 @dataclass(slots=True)

@@ -18,13 +18,13 @@ def load(
     model_dir: str | Path,
     dtype: torch.dtype = torch.float64,
     numerics: str = "weights",
-    part: int | str | None = None,
+    part: int | str | tuple[str, ...] | None = None,
     **stated: Any,
 ) -> Reference:
     """`numerics`: how quantised checkpoints are multiplied, `weights` or `activations`, or, for
-    DeepSeek V4, `published`. `part`: a layer whose weights alone are loaded, or ENDS for those that
-    no layer has: enough for that layer's steps. `stated`: facts to override, as `read_config` takes
-    them."""
+    DeepSeek V4, `published`. `part`: a layer whose weights alone are loaded, ENDS for those that
+    no layer has, or how the names begin: enough for the steps that use them. `stated`: facts to
+    override, as `read_config` takes them."""
     config = read_config(model_dir, **stated)
     kind = Reference if config.v4 is None else V4Reference
     prefix = f"model.layers.{part}." if isinstance(part, int) else part

@@ -40,6 +40,7 @@ KNOWN_INDEXER = (
 # They decide near-ties, of experts and of keys: never below float32.
 PRECISE = ("e_score_correction_bias", "indexer.weights_proj.weight")
 ENDS = "ends"
+Prefix = str | tuple[str, ...]
 SHORTEST = 1e-7  # the least length of a column that norm_head divides by
 
 
@@ -48,7 +49,7 @@ def load_weights(
     config: Config,
     dtype: torch.dtype,
     numerics: str = "weights",
-    part: str | None = None,
+    part: Prefix | None = None,
 ) -> Params:
     """Every tensor of the model, unquantised, experts one by one. Numerics `weights`: that is all.
     `activations`: what is multiplied with weights of fp8 or fp4 goes through fp8 first.
@@ -75,7 +76,7 @@ def load_weights(
 
 
 def named_weights(
-    stored: dict[str, Tensor], config: Config, dtype: torch.dtype, part: str | None = None
+    stored: dict[str, Tensor], config: Config, dtype: torch.dtype, part: Prefix | None = None
 ) -> Params:
     weights: dict[str, Tensor] = {}
     for name, tensor in stored.items():
@@ -118,7 +119,7 @@ def with_tied_head(weights: Params, config: Config) -> Params:
     return weights
 
 
-def refuse_other_names(weights: Params, config: Config, part: str | None) -> None:
+def refuse_other_names(weights: Params, config: Config, part: Prefix | None) -> None:
     wanted = {name for name in v4_names.names(config) if is_of(name, part)}
     if config.tie_word_embeddings:
         wanted.discard("lm_head.weight")
@@ -159,7 +160,7 @@ def unit_columns(head: Tensor) -> Tensor:
     return head / head.square().sum(0).sqrt().clamp_min(SHORTEST)
 
 
-def read_tensors(model_dir: Path, config: Config, part: str | None = None) -> dict[str, Tensor]:
+def read_tensors(model_dir: Path, config: Config, part: Prefix | None = None) -> dict[str, Tensor]:
     index = model_dir / "model.safetensors.index.json"
     if index.exists():
         held: dict[str, str] = json.loads(index.read_text())["weight_map"]
@@ -195,7 +196,7 @@ def stored_dtypes(model_dir: Path, config: Config) -> dict[str, torch.dtype]:
     return found
 
 
-def is_of(name: str, part: str | None) -> bool:
+def is_of(name: str, part: Prefix | None) -> bool:
     if part == ENDS:
         return not name.startswith("model.layers.")
     return part is None or name.startswith(part)

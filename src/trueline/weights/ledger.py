@@ -136,8 +136,9 @@ def stored_formats(uses: Iterable[Use]) -> dict[str, dict[str, Total]]:
     return {label: totals[label] for label in sorted(totals)}
 
 
-def balance(checkpoint: Checkpoint, spec: ModelSpec) -> Ledger:
-    """Match what is stored with what the whole model needs, strictly both ways."""
+def balance(checkpoint: Checkpoint, spec: ModelSpec, only: tuple[str, ...] = ("",)) -> Ledger:
+    """Match what is stored with what the whole model needs, strictly both ways; or with what its
+    parameters need whose names begin like one of `only`."""
     if isinstance(spec.storage, UnsupportedStorage):
         raise CheckpointError(
             f"{checkpoint.directory}: stored as {spec.storage.name}: {spec.storage.why}"
@@ -146,6 +147,8 @@ def balance(checkpoint: Checkpoint, spec: ModelSpec) -> Ledger:
     found = _by_published_name(checkpoint, spec, ledger)
     taken: set[str] = set()
     for parameter in parameters(whole_spec(spec)):
+        if not parameter.name.startswith(only):
+            continue
         pieces = parameter.pieces
         if parameter.fused is not None and parameter.fused.source in found:
             pieces = (parameter.fused,)
@@ -163,7 +166,8 @@ def balance(checkpoint: Checkpoint, spec: ModelSpec) -> Ledger:
                 ledger.wrong.append(problem)
             else:
                 ledger.uses.append(use)
-    _sort_rest(ledger, spec, found, taken)
+    if "" in only:
+        _sort_rest(ledger, spec, found, taken)
     _note_plain_weights(ledger, spec)
     return ledger
 

@@ -112,15 +112,22 @@ class StoredWeights:
     `models/parameters.py`, iterated in file order."""
 
     def __init__(
-        self, model: Path, spec: ModelSpec, *, dtype: torch.dtype, progress: Progress | None = None
+        self,
+        model: Path,
+        spec: ModelSpec,
+        *,
+        dtype: torch.dtype,
+        progress: Progress | None = None,
+        only: tuple[str, ...] = ("",),
     ) -> None:
+        """`only`: how the names begin of those that there will be."""
         checkpoint = open_checkpoint(model)
         if checkpoint is None:
             raise CheckpointError(f"{model}: no *.safetensors files; accepted: a model directory")
         self._dtype, self._progress = dtype, progress
         self._files = Files()
         self._uses: dict[str, list[Wanted]] = {}
-        for wanted in wanted_pieces(checkpoint, spec):
+        for wanted in wanted_pieces(checkpoint, spec, only):
             self._uses.setdefault(wanted.parameter.name, []).append(wanted)
         uses = (wanted.use for several in self._uses.values() for wanted in several)
         self._total = sum(use.tensor.nbytes for use in uses)

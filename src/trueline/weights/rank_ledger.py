@@ -92,9 +92,12 @@ class Held:
     tensors: tuple[HeldTensor, ...]
 
 
-def wanted_pieces(checkpoint: Checkpoint, spec: ModelSpec) -> list[Wanted]:
-    """What this rank reads, in file order. The ledger must balance."""
-    ledger = balance(checkpoint, spec)
+def wanted_pieces(
+    checkpoint: Checkpoint, spec: ModelSpec, only: tuple[str, ...] = ("",)
+) -> list[Wanted]:
+    """What this rank reads, in file order, of parameters whose names begin like one of `only`. The
+    ledger must balance."""
+    ledger = balance(checkpoint, spec, only)
     ledger.require_balanced(checkpoint)
     known = {
         piece.source: (parameter, piece)

@@ -16,7 +16,7 @@ from trueline.verify.failed import CheckFailed
 from trueline.verify.ranks import serve_on_ranks
 from trueline.verify.suite.judgement import Requests
 from trueline.verify.suite.observe import Watch
-from trueline.verify.suite.session import Session, lengths_around
+from trueline.verify.suite.session import DrawnTokens, Session, lengths_around
 
 
 class NotForced(Exception):
@@ -272,15 +272,15 @@ def run(session: Session, composition: Composition, **changes: object) -> Ran:
         return _serve_on_ranks(session, composition)
     try:
         with session.core(**{**composition.changes, **changes}) as core:
-            return serve_watched(session, composition, core)
+            return serve_watched(session.drawn, composition, core)
     except (UsageError, RequestRejected) as error:
         raise NotForced(f"the engine refuses it: {error}") from error
 
 
-def serve_watched(session: Session, composition: Composition, core: EngineCore) -> Ran:
+def serve_watched(drawn: DrawnTokens, composition: Composition, core: EngineCore) -> Ran:
     if composition.turned_over:
         for i in range(12):
-            asks = [Ask(session.tokens(30 + i, 20 + i), 4), Ask(session.tokens(20, 40 + i), 4)]
+            asks = [Ask(drawn.tokens(30 + i, 20 + i), 4), Ask(drawn.tokens(20, 40 + i), 4)]
             serve(core, asks)
     watch = Watch(core, len(composition.asks))
 

@@ -22,6 +22,8 @@ from trueline.reference.weights import dtype_of, stored_dtypes
 from trueline.utils.json_types import JSON
 
 EXACT = torch.float64
+Part = int | str | tuple[str, ...]
+"""Weights of a layer, ENDS, or those whose names begin so."""
 # Divided by heads or groups and transposed, so kept dequantised, in the dtype of plain weights.
 TRANSPOSED = re.compile(r"\.(kv_b_proj|o_a_proj)\.weight$")
 # Decides which experts run: never rounded.
@@ -47,14 +49,14 @@ class Definition:
         self.facts: JSON = dict(facts or {})
         self.device, self.keep = torch.device(device), keep
         self.config = read_config(model, **self.facts)
-        self._parts: dict[tuple[int | str, torch.dtype], Reference] = {}
+        self._parts: dict[tuple[Part, torch.dtype], Reference] = {}
 
     @property
     def num_layers(self) -> int:
         return self.config.num_hidden_layers
 
-    def part(self, part: int | str, dtype: torch.dtype = EXACT) -> Reference:
-        """A layer, or ENDS, ready for `there()`."""
+    def part(self, part: Part, dtype: torch.dtype = EXACT) -> Reference:
+        """Ready for `there()`."""
         if (part, dtype) not in self._parts:
             if not self.keep:  # of layers, that one; ENDS stay
                 for key in [key for key in self._parts if key[0] not in (part, ENDS)]:

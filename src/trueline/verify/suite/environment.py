@@ -32,7 +32,7 @@ def environment(session: Session) -> Environment:
         trueline=__version__,
         commit=_commit(),
         python=platform.python_version(),
-        torch=torch.__version__,
+        torch=str(torch.__version__),
         triton=_version("triton"),
         platform=platform.platform(),
         cpu=_cpu(),
@@ -43,22 +43,35 @@ def environment(session: Session) -> Environment:
     )
 
 
-def model(session: Session) -> Model:
-    spec, plan = session.spec, session.plan
-    files = sorted(session.model.glob("*.safetensors"))
-    digest = hashlib.blake2b((session.model / "config.json").read_bytes(), digest_size=16)
-    for file in files:
+def fingerprint(model: Path) -> str:
+    digest = hashlib.blake2b((model / "config.json").read_bytes(), digest_size=16)
+    for file in _files(model):
         with file.open("rb") as opened:
             digest.update(opened.read(MOST_HEADER))
         digest.update(f"{file.name} {file.stat().st_size}".encode())
+    return digest.hexdigest()
+
+
+def _files(model: Path) -> list[Path]:
+    return sorted(model.glob("*.safetensors"))
+
+
+def model(session: Session) -> Model:
+    spec, plan = session.spec, session.plan
     return Model(
         name=session.name,
         family=spec.family,
         dtype=str(plan.compute_dtype).removeprefix("torch."),
         layers=spec.num_layers,
+<<<<<<< HEAD
         parameters=_parameters(session),
         bytes=sum(file.stat().st_size for file in files),
         fingerprint=digest.hexdigest(),
+=======
+        parameters=spec.num_parameters if hasattr(spec, "num_parameters") else 0,
+        bytes=sum(file.stat().st_size for file in _files(session.model)),
+        fingerprint=fingerprint(session.model),
+>>>>>>> 2f18739 (verify: a failing check writes what replays it; its op is named by swapping; trueline replay)
     )
 
 

@@ -17,9 +17,12 @@ from trueline.reference import ENDS, Reference
 from trueline.reference.model import FEED, MIX, Half
 from trueline.reference.v4_facts import SPARSE
 from trueline.verify.suite import choices
-from trueline.verify.suite.definition import EXACT, Definition
+from trueline.verify.suite.definition import EXACT, Definition, Part
 from trueline.verify.suite.judgement import Judgement, Off, Requests, kind_names, relative
-from trueline.verify.suite.observe import Observed
+from trueline.verify.suite.observe import Key, Observed
+
+PART_OF = {MIX: "mixer", FEED: "feed forward"}
+"""A layer's halves, in their order."""
 
 
 class Judge:
@@ -57,6 +60,10 @@ class Judge:
                 for i, request in enumerate(each.observed)
                 if request.count
             ]
+            for noise in measured:
+                noise.start()
+            for run in runs:
+                run.start()
             for layer in range(self.definition.num_layers):
                 self.progress(layer, self.definition.num_layers)
                 if layers is not None and layer not in layers:
@@ -75,6 +82,65 @@ class Judge:
             for run in runs:
                 run.head(ends, made)
         return made
+
+    def residual(self, request: Observed, layer: int, half: Half) -> Tensor:
+        """What the engine's own halves before this one add up to."""
+        with torch.no_grad(), self.definition.there():
+            run = _Run(self, "", 0, request)
+            run.start()
+            for before in range(layer):
+                run.follow(before)
+            if half == FEED:
+                run.add(layer, MIX)
+        return run.h
+
+    def one_half(
+        self,
+        key: Key,
+        request: Observed,
+        weights: Part,
+        bands: Judgement | None = None,
+        *,
+        residual: Tensor | None = None,
+        shared: Tensor | None = None,
+        measured: bool = True,
+    ) -> tuple[Judgement, dict[str, Tensor]]:
+        """One half of one layer alone, and what the definition has for each part of it. `residual`:
+        before it, where its entry is to be judged; `shared`: keys that the layer before has
+        chosen, where this one takes them; `measured`: whether noise here widens `bands`."""
+        layer, half = key
+        made = Judgement(bands=dict(bands.bands) if bands else {})
+        with torch.no_grad(), self.definition.there():
+            ref = self.definition.part(weights)
+            made.kinds[layer] = kind_names(ref, layer)
+            run, noise = _Run(self, "", 0, request), _Noise(self, "", 0, request)
+            rough = self.definition.part(weights, self.compute) if measured else None
+            if residual is not None:
+                run.h = noise.h = residual
+                noise.rough = residual.to(self.compute)
+                if rough is not None:
+                    noise.entry(layer, half, ref, rough, made)
+                run.entry(layer, half, ref, made)
+            if request.outputs.get(key):
+                run.shared = shared
+                if rough is not None:
+                    noise.half(layer, half, ref, rough, made)
+                run.half(layer, half, ref, made)
+        return made, run.exact
+
+    def the_head(
+        self, request: Observed, residual: Tensor, bands: Judgement, *, measured: bool = True
+    ) -> tuple[Judgement, dict[str, Tensor]]:
+        made = Judgement(bands=dict(bands.bands))
+        with torch.no_grad(), self.definition.there():
+            ends = self.definition.part(ENDS)
+            run = _Run(self, "", 0, request)
+            run.h = residual
+            if measured:
+                ours = self.definition.part(ENDS, self.compute).head(residual.to(self.compute))
+                _widen(made, -1, "head", float(relative(ours, ends.head(residual)).max()))
+            run.head(ends, made)
+        return made, {"head": made.logits["", 0]}
 
 
 class _Sequence:
@@ -117,29 +183,42 @@ class _Sequence:
 class _Noise(_Sequence):
     """How far the independent evaluation in the model's dtype is off."""
 
+    h: Tensor
+    own: Tensor
+    rough: Tensor
+    own_rough: Tensor
+
     def __init__(self, judge: Judge, composition: str, index: int, request: Observed) -> None:
         super().__init__(judge, request)
         self.key = composition, index
-        with torch.no_grad(), self.definition.there():
-            ids = torch.tensor(self.tokens)
-            self.h = self.own = self.definition.part(ENDS).start(ids)
-            self.rough = self.own_rough = self.definition.part(ENDS, judge.compute).start(ids)
+
+    def start(self) -> None:
+        ids = torch.tensor(self.tokens)
+        self.h = self.own = self.definition.part(ENDS).start(ids)
+        self.rough = self.own_rough = self.definition.part(ENDS, self.judge.compute).start(ids)
 
     def layer(self, layer: int, ref: Reference, rough: Reference, made: Judgement) -> None:
-        for half, part in ((MIX, "mixer"), (FEED, "feed forward")):
-            self._entry(layer, half, ref, rough, made)
-            x = self.rows(layer, half)
-            given = {"experts": self.experts(layer), "selected": self.selected(ref, layer)}
-            exact = self._half(ref, layer, half, x.to(EXACT), "expanded", given)
-            for form in ("expanded", "absorbed") if half == MIX else ("expanded",):
-                ours = self._half(rough, layer, half, x.to(self.judge.compute), form, given)
-                _widen(made, layer, part, float(relative(ours, exact).max()))
-            self._choices(layer, half, x, ref, rough, made)
+        for half in PART_OF:
+            self.entry(layer, half, ref, rough, made)
+            given = self.half(layer, half, ref, rough, made)
             y = self.rows(layer, half, outputs=True)
             self.h = ref.add(layer, half, self.h, y.to(EXACT))
             self.rough = rough.add(layer, half, self.rough, y.to(self.judge.compute))
             self.own = self._forward(ref, layer, half, self.own, given)
             self.own_rough = self._forward(rough, layer, half, self.own_rough, given)
+
+    def half(
+        self, layer: int, half: Half, ref: Reference, rough: Reference, made: Judgement
+    ) -> dict[str, Any]:
+        """Returns the choices that were taken."""
+        x = self.rows(layer, half)
+        given = {"experts": self.experts(layer), "selected": self.selected(ref, layer)}
+        exact = self._half(ref, layer, half, x.to(EXACT), "expanded", given)
+        for form in ("expanded", "absorbed") if half == MIX else ("expanded",):
+            ours = self._half(rough, layer, half, x.to(self.judge.compute), form, given)
+            _widen(made, layer, PART_OF[half], float(relative(ours, exact).max()))
+        self._choices(layer, half, x, ref, rough, made)
+        return given
 
     def _forward(
         self, ref: Reference, layer: int, half: Half, h: Tensor, given: dict[str, Any]
@@ -160,7 +239,7 @@ class _Noise(_Sequence):
         sequence = self.definition.sequence(self.tokens, form=form, **given)
         return ref.mixed(layer, x, sequence) if half == MIX else ref.fed(layer, x, sequence)
 
-    def _entry(
+    def entry(
         self, layer: int, half: Half, ref: Reference, rough: Reference, made: Judgement
     ) -> None:
         exact, ours = ref.entry(layer, half, self.h), rough.entry(layer, half, self.rough)
@@ -199,10 +278,16 @@ def _widen(made: Judgement, layer: int, part: str, value: float) -> None:
 class _Run(_Sequence):
     """A request of the engine's, followed through the layers."""
 
+    h: Tensor
+
     def __init__(self, judge: Judge, composition: str, index: int, request: Observed) -> None:
         super().__init__(judge, request)
         self.composition, self.index = composition, index
         self.at = torch.tensor(request.computed, device="cpu")
+        self.exact: dict[str, Tensor] = {}
+        """What the definition has for each part of the half seen last; of choices, their scores."""
+
+    def start(self) -> None:
         self.h = self.definition.part(ENDS).start(torch.tensor(self.tokens))
 
     def note(self, made: Judgement, layer: int, part: str, values: Tensor) -> None:
@@ -210,26 +295,39 @@ class _Run(_Sequence):
         made.offs.append(Off(layer, part, self.composition, self.index, self.at, values))
 
     def layer(self, layer: int, ref: Reference, made: Judgement) -> None:
-        for half, part in ((MIX, "mixer"), (FEED, "feed forward")):
-            x = self.rows(layer, half).to(EXACT)
-            self.note(made, layer, "entry", relative(x, ref.entry(layer, half, self.h)))
-            experts, selected = self.experts(layer), self.selected(ref, layer)
-            if half == MIX:
-                self._selection(layer, x, ref, selected, made)
-            else:
-                self._experts(layer, x, ref, experts, made)
-            sequence = self.definition.sequence(self.tokens, experts=experts, selected=selected)
-            exact = ref.mixed(layer, x, sequence) if half == MIX else ref.fed(layer, x, sequence)
+        for half in PART_OF:
+            self.entry(layer, half, ref, made)
+            self.half(layer, half, ref, made)
             y = self.rows(layer, half, outputs=True)
-            self.note(made, layer, part, relative(y, exact))
             self.h = ref.add(layer, half, self.h, y.to(EXACT))
 
+    def entry(self, layer: int, half: Half, ref: Reference, made: Judgement) -> None:
+        exact = self.exact["entry"] = ref.entry(layer, half, self.h)
+        self.note(made, layer, "entry", relative(self.rows(layer, half), exact))
+
+    def half(self, layer: int, half: Half, ref: Reference, made: Judgement) -> None:
+        """Its choices and its outputs, on its own inputs."""
+        x = self.rows(layer, half).to(EXACT)
+        experts, selected = self.experts(layer), self.selected(ref, layer)
+        if half == MIX:
+            self._selection(layer, x, ref, selected, made)
+        else:
+            self._experts(layer, x, ref, experts, made)
+        sequence = self.definition.sequence(self.tokens, experts=experts, selected=selected)
+        exact = ref.mixed(layer, x, sequence) if half == MIX else ref.fed(layer, x, sequence)
+        self.exact[PART_OF[half]] = exact
+        y = self.rows(layer, half, outputs=True)
+        self.note(made, layer, PART_OF[half], relative(y, exact))
+
     def follow(self, layer: int) -> None:
+        for half in PART_OF:
+            self.add(layer, half)
+
+    def add(self, layer: int, half: Half) -> None:
         # several streams are mixed by the layer's own weights
         several = self.definition.config.v4 is not None
         ref = self.definition.part(layer if several else ENDS)
-        for half in (MIX, FEED):
-            self.h = ref.add(layer, half, self.h, self.rows(layer, half, outputs=True).to(EXACT))
+        self.h = ref.add(layer, half, self.h, self.rows(layer, half, outputs=True).to(EXACT))
 
     def _experts(
         self, layer: int, x: Tensor, ref: Reference, experts: dict[int, Tensor], made: Judgement
@@ -239,11 +337,13 @@ class _Run(_Sequence):
         ids = experts[layer]
         table = choices.hashed_experts(ref, layer, torch.tensor(self.tokens))
         if table is not None:
+            self.exact["experts"] = table
             same = (ids.sort(-1).values == table.sort(-1).values).all(-1)
             self.note(made, layer, "experts", _infinite(~same))
             return
         scores = choices.expert_scores(ref, layer, x)
         assert scores is not None, "experts were chosen"
+        self.exact["experts"] = scores.values
         accepted = made.gate(layer, "experts")
         off = choices.wrong_choice(scores, ids, accepted).clamp_min(0)
         right = choices.counts_are_right(ids, ref.config.num_experts_per_tok)
@@ -262,6 +362,7 @@ class _Run(_Sequence):
             self.note(made, layer, "selection", _infinite(~same))
             return
         ids = self.shared = selected[layer]
+        self.exact["selection"] = scores.values
         visible = scores.values.isfinite().sum(-1).clamp_max(ids.shape[1])
         accepted = made.gate(layer, "selection") + self.judge.key_noise
         off = choices.wrong_choice(scores, ids, accepted).clamp_min(0)

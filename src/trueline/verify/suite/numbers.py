@@ -13,6 +13,7 @@ from trueline.verify.suite import captured, compositions
 from trueline.verify.suite.compositions import Composition, Ran
 from trueline.verify.suite.judge import Judge
 from trueline.verify.suite.judgement import PARTS, Judgement, Off, Requests, place_of
+from trueline.verify.suite.observe import Observed
 from trueline.verify.suite.outcome import Outcome, Todo, Wrong
 from trueline.verify.suite.session import Session
 
@@ -79,10 +80,26 @@ class Numbers:
         observed = self.ran[off.composition].requests.observed[off.request]
         place = place_of(off, position, observed)
         chosen = self.session.plan.selections
+        if off.part in ("mixer", "selection"):
+            place = replace_place(
+                place, block=self._block(off.layer, position, observed),
+                slot=self._slot(off.layer, position, observed),
+            )  # fmt: skip
         op = next((op for op in KINDS_OF_OPS[off.part] if op in self._likely(place, off)), None)
         if op is None or op not in chosen:
             return place
         return replace_place(place, op=op, implementation=chosen[op].name)
+
+    def _block(self, layer: int, position: int, observed: Observed) -> int | None:
+        held = observed.blocks.get(position, [])
+        for group, block in zip(self.session.plan.groups, held, strict=False):
+            if any(layer in kind.layers for kind in group.kinds):
+                return block
+        return None
+
+    def _slot(self, layer: int, position: int, observed: Observed) -> int | None:
+        kept = any(layer in kind.layers for kind in self.session.plan.slotted)
+        return observed.slots.get(position) if kept else None
 
     def _likely(self, place: Place, off: Off) -> set[str]:
         """The op that makes the part's result; attention's depends on how it was computed."""

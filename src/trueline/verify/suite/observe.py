@@ -33,6 +33,10 @@ class Observed:
     """By layer: keys or entries that the positions that choose have chosen."""
     paths: dict[int, str] = field(default_factory=dict)
     """How each position was computed."""
+    blocks: dict[int, list[int]] = field(default_factory=dict)
+    """Where each position's rows are, by group of state kinds."""
+    slots: dict[int, int] = field(default_factory=dict)
+    """Where the state after each position was kept."""
     logits: dict[int, Tensor] = field(default_factory=dict)
     chunks: list[int] = field(default_factory=list)
     """Tokens of each prefill step."""
@@ -108,14 +112,19 @@ class Watch:
         prefills = len(batch.rows) - batch.num_decode_rows
         mixed = batch.num_decode_rows > 0 and prefills > 0
         self.steps.append((batch.num_decode_rows, prefills, len(batch.tokens)))
+        sizes = self.runner.inputs.block_sizes
         for row in batch.rows:
             request = self.requests[ids[row.id]]
             path = ("decode" if row.is_decode else "prefill") + (", mixed" if mixed else "")
             if not row.is_decode:
                 request.chunks.append(row.count)
-            for offset in range(row.count):
-                request.paths[row.start + offset] = path
-                request.reused.discard(row.start + offset)
+            for p in range(row.start, row.start + row.count):
+                request.paths[p] = path
+                request.reused.discard(p)
+                places = zip(row.tables, sizes, strict=True)
+                request.blocks[p] = [table[p // size] for table, size in places]
+                if row.state is not None:
+                    request.slots[p] = row.state.slot
             for key, piece in self.pieces.items():
                 _put(request.inputs, key, row.start, piece.x[row.tokens])
                 _put(request.outputs, key, row.start, piece.y[row.tokens])

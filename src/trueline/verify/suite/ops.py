@@ -23,7 +23,7 @@ def checks(session: Session) -> Iterator[Todo]:
         chosen = {plan.selections[op].name}
         chosen |= {form[op].name for form in plan.by_format.values() if op in form}
         for name in dict.fromkeys([*sorted(chosen), *OPS[op]]):
-            if name == "reference" or (name not in chosen and not _runs_here(session, op, name)):
+            if name == "reference" or (name not in chosen and not runs_here(session, op, name)):
                 continue
             for check in _checks_of(op, name):
                 which = "chosen by the plan" if name in chosen else "an alternative that runs here"
@@ -31,13 +31,13 @@ def checks(session: Session) -> Iterator[Todo]:
                     f"ops/{op}={name}, {check.what}",
                     "op = reference",
                     f"{op}={name} ({which}) against float64: {check.what}",
-                    lambda op=op, name=name, check=check: _run(  # type: ignore[misc]
+                    lambda op=op, name=name, check=check: run_check(  # type: ignore[misc]
                         op, name, check, device, plan.compute_dtype
                     ),
                 )
 
 
-def _runs_here(session: Session, op: str, name: str) -> bool:
+def runs_here(session: Session, op: str, name: str) -> bool:
     plan = session.plan
     context = Context(dtype=plan.compute_dtype, device=plan.device.torch.type)
     return not refusals(op, name, context)
@@ -52,7 +52,21 @@ def _checks_of(op: str, name: str) -> Iterator[OpCheck]:
         yield from FP8_CHECKS.get(op, ())
 
 
-def _run(op: str, name: str, check: OpCheck, device: torch.device, dtype: torch.dtype) -> Outcome:
+def names_in(check: str) -> tuple[str, str, str]:
+    """Op, implementation and what is checked, of a check's id."""
+    op, _, rest = check.removeprefix("ops/").partition("=")
+    name, _, what = rest.partition(", ")
+    return op, name, what
+
+
+def named_check(op: str, what: str) -> OpCheck | None:
+    every = (*OP_CHECKS.get(op, ()), *FP8_CHECKS.get(op, ()))
+    return next((check for check in every if check.what == what), None)
+
+
+def run_check(
+    op: str, name: str, check: OpCheck, device: torch.device, dtype: torch.dtype
+) -> Outcome:
     takes_dtype = "dtype" in signature(check.run).parameters
     with device, torch.no_grad():
         if takes_dtype and dtype != torch.float32:

@@ -86,7 +86,7 @@ def measure(numbers: Numbers, progress: Callable[[int, int], None]) -> Iterator[
             asks = [replace(ask, cache_salt=next(salts)) for ask in short.asks]
             undo = injection.put(decoder, size)
             try:
-                ran = compositions.serve_watched(session, replace(short, asks=asks), core)
+                ran = compositions.serve_watched(session.drawn, replace(short, asks=asks), core)
             finally:
                 undo()
             return _first_wrong(numbers, ran, injection)

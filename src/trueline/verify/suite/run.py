@@ -25,6 +25,7 @@ from trueline.verify.suite import (
     preflight,
 )
 from trueline.verify.suite.curves import curves
+from trueline.verify.suite.localise import Failures
 from trueline.verify.suite.numbers import Numbers
 from trueline.verify.suite.outcome import Todo, carry_out
 from trueline.verify.suite.session import Session
@@ -77,7 +78,9 @@ def verify(
     prompt: str | None = None,
     with_power: bool = True,
     progress: Progress = lambda check, done, total: None,
+    replay_dir: Path | None = None,
 ) -> Report:
+    """`replay_dir`: where a file for `trueline replay` is written of each check that fails."""
     selection = selection or Selection()
     started, clock = datetime.datetime.now(datetime.UTC), time.perf_counter()
     directory = find_model(model)
@@ -87,9 +90,11 @@ def verify(
     selection.check_known(todos)
     todos = [todo for todo in todos if selection.takes(todo)]
     checks: list[Check] = []
+    failures = Failures(measured, replay_dir)
     for number, todo in enumerate(todos):
         progress(todo.id, number, len(todos))
         checks.append(carry_out(todo))
+        failures.explain(checks[-1])
     report = Report(
         model=environment.model(session),
         tier=selection.tier,

@@ -28,6 +28,17 @@ MOST_SCORES = 1 << 27
 """Attention scores that the definition holds at a time, of all heads."""
 
 
+@dataclass(frozen=True)
+class DrawnTokens:
+    vocab: int
+    seed: int
+    """Of the run."""
+
+    def tokens(self, length: int, seed: int = 0) -> list[int]:
+        generator = torch.Generator().manual_seed(7919 * (self.seed + 1) + 1000 * seed + length)
+        return torch.randint(self.vocab, (max(length, 1),), generator=generator).tolist()
+
+
 @dataclass
 class Session:
     name: str
@@ -136,10 +147,12 @@ class Session:
         }
         return sorted(found - {1})
 
+    @property
+    def drawn(self) -> DrawnTokens:
+        return DrawnTokens(self.spec.vocab.total, self.seed)
+
     def tokens(self, length: int, seed: int = 0) -> list[int]:
-        generator = torch.Generator().manual_seed(7919 * (self.seed + 1) + 1000 * seed + length)
-        vocab = self.spec.vocab.total
-        return torch.randint(vocab, (max(length, 1),), generator=generator).tolist()
+        return self.drawn.tokens(length, seed)
 
     def opening(self, length: int) -> list[int]:
         """The user's prompt, or drawn tokens."""

@@ -1,0 +1,1 @@
+"""What a check found wrong, as one file that runs again by itself, on any machine."""
