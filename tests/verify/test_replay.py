@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from trueline.verify.replay.file import Recorded
 from trueline.verify.replay.rerun import NOT_RUN, RIGHT, WRONG, replay
 from trueline.verify.report import Check, Place, Status
 from trueline.verify.suite import compositions
+from trueline.verify.suite.compositions import Composition
 from trueline.verify.suite.judge import PART_OF
 from trueline.verify.suite.numbers import Numbers
 from trueline.verify.suite.run import Selection, verify
@@ -41,7 +43,16 @@ def louder(original: Callable[..., Any]) -> Callable[..., Any]:
     return broken
 
 
-ENTRY = Fault("entry", "", "", "v3-near", SingleStream, "read", louder)
+def louder_sums(read: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """Where the output of the half before is added."""
+
+    def broken(self: SingleStream, entry: object) -> torch.Tensor:
+        return read(self, entry) * (1.0 if self.y is None else 1.03)
+
+    return broken
+
+
+ENTRY = Fault("entry", "", "", "v3-near", SingleStream, "read", louder_sums)
 ENTRY_OF_STREAMS = Fault("entry-of-streams", "", "", "v4-small", SeveralStreams, "read", louder)
 HEAD = Fault("head", "", "", "v3-near", Decoder, "logits", louder)
 
@@ -174,6 +185,17 @@ def test_the_op_is_named_by_swapping(made: Made) -> None:
     )  # fmt: skip
 
 
+def test_ops_that_were_asked_for_are_swapped_too(made: Made) -> None:
+    """As with --op."""
+    fault = BY_ID["causal-off-by-one"]
+    model, config = made(fault.case)
+    with fault.seeded():
+        report = verify(
+            model, replace(config, ops={"mla_prefill": "cpu"}), Selection(only=("layers",))
+        )
+    assert report.checks[0].evidence.endswith("; right with mla_prefill=reference")
+
+
 def test_what_no_op_makes_is_of_no_op(made: Made) -> None:
     found = made.failing(BY_ID["state-rows-shifted"], MIXED)
     assert "; no op of it: wrong with lightning=reference, " in found.evidence
@@ -204,26 +226,35 @@ def test_blocks_are_those_of_the_position(made: Made) -> None:
 )  # fmt: skip
 def test_a_part_alone_computes_the_same_bits(case: str, made: Made) -> None:
     """As in the whole engine, in the steps that its requests share; so what is replayed is what
-    ran."""
+    ran. And by itself it computes every position."""
     model, config = made(case)
     session = Session(case, model, config)
     numbers = Numbers(session)
     every = {each.name: each for each in compositions.compositions(session)}
     numbers.run(every["whole prompt"])
-    composition = every["mixed step"]
-    numbers.run(composition)
-    for layer in range(session.definition.num_layers):
-        for key, part in PART_OF.items():
-            place = Place(layer=layer, part=part, request=2, position=0)
-            check = Check(id="x", invariant="x", what="x", status=Status.FAILED, place=place)
-            recorded = record.record(numbers, check, composition)
+    for name, request, layers in (("mixed step", 2, range(session.definition.num_layers)),
+                                  ("n samples of a prompt", 3, (1,))):  # fmt: skip
+        composition = every[name]
+        numbers.run(composition)
+        whole = numbers.ran[name].requests.observed[request]
+        for layer, (key, part) in product(layers, PART_OF.items()):
+            recorded = recorded_right(numbers, composition, Place(
+                layer=layer, part=part, request=request, position=0
+            ))  # fmt: skip
             there = PartAlone(recorded, model, session.definition, layer)
             observed, _ = there.observe(AS_SCHEDULED, recorded.header.engine_config())
-            whole = numbers.ran["mixed step"].requests.observed[2]
+            assert observed.count == whole.count
             for p in range(whole.count):
-                assert torch.equal(observed.outputs[layer, key][p], whole.outputs[layer, key][p]), (
-                    f"{part} of layer {layer}, position {p}"
-                )
+                ours, theirs = (each.outputs[layer, key][p] for each in (observed, whole))
+                assert torch.equal(ours, theirs), f"{name}: {part} of layer {layer}, position {p}"
+    for way in (ONE_PREFILL, DECODE):
+        assert there.observe(way, recorded.header.engine_config())[0].count == whole.count
+
+
+def recorded_right(numbers: Numbers, composition: Composition, place: Place) -> Recorded:
+    """As if it had been wrong."""
+    check = Check(id="x", invariant="x", what="x", status=Status.FAILED, place=place)
+    return record.record(numbers, check, composition)
 
 
 # -- the file --------------------------------------------------------------------------

@@ -14,8 +14,8 @@ from trueline.cli.eval import command as evaluate
 from trueline.cli.generate import generate
 from trueline.cli.inspect import inspect_model
 from trueline.cli.make_tiny import make_tiny
-from trueline.cli.report import command as report
 from trueline.cli.replay import replay
+from trueline.cli.report import command as report
 from trueline.cli.score import score
 from trueline.cli.serve import command as serve
 from trueline.cli.verify import verify

@@ -63,15 +63,9 @@ def model(session: Session) -> Model:
         family=spec.family,
         dtype=str(plan.compute_dtype).removeprefix("torch."),
         layers=spec.num_layers,
-<<<<<<< HEAD
         parameters=_parameters(session),
-        bytes=sum(file.stat().st_size for file in files),
-        fingerprint=digest.hexdigest(),
-=======
-        parameters=spec.num_parameters if hasattr(spec, "num_parameters") else 0,
         bytes=sum(file.stat().st_size for file in _files(session.model)),
         fingerprint=fingerprint(session.model),
->>>>>>> 2f18739 (verify: a failing check writes what replays it; its op is named by swapping; trueline replay)
     )
 
 
