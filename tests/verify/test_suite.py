@@ -244,6 +244,7 @@ def test_positions_that_choose_nothing_see_all() -> None:
 
 def test_rows_are_measured_one_by_one() -> None:
     exact = torch.ones(4, 3, dtype=torch.float64)
+    exact[1] = 1000
     ours = exact.clone()
     ours[2] *= 1.01
     off = relative(ours, exact)
@@ -305,7 +306,10 @@ def test_bits_under_another_schedule(session: Session) -> None:
     first = next(iter(compositions.compositions(session)))
     ran = compositions.run(session, first)
     compositions.require_same_bits("x", ran.done, compositions.run(session, first).done)
-    other = replace(ran.done, logits=[{p: row + 1e-7 for p, row in ran.done.logits[0].items()}])
+    rows = dict(ran.done.logits[0])
+    last = max(rows)
+    rows[last] = rows[last].nextafter(torch.tensor(torch.inf))
+    other = replace(ran.done, logits=[rows])
     with pytest.raises(CheckFailed, match="bits differ"):
         compositions.require_same_bits("x", ran.done, other)
 
