@@ -11,8 +11,8 @@ from trueline.engine.core import EngineCore
 from trueline.engine.loading import load_engine
 from trueline.verify import schedules
 from trueline.verify.cases import Subject, make_subject
+from trueline.verify.compressed_graphs import compressed_graph_is_eager
 from trueline.verify.engine import Ask, decode_is_prefill, oracle, run, same, same_bits_under, serve
-from trueline.verify.graphs import graph_is_eager
 from trueline.verify.schedules import base, prompt
 
 SMALL, ODD = "v4-small", "v4-odd"
@@ -30,7 +30,8 @@ CHECKS = (
 @pytest.fixture(scope="module")
 def subjects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Subject]:
     root = tmp_path_factory.mktemp("compressed")
-    return {name: make_subject(name, root / name) for name in (SMALL, ODD, "v4-flat", "v4-ranks")}
+    names = (SMALL, ODD, "v4-flat", "v4-ranks", "v4-shallow")
+    return {name: make_subject(name, root / name) for name in names}
 
 
 @pytest.mark.parametrize("check", CHECKS)
@@ -113,6 +114,10 @@ def test_what_a_sequence_holds(subjects: dict[str, Subject]) -> None:
     assert every <= 3
 
 
-def test_captured_steps(subjects: dict[str, Subject]) -> None:
+@pytest.mark.parametrize(
+    "name",
+    ["v4-shallow", *(pytest.param(each, marks=pytest.mark.slow) for each in (ODD, "v4-flat"))],
+)
+def test_captured_steps(subjects: dict[str, Subject], name: str) -> None:
     """Rows that complete windows and rows that do not, lengths known to the device alone."""
-    graph_is_eager(subjects["v4-ranks"])
+    compressed_graph_is_eager(subjects[name])

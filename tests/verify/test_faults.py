@@ -88,6 +88,7 @@ def test_fault_leaves_nothing_behind(fault: Fault) -> None:
 ELSEWHERE = [
     *(pair for pair in PAIRS if pair[0] == "any heads"),
     ("graph = eager", "v3-shallow"),
+    ("graph = eager, compressed", "v4-shallow"),
     ("drafts = plain, captured", "v32-shallow"),
 ]
 GREEN = [

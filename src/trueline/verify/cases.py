@@ -287,6 +287,7 @@ CASES: Mapping[str, Case] = {
     "v4-small": Case(_V4, rates=(4, 8)),
     "v4-odd": Case(_V4, rates=(3, 5)),
     "v4-rounded": Case(_V4, keys=_V4_ROUNDED, rates=(4, 8)),
+    "v4-shallow": Case(_V4, keys={"num_hidden_layers": 4}, rates=(4, 8)),
     "v4-ranks": Case(_V4, keys=_V4_RANKED, rates=(4, 8)),
     "v32": Case(_V32, start=4321, stride=173),
     "v32-near": Case(_V32),

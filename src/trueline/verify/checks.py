@@ -22,6 +22,7 @@ from trueline.spec.fields import Fields, read_json
 from trueline.spec.mixer import CompressedSpec, LightningSpec, MLASpec
 from trueline.spec.model import LayerSpec, ModelSpec
 from trueline.verify.cases import Subject
+from trueline.verify.compressed_graphs import COMPRESSED_GRAPH_CHECKS
 from trueline.verify.drafts import DRAFT_CHECKS
 from trueline.verify.failed import CheckFailed
 from trueline.verify.graphs import GPU_CHECKS
@@ -317,5 +318,6 @@ CHECKS: Mapping[str, Callable[[Subject], None]] = {
     **PUBLISHED_CHECKS,
     "fp4 rounding": fp4_rounding,
     **GPU_CHECKS,
+    **COMPRESSED_GRAPH_CHECKS,
     **DRAFT_CHECKS,
 }

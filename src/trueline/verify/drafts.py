@@ -10,14 +10,12 @@ from itertools import product
 from trueline.config import EngineConfig
 from trueline.device import find_device
 from trueline.engine.core import EngineCore
-from trueline.engine.executor import local_runner
-from trueline.engine.graphs import GraphKey
 from trueline.engine.live_request import LiveRequest
 from trueline.engine.loading import load_engine
 from trueline.verify.cases import Subject
 from trueline.verify.engine import BAND, Ask, EngineRun, run, same, serve
 from trueline.verify.failed import CheckFailed
-from trueline.verify.graphs import emulated, watched
+from trueline.verify.graphs import emulated, watch
 from trueline.verify.schedules import base, prompt
 
 NUM_DRAFTS = 2
@@ -99,12 +97,9 @@ def captured_drafts_are_plain(subject: Subject) -> None:
         if on_gpu
         else emulated(subject, config, drafter)
     )
-    graphs = local_runner(core.executor).graphs
-    assert graphs is not None
-    seen: set[tuple[GraphKey, int]] = set()
-    graphs.run = watched(graphs, seen)  # type: ignore[method-assign]
+    steps = watch(core)
     compared("drafts = plain, captured", subject, config, core, PLAIN_ASKS, drafter)
-    each = {key.tokens_per_row for key, _ in seen}
+    each = {step.key.tokens_per_row for step in steps}
     if each != {1, 1 + NUM_DRAFTS}:
         raise CheckFailed(f"drafts = plain, captured: rows of {sorted(each)} tokens were captured")
 

@@ -4,7 +4,7 @@ being replayed, over the same fixed buffers and with the same padding, its kerne
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from trueline.config import EngineConfig
 from trueline.device import find_device
@@ -12,7 +12,7 @@ from trueline.engine.batch import Batch
 from trueline.engine.core import EngineCore
 from trueline.engine.drafts import Drafter
 from trueline.engine.executor import LocalExecutor, local_runner
-from trueline.engine.graphs import DecodeGraphs, GraphKey, GraphOutputs
+from trueline.engine.graphs import GraphKey, GraphOutputs
 from trueline.engine.loading import load_engine
 from trueline.engine.runner import Runner, build_decoder
 from trueline.models import read_model
@@ -56,11 +56,17 @@ def graph_is_eager(subject: Subject) -> None:
     is finite, so that they have read none of it. Whatever captured steps leave (cache rows, index
     keys, states, snapshots) is read by the next turn of a chat, which equals a cold one."""
     config = replace(base(subject), block_size=5, poison=True)
-    eager = run(subject.model, ASKS, config, enforce_eager=True)
-    first, second, turns = captured(subject, replace(config, overlap=True))
-    same("graph = eager", first, eager)
-    cold = run(subject.model, turns, config, enforce_eager=True, enable_prefix_caching=False)
-    same("graph = eager, second turn", second, cold)
+
+    def turns(done: EngineRun) -> list[Ask]:
+        return [Ask([*ASKS[i].prompt, *done.tokens[i], 7, 9], 1) for i in CHATS]
+
+    seen = two_turns("graph = eager", subject, config, ASKS, turns)
+    sizes = {(step.key.size, step.rows) for step in seen.steps}
+    if len({size for size, _ in sizes}) < 3 or not any(size > rows for size, rows in sizes):
+        raise CheckFailed(f"graph = eager: only {sorted(sizes)} (size, rows) were seen")
+    if not _answers_are_cached(seen):
+        cached = seen.second.cached
+        raise CheckFailed(f"graph = eager: second turns found only {cached} tokens cached")
 
 
 def any_heads(subject: Subject) -> None:
@@ -86,35 +92,56 @@ def heads_are_padded(heads: int) -> None:
         same_attention(f"any heads: {heads}, contexts {lengths}", ours, exact, q.dtype)
 
 
-def captured(subject: Subject, config: EngineConfig) -> tuple[EngineRun, EngineRun, list[Ask]]:
-    """Two turns on one engine, and what the second asked."""
+@dataclass(frozen=True, slots=True)
+class CapturedStep:
+    key: GraphKey
+    positions: list[int]
+
+    @property
+    def rows(self) -> int:
+        return len(self.positions) // self.key.tokens_per_row
+
+
+@dataclass(frozen=True, slots=True)
+class TwoTurns:
+    first: EngineRun
+    second: EngineRun
+    steps: list[CapturedStep]
+
+
+def two_turns(
+    what: str,
+    subject: Subject,
+    config: EngineConfig,
+    asks: Sequence[Ask],
+    turns: Callable[[EngineRun], list[Ask]],
+) -> TwoTurns:
+    """On one engine that captures; both equal eager ones, the second without what was cached."""
+    eager = run(subject.model, asks, config, enforce_eager=True)
+    again = turns(eager)
+    config = replace(config, overlap=True)
     on_gpu = find_device(config.device).is_gpu
     core = load_engine(subject.model, config).core if on_gpu else emulated(subject, config)
-    graphs = local_runner(core.executor).graphs
-    assert graphs is not None
-    seen: set[tuple[GraphKey, int]] = set()
-    graphs.run = watched(graphs, seen)  # type: ignore[method-assign]
+    steps = watch(core)
     try:
-        done = serve(core, ASKS)
-        turns = [Ask([*ASKS[i].prompt, *done.tokens[i], 7, 9], 1) for i in CHATS]
-        again = serve(core, turns)
+        seen = TwoTurns(serve(core, asks), serve(core, again), steps)
     finally:
         core.close()
-    sizes = {(key.size, rows) for key, rows in seen}
-    if len({size for size, _ in sizes}) < 3 or not any(size > rows for size, rows in sizes):
-        raise CheckFailed(f"graph = eager: only {sorted(sizes)} (size, rows) were seen")
-    if not _answers_are_cached(done, again, core.blocks.lcm_block_size):
-        raise CheckFailed(f"graph = eager: second turns found only {again.cached} tokens cached")
-    return done, again, turns
+    same(what, seen.first, eager)
+    cold = run(subject.model, again, config, enforce_eager=True, enable_prefix_caching=False)
+    same(f"{what}, second turn", seen.second, cold)
+    return seen
 
 
-def _answers_are_cached(done: EngineRun, again: EngineRun, block: int) -> bool:
+def _answers_are_cached(seen: TwoTurns) -> bool:
     """Each that ends a block, and there are some."""
+    block = seen.first.core.blocks.lcm_block_size
     ends = {
-        i: (len(ASKS[i].prompt) + len(done.tokens[i]) - 1) // block * block > len(ASKS[i].prompt)
+        i: (len(ASKS[i].prompt) + len(seen.first.tokens[i]) - 1) // block * block
+        > len(ASKS[i].prompt)
         for i in CHATS
     }
-    found = zip(CHATS, again.cached, strict=True)
+    found = zip(CHATS, seen.second.cached, strict=True)
     return any(ends.values()) and all(
         cached > len(ASKS[i].prompt) or not ends[i] for i, cached in found
     )
@@ -141,22 +168,24 @@ def again(step: Callable[[], object]) -> Callable[[], object]:
     return step
 
 
-def watched(graphs: DecodeGraphs, seen: set[tuple[GraphKey, int]]) -> Callable[..., GraphOutputs]:
-    """`graphs.run`, which notes the key and the rows of each step, and looks at its padding."""
-    plain = graphs.run
+def watch(core: EngineCore) -> list[CapturedStep]:
+    """Notes every step that is replayed, and looks at its padding."""
+    graphs = local_runner(core.executor).graphs
+    assert graphs is not None
+    plain, seen = graphs.run, list[CapturedStep]()
 
     def watched_run(
         batch: Batch, states: Sequence[SamplingState], places: Mapping[int, int]
     ) -> GraphOutputs:
         made = plain(batch, states, places)
-        rows = len(made.tokens) // made.key.tokens_per_row
-        seen.add((made.key, rows))
+        seen.append(CapturedStep(made.key, list(batch.positions)))
         padded = graphs.padded_hidden(made.key)[len(made.tokens) :]
         if not bool(padded.isfinite().all()):
             raise CheckFailed("graph = eager: padded rows have read what nobody owns")
         return made
 
-    return watched_run
+    graphs.run = watched_run  # type: ignore[method-assign]
+    return seen
 
 
 GPU_CHECKS: dict[str, Callable[[Subject], None]] = {

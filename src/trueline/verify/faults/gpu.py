@@ -8,15 +8,18 @@ from dataclasses import replace
 
 from torch import Tensor
 
-from trueline.cache.kinds.inputs import Column
+from trueline.cache.kinds.entries import EntryInputs
+from trueline.cache.kinds.inputs import Column, FixedRows
 from trueline.cache.kinds.latent import LatentInputs
 from trueline.cache.kinds.lightning import RecurrentInputs
+from trueline.cache.kinds.tails import TailInputs
 from trueline.cache.store import LatentView
 from trueline.engine import graphs
 from trueline.engine.batch import Batch
 from trueline.engine.graphs import DecodeGraphs, InputBuffers
 from trueline.layers.mla import MLA
 from trueline.ops.capabilities import Opaque
+from trueline.ops.compress import CompressTable
 from trueline.ops.mla_decode.launch_plan import LaunchPlan
 from trueline.verify.faults import Fault, Make
 
@@ -56,8 +59,9 @@ def _cells_of_the_first(fill: Make) -> Make:
 
     def broken(self: InputBuffers, values: object, num_tokens: int, tables: object) -> None:
         fill(self, values, num_tokens, tables)
-        if num_tokens:
-            self.columns["cells.0"][num_tokens:] = self.columns["cells.0"][0]
+        for name, column in self.columns.items():
+            if num_tokens and name.startswith("cells."):
+                column[num_tokens:] = column[0].clone()
 
     return broken
 
@@ -127,8 +131,44 @@ def _lists_from_the_front(split: Make) -> Make:
     return broken
 
 
+def _one_late(completes: Make) -> Make:
+    return lambda self, ratio: completes(replace(self, lengths=self.lengths - 1), ratio)
+
+
+def _rotated_at_its_end(positions: Make) -> Make:
+    return lambda self, ratio: positions(self, ratio) + ratio - 1
+
+
+def _in_the_next_cell(cells: Make) -> Make:
+    return lambda self, ratio, size: cells(self, ratio, size) + 1
+
+
+def _tails_of_the_row_before(read: Make) -> Make:
+    def broken(self: TailInputs, fixed: FixedRows) -> object:
+        made = read(self, fixed)
+        return replace(made, tails=made.tails.roll(1, 0))
+
+    return broken
+
+
+def _entries_of_the_row_before(read: Make) -> Make:
+    def broken(self: EntryInputs, fixed: FixedRows) -> object:
+        made = read(self, fixed)
+        parts = {}
+        for name in ("seeing", "choosing"):
+            part = getattr(made, name)
+            if part is not None:
+                rows = replace(part.rows, entries=part.rows.entries.roll(1, 0))
+                part = replace(part, rows=rows)
+            parts[name] = part
+        return replace(made, **parts)
+
+    return broken
+
+
 _G, _M, _L = "graph = eager", "v3-shallow", "ling-shallow"
 _H, _V = "masked prefill", "v32-shallow"
+_C, _V4 = "graph = eager, compressed", "v4-shallow"
 
 GPU_FAULTS = [
     Fault("split-unpadded-heads", "split metadata sized from the unpadded heads (story 5)",
@@ -155,4 +195,22 @@ GPU_FAULTS = [
           MLA, "_attend_masked", _nothing_hidden),
     Fault("masked-lists-from-the-front", "beside masked prefill, rows with lists take others'",
           _H, _V, LatentInputs, "split", _lists_from_the_front),
+    Fault("captured-window-completes-late", "on the device a window is complete one token late",
+          _C, _V4, CompressTable, "completes", _one_late),
+    Fault("captured-entry-rotated-at-its-end", "on the device entries are rotated at the last of "
+          "their positions", _C, _V4, CompressTable, "entry_positions", _rotated_at_its_end),
+    Fault("captured-entry-cell-off", "on the device entries go to the cell after theirs", _C, _V4,
+          CompressTable, "entry_cells", _in_the_next_cell),
+    Fault("captured-tails-of-the-row-before", "rows of a graph pool the tails of another", _C, _V4,
+          TailInputs, "read_fixed", _tails_of_the_row_before),
+    Fault("captured-entries-of-the-row-before", "rows of a graph see the entries of another", _C,
+          _V4, EntryInputs, "read_fixed", _entries_of_the_row_before),
+    Fault("padded-rows-complete", "padded rows complete a window of the null block", _C, _V4,
+          graphs, "COLUMNS", _padded_with(lengths=8)),
+    Fault("padded-rows-write-tails", "padded rows write a row's window and tails", _C, _V4,
+          InputBuffers, "fill", _cells_of_the_first),
+    Fault("stale-lengths-of-windows", "a graph completes the windows of the step before", _C, _V4,
+          InputBuffers, "fill", _one_step_behind),
+    Fault("graph-never-chooses-entries", "a row that sees more entries than top-k is run by the "
+          "graph of those that see all", _C, _V4, DecodeGraphs, "key_for", _never_choosing),
 ]  # fmt: skip
