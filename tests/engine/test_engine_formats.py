@@ -12,7 +12,7 @@ import pytest
 
 from trueline.config import EngineConfig
 from trueline.engine.loading import load_engine
-from trueline.verify.cases import FP4, FP8_32, FP8_UE8M0, INT4, INT4_ALL
+from trueline.verify.cases import BASE_FP8, FP4, FP8_32, FP8_UE8M0, INT4, INT4_ALL
 from trueline.verify.engine import oracle, run, serve
 from trueline.verify.ranks import ranks_are_as_one, serve_on_ranks
 from trueline.verify.schedules import MIXED
@@ -34,6 +34,7 @@ GROUP_8 = {"intermediate_size": 88, "kv_lora_rank": 40, "q_lora_rank": 48, "v_he
 LING = BlockFp8(
     block=(32, 32), power_of_two_scales=False, ignored_modules=("g_proj", "0.mlp.up_proj")
 )
+V4 = {"hidden_size": 96, "moe_intermediate_size": 64, "num_hidden_layers": 4}
 KIMI_128 = PackInt4(group=128, ignored_modules=INT4.ignored_modules)
 
 
@@ -43,6 +44,7 @@ class Published:
     storage: Storage
     formats: set[str]
     keys: Mapping[str, int] = field(default_factory=dict)
+    widths: Mapping[str, int] = field(default_factory=lambda: WIDTHS)
 
 
 STORED = {
@@ -60,6 +62,8 @@ STORED = {
     "k2-all": Published("kimi_k2", INT4_ALL, {"int4"}, GROUP_8),
     "k25": Published("kimi_k25", INT4, {"int4"}),
     "v3-fp4": Published("deepseek_v3", FP4, {"fp4", "block fp8"}),
+    "v4": Published("deepseek_v4", FP4, {"fp4", "block fp8"}, widths=V4),
+    "v4-base": Published("deepseek_v4", BASE_FP8, {"block fp8"}, widths=V4),
 }
 
 
@@ -67,7 +71,7 @@ STORED = {
 def made(tiny: Tiny) -> Any:
     def make(name: str) -> Path:
         stored = STORED[name]
-        return tiny(stored.family, keys=WIDTHS | stored.keys, storage=stored.storage)
+        return tiny(stored.family, keys={**stored.widths, **stored.keys}, storage=stored.storage)
 
     return make
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from inspect import signature
+from itertools import product
 
 import pytest
 import torch
@@ -23,6 +24,7 @@ from trueline.ops.registry import OPS, capabilities, implementation, refusals
 from trueline.verify.bounds import require_within
 from trueline.verify.bounds import stored as stored_bound
 from trueline.verify.cases import Subject, make_subject
+from trueline.verify.compressed_graphs import COMPRESSED_GRAPH_CHECKS
 from trueline.verify.drafts import DRAFT_CHECKS
 from trueline.verify.failed import CheckFailed
 from trueline.verify.faults import Fault
@@ -43,8 +45,19 @@ pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="no NVIDIA GPU on this machine"),
 ]
 DTYPES = (torch.float32, torch.float16, torch.bfloat16)
+V4_OPS = ("compress", "hyper_connections", "sink_attention", "sink_prepare")
+"""Which no other family has."""
+
+
+def _of_v4(op: str, check: OpCheck) -> bool:
+    """So named that `-k v4` takes them too."""
+    return op in V4_OPS or check.what == "clamped"
+
+
 IMPLEMENTATIONS = [
-    pytest.param(op, name, check, dtype, id=f"{op}-{name}-{check.what}-{dtype}")
+    pytest.param(
+        op, name, check, dtype, id=f"{'v4-' * _of_v4(op, check)}{op}-{name}-{check.what}-{dtype}"
+    )
     for op, names in OPS.items()
     for name in names
     if "cuda" in capabilities(op, name).devices
@@ -54,10 +67,16 @@ IMPLEMENTATIONS = [
     for dtype in capabilities(op, name).dtypes or DTYPES
 ]
 # One of each family, and shapes that hide nothing.
-SUBJECTS = ("v2", "v3", "k2", "glm", "ling", "v32", "glm5")
+SUBJECTS = ("v2", "v3", "k2", "glm", "ling", "v32", "glm5", "v4-small")
 # GPUs have no batch-invariant mode yet, and ranks are threads of a CPU.
 CPU_ONLY = ("batch-invariant", "fp8 latents, bitwise", "collectives in order")
 CHECKS = [name for name in ENGINE_CHECKS if "ranks" not in name and name not in CPU_ONLY]
+INVARIANTS = [
+    pytest.param(check, case, id=f"{case}-{check}")
+    for case, check in product(SUBJECTS, CHECKS)
+    # rows of V4 are stored as they are computed
+    if not (case.startswith("v4") and check == "fp8 latents")
+]
 BANDS = {"bfloat16": 0.4, "float16": 0.05}
 """Of logprobs to float64, choices replayed, as measured."""
 
@@ -213,15 +232,16 @@ def test_lightning_in_whole_tiles(
         lightning.free_slots(op, dtype)
 
 
-@pytest.mark.parametrize("fault", [*GPU_FAULTS, *DRAFT_FAULTS], ids=lambda fault: fault.id)
+@pytest.mark.parametrize(
+    "fault", [*GPU_FAULTS, *DRAFT_FAULTS], ids=lambda fault: f"{fault.id}-{fault.case}"
+)
 def test_fault_turns_its_check_red(fault: Fault, subjects: dict[str, Subject]) -> None:
     subject = subjects[fault.case]
     with fault.seeded(), pytest.raises(CheckFailed):
-        (GPU_CHECKS | DRAFT_CHECKS)[fault.check](subject)
+        (GPU_CHECKS | COMPRESSED_GRAPH_CHECKS | DRAFT_CHECKS)[fault.check](subject)
 
 
-@pytest.mark.parametrize("check", CHECKS)
-@pytest.mark.parametrize("case", SUBJECTS)
+@pytest.mark.parametrize(("check", "case"), INVARIANTS)
 def test_invariant(check: str, case: str, subjects: dict[str, Subject]) -> None:
     ENGINE_CHECKS[check](subjects[case])
 

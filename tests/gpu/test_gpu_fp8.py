@@ -18,6 +18,7 @@ from trueline.verify.engine import Ask, EngineRun, run
 from trueline.verify.numerics import Noise, exact_logprobs, load_activations
 from trueline.verify.ops import FP8_CHECKS, OpCheck
 from trueline.verify.schedules import prompt
+from trueline.weights.formats.base_fp8 import BaseFp8
 from trueline.weights.formats.block_fp8 import BlockFp8
 
 pytestmark = [
@@ -43,25 +44,23 @@ def test_op_with_fp8_inputs(op: str, name: str, check: OpCheck) -> None:
 
 
 # Whole blocks of 128, which the GEMMs of fp8 take.
-WHOLE_BLOCKS = {
-    "hidden_size": 256,
-    "intermediate_size": 384,
-    "moe_intermediate_size": 128,
-    "q_lora_rank": 128,
-    "v_head_dim": 64,
-    "num_hidden_layers": 2,
-}
+WHOLE_BLOCKS = {"hidden_size": 256, "moe_intermediate_size": 128, "q_lora_rank": 128}
+KEYS = WHOLE_BLOCKS | {"intermediate_size": 384, "v_head_dim": 64, "num_hidden_layers": 2}
+V4_KEYS = WHOLE_BLOCKS | {"num_hidden_layers": 4}
 
 
 @pytest.mark.parametrize("powers_of_two", [False, True])
-@pytest.mark.parametrize("family", ["deepseek_v3", "deepseek_v32", "glm_moe_dsa"])
+@pytest.mark.parametrize("family", ["deepseek_v3", "deepseek_v32", "glm_moe_dsa", "deepseek_v4"])
 def test_fp8_activations_are_inside_the_band(
     family: str, powers_of_two: bool, tiny: Callable[..., Path]
 ) -> None:
     """No farther from the exact model than what the definition of these numerics makes of it,
     beside what bfloat16 does; and not much nearer, as without them."""
-    storage = BlockFp8(block=(128, 128), power_of_two_scales=powers_of_two, ignored_modules=())
-    model = tiny(family, keys=WHOLE_BLOCKS, storage=storage)
+    v4 = family == "deepseek_v4"
+    storage = (BaseFp8 if v4 else BlockFp8)(
+        block=(128, 128), power_of_two_scales=powers_of_two, ignored_modules=()
+    )
+    model = tiny(family, keys=V4_KEYS if v4 else KEYS, storage=storage)
     asks = [
         Ask(prompt(200), 4),
         *(Ask(prompt(1 + i, seed=i), 3, arrives=i // 4) for i in range(30)),

@@ -19,6 +19,7 @@ from trueline.tiny.make import TinyOptions, make_checkpoint
 from trueline.tiny.quantise import KIMI_IGNORES
 from trueline.utils.json_types import JSON
 from trueline.weights.formats import Storage
+from trueline.weights.formats.base_fp8 import BaseFp8
 from trueline.weights.formats.block_fp8 import BlockFp8
 from trueline.weights.formats.fp4 import E8m0BlockFp8, Fp4, Fp4Experts
 from trueline.weights.formats.pack_int4 import PackInt4
@@ -103,8 +104,11 @@ FP4 = Fp4Experts(
     routed=Fp4(ignored_modules=()),
     others=E8m0BlockFp8(block=(32, 32), power_of_two_scales=True, ignored_modules=()),
 )
+# As the checkpoints of a Base model are stored.
+BASE_FP8 = BaseFp8(block=(32, 32), power_of_two_scales=False, ignored_modules=())
 # Widths of experts in whole groups.
 _GROUPED: JSON = {"hidden_size": 96, "moe_intermediate_size": 64}
+_V4_STORED: JSON = _GROUPED | {"num_hidden_layers": 4}
 # Groups of 128 inputs, the last ones partial.
 _FP8_INPUTS: JSON = {
     "hidden_size": 160,
@@ -288,6 +292,8 @@ CASES: Mapping[str, Case] = {
     "v4-odd": Case(_V4, rates=(3, 5)),
     "v4-rounded": Case(_V4, keys=_V4_ROUNDED, rates=(4, 8)),
     "v4-shallow": Case(_V4, keys={"num_hidden_layers": 4}, rates=(4, 8)),
+    "v4-fp4": Case(_V4, keys=_V4_STORED, rates=(4, 8), storage=FP4),
+    "v4-base-fp8": Case(_V4, keys=_V4_STORED, rates=(4, 8), storage=BASE_FP8),
     "v4-ranks": Case(_V4, keys=_V4_RANKED, rates=(4, 8)),
     "v32": Case(_V32, start=4321, stride=173),
     "v32-near": Case(_V32),
