@@ -18,6 +18,7 @@ from trueline.tiny.configs import as_saved, change_config, family_config
 from trueline.tiny.make import TinyOptions, make_checkpoint
 from trueline.tiny.quantise import KIMI_IGNORES
 from trueline.utils.json_types import JSON
+from trueline.verify.v4_configs import V4, V4_NESTED
 from trueline.weights.formats import Storage
 from trueline.weights.formats.base_fp8 import BaseFp8
 from trueline.weights.formats.block_fp8 import BlockFp8
@@ -75,7 +76,6 @@ class Subject:
 
 
 _LING, _V32, _GLM5, _V4 = "bailing_moe_v2_5", "deepseek_v32", "glm_moe_dsa", "deepseek_v4"
-_V4_FLAT_ONLY = ("compress_ratios", "num_hash_layers", "rope_scaling")
 _FREQUENCY = ("index_topk_freq", "index_skip_topk_offset")
 # Rope as transformers saves it, with YaRN inside.
 _ROPE_PARAMETERS = {
@@ -151,69 +151,6 @@ _V4_ROUNDED: JSON = _V4_RANKED | {"head_dim": 90, "index_head_dim": 64}
 # words.
 _INT4_RANKED: JSON = _RANKED | {"hidden_size": 96, "moe_intermediate_size": 96}
 
-_V4_YARN: JSON = {
-    "factor": 16,
-    "beta_fast": 32,
-    "beta_slow": 1,
-    "original_max_position_embeddings": 65536,
-}
-V4 = {
-    "model_type": "deepseek_v4",
-    "compress_ratios": [0, 4, 128, 0],
-    "compress_rope_theta": 160000.0,
-    "eos_token_id": 1,
-    "hc_eps": 1e-6,
-    "hc_mult": 4,
-    "hc_sinkhorn_iters": 20,
-    "head_dim": 96,
-    "hidden_size": 64,
-    "index_head_dim": 32,
-    "index_n_heads": 16,
-    "index_topk": 8,
-    "max_position_embeddings": 1048576,
-    "moe_intermediate_size": 20,
-    "n_routed_experts": 6,
-    "n_shared_experts": 1,
-    "num_attention_heads": 4,
-    "num_experts_per_tok": 2,
-    "num_hash_layers": 1,
-    "num_hidden_layers": 3,
-    "num_nextn_predict_layers": 1,
-    "o_groups": 2,
-    "o_lora_rank": 8,
-    "q_lora_rank": 24,
-    "qk_rope_head_dim": 24,
-    "rms_norm_eps": 1e-6,
-    "rope_scaling": {"type": "yarn"} | _V4_YARN,
-    "rope_theta": 10000.0,
-    "routed_scaling_factor": 1.5,
-    "scoring_func": "sqrtsoftplus",
-    "sliding_window": 128,
-    "swiglu_limit": 10.0,
-    "tie_word_embeddings": False,
-    "vocab_size": 311,
-}
-# The same model, as transformers saves it.
-V4_NESTED = {key: value for key, value in V4.items() if key not in _V4_FLAT_ONLY} | {
-    "compress_rates": {"compressed_sparse_attention": 4, "heavily_compressed_attention": 128},
-    "layer_types": [
-        "sliding_attention",
-        "compressed_sparse_attention",
-        "heavily_compressed_attention",
-    ],
-    "mlp_layer_types": ["hash_moe", "moe", "moe"],
-    "partial_rotary_factor": 0.25,
-    "rope_parameters": {
-        "main": {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.25},
-        "compress": {
-            "rope_type": "yarn",
-            "rope_theta": 160000.0,
-            "partial_rotary_factor": 0.25,
-            "attention_factor": 1.0,
-        }
-        | _V4_YARN,
-    },
-}
 CONFIG_ONLY: Mapping[str, JSON] = {"v4": V4, "v4-nested": V4_NESTED}
 """Configs without weights, for readers."""
 
