@@ -34,6 +34,9 @@ BUILTIN_MODELS = {
             "witness-glm5", "glm_moe_dsa", "a small GLM-5 (sparse attention, shared selection)"
         ),
         BuiltinModel("witness-k25", "kimi_k25", "a small Kimi-K2.5 (latent attention, 8 heads)"),
+        BuiltinModel(
+            "witness-v4", "deepseek_v4", "a small DeepSeek-V4 (compressed attention, four streams)"
+        ),
     )
 }
 DEFAULT_MODEL = "witness-v3"

@@ -20,7 +20,7 @@ from trueline.verify.faults.table import FAULTS
 STORIES = {
     1: "Ling-2.6: partial_rotary_factor halves rope in the MLA layers",
     2: "Ling-2.6: decode rows indexed as if prefill came first",
-    3: "DeepSeek-V3: softmax scale from the cache row, without mscale²",
+    3: "DeepSeek-V3: softmax scale from the cache row, without mscale²; V4's rules",
     4: "DeepSeek-V3.2, GLM-5: the indexer's key cache and rope",
     5: "Kimi-K2.5: split metadata for fewer heads than the kernel pads to",
 }
@@ -113,6 +113,17 @@ def _indexer(model: str, pairing: str) -> tuple[StoryFault, ...]:
     )
 
 
+_V4 = tuple(
+    StoryFault(story=3, model="witness-v4", what=what, faults=(fault,))
+    for what, fault in (
+        ("cos and sin with mscale", "spec-v4-cos-sin"),
+        ("softmax scale with mscale²", "engine-v4-mscale"),
+        ("compressed entries visible one token late", "entry-one-late"),
+        ("compressor tails in blocks given away too early", "tails-of-a-reused-block"),
+        ("compressor tails of another request", "tails-of-another"),
+    )
+)
+
 STORY_FAULTS: tuple[StoryFault, ...] = (
     StoryFault(
         story=1,
@@ -162,6 +173,7 @@ STORY_FAULTS: tuple[StoryFault, ...] = (
         what="softmax scale 1/√(cache row's width)",
         faults=("spec-scale-of-cache-row",),
     ),
+    *_V4,
     *_indexer("witness-v32", "engine-index-pairing"),
     *_indexer("witness-glm5", "engine-index-pairing-glm"),
     StoryFault(
