@@ -130,6 +130,17 @@ def test_every_code_is_read_alike(module: str) -> None:
             assert scores[:, ~good].isnan().all()
 
 
+def test_native_scores_see_what_a_run_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Were rows counted in C++ again, a fault in the count would write past the scores' end."""
+    op = runnable("index_scores", "native")
+    view, blocks, _ = one_sequence(70, 16)
+    rows = SparseRows((Run(blocks, 66, 5),))
+    monkeypatch.setattr(Run, "length", lambda self, row: 60 + row)
+    ours = op.run(randn(5, 3, 16), randn(5, 3), view, op.prepare(rows, view, FULL, topk=0))
+    assert ours.shape == (5, 64)
+    assert (ours != -torch.inf).sum(1).tolist() == [60, 61, 62, 63, 64]
+
+
 @every("index_scores")
 @pytest.mark.parametrize("storage", ["float32", "e4m3fn"])
 def test_score_bits_depend_on_row_and_key_alone(module: str, storage: str) -> None:

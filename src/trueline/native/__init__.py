@@ -78,7 +78,7 @@ SIGNATURES = {
     ),
     "index_scores": (
         *(_POINTER, _POINTER, _POINTER, _POINTER, _INT, _POINTER, _POINTER, _INT, _INT, _INT),
-        *(_INT, _FLOAT, _INT, _POINTER, _INT, _POINTER, _INT, _INT, _POINTER, _INT),
+        *(_INT, _FLOAT, _INT, _POINTER, _POINTER, _INT, _POINTER, _INT, _INT, _POINTER, _INT),
     ),
     "index_topk": (_POINTER, _INT, _POINTER, _INT, _INT, _POINTER),
     "use_threads": (_INT,),

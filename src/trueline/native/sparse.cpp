@@ -128,14 +128,15 @@ static void score_row(const float* q, const float* weights, const float* tile, i
   }
 }
 
-// runs [.., 4]: first row, row after the last, positions before the first's end, positions of a key.
+// runs [.., 2]: first row, row after the last. lengths [rows]: keys that a row sees.
 // items [.., 2]: run, first key.
 extern "C" void index_scores(const float* q, const float* weights, const uint8_t* bytes,
                              const int64_t* blocks, int64_t most, const int64_t* starts,
                              const int64_t* scales, int64_t block_size, int64_t block_bytes,
                              int64_t run, int64_t distance, float step, int64_t nan,
-                             const int64_t* runs, int64_t count, const int64_t* items,
-                             int64_t heads, int64_t dim, float* scores, int64_t width) {
+                             const int64_t* runs, const int64_t* lengths, int64_t count,
+                             const int64_t* items, int64_t heads, int64_t dim, float* scores,
+                             int64_t width) {
   Keys keys{bytes, starts,  scales, block_size,           block_bytes, run,
             distance, step, static_cast<int32_t>(nan), dim};
   // Most runs are a sequence's one row.
@@ -143,12 +144,10 @@ extern "C" void index_scores(const float* q, const float* weights, const uint8_t
     float* tile = tile_scratch.get(dim * TILE);
     float made[TILE];
     int64_t owner = items[2 * item], start = items[2 * item + 1];
-    const int64_t* of = runs + 4 * owner;
-    int64_t first = of[0], stop = of[1], ratio = of[3];
-    int64_t longest = (of[2] + stop - first - 1) / ratio;
+    int64_t first = runs[2 * owner], stop = runs[2 * owner + 1], longest = lengths[stop - 1];
     read_tile(keys, blocks + owner * most, start, std::min<int64_t>(longest - start, TILE), tile);
     for (int64_t row = first; row < stop; row++) {
-      int64_t length = (of[2] + row - first) / ratio;
+      int64_t length = lengths[row];
       if (length <= start) continue;
       score_row(q + row * heads * dim, weights + row * heads, tile, heads, dim, made);
       int64_t sees = std::min<int64_t>(length - start, TILE);

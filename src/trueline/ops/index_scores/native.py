@@ -22,7 +22,8 @@ TILE = 64
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     blocks: Tensor  # [runs, most]
-    runs: Tensor  # [runs, 4]: first row that is scored, row after the last, first's `first`, ratio
+    runs: Tensor  # [runs, 2]: first row that is scored, row after the last
+    lengths: Tensor  # [n]
     items: Tensor  # [tiles, 2]: run and first position
     width: int
     keys: Tensor  # [block_size] where the key of each place of a block starts
@@ -37,14 +38,16 @@ def prepare(rows: SparseRows | Table, view: IndexView, tiling: Tiling, *, topk: 
     runs, items, row, width = [], [], 0, 0
     for i, run in enumerate(rows.runs):
         skipped = run.num_seeing(topk)
-        runs.append((row + skipped, row + run.count, run.first + skipped, run.ratio))
+        runs.append((row + skipped, row + run.count))
         if skipped < run.count:
             items += [(i, start) for start in range(0, run.longest, TILE)]
             width = max(width, run.longest)
         row += run.count
     places = torch.arange(layout.block_size)
+    table = Table.of(rows)
     return Prepared(
-        blocks=Table.of(rows).blocks,
+        blocks=table.blocks,
+        lengths=table.lengths,
         runs=torch.tensor(runs, dtype=torch.long),
         items=torch.tensor(items, dtype=torch.long),
         width=width,
@@ -64,7 +67,8 @@ def run(q: Tensor, weights: Tensor, view: IndexView, prepared: Prepared) -> Tens
         *(prepared.blocks.data_ptr(), prepared.blocks.shape[1]),
         *(prepared.keys.data_ptr(), prepared.scales.data_ptr(), layout.block_size),
         *(layout.block_bytes, length, distance, step, nan),
-        *(prepared.runs.data_ptr(), len(prepared.items), prepared.items.data_ptr()),
+        *(prepared.runs.data_ptr(), prepared.lengths.data_ptr()),
+        *(len(prepared.items), prepared.items.data_ptr()),
         *(q.shape[1], layout.dim, scores.data_ptr(), prepared.width),
     )
     return scores
