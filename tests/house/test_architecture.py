@@ -28,7 +28,7 @@ ENGINE_FILES = [file for file in FILES if not any(file.is_relative_to(at) for at
 ROOMS = (
     *("errors", "utils", "tasks", "plugins", "device", "config", "outputs", "spec", "models"),
     *("weights", "cache", "native", "ops", "kinds", "tiny", "parallel", "plan", "layers", "text"),
-    *("engine", "output_processor", "llm", "verify", "conformance", "describe", "server", "client"),
+    *("engine", "output_processor", "llm", "verify", "describe", "server", "client"),
     *("evaluate", "witness", "bench", "cli"),
 )
 NO_TORCH = (

@@ -28,6 +28,7 @@ from trueline.weights.formats.block_fp8 import BlockFp8
 Tiny = Callable[..., Path]
 Package = Callable[..., None]
 LING = "bailing_moe_v2_5"
+PYTEST = ("pytest", "-p", "trueline.verify.plugin", "-p", "no:cacheprovider")
 BASE = EngineConfig(max_model_len=200, num_gpu_blocks_override=60, max_num_seqs=4)
 ASKS = [Ask(prompt(70), 4), Ask(prompt(1), 6, arrives=1)]
 # Our own kernel under another name.
@@ -102,7 +103,7 @@ def test_the_example_replaces_a_kernel_and_a_layer(installed_example: Path, tiny
 @pytest.mark.slow
 def test_the_example_conforms(installed_example: Path) -> None:
     replaced = ("--op", "lightning=example", "--layer", "lightning=counting")
-    done = call(installed_example, "trueline.conformance", *replaced, "-p", "no:cacheprovider")
+    done = call(installed_example, *PYTEST, *replaced)
     assert done.returncode == 0, done.stdout
     assert "33 passed, 7 skipped" in done.stdout
 
@@ -123,7 +124,9 @@ def test_the_layer_counts(
     plugins.installed.cache_clear()
 
 
-def test_a_wrong_replacement_does_not_conform(installed_example: Path, tmp_path: Path) -> None:
+def test_a_wrong_replacement_does_not_conform(
+    installed_example: Path, tiny: Tiny, tmp_path: Path
+) -> None:
     """The off-by-one that the example's README speaks of."""
     shutil.copytree(installed_example, tmp_path, dirs_exist_ok=True)
     module = tmp_path / "trueline_example.py"
@@ -131,18 +134,26 @@ def test_a_wrong_replacement_does_not_conform(installed_example: Path, tmp_path:
     wrong = right.replace("decay(slopes, at + 1)", "decay(slopes, at)")
     assert wrong != right
     module.write_text(wrong)
-    replaced = ("--op", "lightning=example", "-p", "no:cacheprovider", "-q")
-    some = ("-k", "cuts or slots or oracle or split")
-    done = call(tmp_path, "trueline.conformance", *replaced, *some)
+    some = ("-k", "cuts or slots or oracle or split or mixed or width")
+    model = ("--model", str(tiny(LING)), "--replay-dir", "replays")
+    done = call(tmp_path, *PYTEST, "-q", "-rs", "--op", "lightning=example", *model, *some)
     assert done.returncode == 1
     for name in ("any cuts", "slots", "engine oracle on ling", "split = whole on ling"):
         assert f"[op lightning=example: {name}]" in done.stdout
     assert "CheckFailed: op = reference: lightning, tail 0, by decode: a row" in done.stdout
     assert "CheckFailed: oracle: request 0: position" in done.stdout
+    # and on a model: what is wrong is named, and what could not be forced is not passed
+    assert "linear attention is off by " in done.stdout
+    assert "; right with lightning=reference" in done.stdout
+    replayed = "replay it with: trueline replay replays/modes-mixed-step.replay.safetensors"
+    assert replayed in done.stdout
+    assert (tmp_path / "replays" / "modes-mixed-step.replay.safetensors").is_file()
+    assert "2 skipped" in done.stdout
+    assert "the model cannot be divided so" in done.stdout
 
 
 def test_conformance_says_what_it_needs(tmp_path: Path) -> None:
-    done = call(tmp_path, "trueline.conformance", "--op", "lightning=exampel")
+    done = call(tmp_path, *PYTEST, "--op", "lightning=exampel")
     assert done.returncode != 0
     assert "has no implementation 'exampel'; accepted: cpu, reference" in done.stdout
 

@@ -1,24 +1,36 @@
-"""Each replacement alone against its float64 reference, then inside the engine: the invariants on
-tiny models, with every position held against the float64 reference of the whole model."""
+"""What verify/plugin.py runs: the checks of `trueline verify` on a model; and each replacement
+alone against its float64 reference, then inside the engine, on tiny models, where every position is
+held against the float64 reference of the whole model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import Any
 
+import msgspec
 import pytest
 import torch
 
 from trueline.cache.kinds.lightning import LightningState
-from trueline.errors import UsageError
+from trueline.config import EngineConfig
+from trueline.errors import TruelineError, UsageError
+from trueline.llm import engine_config
 from trueline.ops.capabilities import PUBLISHED, Capabilities, Context
 from trueline.ops.registry import REGISTRY as OPS
 from trueline.plan.select import LAYERS
 from trueline.plugins import Registry
+from trueline.utils.hub import find_model
 from trueline.verify.cases import Subject, make_subject
 from trueline.verify.numerics import NUMERICS_CHECKS, PUBLISHED_CHECKS
 from trueline.verify.ops import FP8_CHECKS, OP_CHECKS, OpCheck
+from trueline.verify.report import Measure, Status
 from trueline.verify.schedules import ENGINE_CHECKS, RANK_CHECKS
+from trueline.verify.suite.localise import Failures
+from trueline.verify.suite.numbers import Numbers
+from trueline.verify.suite.outcome import Todo, carry_out
+from trueline.verify.suite.run import all_checks
+from trueline.verify.suite.session import Session
 
 LING = "ling"
 CASES = ("v3-near", LING)
@@ -103,12 +115,55 @@ def asked_for(config: pytest.Config) -> Iterator[Replacement]:
             yield Replacement(registry, kind, name)
 
 
+@dataclass(frozen=True)
+class CheckOfModel:
+    """A check of a run, which computes what its compositions need once for all of them."""
+
+    model: str
+    todo: Todo
+    failures: Failures = field(repr=False)
+
+    def __str__(self) -> str:
+        return f"{self.model}: {self.todo.id}"
+
+
+def checks_of(model: str, config: pytest.Config) -> Iterator[CheckOfModel]:
+    try:
+        numbers = Numbers(Session(model, find_model(model), _options(config)))
+    except TruelineError as error:
+        raise pytest.UsageError(f"{model}: {error}") from error
+    failures = Failures(numbers, config.getoption("--replay-dir"))
+    for todo in all_checks(numbers, config.getoption("--tier")):
+        yield CheckOfModel(model, todo, failures)
+
+
+def _options(config: pytest.Config) -> EngineConfig:
+    given: dict[str, Any] = {}
+    for text in config.getoption("--option"):
+        name, is_given, value = text.partition("=")
+        if not is_given:
+            raise UsageError(f"--option {text}: accepted: NAME=VALUE, as dtype=bfloat16")
+        try:
+            given[name] = msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            given[name] = value
+    for registry in (OPS, LAYERS):
+        chosen = {each.kind: each.name for each in asked_for(config) if each.registry is registry}
+        if chosen:
+            given[f"{registry.noun}s"] = chosen
+    return engine_config(given)
+
+
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
-    replacements = list(asked_for(metafunc.config))
-    if not replacements:
-        raise pytest.UsageError("give --op OP=NAME or --layer KIND=NAME")
-    if metafunc.definition.name == "test_against_the_reference":
-        cases: list[object] = [
+    replacements, models = list(asked_for(metafunc.config)), metafunc.config.getoption("--model")
+    if not replacements and not models:
+        raise pytest.UsageError("give --model MODEL, --op OP=NAME or --layer KIND=NAME")
+    name, cases = metafunc.definition.name, list[object]()
+    if name == "test_model":
+        every = [check for model in models for check in checks_of(model, metafunc.config)]
+        metafunc.parametrize("check", [pytest.param(check, id=str(check)) for check in every])
+    elif name == "test_against_the_reference":
+        cases = [
             pytest.param(each, check, id=f"{each}: {check.what}")
             for each in replacements
             if each.registry is OPS
@@ -142,3 +197,21 @@ def test_in_the_engine(
     replacement.load(invariant=check in INVARIANT)
     checks = ENGINE_CHECKS | NUMERICS_CHECKS | PUBLISHED_CHECKS
     checks[check](replace(subjects[case], options=replacement.options()))
+
+
+def test_model(check: CheckOfModel, record_property: Callable[[str, object], None]) -> None:
+    done = carry_out(check.todo)
+    check.failures.explain(done)
+    for measure in done.measures:
+        record_property(measure.name, _words(measure))
+    if done.status == Status.NOT_COVERED:
+        pytest.skip(done.evidence)
+    record_property("evidence", done.evidence)
+    if done.status != Status.PASSED:
+        where = f"\nreplay it with: trueline replay {done.replay}" if done.replay else ""
+        pytest.fail(f"{done.status}: {done.evidence}{where}", pytrace=False)
+
+
+def _words(measure: Measure) -> str:
+    accepted = "" if measure.gate is None else f", accepted {measure.gate:.3g}"
+    return f"{measure.value:.3g}{accepted}"
