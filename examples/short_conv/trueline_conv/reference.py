@@ -12,9 +12,8 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from trueline.reference import Reference, read_config
-from trueline.reference.functional import linear, rms_norm
-from trueline.reference.indexer import Selections
-from trueline.reference.model import feed_forward, mix
+from trueline.reference.functional import linear
+from trueline.reference.model import Sequence
 
 
 class ConvReference(Reference):
@@ -29,22 +28,13 @@ class ConvReference(Reference):
         stored = {name: value for file in files for name, value in load_file(file).items()}
         super().__init__(config, {name: value.double() for name, value in stored.items()})
 
-    def logprobs(self, tokens: Tensor) -> Tensor:  # type: ignore[override]
-        config, params = self.config, self.params
-        h = params["model.embed_tokens.weight"][tokens]
-        ropes = self.ropes(torch.arange(len(tokens)))
-        for layer in range(config.num_hidden_layers):
-            if layer in self.layers:
-                h = h + self.convolve(layer, h)
-            else:
-                h = mix(config, params, layer, h, ropes, "expanded", Selections({}, {}))
-            h = feed_forward(config, params, layer, h, None)
-        x = rms_norm(h, params["model.norm.weight"], config.rms_norm_eps)
-        return linear(params, "lm_head", x).log_softmax(-1)
+    def mixed(self, layer: int, x: Tensor, sequence: Sequence) -> Tensor:
+        if layer in self.layers:
+            return self.convolve(layer, x)
+        return super().mixed(layer, x, sequence)
 
-    def convolve(self, layer: int, h: Tensor) -> Tensor:
+    def convolve(self, layer: int, x: Tensor) -> Tensor:
         at, params = f"model.layers.{layer}", self.params
-        x = rms_norm(h, params[f"{at}.input_layernorm.weight"], self.config.rms_norm_eps)
         before, after, inner = linear(params, f"{at}.self_attn.in_proj", x).chunk(3, -1)
         weight = params[f"{at}.self_attn.conv.weight"][:, None]
         inputs = torch.nn.functional.pad((before * inner).T[None], (self.taps - 1, 0))
