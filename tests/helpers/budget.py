@@ -24,7 +24,7 @@ BUDGETS = {
     "ops": 80,
     "ops/triton": 88,
     "plan": 4,
-    "plugins": 22,
+    "plugins": 28,
     "reference": 30,
     "server": 80,
     "spec": 1,
