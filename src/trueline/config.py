@@ -114,7 +114,13 @@ class EngineConfig:
     """Layers of other packages by name, instead of ours."""
     facts: Mapping[str, Any] = field(default_factory=dict)
     poison: bool = False
-    """Fill every cache byte that nobody owns with NaN: slow, for checks."""
+    """Fill every cache byte that nobody owns with NaN before each step: slow, for checks."""
+    canary_interval: int | Literal["auto"] = "auto"
+    """Steps from one check to the next that nobody has written to memory where no step may; 0:
+    never; "auto": 32 on a CPU, 0 on a GPU."""
+    canary_report_dir: str | None = None
+    """Where the report of such a write goes, a JSON file; None: the system's temporary directory.
+    """
 
     def __post_init__(self) -> None:
         self._check_ranks()
@@ -127,6 +133,12 @@ class EngineConfig:
                 continue
             if type(value) is not int or value < 1:
                 raise UsageError(f"{name} = {value!r}: accepted: a whole number from 1 up")
+        interval = self.canary_interval
+        if interval != "auto" and (type(interval) is not int or interval < 0):
+            raise UsageError(
+                f"canary_interval = {interval!r}: accepted: a whole number of steps from 0 (never) "
+                "up, and 'auto'"
+            )
         share = self.gpu_memory_utilization
         if share is not None and not 0 < share <= 1:
             raise UsageError(f"gpu_memory_utilization = {share!r}: accepted: (0, 1]")

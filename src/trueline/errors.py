@@ -48,6 +48,10 @@ class EngineBroken(TruelineError):
     exit_code = 1
 
 
+CANARY_HIT = "a cache canary was hit"
+"""How such an error begins, on whatever rank: words are all that crosses processes."""
+
+
 LONGEST = 1000
 """Characters of somebody else's error that a client gets; the log has all of them."""
 

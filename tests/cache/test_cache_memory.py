@@ -63,13 +63,16 @@ def test_the_caches_of_compressed_attention(
     config = EngineConfig(
         block_size=block_size, batch_invariant=batch_invariant, max_num_seqs=5,
         max_num_batched_tokens=100, kv_cache_memory_bytes=budget, kv_cache_dtype=kv_cache_dtype,
+        canary_interval=int(batch_invariant),
     )  # fmt: skip
     plan = make_plan(spec, config, find_device("cpu"))
     caches = Caches(plan, len(spec.layers))
     rows = [kind for kind in plan.kinds if isinstance(kind, Window | Entries)]
     zeros = sum(len(kind.layers) * kind.layout.row_bytes(kind.dtype.itemsize) for kind in rows)
-    assert allocated(caches) == plan.cache_bytes + zeros
-    assert plan.cache_bytes <= budget
+    guards = plan.canaries.guard_bytes if plan.canaries else 0
+    assert guards == sum(group.block_bytes for group in plan.groups) * batch_invariant
+    assert allocated(caches) == plan.cache_bytes + guards + zeros
+    assert plan.cache_bytes + guards <= budget
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "deepseek_v4"])
@@ -86,6 +89,7 @@ def test_the_caches_take_what_was_planned(family: str, write_config: Write) -> N
     for number, values in enumerate(product(*options.values())):
         chosen = dict(zip(options, values, strict=True))
         chosen["kv_cache_dtype"] = "fp8" if number // 5 % 2 else "auto"
+        chosen["canary_interval"] = number % 2
         config = EngineConfig(**chosen, kv_cache_memory_bytes=BUDGET, max_num_seqs=10_000)
         try:
             plan = make_plan(spec, config, find_device("cpu"))
@@ -97,9 +101,11 @@ def test_the_caches_take_what_was_planned(family: str, write_config: Write) -> N
         spare = len(latent) * rows.shape[1] * rows.element_size()
         states = plan.slots.num_slots * plan.slots.slot_bytes if plan.slots else 0
         block = plan.cache_bytes // plan.num_blocks
+        slot = plan.slots.slot_bytes if plan.slots else 0
+        guards = (block + slot) * (number % 2)
         # besides blocks and slots a row of zeros in each layer, for what is masked
-        assert allocated(caches) == plan.cache_bytes + states + spare, chosen
-        assert plan.cache_bytes + states <= BUDGET, chosen
-        assert plan.cache_bytes + states + block > BUDGET, "there is room for one more"
+        assert allocated(caches) == plan.cache_bytes + states + guards + spare, chosen
+        assert plan.cache_bytes + states + guards <= BUDGET, chosen
+        assert plan.cache_bytes + states + guards + block > BUDGET, "there is room for one more"
         tried += 1
     assert tried > len(COMMON["block_size"])

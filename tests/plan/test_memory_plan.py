@@ -21,7 +21,7 @@ from trueline.tiny.configs import family_config
 
 CPU = Device(kind="cpu", name="some", threads=2, free_memory=1 << 30, total_memory=1 << 30)
 GPU = Device(kind="cuda", name="some", threads=1, free_memory=60 << 30, total_memory=80 << 30)
-BASE = EngineConfig(max_model_len=400, max_num_seqs=5, block_size=16)
+BASE = EngineConfig(max_model_len=400, max_num_seqs=5, block_size=16, canary_interval=0)
 
 
 @pytest.fixture

@@ -7,17 +7,13 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from statistics import median
 
-from trueline.bench.workload import Workload
-from trueline.engine.params import SamplingParams
-from trueline.errors import UsageError
+from trueline.bench.decoding import decoding, step_seconds
 from trueline.llm import LLMEngine
-from trueline.utils.gc_frozen import gc_frozen
 from trueline.utils.json_types import JSON
 
 # One program with a busy process on each of the cores named; ends with whoever holds its standard
@@ -118,37 +114,15 @@ def measure_beside(
     engine: LLMEngine, batch: int, neighbours: Neighbours, rounds: int, seconds: float
 ) -> Beside:
     """`batch` requests of 128 tokens decode through `rounds` pairs of phases."""
-    prompts = Workload(batch, 128, 1).prompts(engine.spec.vocab.total)
-    params = SamplingParams(temperature=0.0, max_tokens=None, ignore_eos=True)
-    names = [f"beside-{i}" for i in range(batch)]
-    for name, prompt in zip(names, prompts, strict=True):
-        engine.add_request(name, {"prompt_token_ids": prompt}, params)
-    started: set[str] = set()
-    while len(started) < batch:
-        started |= {out.request_id for out in engine.step() if out.outputs[0].token_ids}
     made = []
-    with gc_frozen():
+    with decoding(engine, batch):
         for _ in range(rounds):
             alone = _rate(engine, batch, seconds)
             with neighbours.at_work():
                 made.append(Round(alone, _rate(engine, batch, seconds)))
-    decoding = [engine.abort_request(name) for name in names]
-    if not all(decoding):
-        raise UsageError(
-            f"the model's context of {engine.plan.max_model_len} tokens was full before the last "
-            "phase ended: give fewer --rounds or --seconds"
-        )
-    while engine.has_unfinished_requests():
-        engine.step()
     return Beside(batch, len(neighbours.processes), made)
 
 
 def _rate(engine: LLMEngine, batch: int, seconds: float) -> float:
     """Tokens per second of decode steps; the first ones do not count."""
-    for _ in range(WARM_STEPS):
-        engine.step()
-    steps, start = 0, time.perf_counter()
-    while (elapsed := time.perf_counter() - start) < seconds or not steps:
-        engine.step()
-        steps += 1
-    return batch * steps / elapsed
+    return batch / step_seconds(engine, warm=WARM_STEPS, least=1, seconds=seconds)

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from trueline.cache.fp8 import DTYPES, dequantise, fp8_scales
 from trueline.cache.layout import SCALE_BYTES, IndexLayout
+from trueline.cache.parts import Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +84,31 @@ class IndexStore:
     @staticmethod
     def block_bytes(layout: IndexLayout, num_layers: int) -> int:
         return num_layers * layout.block_bytes
+
+    def parts(self) -> list[Part]:
+        """Strides are distances between the layout's addresses."""
+        layout, memory = self.layout, self.bytes
+        together, (run, distance) = layout.side_by_side, layout.run
+        keys = memory.as_strided(
+            (
+                *(len(memory), memory.shape[1] // layout.block_bytes),
+                *(layout.block_size // together, together, layout.key_bytes // run, run),
+            ),
+            (
+                *(memory.stride(0), layout.block_bytes),
+                *(layout.key_start(together), layout.key_start(1), distance, 1),
+            ),
+        )
+        found = [Part.of("keys", keys, memory)]
+        if layout.fp8:
+            first = layout.scale_start(0)
+            scales = memory.as_strided(
+                (*keys.shape[:2], layout.block_size, SCALE_BYTES),
+                (*keys.stride()[:2], layout.scale_start(1) - first, 1),
+                first,
+            )
+            found.append(Part.rows("scales", scales, memory))
+        return found
 
     def randomise(self, blocks: Sequence[int]) -> None:
         device = self.bytes.device

@@ -189,6 +189,11 @@ class IndexLayout:
         return self.block_size * self.token_bytes
 
     @property
+    def side_by_side(self) -> int:
+        """Tokens whose keys lie between each other's runs."""
+        return GROUP if self.kind == "shuffled" else 1
+
+    @property
     def run(self) -> tuple[int, int]:
         """Contiguous bytes of a key, and the distance from one such run to the next."""
         if self.kind == "shuffled":

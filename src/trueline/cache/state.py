@@ -10,6 +10,8 @@ from typing import TypedDict
 import torch
 from torch import Tensor
 
+from trueline.cache.parts import Part
+
 
 @dataclass(frozen=True, slots=True)
 class StateView:
@@ -89,6 +91,11 @@ class StateStore:
         state = dk * dv * dtype.itemsize
         open_tile = tail * (dk + dv) * tail_dtype(dtype).itemsize
         return num_layers * heads * (state + open_tile)
+
+    def parts(self) -> list[Part]:
+        """By head."""
+        kept = {"state": self.state, "tail's keys": self.keys, "tail's values": self.values}
+        return [Part.rows(name, each, each) for name, each in kept.items() if each.numel()]
 
     def randomise(self, slots: Sequence[int]) -> None:
         for slot in slots:

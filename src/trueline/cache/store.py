@@ -10,6 +10,7 @@ from torch import Tensor
 
 from trueline.cache.fp8 import DTYPES, dequantise, fp8_scales, in_groups, join
 from trueline.cache.layout import LatentFp8, LatentLayout
+from trueline.cache.parts import Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,15 @@ class LatentStore:
     @staticmethod
     def block_bytes(layout: LatentLayout, num_layers: int, dtype: torch.dtype) -> int:
         return num_layers * layout.block_size * layout.row_bytes(dtype.itemsize)
+
+    def parts(self) -> list[Part]:
+        size, cells = self.layout.block_size, self.rows.shape[1] - 1
+        rows = self.rows[:, :cells].view(len(self.rows), -1, size, self.rows.shape[2])
+        zeros = self.rows[:, None, cells:]
+        return [
+            Part.rows("rows", rows, self.rows),
+            Part.rows("row of zeros", zeros, self.rows, constant=True),
+        ]
 
     def randomise(self, blocks: Sequence[int]) -> None:
         size = self.layout.block_size

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from trueline.cache.layout import cells
+from trueline.cache.parts import Part
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +71,10 @@ class TailStore:
     @staticmethod
     def block_bytes(layout: TailLayout, num_layers: int) -> int:
         return num_layers * layout.block_size * layout.row_bytes
+
+    def parts(self) -> list[Part]:
+        rows = self.rows.view(len(self.rows), -1, self.layout.block_size, 2, self.layout.width)
+        return [Part.rows("rows", rows, self.rows)]
 
     def randomise(self, blocks: Sequence[int]) -> None:
         size = self.layout.block_size

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import App, Parameter
 
 from trueline.cli.bench_cache_noise import cache_noise
+from trueline.cli.bench_canaries import canaries
 from trueline.cli.bench_formats import formats
 from trueline.cli.bench_gpu import gpu
 from trueline.cli.bench_memory import memory
@@ -34,6 +35,7 @@ Dtype = Literal["float32", "bfloat16"]
 
 bench = App(name="bench", help="Measure speed: throughput, latency, or side by side with a peer.")
 bench.command(cache_noise, name="cache-noise")
+bench.command(canaries, name="canaries")
 bench.command(formats, name="formats")
 bench.command(gpu, name="gpu")
 bench.command(memory, name="memory")

@@ -16,14 +16,20 @@ class Caches:
         self.paged: dict[str, PagedStore[object]] = {}
         self.slotted: dict[str, SlottedStore[object]] = {}
         self._group: dict[str, int] = {}
+        # behind the last place that anybody is given one more, which canaries guard: NaN for who
+        # reads it
+        guard = int(plan.canaries is not None)
         with plan.device.torch:
             for number, group in enumerate(plan.groups):
                 for paged in group.kinds:
-                    self.paged[paged.name] = paged.allocate(group.num_blocks)
+                    blocks = self.paged[paged.name] = paged.allocate(group.num_blocks + guard)
+                    blocks.poison(range(group.num_blocks, group.num_blocks + guard))
                     self._group[paged.name] = number
             for slotted in plan.slotted:
                 assert plan.slots is not None
-                self.slotted[slotted.name] = slotted.allocate(plan.slots.num_slots)
+                count = plan.slots.num_slots
+                slots = self.slotted[slotted.name] = slotted.allocate(count + guard)
+                slots.poison(range(count, count + guard))
         kept: list[dict[str, object]] = [{} for _ in range(num_layers)]
         for kind in plan.kinds:
             for layer, view in zip(kind.layers, self.store(kind).views, strict=True):

@@ -129,6 +129,7 @@ class EngineCore:
         self.requests[live.request_id] = live
         admission = Admission(
             id=live.id,
+            request_id=live.request_id,
             prompt_token_ids=request.prompt_token_ids,
             params=params,
             seed=self._seed(live),
@@ -166,7 +167,12 @@ class EngineCore:
             raise self._break(error) from error
 
     def close(self) -> None:
-        self.executor.close()
+        """Raises EngineBroken where the canaries' last check finds something."""
+        try:
+            if not self.broken:
+                self.executor.last_check()
+        finally:
+            self.executor.close()
 
     def _seed(self, request: LiveRequest) -> int:
         """A request's own seed, or one drawn from the engine's and its place in the order."""

@@ -33,7 +33,7 @@ Rows = Sequence[tuple[int, int]]
 class DryRun:
     def __init__(self, spec: ModelSpec, plan: Plan, decoder: Decoder) -> None:
         kept = _different(spec, decoder)
-        self.plan = plan = replace(plan, device=replace(plan.device, kind=META))
+        self.plan = plan = replace(plan, device=replace(plan.device, kind=META), canaries=None)
         spec = replace(spec, layers=tuple(spec.layers[i] for i in kept))
         plan = plan.of_layers(kept)
         self.runner = Runner(spec, plan, _without_data(decoder, kept), _once)

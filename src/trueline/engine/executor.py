@@ -50,6 +50,9 @@ class Executor(Protocol[Handle]):
     def check(self) -> None:
         """Raises where the executor cannot go on although no step runs."""
 
+    def last_check(self) -> None:
+        """Of the canaries, after the last step; raises CanaryHit."""
+
     def close(self) -> None: ...
 
 
@@ -97,6 +100,9 @@ class LocalExecutor:
         except Exception as failed:
             return StepFailed(failed)
 
+    def last_check(self) -> None:
+        self.worker.submit(self.runner.last_check).result()  # after what is under way
+
     def close(self) -> None:
         self.worker.shutdown(wait=True)
 
@@ -107,7 +113,7 @@ class LocalExecutor:
         try:
             self._on_step()
             if unowned is not None:
-                self.runner.caches.poison(unowned)
+                self.runner.poison(unowned)
             return self.runner.launch(step)
         except BaseException:
             self.runner.failed()

@@ -183,7 +183,7 @@ def load_rank(
         if group is not None:
             plan = _smallest(plan, group)
         clock.lap("measuring")
-    runner = Runner(local, plan, decoder)
+    runner = Runner(local, plan, decoder, rank=group.place.rank if group else 0)
     clock.lap("caches")
     if runner.graphs is not None:
         runner.graphs.capture_all()

@@ -57,6 +57,7 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
     """What sampling must know of a request: sent once, when the core accepts the request."""
 
     id: int
+    request_id: str
     prompt_token_ids: list[int]
     params: SamplingParams
     seed: int

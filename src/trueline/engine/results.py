@@ -9,6 +9,7 @@ from torch import Tensor
 
 from trueline.device import mark, to_host
 from trueline.engine.batch import SamplingPoint
+from trueline.engine.canaries.guard import Check
 from trueline.engine.messages import StepResult, TokenScore
 from trueline.ops.sampling import SamplingState, Scored
 
@@ -51,9 +52,11 @@ class StepHandle:
         states: list[SamplingState],
         sampled: SampledTokens | None,
         prompts: list[PromptScores],
+        check: Check | None = None,
     ) -> None:
-        """`states`: of each point's sequence."""
+        """`states`: of each point's sequence. `check`: of the canaries, where one was due."""
         self._points, self._states, self._prompts = points, states, prompts
+        self._check = check
         self._result: StepResult | None = None
         self._sampled = sampled
         if sampled is not None:
@@ -65,6 +68,8 @@ class StepHandle:
         """Waits if need be; the same object however often it is asked for."""
         if self._result is None:
             self._wait()
+            if self._check is not None:
+                self._check.settle()
             self._result = self._fetch()
         return self._result
 

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from trueline.engine.batch import Batch, SamplingPoint, ScoredTokens, build_batch
 from trueline.engine.caches import Caches
+from trueline.engine.canaries.guard import Canaries
 from trueline.engine.graphs import Capture, DecodeGraphs, capture_for
 from trueline.engine.inputs import Inputs
-from trueline.engine.messages import Admission, StepMessage
+from trueline.engine.messages import Admission, StepMessage, Unowned
 from trueline.engine.results import PromptScores, SampledTokens, StepHandle
 from trueline.layers.context import Build, Ops, Parameters, RecordedChoices, Weights
 from trueline.layers.decoder import Decoder
@@ -68,7 +69,13 @@ class Last:
 
 class Runner:
     def __init__(
-        self, spec: ModelSpec, plan: Plan, decoder: Decoder, capture: Capture | None = None
+        self,
+        spec: ModelSpec,
+        plan: Plan,
+        decoder: Decoder,
+        capture: Capture | None = None,
+        *,
+        rank: int = 0,
     ) -> None:
         """`capture`: how decode steps are captured, instead of the plan's way."""
         self.spec, self.plan, self.decoder = spec, plan, decoder
@@ -88,8 +95,15 @@ class Runner:
         """Set by checks: sees the logits of every token of every step."""
         capture = capture or capture_for(plan)
         self.graphs = DecodeGraphs(self.inputs, decoder, self.drawn, capture) if capture else None
+        self.canaries = (
+            Canaries(plan, self.caches, rank=rank, padded=self.graphs is not None)
+            if plan.canaries
+            else None
+        )
 
     def admit(self, admission: Admission) -> None:
+        if self.canaries is not None:
+            self.canaries.admit(admission)
         self.sampling_states[admission.id] = SamplingState(
             params=admission.params,
             prompt_ids=admission.prompt_token_ids,
@@ -99,6 +113,18 @@ class Runner:
             seed=admission.seed,
             bad_words=admission.bad_word_ids,
         )
+
+    def poison(self, unowned: Unowned) -> None:
+        """NaN in what nobody owns."""
+        self.caches.poison(unowned)
+        if self.canaries is not None:
+            self.canaries.poisoned(unowned)
+
+    @torch.inference_mode()
+    def last_check(self) -> None:
+        """Raises CanaryHit."""
+        if self.canaries is not None:
+            self.canaries.last_check()
 
     def failed(self) -> None:
         """Called when launching a step has raised. The step after it may be scheduled already and
@@ -114,14 +140,17 @@ class Runner:
     def launch(self, step: StepMessage) -> StepHandle:
         for ended in step.ended:
             self.sampling_states.pop(ended, None)
+        if self.canaries is not None:
+            self.canaries.launching(step)
         batch = self.batch(step)
         states = [self._sampling_state(point) for point in batch.samples]
         self._wait_for_outputs(states)
         sampled: SampledTokens | None = None
         logits: Tensor | None = None
+        graph_rows: int | None = None
         if self.graphs is not None and self._capturable(batch):
             made = self.graphs.run(batch, states, self.last.places)
-            hidden, logits = made.hidden, made.logits
+            hidden, logits, graph_rows = made.hidden, made.logits, made.key.size
             if all(state.is_plain for state in states):
                 sampled = SampledTokens(made.tokens, made.bad, None)
         else:
@@ -137,7 +166,8 @@ class Runner:
         sequences = [self.sampling_states[point.id] for point in batch.samples]
         for point, sequence in zip(batch.samples, sequences, strict=True):
             sequence.position += not point.drafts  # one token is certain
-        handle = StepHandle(batch.samples, sequences, sampled, prompts)
+        check = self.canaries.launched(graph_rows) if self.canaries is not None else None
+        handle = StepHandle(batch.samples, sequences, sampled, prompts, check)
         self.last = Last(handle, {point.id: i for i, point in enumerate(batch.samples)})
         return handle
 

@@ -26,6 +26,7 @@ from trueline.ops.capabilities import PUBLISHED, Context
 from trueline.ops.mla_decode import Tiling
 from trueline.ops.registry import OPS, REGISTRY, implementation, runnable
 from trueline.ops.sampling import Sampling
+from trueline.plan.canaries import CanaryPlan
 from trueline.plan.memory import (
     AUTO_BLOCK_SIZE,
     GroupPlan,
@@ -78,6 +79,7 @@ class Plan:
     """Paged kinds by block length and window; each group has blocks of its own."""
     slots: SlotPlan | None
     """None where nothing is kept per sequence."""
+    canaries: CanaryPlan | None
     max_model_len: int
     tiling: Tiling
     batch_invariant: bool
@@ -143,6 +145,7 @@ class Plan:
         for kept in self.kinds:
             if kept.label:
                 yield f"{kept.label:<12} {kept}"
+        yield f"canaries     {self.canaries or 'off'}"
         yield f"invariance   {'bitwise, whatever the batch' if self.batch_invariant else 'off'}"
         for op, chosen in self.selections.items():
             yield f"{op:<12} {chosen.name} ({chosen.reason})"
@@ -212,6 +215,9 @@ def make_plan(
     weights = weight_bytes(spec, kept.itemsize, chosen.stays_as_stored)
     staying = kept_formats(spec, chosen.stays_as_stored)
     budget = cache_budget(config, device, limits, weights, measured)
+    guards = slot_bytes + sum(kind.block_bytes for kind in paged)
+    canaries = CanaryPlan.of(config, device, guards)
+    budget -= canaries.guard_bytes if canaries else 0
     slots = slot_plan(slot_bytes, config, size, budget, limits) if slot_bytes else None
     if slots:
         budget -= slots.num_slots * slots.slot_bytes
@@ -231,6 +237,7 @@ def make_plan(
         kinds=kinds,
         groups=groups,
         slots=slots,
+        canaries=canaries,
         max_model_len=max_len,
         tiling=FIXED_TILING if config.batch_invariant else FREE_TILING,
         batch_invariant=config.batch_invariant,

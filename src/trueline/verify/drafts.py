@@ -80,7 +80,8 @@ PLAIN_ASKS = [
 def drafts_are_plain(subject: Subject) -> None:
     """Rows with 0 to k drafts beside each other and beside prefill, over small blocks, with NaN in
     all that nobody owns."""
-    config = replace(base(subject), block_size=5, max_num_batched_tokens=24, poison=True)
+    config = replace(base(subject), block_size=5, max_num_batched_tokens=24, poison=True,
+                     canary_interval=1)  # fmt: skip
     every = [each for count in range(NUM_DRAFTS + 1) for each in patterns(count)]
     drafter = ForcedDrafts(every)
     core = load_engine(subject.model, config, drafter=drafter).core
@@ -89,7 +90,7 @@ def drafts_are_plain(subject: Subject) -> None:
 
 def captured_drafts_are_plain(subject: Subject) -> None:
     """The same in captured steps, where all rows have as many tokens."""
-    config = replace(base(subject), block_size=5, max_num_seqs=2, poison=True)
+    config = replace(base(subject), block_size=5, max_num_seqs=2, poison=True, canary_interval=1)
     drafter = ForcedDrafts(patterns(NUM_DRAFTS))
     on_gpu = find_device(config.device).is_gpu
     core = (

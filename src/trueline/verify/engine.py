@@ -92,7 +92,14 @@ def run(model: Path, asks: Sequence[Ask], config: EngineConfig, **changes: Any) 
     try:
         return serve(core, asks)
     finally:
+        close(core)
+
+
+def close(core: EngineCore) -> None:
+    try:
         core.close()
+    except EngineBroken as error:
+        raise CheckFailed(str(error)) from error
 
 
 Observer = Callable[[Batch, Mapping[int, int]], None]

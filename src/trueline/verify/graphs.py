@@ -55,7 +55,7 @@ def graph_is_eager(subject: Subject) -> None:
     """The same tokens and logits, with NaN in all that nobody owns; and what padded rows make of it
     is finite, so that they have read none of it. Whatever captured steps leave (cache rows, index
     keys, states, snapshots) is read by the next turn of a chat, which equals a cold one."""
-    config = replace(base(subject), block_size=5, poison=True)
+    config = replace(base(subject), block_size=5, poison=True, canary_interval=1)
 
     def turns(done: EngineRun) -> list[Ask]:
         return [Ask([*ASKS[i].prompt, *done.tokens[i], 7, 9], 1) for i in CHATS]

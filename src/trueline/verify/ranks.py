@@ -75,7 +75,7 @@ def serve_on_ranks(
             if config.debug_collectives:
                 ranks = Stated(ranks, statements.rank(number), Journal())
             decoder = build_decoder(local, plan, values, ranks)
-            runner = Runner(local, plan, decoder)
+            runner = Runner(local, plan, decoder, rank=number)
             executor = LocalExecutor(runner, threaded=plan.limits.overlap)
             core = EngineCore(executor, plan, config)
             observer = watching(core) if watching is not None and number == 0 else None

@@ -14,6 +14,8 @@ goes on from the one after the last accepted token.
 
 **Ranks.** `of` sees the spec of one rank (spec/shard.py): a kind is divided as its mixers are.
 
+**Canaries** (engine/canaries) guard a store that has `parts` (cache/parts.py).
+
 Packages add kinds through the entry points `trueline.kinds` (docs/plugins.md).
 """
 
@@ -80,6 +82,8 @@ class StateKind(ABC, Generic[View, Input]):
     """Of its line in the printed plan; `str(kind)` is the rest of the line."""
     ops: ClassVar[tuple[str, ...]] = ()
     """Ops that only layers with this kind use."""
+    writers: ClassVar[tuple[str, ...]] = ()
+    """Of these, those that write what it keeps; none where its layers do so themselves."""
     layers: tuple[int, ...]
     """The layers of the model that keep it."""
 

@@ -18,6 +18,7 @@ from trueline.cache.kinds.inputs import FixedRows, InputContext, KindInputs, blo
 from trueline.cache.kinds.latent import storage
 from trueline.cache.kinds.window import Window
 from trueline.cache.layout import IndexLayout, LatentLayout
+from trueline.cache.parts import Guarded, Part
 from trueline.cache.rows import BatchRow
 from trueline.cache.store import LatentStore, LatentView
 from trueline.device import send
@@ -39,6 +40,10 @@ class EntryStore(Generic[View]):
     def __init__(self, store: PagedStore[View], ratio: int) -> None:
         self.store, self.ratio = store, ratio
         self.views = store.views
+
+    def parts(self) -> Sequence[Part]:
+        assert isinstance(self.store, Guarded), "ours are"
+        return self.store.parts()
 
     def poison(self, blocks: Iterable[int]) -> None:
         self.store.poison(blocks)

@@ -56,6 +56,7 @@ class IndexKeys(PagedKind[IndexView, IndexInput]):
     name: ClassVar[str] = "index_keys"
     label: ClassVar[str | None] = "selection"
     ops: ClassVar[tuple[str, ...]] = ("index_write", "index_scores", "topk", "sparse_mla")
+    writers: ClassVar[tuple[str, ...]] = ("index_write",)
     layers: tuple[int, ...]
     layout: IndexLayout
     topk: int

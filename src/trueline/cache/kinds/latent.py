@@ -88,6 +88,7 @@ class Latent(PagedKind[LatentView, LatentInput]):
     name: ClassVar[str] = "latent"
     label: ClassVar[str | None] = "latent"
     ops: ClassVar[tuple[str, ...]] = ("latent_write", "mla_decode", "mla_prefill")
+    writers: ClassVar[tuple[str, ...]] = ("latent_write",)
     layers: tuple[int, ...]
     mixer: MLASpec
     """Of one of the layers: all have the same heads and widths."""

@@ -44,6 +44,7 @@ class LightningState(SlottedKind[StateView, RecurrentInput]):
     name: ClassVar[str] = "lightning"
     label: ClassVar[str | None] = "states"
     ops: ClassVar[tuple[str, ...]] = ("lightning", "qkv_prepare", "gated_norm")
+    writers: ClassVar[tuple[str, ...]] = ("lightning",)
     layers: tuple[int, ...]
     heads: int
     dim: int

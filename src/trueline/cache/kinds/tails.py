@@ -32,6 +32,7 @@ class TailInput:
 class Tails(PagedKind[TailView, TailInput]):
     label: ClassVar[str | None] = "tails"
     ops: ClassVar[tuple[str, ...]] = ("compress",)
+    writers: ClassVar[tuple[str, ...]] = ("compress",)
     form: ClassVar[Form]
     entries: ClassVar[type[AnyPagedKind]]
     """What is made of them."""

@@ -64,6 +64,10 @@ class _Together:
             return StepFailed(self._failed(outcome.error))
         return outcome
 
+    def last_check(self) -> None:
+        """The others do so when they end."""
+        self.local.last_check()
+
     def _agree(self, order: bytes) -> None:
         """All ranks execute the same."""
         raise NotImplementedError

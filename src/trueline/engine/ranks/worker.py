@@ -65,11 +65,13 @@ def work(group: RankGroup, runner: Runner) -> None:
     while True:
         order = decode(group.control.hear())
         if order.step is None:
-            return
+            while launched:
+                launched.popleft().result()
+            return runner.last_check()
         for admission in order.admissions:
             runner.admit(admission)
         if order.unowned is not None:
-            runner.caches.poison(order.unowned)
+            runner.poison(order.unowned)
         group.journal.next_step()
         launched.append(runner.launch(order.step))
         while len(launched) > 1:  # as far behind as rank 0 may be

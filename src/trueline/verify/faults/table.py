@@ -6,6 +6,7 @@ issue adds its rows.
 """
 
 from trueline.verify.faults import Fault
+from trueline.verify.faults.canaries import CANARY_FAULTS
 from trueline.verify.faults.compressed import COMPRESSED_FAULTS
 from trueline.verify.faults.compressed_ops import COMPRESSED_OP_FAULTS
 from trueline.verify.faults.drafts import DRAFT_FAULTS
@@ -54,4 +55,5 @@ FAULTS: list[Fault] = [
     *COMPRESSED_FAULTS,
     *COMPRESSED_OP_FAULTS,
     *PUBLISHED_FAULTS,
+    *CANARY_FAULTS,
 ]
