@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import msgspec
 import pytest
 
+from plug_ins import plug_in
+from servers import serving
+from trueline.cache.kinds.latent import Latent
+from trueline.cache.kinds.lightning import LightningState
 from trueline.cache.parts import Part
 from trueline.cache.pool import NULL
 from trueline.config import EngineConfig
@@ -22,12 +28,16 @@ from trueline.engine.canaries.report import CanaryHit, CanaryReport
 from trueline.engine.core import EngineCore
 from trueline.engine.executor import local_runner
 from trueline.engine.loading import load_engine
-from trueline.engine.messages import CoreRequest
+from trueline.engine.messages import CoreRequest, StepMessage
 from trueline.engine.params import SamplingParams
+from trueline.engine.runner import Runner
 from trueline.errors import CANARY_HIT, EngineBroken
-from trueline.verify.canaries import report_of
+from trueline.verify.canaries import findings, report_of, watched
 from trueline.verify.cases import make_subject
-from trueline.verify.schedules import prompt
+from trueline.verify.failed import CheckFailed
+from trueline.verify.faults.canaries import CANARY_FAULTS
+from trueline.verify.ranks import serve_on_ranks
+from trueline.verify.schedules import ENGINE_CHECKS, MIXED, base, prompt
 
 Tiny = Callable[..., Path]
 BASE = EngineConfig(
@@ -198,7 +208,9 @@ def stepped_until_broken(core: EngineCore, most: int) -> tuple[int, EngineBroken
 
 @pytest.mark.parametrize("interval", [1, 3])
 @pytest.mark.parametrize("overlap", [False, True])
-def test_the_engine_stops(overlap: bool, interval: int, tiny: Tiny, tmp_path: Path) -> None:
+def test_the_engine_stops(
+    overlap: bool, interval: int, tiny: Tiny, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     """Within an interval, before the tokens of the step after which it is found; with who ran since
     it was right, on a file too."""
     config = replace(
@@ -238,7 +250,10 @@ def test_the_engine_stops(overlap: bool, interval: int, tiny: Tiny, tmp_path: Pa
         assert all(row.is_decode for row in each.rows)
     assert set(report.tables) == {"second", "third"}
     (file,) = tmp_path.iterdir()
-    assert str(file) in str(error)
+    told = next(each.message for each in caplog.records if each.message.startswith(CANARY_HIT))
+    for words in (str(file), "second (decode)", "first (ended)", "latent_write", "layer 1"):
+        assert words in told
+    assert "second" not in str(error), "a client is told of no other's requests"
     assert msgspec.json.decode(file.read_bytes(), type=CanaryReport) == report
     with pytest.raises(EngineBroken):
         core.step()
@@ -307,3 +322,125 @@ def test_no_false_alarm(name: str, interval: int, tmp_path: Path) -> None:
     assert counters.num_preemptions or any(pool.num_evictions for pool in pools)
     assert core.pool.num_hit_tokens
     assert canaries.num_checks == canaries.number // interval + 1
+
+
+def test_a_rank_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each looks at its own memory; the others stop too."""
+    subject = make_subject("v3-ranks", tmp_path / "model")
+    config = replace(base(subject), canary_interval=1, canary_report_dir=str(tmp_path))
+    assert len(serve_on_ranks(subject.model, MIXED, config, 2)) == 2
+    launch = Runner.launch
+
+    def stray(self: Runner, step: StepMessage) -> Any:
+        canaries = self.canaries
+        assert canaries is not None
+        if (canaries.rank, canaries.number) == (1, 5):
+            self.caches.first(Latent).rows[-1, 0] += 1
+        return launch(self, step)
+
+    monkeypatch.setattr(Runner, "launch", stray)
+    with pytest.raises(CheckFailed, match="on rank 1, after step 6: latent, row 0, layer 0"):
+        serve_on_ranks(subject.model, MIXED, config, 2)
+    (file,) = tmp_path.glob("*-rank1-step6.json")
+    assert msgspec.json.decode(file.read_bytes(), type=CanaryReport).rank == 1
+
+
+def test_what_a_kind_does_not_tell_is_not_guarded(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And a check says so instead of passing."""
+    allocate = LightningState.allocate
+
+    def untold(self: LightningState, num_slots: int) -> Any:
+        store = allocate(self, num_slots)
+        told = ("views", "poison", "randomise")
+        return SimpleNamespace(**{name: getattr(store, name) for name in told})
+
+    monkeypatch.setattr(LightningState, "allocate", untold)
+    core = load_engine(tiny("bailing_moe_v2_5"), replace(BASE, canary_interval=1)).core
+    assert canaries_of(core).unguarded == ["lightning"]
+    with pytest.raises(CheckFailed, match="not guarded: lightning"):
+        watched(core, MIXED)
+    off = load_engine(tiny("bailing_moe_v2_5"), replace(BASE, canary_interval=0)).core
+    assert local_runner(off.executor).canaries is None
+    assert off.executor.num_canary_checks == 0
+    with pytest.raises(CheckFailed, match="nothing was looked at"):
+        watched(off, MIXED)
+
+
+def test_findings_are_those_of_canaries_alone(tmp_path: Path) -> None:
+    subject = make_subject("v3", tmp_path / "model")
+    assert findings(subject.model, MIXED, base(subject)) is None
+    (fault,) = (each for each in CANARY_FAULTS if each.id == "latent-over-the-zeros")
+    with fault.seeded():
+        report = findings(subject.model, MIXED, base(subject))
+    assert report is not None
+    assert {hit.why for hit in report.hits} == {"nobody ever writes it"}
+
+
+ALONE = (
+    "latent-over-the-zeros",
+    "tails-of-the-null-block",
+    "snapshot-written-again",
+    "null-slot-written",
+)
+"""Faults that no other check of the engine sees."""
+OTHERS = (
+    *("engine oracle", "split = whole", "solo = batch", "prefix = cold", "preempt = resume"),
+    *("poison", "overlapped = plain", "steady state"),
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("id", ALONE)
+def test_nobody_else_sees_it(id: str, tmp_path: Path) -> None:
+    (fault,) = (each for each in CANARY_FAULTS if each.id == id)
+    subject = make_subject(fault.case, tmp_path / "model")
+    subject = replace(subject, options=subject.options | {"canary_interval": 0})
+    for check in OTHERS:
+        with fault.seeded():
+            ENGINE_CHECKS[check](subject)
+
+
+STRAY = """
+from trueline.ops.latent_write import composed
+api_version = 4
+capabilities = composed.capabilities
+calls = []
+def run(latent, key, queries, view, cells, **given):
+    calls.append(1)
+    wide = composed.run(latent, key, queries, view, cells, **given)
+    if len(calls) > 30:
+        view.rows[view.zero_cell - 5] = 1.0
+    return wide
+"""
+
+
+@pytest.mark.slow
+def test_a_server_that_was_hit_is_started_again(tiny: Tiny, tmp_path: Path) -> None:
+    """The request gets an error, which the log and a file explain; metrics count it."""
+    paths = plug_in(tmp_path, "stray_plug", "latent_write.stray", STRAY)
+    reports = tmp_path / "reports"
+    reports.mkdir()
+    flags = (
+        *("--op", "latent_write=stray", "--canary-interval", "4"),
+        *("--canary-report-dir", str(reports), "--on-engine-death", "restart"),
+    )
+    ask = {"prompt": "true to the", "temperature": 0, "max_tokens": 60, "ignore_eos": True}
+    with serving(tiny("deepseek_v3"), *flags, PYTHONPATH=paths) as served:
+        short = served.post("/v1/completions", json=ask | {"max_tokens": 4})
+        assert short.status_code == 200
+        answer = served.post("/v1/completions", json=ask)
+        assert answer.json()["error"]["code"] == "engine_dead"
+        assert CANARY_HIT in answer.json()["error"]["message"]
+        served.wait_for("behind the last block")
+        end = time.monotonic() + 60
+        while served.get("/health/ready").status_code != 200 and time.monotonic() < end:
+            time.sleep(0.1)
+        assert served.metric("trueline:canary_hits_total") == 1
+        assert served.metric("trueline:canary_checks_total") == 0
+        assert served.post("/v1/completions", json=ask | {"max_tokens": 4}).status_code == 200
+        assert served.metric("trueline:canary_checks_total") >= 1
+    (file,) = reports.iterdir()
+    report = msgspec.json.decode(file.read_bytes(), type=CanaryReport)
+    assert report.hits[0].implementations == {"latent_write": "stray"}

@@ -6,7 +6,6 @@ watching a run, so a new one is covered from its first day."""
 from __future__ import annotations
 
 import logging
-import os
 import sys
 import threading
 from collections import Counter, deque
@@ -22,6 +21,7 @@ import pytest
 import torch
 
 import trueline
+from plug_ins import plug_in
 from servers import serving
 from trueline import LLM, SamplingParams
 from trueline.config import EngineConfig
@@ -570,12 +570,7 @@ def sample(logits, rows):
 
 
 def test_over_http_with_a_plug_in_that_fails(tiny: Tiny, tmp_path: Path) -> None:
-    info = tmp_path / "greedy_plug-1.0.dist-info"
-    info.mkdir()
-    (tmp_path / "greedy_plug.py").write_text(PLUG_IN)
-    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: greedy_plug\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("[trueline.ops]\nsampling.greedy_plug = greedy_plug\n")
-    paths = os.pathsep.join((str(tmp_path), str(SOURCE.parent)))
+    paths = plug_in(tmp_path, "greedy_plug", "sampling.greedy_plug", PLUG_IN)
     flags = ("--op", "sampling=greedy_plug")
     ask = {"prompt": "true to the", "temperature": 0, "max_tokens": 4}
     with serving(tiny("deepseek_v3"), *flags, PYTHONPATH=paths) as served:

@@ -33,7 +33,7 @@ LAYERS = [0, 2]
 QUICK = (
     *("engine oracle", "split = whole", "solo = batch", "prefix = cold", "preempt = resume"),
     *("poison", "overlapped = plain", "batch-invariant", "steady state"),
-    *("ranks = one", "ranks = one, bitwise", "drafts = plain"),
+    *("ranks = one", "ranks = one, bitwise", "drafts = plain", "canaries"),
 )
 INTERPRETED = ("graph = eager", "drafts = plain, captured")
 

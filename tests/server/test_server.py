@@ -262,7 +262,8 @@ def test_metrics_have_the_names_that_people_chart(client: OpenAI, server: Served
     text = server.get("/metrics").text
     for name in ("num_requests_waiting", "kv_cache_usage_perc", "prefix_cache_queries_total",
                  "prefix_cache_hits_total", "prompt_tokens_total", "num_preemptions_total",
-                 "corrupted_requests_total", "late_kernels_total", "cache_config_info",
+                 "corrupted_requests_total", "late_kernels_total",
+                 "canary_checks_total", "canary_hits_total", "cache_config_info",
                  "startup_time_seconds",
                  *(f"{each}_count" for each in (
                      "time_to_first_token_seconds", "inter_token_latency_seconds",

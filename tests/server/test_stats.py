@@ -19,6 +19,7 @@ def core_with(*pools: BlockPool) -> Any:
         slots=None,
         blocks=BlockGroups(pools),
         late_kernels=SimpleNamespace(count=0),
+        executor=SimpleNamespace(num_canary_checks=3),
     )
 
 

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from trueline.cache.kinds import KindContext, SlottedKind
 from trueline.cache.kinds.inputs import Column, FixedRows, InputContext, KindInputs
+from trueline.cache.parts import Part
 from trueline.cache.rows import BatchRow
 from trueline.cache.slots import NULL_SLOT
 from trueline.device import send
@@ -48,6 +49,10 @@ class ConvStore:
     def __init__(self, layers: int, slots: int, rows: int, channels: int, dtype: torch.dtype):
         self.tails = torch.empty(layers, slots, rows, channels, dtype=dtype)
         self.views = list(self.tails)
+
+    def parts(self) -> list[Part]:
+        """For canaries."""
+        return [Part.rows("rows", self.tails, self.tails)]
 
     def poison(self, slots: Iterable[int]) -> None:
         self.tails[:, list(slots)] = torch.nan

@@ -82,6 +82,13 @@ class OfflineEngine:
     """No captured decode steps on a GPU."""
     batch_invariant: Annotated[bool, Parameter(negative=())] = False
     """The same bits for a request, whoever shares its steps."""
+    canary_interval: int | Literal["auto"] = "auto"
+    """Steps from one check to the next that nobody has written to memory where no step may; 0:
+    never. auto: 32 on a CPU, 0 on a GPU."""
+    canary_report_dir: str | None = None
+    """Where the report of such a write goes. Default: the system's temporary directory."""
+    poison: Annotated[bool, Parameter(negative=())] = False
+    """Fill every cache byte that nobody owns with NaN before each step: slow, for checks."""
     tensor_parallel_size: int = 1
     """Ranks: processes that hold and compute a part of every layer each."""
     enable_expert_parallel: Annotated[bool, Parameter(negative=())] = False
@@ -161,6 +168,7 @@ def generate(
     else:
         outputs = llm.generate(texts, params)
     seconds = time.perf_counter() - start
+    llm.llm_engine.core.close()  # with the canaries' last check
     for text, output in zip(texts, outputs, strict=True):
         shown = json.dumps(_as_json(output), ensure_ascii=False) if as_json else None
         print(shown or _as_text(text, output))

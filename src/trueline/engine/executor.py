@@ -50,6 +50,10 @@ class Executor(Protocol[Handle]):
     def check(self) -> None:
         """Raises where the executor cannot go on although no step runs."""
 
+    @property
+    def num_canary_checks(self) -> int:
+        """Whose outcome is known."""
+
     def last_check(self) -> None:
         """Of the canaries, after the last step; raises CanaryHit."""
 
@@ -99,6 +103,10 @@ class LocalExecutor:
             return launched.result()
         except Exception as failed:
             return StepFailed(failed)
+
+    @property
+    def num_canary_checks(self) -> int:
+        return self.runner.canaries.num_checks if self.runner.canaries else 0
 
     def last_check(self) -> None:
         self.worker.submit(self.runner.last_check).result()  # after what is under way

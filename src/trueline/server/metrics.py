@@ -143,6 +143,10 @@ class _Engine:
             "engine_steps": ("Steps", stats.num_steps),
             "late_kernels": ("GPU kernels compiled after the engine was ready",
                              stats.num_late_kernels),
+            "canary_checks": ("Checks that nobody has written to memory that is not theirs",
+                              stats.num_canary_checks),
+            "canary_hits": ("Engines that ended because somebody had",
+                            self.engine.num_canary_hits),
         }  # fmt: skip
         for name, (text, value) in gauges.items():
             yield self._one(GaugeMetricFamily, name, text, float(value))

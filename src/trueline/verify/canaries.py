@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,6 +13,7 @@ from trueline.engine.canaries.report import CanaryHit, CanaryReport
 from trueline.engine.core import EngineCore
 from trueline.engine.executor import local_runner
 from trueline.engine.loading import load_engine
+from trueline.utils.json_types import JSON
 from trueline.verify.cases import Subject
 from trueline.verify.engine import Ask, close, serve
 from trueline.verify.failed import CheckFailed
@@ -25,7 +26,7 @@ def findings(
     """What canaries find while these requests are served; None: nothing was written that no step
     may write. Looks after every step, unless `changes` say otherwise."""
     with TemporaryDirectory() as reports:
-        own = {"canary_interval": 1, "canary_report_dir": reports}
+        own: JSON = {"canary_interval": 1, "canary_report_dir": reports}
         return watched(load_engine(model, replace(config, **own | changes)).core, asks)
 
 
@@ -71,3 +72,6 @@ def canaries_live(subject: Subject) -> None:
         report = findings(subject.model, asks, config, **changes)
         if report is not None:
             raise CheckFailed(report.words())
+
+
+CANARY_CHECKS: dict[str, Callable[[Subject], None]] = {"canaries": canaries_live}

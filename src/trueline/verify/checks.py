@@ -21,7 +21,7 @@ from trueline.spec.feedforward import MoESpec
 from trueline.spec.fields import Fields, read_json
 from trueline.spec.mixer import CompressedSpec, LightningSpec, MLASpec
 from trueline.spec.model import LayerSpec, ModelSpec
-from trueline.verify.canaries import canaries_live
+from trueline.verify.canaries import CANARY_CHECKS
 from trueline.verify.cases import Subject
 from trueline.verify.compressed_graphs import COMPRESSED_GRAPH_CHECKS
 from trueline.verify.drafts import DRAFT_CHECKS
@@ -315,7 +315,7 @@ CHECKS: Mapping[str, Callable[[Subject], None]] = {
     "index = sum": index_is_a_sum,
     "ranks = whole": ranks_hold_their_heads,
     **ENGINE_CHECKS,
-    "canaries": canaries_live,
+    **CANARY_CHECKS,
     **NUMERICS_CHECKS,
     **PUBLISHED_CHECKS,
     "fp4 rounding": fp4_rounding,

@@ -134,9 +134,9 @@ class Canaries:
             steps=self.history.steps(steps),
             tables=self.history.tables(steps),
         )
-        found = CanaryHit(report, report.write(self.options.report_dir))
-        logger.error("%s", found)
-        return found
+        file = report.write(self.options.report_dir)
+        logger.error("%s; report: %s", report.words(), file)
+        return CanaryHit(report)
 
     def _changed(self, pool: Pool, kept: Kept, difference: Difference) -> Hit:
         part, place, row = kept.sums.part, difference.place, difference.row

@@ -56,13 +56,6 @@ class Hit(msgspec.Struct, frozen=True, kw_only=True):
     implementations: dict[str, str]
     """Of the ops that write this kind."""
 
-    def __str__(self) -> str:
-        where = f"{self.kind}, {self.noun} {self.place}"
-        where += f", {self.change}" if self.change else ""
-        held = f"held by {_some(self.holders)}" if self.holders else "held by nobody that runs"
-        by = "".join(f"; written by {op}: {name}" for op, name in self.implementations.items())
-        return f"{where}: {self.why}; {held}{by}"
-
 
 class RowWrites(msgspec.Struct, frozen=True, kw_only=True):
     """What one row of a step was to write."""
@@ -95,34 +88,45 @@ class CanaryReport(msgspec.Struct, frozen=True, kw_only=True):
     tables: dict[str, list[list[int]]]
     """Block tables of the requests of these steps, by group, as they were last."""
 
-    def words(self) -> str:
+    def where(self) -> str:
+        """In a line; it names no request, for it goes to whoever asked for one."""
         first, more = self.hits[0], self.num_hits - 1
+        place = f"{first.kind}, {first.noun} {first.place}"
+        place += f", {first.change}" if first.change else ""
+        return f"{CANARY_HIT} on rank {self.rank}, after step {self.step}: {place}: {first.why}" + (
+            f"; {more} more places were hit" if more else ""
+        )
+
+    def words(self) -> str:
+        """With who had to do with it, for the log."""
+        first = self.hits[0]
         seen: dict[str, str] = {}
         for each in self.steps:
             if each.step > first.clean_step:
                 seen |= {r.request: "decode" if r.is_decode else "prefill" for r in each.rows}
         ran = _some([f"{name} ({how})" for name, how in seen.items()])
+        by = "".join(f"; written by {op}: {name}" for op, name in first.implementations.items())
         return (
-            f"{CANARY_HIT}: rank {self.rank}, after step {self.step}: {first}; since step "
-            f"{first.clean_step}, when it was as it should be, ran {ran or 'nobody'}"
-            + (f"; {more} more places were hit" if more else "")
+            f"{self.where()}; held by {_some(first.holders) or 'nobody'}, last written by "
+            f"{first.writer or 'nobody'}; since step {first.clean_step}, when it was as it should "
+            f"be, ran {ran or 'nobody'}{by}"
         )
 
     def write(self, directory: str | None) -> str:
-        """To a file of its own; returns where, or why not."""
+        """To a file of its own; returns its name, or why there is none."""
         name = f"trueline-canary-{os.getpid()}-rank{self.rank}-step{self.step}.json"
         file = Path(directory or tempfile.gettempdir()) / name
         try:
             file.write_bytes(msgspec.json.format(msgspec.json.encode(self)))
         except OSError as error:
-            return f"which cannot be written to {file}: {error.strerror}"
+            return f"none, for {file} cannot be written: {error.strerror}"
         return str(file)
 
 
 class CanaryHit(EngineBroken):
-    def __init__(self, report: CanaryReport, file: str) -> None:
-        super().__init__(f"{report.words()}; report: {file}")
-        self.report, self.file = report, file
+    def __init__(self, report: CanaryReport) -> None:
+        super().__init__(f"{report.where()}; the log names the report")
+        self.report = report
 
 
 def _some(names: list[str]) -> str:

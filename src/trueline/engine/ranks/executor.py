@@ -64,6 +64,11 @@ class _Together:
             return StepFailed(self._failed(outcome.error))
         return outcome
 
+    @property
+    def num_canary_checks(self) -> int:
+        """By this rank."""
+        return self.local.num_canary_checks
+
     def last_check(self) -> None:
         """The others do so when they end."""
         self.local.last_check()

@@ -69,7 +69,7 @@ class EngineClient:
         self.ready: Ready
         self.stats = Stats()
         self.died = asyncio.Event()
-        self.num_restarts = 0
+        self.num_restarts = self.num_canary_hits = 0
         self._on_progress = on_progress
         self._process: ProcessHandle | None = None
         self._failed: Failed | None = None
@@ -192,6 +192,7 @@ class EngineClient:
             self._loaded(message)
         else:
             self._failed = message
+            self.num_canary_hits += message.canary_hit
             self._send(Stop())  # it waits for that, so that it is heard before it is gone
             if self.state == "ready":
                 self._lost(message.error)

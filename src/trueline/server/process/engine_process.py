@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Protocol
 import zmq
 
 from trueline.engine.messages import CoreOutput
-from trueline.errors import EngineBroken, RequestRejected, TruelineError, described
+from trueline.errors import CANARY_HIT, EngineBroken, RequestRejected, TruelineError, described
 from trueline.models import read_model
 from trueline.server.logs import keep_stderr
 from trueline.server.process.messages import (
@@ -140,7 +140,7 @@ def serve(channel: Channel) -> int:
 
 def _failed(error: Exception) -> Failed:
     if isinstance(error, TruelineError):
-        return Failed(str(error), error.exit_code)
+        return Failed(str(error), error.exit_code, CANARY_HIT in str(error))
     lines = "".join(traceback.format_exception(error)).strip().splitlines()
     return Failed("\n".join(lines[-TRACEBACK_LINES:]), 1)
 

@@ -80,6 +80,8 @@ class Failed(msgspec.Struct, frozen=True, tag="failed"):
 
     error: str
     exit_code: int
+    canary_hit: bool = False
+    """Somebody wrote to memory that was not theirs."""
 
 
 class Rejected(msgspec.Struct, frozen=True, tag="rejected"):
@@ -119,6 +121,7 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     """Requests ended by an error: their logits were NaN or infinite, or a step failed."""
     num_late_kernels: int = 0
     """Compiled after the engine was ready."""
+    num_canary_checks: int = 0
     last_step_seconds: float = 0.0
     step_seconds: float = 0.0
     step_counts: list[int] = []

@@ -78,6 +78,7 @@ class StatsRecorder:
             num_hit_tokens=main.num_hit_tokens,
             num_corrupted=self.num_corrupted,
             num_late_kernels=self.core.late_kernels.count,
+            num_canary_checks=self.core.executor.num_canary_checks,
             last_step_seconds=self.last_step_seconds,
             step_seconds=self.step_seconds,
             step_counts=list(self.step_counts),
