@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 import pytest
+import torch
 
 from plug_ins import plug_in
 from servers import serving
@@ -32,6 +33,7 @@ from trueline.engine.messages import CoreRequest, StepMessage
 from trueline.engine.params import SamplingParams
 from trueline.engine.runner import Runner
 from trueline.errors import CANARY_HIT, EngineBroken
+from trueline.plugins import API_VERSION
 from trueline.verify.canaries import findings, report_of, watched
 from trueline.verify.cases import make_subject
 from trueline.verify.failed import CheckFailed
@@ -128,13 +130,14 @@ def known_places(pool: Pool) -> dict[str, int]:
     if pool.noun == "row":
         return {"nobody ever writes it": 0}
     found = {
-        "null": NULL,
+        **({"null": NULL} if places.first[NULL] == 0 else {}),
         "behind the last": places.count - 1,
         "no request has ever": int(((places.writer < 0) & (places.known > 0)).nonzero()[2]),
     }
     full = (places.writer >= 0) & (places.known == places.positions)
     wrote = "no row of these steps" if pool.noun == "slot" else f"0 to {places.positions - 1} were"
-    found[wrote] = int(full.nonzero()[0])
+    if bool(full.any()):  # of tails, that depends on where prompts end
+        found[wrote] = int(full.nonzero()[0])
     if pool.noun == "slot":
         del found["no request has ever"]
     else:
@@ -175,7 +178,8 @@ def test_a_byte_is_found_wherever_it_is(name: str, running: Callable[[str], Engi
                     as_it_should_be(canaries)
                 as_it_should_be(canaries)
                 tried += 1
-    assert tried >= 5 * len({each.kind.name for pool in canaries.pools for each in pool.kept}) - 1
+    kinds = {each.kind.name for pool in canaries.pools for each in pool.kept}
+    assert tried >= 4 * len(kinds)
 
 
 def test_several_rows_are_told_as_such(running: Callable[[str], EngineCore]) -> None:
@@ -258,6 +262,31 @@ def test_the_engine_stops(
     with pytest.raises(EngineBroken):
         core.step()
     core.close()  # what it would find was found
+
+
+@pytest.mark.parametrize("interval", [1, 4])
+def test_a_look_that_fails_is_none(
+    interval: int, tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As where memory runs out: its step fails, and what was to be known is not."""
+    config = replace(BASE, canary_interval=interval, overlap=False)
+    core = load_engine(tiny("bailing_moe_v2_5"), config).core
+    sums, failing = Part.sums, [False]
+
+    def failed(self: Part, places: torch.Tensor) -> torch.Tensor:
+        if failing[0] and self.name == "state":
+            failing[0] = False
+            raise torch.OutOfMemoryError("no room for sums")
+        return sums(self, places)
+
+    monkeypatch.setattr(Part, "sums", failed)
+    for turn in range(6):
+        ask(core, f"r{turn}", prompt(10 + turn, turn), 9)
+        failing[0] = bool(turn % 2)
+        while core.has_unfinished():
+            core.step()
+        assert not failing[0]
+    core.close()
 
 
 def test_the_last_steps_are_looked_at_when_it_is_closed(tiny: Tiny, tmp_path: Path) -> None:
@@ -380,7 +409,6 @@ def test_findings_are_those_of_canaries_alone(tmp_path: Path) -> None:
 
 ALONE = (
     "latent-over-the-zeros",
-    "tails-of-the-null-block",
     "snapshot-written-again",
     "null-slot-written",
 )
@@ -402,9 +430,9 @@ def test_nobody_else_sees_it(id: str, tmp_path: Path) -> None:
             ENGINE_CHECKS[check](subject)
 
 
-STRAY = """
+STRAY = f"""
 from trueline.ops.latent_write import composed
-api_version = 4
+api_version = {API_VERSION}
 capabilities = composed.capabilities
 calls = []
 def run(latent, key, queries, view, cells, **given):

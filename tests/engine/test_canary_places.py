@@ -70,7 +70,7 @@ def test_what_is_known_is_what_nobody_writes(most: int, padded: bool, seed: int)
     """Blocks filled token by token or by several, taken back by a few, and given to others;
     poisoned where nobody has them; the null place written by padding."""
     draw = random.Random(seed)
-    places = Places(23, SIZE, most, padded=padded)
+    places = Places(23, SIZE, most, scribbled=int(padded))
     memory = Memory(places)
     filled = Counter[int]()
     for step in range(150):
@@ -96,7 +96,7 @@ def test_what_is_known_is_what_nobody_writes(most: int, padded: bool, seed: int)
 
 def test_a_write_in_what_is_known_is_no_reason_to_forget_what_is_before() -> None:
     """A block that goes on keeps what is known of its beginning."""
-    places = Places(9, SIZE, 100, padded=False)
+    places = Places(9, SIZE, 100, scribbled=0)
     places.write([3], [0], [2], [1], [False])
     places.choose(1, everything=False)
     assert places.known[3] == 2
@@ -113,7 +113,7 @@ def test_a_write_in_what_is_known_is_no_reason_to_forget_what_is_before() -> Non
 @pytest.mark.parametrize("most", [8, 12, 30, 200])
 def test_everything_that_is_used_has_its_turn(most: int) -> None:
     """And the null place, the one behind the last, and some others every time."""
-    places = Places(200, SIZE, most, padded=False)
+    places = Places(200, SIZE, most, scribbled=0)
     used = 40
     for place in range(1, used):
         places.write([place], [0], [SIZE], [1], [True])
@@ -129,12 +129,12 @@ def test_everything_that_is_used_has_its_turn(most: int) -> None:
         seen.update(found)
     wanted = range(200) if most >= 200 else [*range(used), 199]
     assert set(wanted) <= seen.keys()
-    places = Places(200, SIZE, most, padded=False)
+    places = Places(200, SIZE, most, scribbled=0)
     assert not len(places.choose(0, everything=True))
 
 
 def test_what_was_written_comes_first_and_all_of_it_comes() -> None:
-    places = Places(1000, SIZE, 40, padded=False)
+    places = Places(1000, SIZE, 40, scribbled=0)
     for place in range(1, 600):
         places.write([place], [0], [SIZE], [1], [False])
     seen: set[int] = set()
@@ -143,7 +143,7 @@ def test_what_was_written_comes_first_and_all_of_it_comes() -> None:
         assert len(found - seen) >= 16 or len(seen) >= 590
         seen |= found
     assert set(range(1, 600)) <= seen
-    again = Places(1000, SIZE, 40, padded=False)
+    again = Places(1000, SIZE, 40, scribbled=0)
     again.write([500], [0], [SIZE], [1], [True])
     assert 500 not in again.choose(0, everything=False).places.tolist()
 
@@ -156,7 +156,7 @@ def test_what_rows_may_write() -> None:
             row(5, 3, 9, [6, 2, 1], [5, 4, 7]),
         ]
     )
-    claims = claimed_blocks(step, group=0, size=SIZE)
+    claims = claimed_blocks(step, group=0, size=SIZE, keeps_ends=False)
     assert claims.places == [3, 6, 2, 1]
     assert claims.starts == [2, 3, 0, 0]
     assert claims.stops == [3, 5, 5, 2]
@@ -164,9 +164,13 @@ def test_what_rows_may_write() -> None:
     assert not any(claims.again)
     assert not claims.refused()
     assert claims.of(5) == [6, 2, 1]
-    assert claimed_blocks(step, group=1, size=SIZE).places == [8, 5, 4, 7]
+    assert claimed_blocks(step, group=1, size=SIZE, keeps_ends=False).places == [8, 5, 4, 7]
+    ends = StepMessage(rows=[row(1, 0, 13, [0, 4, 7])])
+    assert claimed_blocks(ends, group=0, size=SIZE, keeps_ends=False).refused() == [NULL]
+    claims = claimed_blocks(ends, group=0, size=SIZE, keeps_ends=True)
+    assert (claims.places, claims.starts, claims.stops) == ([4, 7], [0, 0], [5, 3])
     drafts = StepMessage(rows=[row(1, 4, 3, [2, 7])])
-    claims = claimed_blocks(drafts, group=0, size=SIZE)
+    claims = claimed_blocks(drafts, group=0, size=SIZE, keeps_ends=True)
     assert (claims.places, claims.starts, claims.stops) == ([2, 7], [4, 0], [5, 2])
 
 

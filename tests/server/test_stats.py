@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,8 +11,19 @@ import pytest
 
 from trueline.cache.blocks import BlockPool
 from trueline.cache.groups import BlockGroups
+from trueline.config import EngineConfig
+from trueline.engine.canaries.report import CanaryHit, CanaryReport, Hit
 from trueline.engine.scheduler_config import Counters
+from trueline.errors import EngineBroken
+from trueline.server.process.client import EngineClient
+from trueline.server.process.engine_process import _failed
+from trueline.server.process.messages import encode
 from trueline.server.process.stats import StatsRecorder
+
+HIT = Hit(
+    kind="latent", noun="block", place=0, change=None, why="nobody may", clean_step=0, writer=None,
+    holders=[], neighbours={}, implementations={},
+)  # fmt: skip
 
 
 def core_with(*pools: BlockPool) -> Any:
@@ -34,3 +47,23 @@ def test_blocks_are_those_of_the_group_that_runs_out_first(turned: bool) -> None
     stats = StatsRecorder(core_with(*pools)).snapshot()
     assert (stats.num_blocks, stats.num_blocks_used) == (10, 9)
     assert (stats.num_query_tokens, stats.num_hit_tokens) == (48, 12)
+
+
+def test_canaries_are_counted() -> None:
+    """A check by the engine; a hit by its client, for the engine is gone. It may come from another
+    rank, as words."""
+    assert StatsRecorder(core_with(BlockPool(9, 4, True))).snapshot().num_canary_checks == 3
+    report = CanaryReport(rank=0, step=1, interval=1, num_hits=1, steps=[], tables={}, hits=[HIT])
+    words = f"rank 1: {CanaryHit(report)}"
+    for error in (CanaryHit(report), EngineBroken(words)):
+        assert _failed(error).canary_hit
+    assert not _failed(EngineBroken("a rank is gone")).canary_hit
+    assert not _failed(ValueError("no")).canary_hit
+
+    async def hits() -> int:
+        client = EngineClient(Path("nowhere"), EngineConfig())
+        for error in (CanaryHit(report), EngineBroken("a rank is gone")):
+            client._received(encode(_failed(error)))
+        return client.num_canary_hits
+
+    assert asyncio.run(hits()) == 1

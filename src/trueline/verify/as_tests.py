@@ -21,6 +21,7 @@ from trueline.ops.registry import REGISTRY as OPS
 from trueline.plan.select import LAYERS
 from trueline.plugins import Registry
 from trueline.utils.hub import find_model
+from trueline.verify.canaries import CANARY_CHECKS
 from trueline.verify.cases import Subject, make_subject
 from trueline.verify.numerics import NUMERICS_CHECKS, PUBLISHED_CHECKS
 from trueline.verify.ops import FP8_CHECKS, OP_CHECKS, OpCheck
@@ -84,7 +85,7 @@ class Replacement:
         """With the cases that each runs on."""
         rounds = self.kind == "row_rounding"
         if "weights" in self.declared.numerics and not rounds:
-            for check in ENGINE_CHECKS:
+            for check in (*ENGINE_CHECKS, *CANARY_CHECKS):
                 yield from ((check, case) for case in self.cases(check))
         if PUBLISHED in self.declared.numerics or rounds:
             yield from ((check, ROUNDED) for check in PUBLISHED_CHECKS)
@@ -195,7 +196,7 @@ def test_in_the_engine(
     replacement: Replacement, check: str, case: str, subjects: dict[str, Subject]
 ) -> None:
     replacement.load(invariant=check in INVARIANT)
-    checks = ENGINE_CHECKS | NUMERICS_CHECKS | PUBLISHED_CHECKS
+    checks = ENGINE_CHECKS | CANARY_CHECKS | NUMERICS_CHECKS | PUBLISHED_CHECKS
     checks[check](replace(subjects[case], options=replacement.options()))
 
 

@@ -83,7 +83,7 @@ class StateKind(ABC, Generic[View, Input]):
     ops: ClassVar[tuple[str, ...]] = ()
     """Ops that only layers with this kind use."""
     writers: ClassVar[tuple[str, ...]] = ()
-    """Of these, those that write what it keeps; none where its layers do so themselves."""
+    """Ops that write what it keeps; none where its layers do so themselves."""
     layers: tuple[int, ...]
     """The layers of the model that keep it."""
 

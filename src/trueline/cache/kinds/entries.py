@@ -93,6 +93,7 @@ class EntryInput:
 class Entries(PagedKind[LatentView, EntryInput]):
     label: ClassVar[str | None] = "entries"
     ops: ClassVar[tuple[str, ...]] = ("compress",)
+    writers: ClassVar[tuple[str, ...]] = ("compress",)
     form: ClassVar[Form]
     layers: tuple[int, ...]
     layout: LatentLayout
@@ -234,6 +235,7 @@ class EntriesIndex(PagedKind[IndexView, IndexInput]):
     name: ClassVar[str] = "entries_index"
     label: ClassVar[str | None] = "selection"
     ops: ClassVar[tuple[str, ...]] = ("index_scores", "topk")
+    writers: ClassVar[tuple[str, ...]] = ("compress",)
     layers: tuple[int, ...]
     layout: IndexLayout
     ratio: int

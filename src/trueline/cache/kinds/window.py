@@ -34,6 +34,7 @@ class Window(PagedKind[LatentView, WindowInput]):
     name: ClassVar[str] = "window"
     label: ClassVar[str | None] = "window"
     ops: ClassVar[tuple[str, ...]] = ("sink_attention", "sink_prepare", "row_rounding")
+    writers: ClassVar[tuple[str, ...]] = ("sink_prepare",)
     layers: tuple[int, ...]
     size: int
     """Positions that a query sees, itself included."""

@@ -36,14 +36,17 @@ class Claims:
         return sorted(place for place, n in Counter([NULL, *self.places]).items() if n > 1)
 
 
-def claimed_blocks(step: StepMessage, group: int, size: int) -> Claims:
-    """By the rows' block tables of this group, whose blocks have `size` positions."""
+def claimed_blocks(step: StepMessage, group: int, size: int, keeps_ends: bool) -> Claims:
+    """By the rows' block tables of this group, whose blocks have `size` positions. `keeps_ends`:
+    what nobody reads later is written to the null block."""
     claims = Claims()
     for row in step.rows:
         table, start = row.tables[group], row.start
         stop = start + len(row.token_ids)
         for i in range(start // size, (stop - 1) // size + 1):
             first = i * size
+            if keeps_ends and table[i] == NULL:
+                continue
             claims.add(table[i], max(start - first, 0), min(stop - first, size), row.id, False)
     return claims
 

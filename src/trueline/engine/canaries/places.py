@@ -39,12 +39,12 @@ class Places:
     """Of one pool, on the host. Positions of a place are written from its beginning on: a block's
     are token by token, a slot has one."""
 
-    def __init__(self, count: int, positions: int, most: int, *, padded: bool) -> None:
-        """`most`: that a check may look at. `padded`: padded rows write the null place's first
-        position at any time."""
+    def __init__(self, count: int, positions: int, most: int, *, scribbled: int) -> None:
+        """`most`: that a check may look at. `scribbled`: leading positions of the null place that
+        anybody may write at any time."""
         self.count, self.positions, self.most = count, positions, max(most, 1)
         self.first = torch.zeros(count, dtype=torch.long)
-        self.first[NULL] = int(padded)
+        self.first[NULL] = scribbled
         self.known = torch.zeros(count, dtype=torch.long)
         self.written = torch.full((count,), positions)
         """Up to where nobody writes who holds it now; all of what nobody has held."""

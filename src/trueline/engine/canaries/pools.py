@@ -42,14 +42,19 @@ Parts = list[tuple[AnyKind, Part]]
 
 
 def find_pools(plan: Plan, caches: Caches, *, padded: bool) -> list[Pool]:
-    """Blocks of each group and slots have equal shares of what a check may look at."""
-    found = list(_pools(plan, _parts(plan, caches)))
+    """Blocks of each group and slots have equal shares of what a check may look at. `padded`:
+    padded rows write the null place's first position."""
     assert plan.canaries is not None
     share = plan.canaries.check_bytes // (len(plan.groups) + bool(plan.slots))
-    return [_pool(*each, share=share, padded=padded) for each in found]
+    held = _held(plan, caches)
+    return [
+        *_blocks(plan, held, share, int(padded)),
+        *_slots(plan, held, share, int(padded)),
+        *_constants(held),
+    ]
 
 
-def _parts(plan: Plan, caches: Caches) -> Parts:
+def _held(plan: Plan, caches: Caches) -> Parts:
     stores = ((kind, caches.store(kind)) for kind in plan.kinds)
     return [
         (kind, part)
@@ -59,41 +64,57 @@ def _parts(plan: Plan, caches: Caches) -> Parts:
     ]
 
 
-def _pools(
-    plan: Plan, parts: Parts
-) -> Iterator[tuple[str, str, int | None, int, Parts, Callable[[StepMessage], Claims]]]:
-    """Name, noun, group, positions of a place, parts, claims."""
-    by_group = [
-        (number, group.block_size, {kind.name for kind in group.kinds})
-        for number, group in enumerate(plan.groups)
-    ]
-    for number, size, names in by_group:
-        held = [each for each in parts if each[0].name in names and not each[1].constant]
-        if held:
-            claims = partial(claimed_blocks, group=number, size=size)
-            yield "+".join(sorted(names)), "block", number, size, held, claims
-    slotted = {kind.name for kind in plan.slotted}
-    held = [each for each in parts if each[0].name in slotted]
-    if held:
-        yield "slots", "slot", None, 1, held, claimed_slots
-    for kind, part in parts:
+def _blocks(plan: Plan, held: Parts, share: int, padded: int) -> Iterator[Pool]:
+    for number, group in enumerate(plan.groups):
+        names = sorted(kind.name for kind in group.kinds)
+        kept = _kept(held, names, group.block_size)
+        if kept:
+            scribbled = group.block_size if group.keeps_ends else padded
+            yield Pool(
+                name="+".join(names),
+                noun="block",
+                group=number,
+                places=_places(kept, group.block_size, share, scribbled),
+                kept=kept,
+                claims=partial(
+                    claimed_blocks,
+                    group=number,
+                    size=group.block_size,
+                    keeps_ends=group.keeps_ends,
+                ),
+            )
+
+
+def _slots(plan: Plan, held: Parts, share: int, padded: int) -> Iterator[Pool]:
+    kept = _kept(held, [kind.name for kind in plan.slotted], 1)
+    if kept:
+        places = _places(kept, 1, share, padded)
+        yield Pool(
+            name="slots", noun="slot", group=None, places=places, kept=kept, claims=claimed_slots
+        )
+
+
+def _constants(held: Parts) -> Iterator[Pool]:
+    for kind, part in held:
         if part.constant:
-            yield f"{kind.name}, {part.name}", "row", None, 1, [(kind, part)], lambda step: Claims()
+            yield Pool(
+                name=f"{kind.name}, {part.name}",
+                noun="row",
+                group=None,
+                places=Places(1, 1, 1, scribbled=0),
+                kept=[Kept(kind, Sums(part, 1))],
+                claims=lambda step: Claims(),
+            )
 
 
-def _pool(
-    name: str,
-    noun: str,
-    group: int | None,
-    positions: int,
-    parts: Parts,
-    claims: Callable[[StepMessage], Claims],
-    *,
-    share: int,
-    padded: bool,
-) -> Pool:
-    kept = [Kept(kind, Sums(part, positions)) for kind, part in parts]
+def _kept(held: Parts, names: Sequence[str], positions: int) -> list[Kept]:
+    return [
+        Kept(kind, Sums(part, positions))
+        for kind, part in held
+        if kind.name in names and not part.constant
+    ]
+
+
+def _places(kept: Sequence[Kept], positions: int, share: int, scribbled: int) -> Places:
     most = share // sum(each.sums.place_bytes for each in kept)
-    count = parts[0][1].num_places
-    places = Places(count, positions, most, padded=padded and noun != "row")
-    return Pool(name=name, noun=noun, group=group, places=places, kept=kept, claims=claims)
+    return Places(kept[0].sums.part.num_places, positions, most, scribbled=scribbled)

@@ -17,7 +17,6 @@ from trueline.cache.slots import NULL_SLOT
 from trueline.cache.store import LatentView
 from trueline.cache.tails import TailView
 from trueline.engine import graphs
-from trueline.layers import compressed
 from trueline.ops.lightning import StateRow
 from trueline.verify.faults import Fault, Make
 
@@ -76,23 +75,13 @@ def _scale_of_the_key_after(write: Make) -> Make:
     return broken
 
 
-def _null_block_too(write: Make) -> Make:
-    """Tokens that complete nothing are written too, to the null block."""
+def _tails_after(write: Make) -> Make:
+    """The last position of a block is written again behind it."""
 
-    def broken(self: TailView, at: Tensor, u: Tensor, z: Tensor) -> None:
-        write(self, at, u, z)
-        write(self, torch.zeros_like(at[:1]), u[:1], z[:1])
-
-    return broken
-
-
-def _entry_after(write: Make) -> Make:
-    """An entry is written again behind its block."""
-
-    def broken(view: LatentView, cells: Tensor, rows: Tensor) -> None:
-        last = (cells + 1) % view.layout.block_size == 0
-        write(view, cells[last] + 1, rows[last])
-        write(view, cells, rows)
+    def broken(self: TailView, at: Tensor, rows: Tensor) -> None:
+        last = (at + 1) % self.layout.block_size == 0
+        write(self, at[last] + 1, rows[last])
+        write(self, at, rows)
 
     return broken
 
@@ -154,10 +143,10 @@ CANARY_FAULTS = [
           _C, _V32, IndexView, "write", _in_32_bits),
     Fault("scale-after", "scales are written two at a time, also behind the block", _C,
           "v32-block-1", IndexView, "_write_scales", _scale_of_the_key_after),
-    Fault("tails-of-the-null-block", "compressors write the null block", _C, _V4,
-          TailView, "write", _null_block_too),
+    Fault("tails-behind-the-block", "a compressor's last row of a block is written behind it too",
+          _C, _V4, TailView, "write", _tails_after),
     Fault("entry-behind-the-block", "an entry that fills its block is written behind it too",
-          _C, _V4, compressed, "_put", _entry_after),
+          _C, _V4, LatentView, "write", _row_after_the_block),
     Fault("snapshot-written-again", "the snapshot that a request starts from takes its state",
           _C, _L, lightning, "state_row", _back_to_the_source),
     Fault("null-slot-written", "rows that are not padding write the null slot", _C, _L,
