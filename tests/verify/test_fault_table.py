@@ -1,0 +1,53 @@
+"""docs/verify-faults.md says what a run of verify makes of every seeded fault."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from trueline.verify.faults.table import FAULTS
+from trueline.verify.suite import table
+
+PAGE = Path(__file__).parents[2] / "docs" / "verify-faults.md"
+SAMPLE = 6
+
+
+def _turn() -> int:
+    """Another sample for every commit, the same for every run of one."""
+    asked = ["git", "-C", str(PAGE.parent), "rev-parse", "HEAD"]
+    found = subprocess.run(asked, capture_output=True, text=True, check=False).stdout.strip()
+    return int(found or "0", 16)
+
+
+def test_rows_are_those_of_faults_there_are() -> None:
+    """In their order. Those of the newest faults come when the table is written again."""
+    ids = [fault.id for fault in FAULTS]
+    rows = list(table.read(PAGE))
+    assert rows == [name for name in ids if name in rows]
+    assert len(rows) >= 376
+
+
+def test_no_fault_survives() -> None:
+    outcomes = {row[2] for row in table.read(PAGE).values()}
+    assert outcomes <= {"caught", "no effect", "not here"}
+
+
+def test_a_sample_of_rows() -> None:
+    """Of those that are cheap: caught before ops are checked alone."""
+    rows = table.read(PAGE)
+    quick = [fault for fault in FAULTS if fault.id in rows and rows[fault.id][4] in QUICK]
+    start = _turn() % len(quick)
+    some = [quick[(start + 61 * i) % len(quick)] for i in range(SAMPLE)]
+    assert list(table.differences(some, PAGE)) == []
+
+
+QUICK = ("start", "preflight", "layers")
+
+
+@pytest.mark.slow
+def test_all_rows() -> None:
+    rows = table.read(PAGE)
+    written = [fault for fault in FAULTS if fault.id in rows]
+    assert list(table.differences(written, PAGE)) == []
