@@ -13,7 +13,7 @@ from trueline.reference import Reference
 from trueline.verify.report import Band, Place
 from trueline.verify.suite.observe import Observed
 
-FACTOR = 8.0
+FACTOR = 12.0
 """How many times the noise of an independent evaluation is accepted: sums in another order, another
 form of attention. What a run would have seen is measured beside it (power.py)."""
 SMALL = 0.1
