@@ -192,7 +192,7 @@ class _ScalesByHead(BlockFp8):
 
 
 def _scales_by_head(original: Make) -> Make:
-    def broken(checkpoint: object, spec: ModelSpec) -> list[object]:
+    def broken(checkpoint: object, spec: ModelSpec, *only: object) -> list[object]:
         mla, facts = spec.layers[0].mixer, vars(spec.storage)
         assert isinstance(mla, mixer.MLASpec)
         _ScalesByHead.height = mla.qk_nope_head_dim + mla.v_head_dim
@@ -200,7 +200,7 @@ def _scales_by_head(original: Make) -> Make:
             replace(each, use=replace(each.use, format=_ScalesByHead(**facts)))
             if each.parameter.name.endswith("kv_b_proj.weight")
             else each
-            for each in original(checkpoint, spec)
+            for each in original(checkpoint, spec, *only)
         ]
 
     return broken

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import msgspec
@@ -96,11 +97,11 @@ def _fits(tables: list[list[int]], wanted: list[list[int]]) -> bool:
 def _own_number_of_blocks(init: Make) -> Make:
     """A rank allocates the blocks that it has memory for; the scheduler hands out more."""
 
-    def broken(self: Runner, spec: ModelSpec, plan: Plan, decoder: Decoder) -> None:
+    def broken(self: Runner, spec: ModelSpec, plan: Plan, decoder: Decoder, **options: Any) -> None:
         if is_not_the_first(decoder.collective):
             groups = tuple(replace(each, num_blocks=FEW_BLOCKS) for each in plan.groups)
             plan = replace(plan, groups=groups)
-        init(self, spec, plan, decoder)
+        init(self, spec, plan, decoder, **options)
 
     return broken
 
