@@ -22,7 +22,7 @@ from trueline.verify.faults.table import FAULTS
 from trueline.verify.replay import file, record, rerun
 from trueline.verify.replay.alone import AS_SCHEDULED, DECODE, ONE_PREFILL, WAYS, PartAlone
 from trueline.verify.replay.file import Recorded
-from trueline.verify.replay.rerun import NOT_RUN, RIGHT, WRONG, replay
+from trueline.verify.replay.rerun import NOT_RUN, RIGHT, WRONG, replay_file
 from trueline.verify.report import Check, Place, Status
 from trueline.verify.suite import compositions
 from trueline.verify.suite.compositions import Composition
@@ -93,8 +93,8 @@ def codes(fault: Fault, check: Check, model: Path | None = None) -> tuple[int, i
     """With the fault, and without it."""
     assert check.replay is not None, check.evidence
     with fault.seeded():
-        wrong = replay(check.replay, model)
-    return wrong.code, replay(check.replay, model).code
+        wrong = replay_file(check.replay, model)
+    return wrong.code, replay_file(check.replay, model).code
 
 
 # -- faults ----------------------------------------------------------------------------
@@ -132,7 +132,7 @@ def test_faults_are_replayed(fault: Fault, check: str, part: str, made: Made) ->
     assert codes(fault, found) == (WRONG, RIGHT)
     assert codes(fault, found, made(fault.case)[0]) == (WRONG, RIGHT)
     assert found.replay is not None
-    done = replay(found.replay)
+    done = replay_file(found.replay)
     assert done.record is not None
     assert done.record.wrong, "the record does not change"
     assert [verdict.way for verdict in done.runs] == list(WAYS)
@@ -143,7 +143,7 @@ def test_a_fault_of_mixed_steps_is_in_the_schedule(fault: str, made: Made) -> No
     found = made.failing(BY_ID[fault], MIXED)
     assert found.replay is not None
     with BY_ID[fault].seeded():
-        done = replay(found.replay)
+        done = replay_file(found.replay)
     wrong = {verdict.way: verdict.wrong for verdict in done.runs}
     assert wrong == {AS_SCHEDULED: True, ONE_PREFILL: False, DECODE: False}
 
@@ -163,7 +163,7 @@ def test_an_op_is_replayed(made: Made) -> None:
     assert codes(fault, found) == (WRONG, RIGHT)
     assert found.replay is not None
     with fault.seeded():
-        assert replay(found.replay, ops={"mla_decode": "reference"}).code == RIGHT
+        assert replay_file(found.replay, ops={"mla_decode": "reference"}).code == RIGHT
 
 
 def test_what_has_no_part_runs_with_the_checkpoint(made: Made) -> None:
@@ -283,23 +283,23 @@ def test_files_read_as_they_were_written(failed: Path, tmp_path: Path) -> None:
 
 def test_another_checkpoint_is_refused(failed: Path, made: Made) -> None:
     with pytest.raises(UsageError, match="another checkpoint than"):
-        replay(failed, made("ling")[0])
+        replay_file(failed, made("ling")[0])
 
 
 def test_other_files_are_refused(failed: Path, made: Made, tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="no such file"):
-        replay(tmp_path / "nothing")
+        replay_file(tmp_path / "nothing")
     with pytest.raises(UsageError, match="no replay file; accepted"):
-        replay(made("v3-near")[0] / "model.safetensors")
+        replay_file(made("v3-near")[0] / "model.safetensors")
     damaged = tmp_path / "damaged"
     damaged.write_bytes(failed.read_bytes()[:-100])
     with pytest.raises(UsageError, match="damaged"):
-        replay(damaged)
+        replay_file(damaged)
     later = file.read(failed)
     later.header.format = file.FORMAT + 1
     file.write(later, tmp_path / "later")
     with pytest.raises(UsageError, match="replay format 2; accepted: 1"):
-        replay(tmp_path / "later")
+        replay_file(tmp_path / "later")
 
 
 def test_large_weights_stay_in_the_checkpoint(failed: Path, made: Made, tmp_path: Path) -> None:
@@ -309,10 +309,10 @@ def test_large_weights_stay_in_the_checkpoint(failed: Path, made: Made, tmp_path
     assert not recorded.weights
     file.write(recorded, tmp_path / "small")
     with BY_ID["causal-off-by-one"].seeded():
-        without = replay(tmp_path / "small")
+        without = replay_file(tmp_path / "small")
         assert without.code == NOT_RUN
         assert "MB of 0: replay it with --model" in without.not_run[0]
-        there = replay(tmp_path / "small", model)
+        there = replay_file(tmp_path / "small", model)
     assert there.code == WRONG
     assert [verdict.way for verdict in there.runs] == [*WAYS, "with the whole model"]
 
@@ -322,7 +322,7 @@ def test_rows_that_are_left_out(failed: Path, tmp_path: Path) -> None:
     recorded = file.read(failed)
     recorded.tensors.pop("3.input")
     file.write(recorded, tmp_path / "part")
-    done = replay(tmp_path / "part")
+    done = replay_file(tmp_path / "part")
     assert [verdict.way for verdict in done.runs] == [ONE_PREFILL, DECODE]
     assert f"{AS_SCHEDULED}: rows of request 3 are not in the file" in done.not_run
 
@@ -343,7 +343,7 @@ def test_the_record_is_judged_by_what_was_accepted(failed: Path, made: Made) -> 
 def test_noise_of_a_coarser_dtype_is_accepted(failed: Path) -> None:
     """Where the same checkpoint computes in 16 bits; but no more than these explain."""
     recorded = file.read(failed)
-    done = replay(failed)
+    done = replay_file(failed)
     assert done.code == RIGHT
     for bands in (recorded.header.bands, [(*each[:2], 0.0) for each in recorded.header.bands]):
         recorded.header.bands = bands

@@ -49,9 +49,9 @@ def replay(
     as_json
         Print one JSON object.
     """
-    from trueline.verify.replay.rerun import replay as run
+    from trueline.verify.replay.rerun import replay_file
 
-    done = run(file, model, ops=parse_choices("--op", op), device=device)
+    done = replay_file(file, model, ops=parse_choices("--op", op), device=device)
     if as_json:
         print(json.dumps(_plain(done), indent=1, ensure_ascii=False))
     else:

@@ -137,7 +137,7 @@ def serve(
     while waiting or core.has_unfinished():
         while waiting and asks[waiting[0]].arrives <= step:
             i = waiting.pop(0)
-            ids[core.add(_request(i, asks[i]))] = i
+            ids[core.add(request_of(i, asks[i]))] = i
         if on_step:
             on_step(core, step)
         for output in _step(core, may_fail):
@@ -165,7 +165,7 @@ def _step(core: EngineCore, may_fail: bool) -> list[CoreOutput]:
     return outputs
 
 
-def _request(i: int, ask: Ask) -> CoreRequest:
+def request_of(i: int, ask: Ask) -> CoreRequest:
     options: JSON = {
         "temperature": 0.0,
         "ignore_eos": True,

@@ -49,7 +49,7 @@ class Replayed:
         return RIGHT if self.runs else NOT_RUN
 
 
-def replay(
+def replay_file(
     file: str | Path,
     model: str | Path | None = None,
     *,
