@@ -25,6 +25,17 @@ CONTRACTS = (
     ("SlottedKind", "cache/kinds/__init__.py"),
     ("SlottedStore", "cache/kinds/__init__.py"),
 )
+VERIFY = (
+    ("verify", "verify/library.py"),
+    ("replay_file", "verify/replay/rerun.py"),
+    ("logprob_mismatch", "verify/mismatch.py"),
+    ("Mismatch", "verify/mismatch.py"),
+    ("Drift", "verify/mismatch.py"),
+    ("Explained", "verify/mismatch.py"),
+    ("recorded_choices", "verify/recorded.py"),
+    ("replayed_logprobs", "verify/recorded.py"),
+    ("Choices", "verify/recorded.py"),
+)
 PUBLIC_CALLS = ("__init__",)
 COLUMNS = 88
 HEAD = """# API reference
@@ -32,13 +43,15 @@ HEAD = """# API reference
 Made by `make docs` from the docstrings. `LLM`, `LLMEngine`, `SamplingParams` and the results are
 imported from `trueline`; options of `LLM` that are not in its signature are the fields of
 `EngineConfig`. What they mean is in [engine.md](engine.md), how to register a plug-in in
-[plugins.md](plugins.md).
+[plugins.md](plugins.md). `trueline.verify` has functions of its own.
 """
 
 
 def api_page() -> str:
     parts = [HEAD]
     parts += [class_section(name, file) for name, file in CLASSES]
+    parts.append("# trueline.verify\n\nWhat it is for: [verify.md](verify.md#as-a-library).\n")
+    parts += [section(name, file) for name, file in VERIFY]
     parts.append("# Contracts\n\nWhat an implementation must do, ours or another package's.\n")
     parts += [class_section(name, file) for name, file in CONTRACTS]
     parts += [op_section(folder) for folder in op_folders()]
@@ -46,6 +59,16 @@ def api_page() -> str:
 
 
 # -- classes -----------------------------------------------------------------------------
+
+
+def section(name: str, file: str) -> str:
+    """Of a class or a function."""
+    tree = parsed(PACKAGE / file)
+    if any(isinstance(n, ast.ClassDef) and n.name == name for n in tree.body):
+        return class_section(name, file)
+    (node,) = (n for n in tree.body if isinstance(n, ast.FunctionDef) and n.name == name)
+    head = [f"## {name}", "", f"[`trueline/{file}`](../src/trueline/{file})", ""]
+    return "\n".join([*head, *method_lines(node)])
 
 
 def class_section(name: str, file: str) -> str:
