@@ -32,6 +32,7 @@ from trueline.verify.faults.drafts import DRAFT_FAULTS
 from trueline.verify.faults.gpu import GPU_FAULTS
 from trueline.verify.graphs import GPU_CHECKS, graph_is_eager
 from trueline.verify.half_precision import half_is_float64
+from trueline.verify.numerics import published_rounding
 from trueline.verify.ops import OP_CHECKS, OpCheck, lightning
 from trueline.verify.ops.attention import TILINGS, decode_table, mla_prefill_wide
 from trueline.verify.ops.basic import experts_bound
@@ -255,6 +256,13 @@ def test_captured_equals_eager(case: str, subjects: dict[str, Subject]) -> None:
 @pytest.mark.parametrize("case", SUBJECTS)
 def test_drafts(check: str, case: str, subjects: dict[str, Subject]) -> None:
     DRAFT_CHECKS[check](subjects[case])
+
+
+@pytest.mark.parametrize("eager", [True, False])
+def test_published_rounding(eager: bool, subjects: dict[str, Subject]) -> None:
+    """Of DeepSeek-V4; captured steps choose entries without telling which."""
+    subject = subjects["v4-rounded"]
+    published_rounding(replace(subject, options=subject.options | {"enforce_eager": eager}))
 
 
 @pytest.mark.parametrize("dtype", BANDS)
