@@ -19,13 +19,14 @@ def load(
     dtype: torch.dtype = torch.float64,
     numerics: str = "weights",
     part: int | str | tuple[str, ...] | None = None,
+    device: str | torch.device = "cpu",
     **stated: Any,
 ) -> Reference:
     """`numerics`: how quantised checkpoints are multiplied, `weights` or `activations`, or, for
     DeepSeek V4, `published`. `part`: a layer whose weights alone are loaded, ENDS for those that
-    no layer has, or how the names begin: enough for the steps that use them. `stated`: facts to
-    override, as `read_config` takes them."""
+    no layer has, or how the names begin: enough for the steps that use them. `device`: where
+    they are read to. `stated`: facts to override, as `read_config` takes them."""
     config = read_config(model_dir, **stated)
     kind = Reference if config.v4 is None else V4Reference
     prefix = f"model.layers.{part}." if isinstance(part, int) else part
-    return kind(config, load_weights(model_dir, config, dtype, numerics, prefix))
+    return kind(config, load_weights(model_dir, config, dtype, numerics, prefix, device))

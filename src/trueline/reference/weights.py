@@ -50,12 +50,13 @@ def load_weights(
     dtype: torch.dtype,
     numerics: str = "weights",
     part: Prefix | None = None,
+    device: str | torch.device = "cpu",
 ) -> Params:
     """Every tensor of the model, unquantised, experts one by one. Numerics `weights`: that is all.
     `activations`: what is multiplied with weights of fp8 or fp4 goes through fp8 first.
     `published`: see there. `part`: only what begins so, as `model.layers.3.`, or ENDS: what no
     layer has."""
-    tensors = read_tensors(Path(model_dir), config, part)
+    tensors = read_tensors(Path(model_dir), config, part, device)
     weights = named_weights(unquantised(tensors, config.quantised), config, dtype, part)
     if numerics == "weights":
         return weights
@@ -160,7 +161,12 @@ def unit_columns(head: Tensor) -> Tensor:
     return head / head.square().sum(0).sqrt().clamp_min(SHORTEST)
 
 
-def read_tensors(model_dir: Path, config: Config, part: Prefix | None = None) -> dict[str, Tensor]:
+def read_tensors(
+    model_dir: Path,
+    config: Config,
+    part: Prefix | None = None,
+    device: str | torch.device = "cpu",
+) -> dict[str, Tensor]:
     index = model_dir / "model.safetensors.index.json"
     if index.exists():
         held: dict[str, str] = json.loads(index.read_text())["weight_map"]
@@ -170,7 +176,7 @@ def read_tensors(model_dir: Path, config: Config, part: Prefix | None = None) ->
         files = sorted(model_dir.glob("*.safetensors"))
     tensors: dict[str, Tensor] = {}
     for file in files:
-        with safe_open(file, framework="pt") as handle:
+        with safe_open(file, framework="pt", device=str(device)) as handle:
             for stored_name in list(handle.keys()):
                 name = renamed(stored_name, config)
                 if is_foreign(name, config) or not is_of(name, part):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
-from trueline.ops.capabilities import Capabilities
+from trueline.cache.layout import LatentLayout
+from trueline.ops.capabilities import Capabilities, Context
 from trueline.ops.registry import OPS, capabilities, implementation, runnable
 from trueline.verify import sparse
 from trueline.verify.cases import Subject
@@ -30,7 +31,7 @@ from trueline.verify.ops import (
     sink_prepare,
     stored,
 )
-from trueline.verify.ops.data import H, L, R, paged, randn
+from trueline.verify.ops.data import SMALL, WIDE, Dims, H, L, R, paged, randn
 
 __all__ = [
     "FP8_CHECKS",
@@ -59,12 +60,23 @@ class OpCheck:
     stored: bool = False
     """Packs weights as they are stored. Others pack plain numbers, which an implementation for
     some formats does not take."""
+    dims: tuple[int, Dims] | None = None
+    """Heads and dims of latent attention, which an implementation may refuse."""
 
     def fits(self, declared: Capabilities) -> bool:
         """Of OP_CHECKS: whether an implementation is asked for it."""
         return "weights" in declared.numerics and (self.stored or declared.formats is None)
 
+    def refused(self, declared: Capabilities, context: Context) -> list[str]:
+        """By an implementation that runs in this context, at the dims of this check."""
+        if self.dims is None:
+            return []
+        heads, dims = self.dims
+        layout = LatentLayout(*dims.cached, 16)
+        return declared.refusals(replace(context, heads=dims.heads(heads), latent=layout))
 
+
+ODD, REAL = (H, SMALL), (128, WIDE)
 OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
     "linear": (
         OpCheck("numbers", basic.linear),
@@ -90,18 +102,18 @@ OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
         OpCheck("fp8", latent_fp8.latent_write),
     ),
     "mla_decode": (
-        OpCheck("numbers", attention.mla_decode),
-        OpCheck("real dims", attention.mla_decode_wide),
-        OpCheck("natural lse", attention.natural_lse),
-        OpCheck("fp8", latent_fp8.mla_decode),
-        OpCheck("bits", attention.mla_decode_bits, True),
-        OpCheck("fp8 bits", latent_fp8.mla_decode_bits, True),
-        OpCheck("ranks", ranks.mla_decode, True),
+        OpCheck("numbers", attention.mla_decode, dims=ODD),
+        OpCheck("real dims", attention.mla_decode_wide, dims=REAL),
+        OpCheck("natural lse", attention.natural_lse, dims=ODD),
+        OpCheck("fp8", latent_fp8.mla_decode, dims=ODD),
+        OpCheck("bits", attention.mla_decode_bits, True, dims=ODD),
+        OpCheck("fp8 bits", latent_fp8.mla_decode_bits, True, dims=ODD),
+        OpCheck("ranks", ranks.mla_decode, True, dims=ODD),
     ),
     "mla_prefill": (
-        OpCheck("numbers", attention.mla_prefill),
-        OpCheck("real dims", attention.mla_prefill_wide),
-        OpCheck("fp8", latent_fp8.mla_prefill),
+        OpCheck("numbers", attention.mla_prefill, dims=ODD),
+        OpCheck("real dims", attention.mla_prefill_wide, dims=REAL),
+        OpCheck("fp8", latent_fp8.mla_prefill, dims=ODD),
     ),
     "lightning": (
         OpCheck("any cuts", lightning.any_cuts),
@@ -121,10 +133,10 @@ OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
     "index_scores": (OpCheck("numbers", sparse.index_scores),),
     "topk": (OpCheck("choices", sparse.topk),),
     "sparse_mla": (
-        OpCheck("numbers", sparse.sparse_mla),
-        OpCheck("real dims", sparse.sparse_mla_wide),
-        OpCheck("fp8", latent_fp8.sparse_mla),
-        OpCheck("ranks", ranks.sparse_mla, True),
+        OpCheck("numbers", sparse.sparse_mla, dims=ODD),
+        OpCheck("real dims", sparse.sparse_mla_wide, dims=REAL),
+        OpCheck("fp8", latent_fp8.sparse_mla, dims=ODD),
+        OpCheck("ranks", ranks.sparse_mla, True, dims=ODD),
     ),
     "compress": (
         OpCheck("numbers", compress.compress),

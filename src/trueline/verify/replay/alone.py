@@ -211,7 +211,7 @@ class PartAlone:
         return judge.one_half(
             (half.layer, HALVES[half.half]), observed, self.weights, self.bands,
             residual=residual,
-            shared=None if shared is None else shared.to(self.definition.device),
+            shared=shared,
             measured=measured,
         )  # fmt: skip
 

@@ -118,13 +118,14 @@ def counts_are_right(ids: Tensor, count: int | Tensor) -> Tensor:
 
 
 def all_visible(count: int, width: int, ratio: int, chosen: Mapping[int, Tensor]) -> Tensor:
-    """[count, width]: what each position has chosen, or all that it sees where that is no more."""
-    rows = torch.full((count, width), NOTHING)
+    """[count, width], on the host: what each position has chosen, or all that it sees where that is
+    no more."""
+    rows = torch.full((count, width), NOTHING, device="cpu")
     for p in range(count):
         mine = chosen.get(p)
         seen = min((p + 1) // ratio, width)
         if mine is None:
-            rows[p, :seen] = torch.arange(seen)
+            rows[p, :seen] = torch.arange(seen, device="cpu")
         else:
             rows[p, : len(mine)] = mine[:width]
     return rows

@@ -61,9 +61,12 @@ class Definition:
             if not self.keep:  # of layers, that one; ENDS stay
                 for key in [key for key in self._parts if key[0] not in (part, ENDS)]:
                     del self._parts[key]
-            made = reference.load(self.model, dtype, self.numerics, part, **self.facts)
-            for name, tensor in made.params.items():
-                made.params[name] = self._rounded(name, tensor).to(self.device)
+            with self.there():
+                made = reference.load(
+                    self.model, dtype, self.numerics, part, self.device, **self.facts
+                )
+                for name, tensor in made.params.items():
+                    made.params[name] = self._rounded(name, tensor)
             self._parts[part, dtype] = made
         return self._parts[part, dtype]
 

@@ -122,7 +122,7 @@ class Judge:
                     noise.entry(layer, half, ref, rough, made)
                 run.entry(layer, half, ref, made)
             if request.outputs.get(key):
-                run.shared = shared
+                run.shared = None if shared is None else shared.to(self.definition.device)
                 if rough is not None:
                     noise.half(layer, half, ref, rough, made)
                 run.half(layer, half, ref, made)
@@ -377,8 +377,8 @@ class _Run(_Sequence):
         at = [p for p in self.request.computed if p in ours]
         values = relative(torch.stack([ours[p] for p in at]), exact[at])
         made.offs.append(Off(
-            self.definition.num_layers, "head", self.composition, self.index, torch.tensor(at),
-            values,
+            self.definition.num_layers, "head", self.composition, self.index,
+            torch.tensor(at, device="cpu"), values,
         ))  # fmt: skip
 
 

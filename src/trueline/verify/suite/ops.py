@@ -25,7 +25,7 @@ def checks(session: Session) -> Iterator[Todo]:
         for name in dict.fromkeys([*sorted(chosen), *OPS[op]]):
             if name == "reference" or (name not in chosen and not runs_here(session, op, name)):
                 continue
-            for check in _checks_of(op, name):
+            for check in _checks_of(session, op, name):
                 which = "chosen by the plan" if name in chosen else "an alternative that runs here"
                 yield Todo(
                     f"ops/{op}={name}, {check.what}",
@@ -38,18 +38,27 @@ def checks(session: Session) -> Iterator[Todo]:
 
 
 def runs_here(session: Session, op: str, name: str) -> bool:
+    return not refusals(op, name, context_of(session))
+
+
+def context_of(session: Session) -> Context:
     plan = session.plan
-    context = Context(dtype=plan.compute_dtype, device=plan.device.torch.type)
-    return not refusals(op, name, context)
+    return Context(
+        dtype=plan.compute_dtype,
+        device=plan.device.torch.type,
+        compute_capability=plan.device.compute_capability,
+    )
 
 
-def _checks_of(op: str, name: str) -> Iterator[OpCheck]:
-    declared = capabilities(op, name)
-    for check in OP_CHECKS[op]:
-        if check.fits(declared) and (declared.batch_invariant or not check.invariant):
-            yield check
+def _checks_of(session: Session, op: str, name: str) -> Iterator[OpCheck]:
+    declared, context = capabilities(op, name), context_of(session)
+    wanted = [check for check in OP_CHECKS[op] if check.fits(declared)]
     if "activations" in declared.numerics:
-        yield from FP8_CHECKS.get(op, ())
+        wanted += FP8_CHECKS.get(op, ())
+    for check in wanted:
+        may = declared.batch_invariant or not check.invariant
+        if may and not check.refused(declared, context):
+            yield check
 
 
 def names_in(check: str) -> tuple[str, str, str]:

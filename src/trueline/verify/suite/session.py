@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -55,6 +56,9 @@ class Session:
         self.common_block = loaded.core.blocks.lcm_block_size
         self._decoder = local_runner(loaded.core.executor).decoder
         loaded.core.close()
+        if self.plan.device.is_gpu:  # the checks and the definition take the memory of its caches
+            del loaded
+            gc.collect()
 
     @cached_property
     def spec(self) -> ModelSpec:
