@@ -8,7 +8,9 @@ import os
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -180,3 +182,33 @@ def test_steps_that_are_warmed_up(longest: int) -> None:
     for rows in steps:
         assert sum(count for _, count in rows) <= max(tokens, 6)
         assert all(0 <= start < start + count <= longest for start, count in rows)
+
+
+class Launched:
+    """As Triton's compiled kernel: it has a launcher once it has been asked for with a grid."""
+
+    def __init__(self, name: str) -> None:
+        self.src, self.metadata, self.thread = name, f"{name}'s", 0
+
+    def __getitem__(self, grid: tuple[int, ...]) -> None:
+        self.thread = threading.get_ident()
+
+
+def test_launchers_are_built_in_threads_and_loaded_one_after_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Loaded in threads, one kernel may get another's launcher: wrong arguments on a GPU."""
+    built: dict[object, int] = {}
+
+    def launcher(src: str, metadata: str) -> None:
+        built[src, metadata] = threading.get_ident()
+
+    active = SimpleNamespace(active=SimpleNamespace(launcher_cls=launcher))
+    monkeypatch.setattr(warmup, "driver", active)
+    kernels = [Launched(name) for name in "abcd"]
+    with ThreadPoolExecutor(2) as pool:
+        warmup.load(kernels, pool)
+    here = threading.get_ident()
+    assert [each.thread for each in kernels] == [here] * 4
+    assert set(built) == {(name, f"{name}'s") for name in "abcd"}
+    assert here not in built.values()

@@ -9,13 +9,14 @@ for the next start (kernel_list.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Executor, ThreadPoolExecutor
 from itertools import pairwise
 from typing import Any
 
 import torch
 from triton import AsyncCompileMode, FutureKernel, knobs
+from triton.runtime import driver
 
 from trueline.device import num_cores
 from trueline.engine.dry_run import DryRun, Rows
@@ -53,8 +54,8 @@ def compile_kernels(spec: ModelSpec, plan: Plan, decoder: Decoder) -> None:
                 _sweep(spec, plan, decoder, asked)
         if listed is not None and not known and asked.all_new:
             listed.write()
-        # In threads too: Triton compiles a launcher in C for every signature.
-        list(pool.map(_load, compiled.future_kernels.values()))
+        kernels = [each.result() for each in compiled.future_kernels.values()]
+        load(kernels, pool)
 
 
 def _sweep(spec: ModelSpec, plan: Plan, decoder: Decoder, asked: Asked) -> None:
@@ -68,8 +69,13 @@ def _sweep(spec: ModelSpec, plan: Plan, decoder: Decoder, asked: Asked) -> None:
         knobs.runtime.jit_cache_hook = None
 
 
-def _load(kernel: Any) -> None:
-    kernel.result()[(1, 1, 1)]  # its launcher for that grid, which is not called
+def load(kernels: Sequence[Any], pool: Executor) -> None:
+    """Triton compiles a launcher in C for every signature: in threads, which keep none of them. All
+    launchers are modules of one name, and CPython puts one that it has loaded before into whichever
+    was loaded last: of two threads that load, one may get the other's function."""
+    list(pool.map(lambda each: driver.active.launcher_cls(each.src, each.metadata), kernels))
+    for kernel in kernels:
+        kernel[(1, 1, 1)]  # its launcher for that grid, which is not called
 
 
 class Asked:
