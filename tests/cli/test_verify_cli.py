@@ -27,7 +27,9 @@ def code_of(*arguments: object) -> int:
 
 def test_a_right_model(tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert code_of(tiny, "--smoke", "--only", "layers", "--quiet", "--out", tmp_path / "out") == 0
-    assert "PASSED" in capsys.readouterr().out
+    shown = capsys.readouterr()
+    assert "PASSED" in shown.out
+    assert f"{tiny}: about " in shown.err  # before the checks
     assert {file.name for file in (tmp_path / "out").iterdir()} == {
         "tiny-v3.json", "tiny-v3.html", "tiny-v3.xml"
     }  # fmt: skip

@@ -248,7 +248,11 @@ def test_a_run(tiny: Tiny) -> None:
     assert report.passed
     assert [check.id for check in report.checks] == ["layers/each half"]
     assert report.options["block_size"] == "8"
-    assert seen[0] == "layers/each half"
+    assert seen[0] == "timing a layer"
+    assert seen[1] == "layers/each half"
+    assert "layers/each half: layer 2 of 4" in seen
+    assert report.estimated is not None
+    assert report.estimated > 0
     with pytest.raises(UsageError, match="unknown argument 'block_sise'"):
         verify(tiny("deepseek_v3"), block_sise=8)
 

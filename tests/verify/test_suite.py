@@ -17,6 +17,7 @@ from trueline.engine.core import EngineCore
 from trueline.engine.executor import local_runner
 from trueline.engine.graphs import DecodeGraphs
 from trueline.errors import UsageError
+from trueline.reference import ENDS
 from trueline.verify.cases import CASES, Subject, make_subject
 from trueline.verify.failed import CheckFailed
 from trueline.verify.graphs import emulated
@@ -24,11 +25,12 @@ from trueline.verify.report import Check, Report, Status
 from trueline.verify.suite import captured, choices, compositions, power
 from trueline.verify.suite.choices import Scores
 from trueline.verify.suite.compositions import NotForced
+from trueline.verify.suite.estimate import estimate
 from trueline.verify.suite.judge import Judge
 from trueline.verify.suite.judgement import FACTOR, Judgement, Off, Requests, relative
 from trueline.verify.suite.numbers import Numbers
 from trueline.verify.suite.observe import Observed
-from trueline.verify.suite.run import Selection, verify
+from trueline.verify.suite.run import Selection, all_checks, tier_compositions, verify
 from trueline.verify.suite.session import Session
 
 SMOKE = Selection(tier="smoke")
@@ -172,7 +174,7 @@ def test_large_models_are_judged_in_one_pass(numbers: Numbers) -> None:
     some = list(compositions.compositions(session))[:3]
     apart = {each.name: numbers.run(each) for each in some}
     once = Numbers(session, together=some)
-    kept, session.definition.keep = session.definition.keep, False
+    session.definition.room = 0
     session.definition._parts.clear()
     try:
         for each in some:
@@ -184,7 +186,54 @@ def test_large_models_are_judged_in_one_pass(numbers: Numbers) -> None:
             assert found.bands == apart[each.name].bands
         assert len({part for part, _ in session.definition._parts}) == 2
     finally:
-        session.definition.keep = kept
+        session.definition.room = None
+
+
+def test_layers_are_kept_as_far_as_there_is_room(session: Session) -> None:
+    definition = session.definition
+    definition._parts.clear()
+    try:
+        definition.room = 0
+        definition.part(0)
+        size = sum(each.nbytes for each in definition.part(1).params.values())
+        assert [part for part, _ in definition._parts] == [1]
+        definition.room = size
+        for layer in (2, ENDS, 1, 2):
+            definition.part(layer)
+        assert [part for part, _ in definition._parts] == [2, ENDS, 1]
+    finally:
+        definition.room = None
+
+
+def test_a_run_is_estimated(session: Session) -> None:
+    """More checks are expected to take longer; the composition that was timed is not run again."""
+    tier = tier_compositions(session, "standard")
+    found = {}
+    for name in ("layers", "modes", "ops", "preflight", "*"):
+        measured = Numbers(session)
+        todos = [
+            each for each in all_checks(measured, "standard")
+            if Selection(only=(name,)).takes(each)
+        ]  # fmt: skip
+        made = estimate(measured, todos, tier, with_power=name == "*")
+        assert made is not None
+        assert set(measured.ran) == ({"whole prompt"} if made.engine else set())
+        found[name] = made
+    assert found["preflight"].total == 0
+    assert found["ops"].total == found["ops"].ops > 0
+    assert found["*"].power > 0
+    assert 0 < found["layers"].total < found["modes"].total < found["*"].total
+    assert str(found["layers"]).startswith("about ")
+
+
+def test_what_cannot_be_timed_is_not_estimated(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    measured, tier = Numbers(session), tier_compositions(session, "smoke")
+    todos = list(all_checks(measured, "smoke"))
+    monkeypatch.setattr(compositions, "run", lambda *given: 1 / 0)
+    assert estimate(measured, todos, tier, with_power=False) is None
+    assert isinstance(measured.refused["whole prompt"], ZeroDivisionError)
 
 
 def test_power_is_near_the_band(numbers: Numbers) -> None:

@@ -151,6 +151,7 @@ def make_tiny(
     dtype: Dtype | None = None,
     yarn: bool | None = None,
     compress_rates: tuple[int, int] | None = None,
+    device: Literal["cpu", "cuda"] = "cpu",
     dims: TinyDims = TinyDims(),  # noqa: B008
     storage: TinyStorage = TinyStorage(),  # noqa: B008
 ) -> None:
@@ -167,7 +168,8 @@ def make_tiny(
     directory
         Where to write; must not exist or be empty.
     config
-        Take this config.json instead of the family's own, whatever its size.
+        Take this config.json instead of the family's own, whatever its size: a file, or the
+        directory that it is in.
     dtype
         Stored dtype of what is plain. Default: the config's.
     yarn
@@ -175,7 +177,10 @@ def make_tiny(
     compress_rates
         Of deepseek_v4: tokens of a selected entry and of one that all queries see, instead of 4 and
         128. The config is then written as transformers saves it.
+    device
+        Where weights are drawn: cuda is quicker for a large model, and has other numbers.
     """
+    from trueline.device import find_device
     from trueline.tiny.configs import as_saved, change_config
     from trueline.tiny.make import TinyOptions, make_checkpoint
     from trueline.tiny.quantise import published_storage
@@ -195,7 +200,8 @@ def make_tiny(
     change_config(made, keys | {"torch_dtype": plain}, yarn=yarn, storage=stored)
     if compress_rates is not None:
         made = as_saved(made, *compress_rates)
-    options = TinyOptions(seed, plain, storage.fused_experts, storage.shard_mb * 1_000_000)
+    find_device(device)  # what is wrong with it is told before anything is written
+    options = TinyOptions(seed, plain, storage.fused_experts, storage.shard_mb * 1_000_000, device)
     with progress_bar("drawing weights", in_bytes=False) as progress:
         spec = make_checkpoint(directory, made, options, progress)
     count = sum(file.stat().st_size for file in directory.iterdir())
@@ -214,7 +220,7 @@ def _base_config(family: str, file: Path | None) -> JSON:
         return family_config(family)
     if family != "config":
         raise UsageError(f"family '{family}' with --config: write 'config' as the family")
-    return read_json(file)
+    return read_json(file / "config.json" if file.is_dir() else file)
 
 
 def _whole_groups(asked: TinyStorage) -> dict[str, int | str | None]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 
 import shlex
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from cyclopts import Parameter
 
@@ -16,13 +16,16 @@ from trueline.cli.generate import OfflineEngine
 from trueline.cli.output import tables
 from trueline.errors import UsageError
 from trueline.utils.builtin import BUILTIN_MODELS
+from trueline.utils.progress import lines_between
 
 if TYPE_CHECKING:
     from trueline.config import EngineConfig
     from trueline.verify.report import FaultRow, Report
+    from trueline.verify.suite.estimate import Estimate
     from trueline.verify.suite.run import Progress, Tier
 
 ENGINE = Parameter(name="*", group="Engine")
+SECONDS_BETWEEN_LINES = 10.0
 Flag = Annotated[bool, Parameter(negative=())]
 
 
@@ -101,13 +104,14 @@ def verify(
     config = EngineConfig(**engine.options())
     reports: list[Report] = []
     for name in model or tuple(BUILTIN_MODELS):
-        with _progress(name) as progress:
+        with _progress(name) as shown:
             report = verify_model(
-                name, config, selection, prompt=prompt, progress=progress,
+                name, config, selection, prompt=prompt, progress=shown.progress,
                 with_power=not faults, replay_dir=_replays(name, out, replay_dir),
+                estimated=shown.estimated,
             )  # fmt: skip
             if faults:
-                report.faults = _faults(name, config, selection.tier, fault, progress)
+                report.faults = _faults(name, config, selection.tier, fault, shown.progress)
         report.command = shlex.join(["trueline", *sys.argv[1:]])
         reports.append(report)
         if out is not None:
@@ -169,24 +173,46 @@ def _make_directory(path: Path) -> None:
         raise UsageError(f"--out {path}: not a directory to write to ({error.strerror})") from error
 
 
+class _Shown(NamedTuple):
+    """What is told while a model is checked."""
+
+    progress: Progress
+    estimated: Callable[[Estimate], None]
+
+
 @contextmanager
-def _progress(name: str) -> Iterator[Progress]:
-    """A line that changes on a terminal; elsewhere nothing but the model's name."""
+def _progress(name: str) -> Iterator[_Shown]:
+    """A line that changes on a terminal; elsewhere one every few seconds."""
     if not sys.stderr.isatty():
         print(f"{name} …", file=sys.stderr)
-        yield lambda check, done, total: None
+        tell = lines_between(sys.stderr, SECONDS_BETWEEN_LINES)
+        yield _Shown(
+            lambda check, done, total: tell(f"{name}: {done} of {total} checks, {check}"),
+            lambda estimate: print(f"{name}: {estimate}", file=sys.stderr),
+        )
         return
     from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+    from rich.progress import (
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeElapsedColumn,
+    )
 
     columns = (
         TextColumn(name),
         BarColumn(),
         MofNCompleteColumn(),
+        TimeElapsedColumn(),
         TextColumn("{task.description}"),
     )
-    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task("loading", total=None)
-        yield lambda check, done, total: bar.update(
-            task, completed=done, total=total, description=check
+        yield _Shown(
+            lambda check, done, total: bar.update(
+                task, completed=done, total=total, description=check
+            ),
+            lambda estimate: console.print(f"{name}: {estimate}", highlight=False),
         )

@@ -18,6 +18,13 @@ class LateKernels:
 
         knobs.runtime.jit_post_compile_hook = self._compiled
 
+    @staticmethod
+    def stop() -> None:
+        """In this process."""
+        from triton import knobs
+
+        knobs.runtime.jit_post_compile_hook = None
+
     def _compiled(self, *, repr: str, **_: Any) -> None:
         """Or found in the kernel cache on disk, which takes milliseconds."""
         self.count += 1

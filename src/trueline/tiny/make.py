@@ -52,6 +52,8 @@ class TinyOptions:
     says."""
     fused_experts: bool = False
     max_shard_bytes: int = 2 << 30
+    device: str = "cpu"
+    """Where weights are drawn. Another kind of device has other numbers."""
 
 
 def make_checkpoint(
@@ -72,7 +74,9 @@ def make_checkpoint(
     try:
         spec = read_model(file)
         write_tokenizer(directory, spec.vocab.total, text.get("bos_token_id"), spec.eos_token_ids)
-        write_shards(directory, _tensors(spec, options, values), options.max_shard_bytes, progress)
+        with torch.device(options.device):
+            drawn = _tensors(spec, options, values)
+            write_shards(directory, drawn, options.max_shard_bytes, progress)
     except BaseException:
         for made in directory.iterdir():
             made.unlink()
@@ -96,7 +100,9 @@ def _tensors(
             if values is not None:
                 value = values(prefix + piece.source)
             else:
-                value = draw_parameter(parameter, piece.source, piece.shape, options.seed)
+                value = draw_parameter(
+                    parameter, piece.source, piece.shape, options.seed, torch.device(options.device)
+                )
                 _shrink_latents(value, piece.source, spec)
             done += value.numel()
             if fuse:
@@ -157,7 +163,7 @@ def write_shards(
         if shard and size + tensor.nbytes > max_bytes:
             flush()
             size = 0
-        shard[name] = tensor.contiguous()
+        shard[name] = tensor.contiguous().cpu()
         size += tensor.nbytes
         total_size += tensor.nbytes
         if progress:

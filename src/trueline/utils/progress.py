@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import TextIO
 
 SECONDS_BETWEEN_LINES = 3.0
 UNITS = ("B", "KB", "MB", "GB", "TB", "PB")
@@ -49,6 +50,20 @@ def progress_bar(title: str, in_bytes: bool = True) -> Iterator[Callable[[int, i
     with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
         task = progress.add_task(title, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
+
+
+def lines_between(file: TextIO, seconds: float) -> Callable[[str], None]:
+    """Prints what it is told, so many seconds after the line before at the earliest."""
+    last = time.monotonic()
+
+    def tell(line: str) -> None:
+        nonlocal last
+        now = time.monotonic()
+        if now - last >= seconds:
+            last = now
+            print(line, file=file, flush=True)
+
+    return tell
 
 
 def _progress_lines(title: str, show: Callable[[float], str]) -> Callable[[int, int], None]:

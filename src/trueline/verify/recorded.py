@@ -245,7 +245,7 @@ def _of_definition(
     selected: dict[int, Tensor],
 ) -> Tensor:
     """One layer in memory at a time."""
-    whole = Definition(model, EXACT, EXACT, facts=config.facts, keep=False)
+    whole = Definition(model, EXACT, EXACT, facts=config.facts, room=0)
     sequence = whole.sequence(tokens, experts=experts, selected=selected)
     with torch.no_grad():
         h = whole.part(ENDS).start(torch.tensor(tokens))

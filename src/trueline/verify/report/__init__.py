@@ -209,6 +209,8 @@ class Report(msgspec.Struct, kw_only=True):
     started: str
     """ISO 8601, UTC."""
     seconds: float
+    estimated: float | None = None
+    """Seconds, as told before the checks began."""
     environment: Environment
     plan: list[str]
     checks: list[Check]

@@ -229,7 +229,10 @@ def run_facts(report: Report) -> Iterator[tuple[str, str]]:
     model, at = report.model, report.environment
     yield "model", f"{clean(model.name)}: {subject(model)}"
     yield "fingerprint", clean(model.fingerprint)
-    yield "run", f"{asked_for(report)}, begun {clean(report.started)}, {seconds(report.seconds)}"
+    took = seconds(report.seconds)
+    if report.estimated is not None:
+        took += f" (estimated {seconds(report.estimated)})"
+    yield "run", f"{asked_for(report)}, begun {clean(report.started)}, {took}"
     yield "options", clean(", ".join(f"{k}={v}" for k, v in report.options.items())) or "defaults"
     yield "trueline", clean(at.trueline) + (f" ({clean(at.commit)})" if at.commit else "")
     triton = f", Triton {at.triton}" if at.triton else ""

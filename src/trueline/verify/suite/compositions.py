@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
 
 import torch
 
@@ -34,6 +36,8 @@ class Ran:
     """Their lengths."""
     steps: list[tuple[int, int, int]] = field(default_factory=list)
     """Of each step: decode rows, prefill rows, tokens."""
+    step_seconds: float = 0.0
+    """Of a step, the median."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -327,7 +331,9 @@ def _finished(composition: Composition, done: EngineRun, watch: Watch) -> Ran:
     watch.finish([[*ask.prompt, *out] for ask, out in asked], done.logits)
     prompts = [len(ask.prompt) for ask in composition.asks]
     requests = Requests(composition.name, watch.requests)
-    return Ran(done.core, done, requests, prompts, watch.steps)
+    between = [later - each for each, later in pairwise(watch.ended)]
+    seconds = median(between) if between else 0.0
+    return Ran(done.core, done, requests, prompts, watch.steps, seconds)
 
 
 def require_same_bits(what: str, one: EngineRun, two: EngineRun) -> None:

@@ -31,8 +31,8 @@ ROUTER = re.compile(r"\.mlp\.gate\.")
 
 
 class Definition:
-    """`dtype` is what the engine computes in, `stored` what plain weights are kept in. `keep`:
-    whether all layers stay in memory, or the last one alone."""
+    """`dtype` is what the engine computes in, `stored` what plain weights are kept in. `room`:
+    bytes of layers that stay in memory beside the one that is read last; None: all of them."""
 
     def __init__(
         self,
@@ -43,11 +43,11 @@ class Definition:
         facts: Mapping[str, Any] | None = None,
         device: str = "cpu",
         *,
-        keep: bool = True,
+        room: int | None = None,
     ) -> None:
         self.model, self.dtype, self.stored, self.numerics = model, dtype, stored, numerics
         self.facts: JSON = dict(facts or {})
-        self.device, self.keep = torch.device(device), keep
+        self.device, self.room = torch.device(device), room
         self.config = read_config(model, **self.facts)
         self._parts: dict[tuple[Part, torch.dtype], Reference] = {}
 
@@ -58,9 +58,7 @@ class Definition:
     def part(self, part: Part, dtype: torch.dtype = EXACT) -> Reference:
         """Ready for `there()`."""
         if (part, dtype) not in self._parts:
-            if not self.keep:  # of layers, that one; ENDS stay
-                for key in [key for key in self._parts if key[0] not in (part, ENDS)]:
-                    del self._parts[key]
+            self._make_room(part)
             with self.there():
                 made = reference.load(
                     self.model, dtype, self.numerics, part, self.device, **self.facts
@@ -69,6 +67,19 @@ class Definition:
                     made.params[name] = self._rounded(name, tensor)
             self._parts[part, dtype] = made
         return self._parts[part, dtype]
+
+    def _make_room(self, part: Part) -> None:
+        """Of layers, what was read first goes first; never that one, nor ENDS."""
+        if self.room is None:
+            return
+        held = {
+            key: sum(tensor.nbytes for tensor in made.params.values())
+            for key, made in self._parts.items()
+            if key[0] not in (part, ENDS)
+        }
+        while held and sum(held.values()) > self.room:
+            oldest = next(iter(held))
+            del held[oldest], self._parts[oldest]
 
     def _rounded(self, name: str, tensor: Tensor) -> Tensor:
         if not (name in self._plain or TRANSPOSED.search(name)) or ROUTER.search(name):

@@ -324,9 +324,11 @@ class _Run(_Sequence):
             self.add(layer, half)
 
     def add(self, layer: int, half: Half) -> None:
-        # several streams are mixed by the layer's own weights
-        several = self.definition.config.v4 is not None
-        ref = self.definition.part(layer if several else ENDS)
+        part: Part = ENDS
+        if self.definition.config.v4 is not None:  # streams are mixed by weights of the layer
+            small = (f"model.layers.{layer}.{half.mixing}.",)
+            part = layer if self.definition.room is None else small
+        ref = self.definition.part(part)
         self.h = ref.add(layer, half, self.h, self.rows(layer, half, outputs=True).to(EXACT))
 
     def _experts(

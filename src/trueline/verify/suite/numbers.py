@@ -40,7 +40,7 @@ class Numbers:
     judged: dict[str, Judgement] = field(default_factory=dict)
     ran: dict[str, Ran] = field(default_factory=dict)
     refused: dict[str, Exception] = field(default_factory=dict)
-    """What running a composition has raised."""
+    """What running or judging a composition has raised."""
     together: list[Composition] = field(default_factory=list)
     """Those to run and judge at once, in one pass over the layers."""
     progress: Callable[[str, int, int], None] = lambda what, done, total: None
@@ -51,7 +51,7 @@ class Numbers:
 
     def run(self, composition: Composition) -> Judgement:
         """Alone, or with all others where layers are too large to be read for each."""
-        if composition.name not in self.ran and composition.name not in self.refused:
+        if composition.name not in self.judged and composition.name not in self.refused:
             self._run(self.together or [composition])
         if composition.name in self.refused:
             raise self.refused[composition.name]
@@ -60,21 +60,31 @@ class Numbers:
     def _run(self, some: Sequence[Composition]) -> None:
         for number, each in enumerate(some):
             self.progress(each.name, number, len(some))
-            try:
-                self.ran[each.name] = compositions.run(self.session, each)
-            except Exception as error:  # told by the check that asks for it
-                self.refused[each.name] = error
+            self.serve(each)
         names = [each.name for each in some if each.name in self.ran]
         if not names:
             return
         first = self.ran[names[0]].requests
         baseline = [Requests(first.composition, first.observed[:1])]
         given = [self.ran[name].requests for name in names]
-        found = self.judge.judge(given, baseline, self.bands)
+        try:
+            found = self.judge.judge(given, baseline, self.bands)
+        except Exception as error:
+            self.refused |= dict.fromkeys(names, error)
+            raise
         if self.bands is None:
             self.bands = found
         for name in names:
             self.judged[name] = found.of(name)
+
+    def serve(self, composition: Composition) -> None:
+        """By the engine, once."""
+        if composition.name in self.ran or composition.name in self.refused:
+            return
+        try:
+            self.ran[composition.name] = compositions.run(self.session, composition)
+        except Exception as error:  # told by the check that asks for it
+            self.refused[composition.name] = error
 
     def place(self, off: Off, position: int) -> Place:
         observed = self.ran[off.composition].requests.observed[off.request]
@@ -171,7 +181,8 @@ def judgement_layers(judgement: Judgement) -> int:
 
 def _mode(numbers: Numbers, composition: Composition) -> Outcome:
     if composition.captured:
-        return captured.check(numbers, composition)
+        outcome = captured.check(numbers, composition)
+        return replace(outcome, ran=_chosen(numbers.session))
     judgement = numbers.run(composition)
     ran = numbers.ran[composition.name]
     measures = _measures(numbers, judgement, composition.name)
@@ -189,7 +200,7 @@ def _mode(numbers: Numbers, composition: Composition) -> Outcome:
         together = ran.done.only(composition.alone)
         compositions.require_same_bits(composition.invariant, alone.done, together)
         evidence += f"; request {composition.alone} has the same bits alone, in one step"
-    return Outcome(evidence, measures, {})
+    return Outcome(evidence, measures, _used(numbers.session, ran))
 
 
 def session_budget(session: Session) -> int:
@@ -199,6 +210,16 @@ def session_budget(session: Session) -> int:
 
 def _chosen(session: Session) -> dict[str, str]:
     return {op: chosen.name for op, chosen in session.plan.selections.items()}
+
+
+def _used(session: Session, ran: Ran) -> dict[str, str]:
+    """Of them, what this composition's rows went through."""
+    paths = {
+        path.partition(",")[0] for each in ran.requests.observed for path in each.paths.values()
+    }
+    other = {"decode": "mla_decode", "prefill": "mla_prefill"}
+    unused = {op for path, op in other.items() if path not in paths}
+    return {op: name for op, name in _chosen(session).items() if op not in unused}
 
 
 def _measures(numbers: Numbers, judgement: Judgement, composition: str) -> list[Measure]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -96,6 +97,8 @@ class Watch:
         self.pieces: dict[Key, _Piece] = {}
         self.steps: list[tuple[int, int, int]] = []
         """Decode rows, prefill rows, tokens."""
+        self.ended: list[float] = []
+        """When each step was."""
         self.layers = self.runner.decoder.layers
         self.originals = [(layer.mixer, layer.feed_forward) for layer in self.layers]
         for layer in self.layers:
@@ -111,6 +114,7 @@ class Watch:
         """The step's rows go to their requests."""
         prefills = len(batch.rows) - batch.num_decode_rows
         mixed = batch.num_decode_rows > 0 and prefills > 0
+        self.ended.append(time.perf_counter())
         self.steps.append((batch.num_decode_rows, prefills, len(batch.tokens)))
         sizes = self.runner.inputs.block_sizes
         for row in batch.rows:

@@ -22,6 +22,10 @@ from trueline.verify.suite.numbers import Numbers
 SIZES = tuple(2.0**-k for k in range(2, 27, 2))
 """Tried from the middle on."""
 PROMPT, ANSWER = 24, 6
+TRIES = len(SIZES).bit_length()
+"""Of sizes, for an injection."""
+INJECTIONS = 12
+"""About as many there are."""
 
 
 Put = Callable[[Decoder, float], Callable[[], None]]

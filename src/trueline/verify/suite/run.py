@@ -24,7 +24,9 @@ from trueline.verify.suite import (
     power,
     preflight,
 )
+from trueline.verify.suite.compositions import Composition
 from trueline.verify.suite.curves import curves
+from trueline.verify.suite.estimate import Estimate, estimate
 from trueline.verify.suite.localise import Failures
 from trueline.verify.suite.numbers import Numbers
 from trueline.verify.suite.outcome import Todo, carry_out
@@ -79,8 +81,10 @@ def verify(
     with_power: bool = True,
     progress: Progress = lambda check, done, total: None,
     replay_dir: Path | None = None,
+    estimated: Callable[[Estimate], None] = lambda estimate: None,
 ) -> Report:
-    """`replay_dir`: where a file for `trueline replay` is written of each check that fails."""
+    """`replay_dir`: where a file for `trueline replay` is written of each check that fails.
+    `estimated`: told how long it will take, before the checks begin."""
     selection = selection or Selection()
     started, clock = datetime.datetime.now(datetime.UTC), time.perf_counter()
     directory = find_model(model)
@@ -89,10 +93,18 @@ def verify(
     todos = list(all_checks(measured, selection.tier))
     selection.check_known(todos)
     todos = [todo for todo in todos if selection.takes(todo)]
+    # how small an error would be seen is asked of a run of all checks
+    with_power = with_power and not selection.only and selection.tier != "smoke"
+    progress("timing a layer", 0, len(todos))
+    expected = estimate(
+        measured, todos, tier_compositions(session, selection.tier), with_power=with_power
+    )
+    if expected is not None:
+        estimated(expected)
     checks: list[Check] = []
     failures = Failures(measured, replay_dir)
     for number, todo in enumerate(todos):
-        progress(todo.id, number, len(todos))
+        _follow(measured, todo.id, lambda what, n=number: progress(what, n, len(todos)))  # type: ignore[misc]
         checks.append(carry_out(todo))
         failures.explain(checks[-1])
     report = Report(
@@ -103,6 +115,7 @@ def verify(
         options=environment.options(config),
         started=started.isoformat(timespec="seconds"),
         seconds=0.0,
+        estimated=None if expected is None else expected.total,
         environment=environment.environment(session),
         plan=session.plan_lines,
         checks=checks,
@@ -111,9 +124,8 @@ def verify(
         report.bands = measured.bands.named_bands(session.plan.compute_dtype)
         report.curves = curves(measured)
         report.token_diffs = _diffs(measured, checks, directory)
-        wanted = with_power and not selection.only and selection.tier != "smoke"
         # what a wrong engine would notice says nothing
-        if wanted and not any(c.group in ("layers", "modes") for c in report.failed):
+        if with_power and not any(c.group in ("layers", "modes") for c in report.failed):
             report.power = list(
                 power.measure(measured, lambda done, total: progress("power", done, total))
             )
@@ -121,12 +133,22 @@ def verify(
     return report
 
 
+def _follow(measured: Numbers, check: str, tell: Callable[[str], None]) -> None:
+    """What a check is at, which may take long: the requests it runs, the layers it judges."""
+    tell(check)
+    measured.progress = lambda name, done, total: tell(f"{check}: requests of {name}")
+    measured.judge.progress = lambda layer, count: tell(f"{check}: layer {layer + 1} of {count}")
+
+
+def tier_compositions(session: Session, tier: Tier) -> list[Composition]:
+    first, *others = compositions.compositions(session)
+    return [first, *(each for each in others if tier != "smoke" or each.smoke)]
+
+
 def all_checks(measured: Numbers, tier: Tier) -> Iterator[Todo]:
     session = measured.session
-    first, *others = compositions.compositions(session)
-    if tier == "smoke":
-        others = [each for each in others if each.smoke]
-    if not session.definition.keep:
+    first, *others = tier_compositions(session, tier)
+    if session.definition.room is not None:
         measured.together = [each for each in (first, *others) if not each.captured]
     yield from preflight.checks(session)
     yield from numbers.layer_checks(measured, first)

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from trueline.config import EngineConfig
+from trueline.device import find_device, recover
 from trueline.engine.core import EngineCore
 from trueline.engine.executor import LocalExecutor, local_runner
 from trueline.engine.loading import load_engine
@@ -25,6 +26,8 @@ from trueline.verify.suite.definition import Definition
 
 SMALL_BYTES = 400_000_000
 """Of weights: the definition of such a model stays in memory whole, in float64 and in its dtype."""
+PART_OF_MEMORY = 0.2
+"""Of what is free: for layers of a larger one, which are read when they are needed."""
 MOST_SCORES = 1 << 27
 """Attention scores that the definition holds at a time, of all heads."""
 
@@ -56,9 +59,12 @@ class Session:
         self.common_block = loaded.core.blocks.lcm_block_size
         self._decoder = local_runner(loaded.core.executor).decoder
         loaded.core.close()
-        if self.plan.device.is_gpu:  # the checks and the definition take the memory of its caches
+        if self.plan.device.is_gpu:
+            loaded.core.late_kernels.stop()  # checks ask for more than what serves
+            # the checks and the definition take the memory of its caches
             del loaded
             gc.collect()
+            recover()
 
     @cached_property
     def spec(self) -> ModelSpec:
@@ -74,8 +80,12 @@ class Session:
             plan.numerics.name,
             self.config.facts,
             str(plan.device.torch),
-            keep=plan.weight_bytes <= SMALL_BYTES,
+            room=None if plan.weight_bytes <= SMALL_BYTES else self._room(),
         )
+
+    def _room(self) -> int:
+        """Bytes of layers that the definition may keep beside the one it works on."""
+        return int(find_device(self.plan.device.kind).free_memory * PART_OF_MEMORY)
 
     @contextmanager
     def core(self, **changes: Any) -> Iterator[EngineCore]:
