@@ -24,8 +24,8 @@ from trueline.verify.graphs import emulated
 from trueline.verify.report import Check, Report, Status
 from trueline.verify.suite import captured, choices, compositions, power
 from trueline.verify.suite.choices import Scores
-from trueline.verify.suite.compositions import NotForced
 from trueline.verify.suite.estimate import estimate
+from trueline.verify.suite.forced import NotForced
 from trueline.verify.suite.judge import Judge
 from trueline.verify.suite.judgement import FACTOR, Judgement, Off, Requests, relative
 from trueline.verify.suite.numbers import Numbers

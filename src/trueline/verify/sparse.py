@@ -4,7 +4,7 @@ on mixed steps with shuffled blocks and NaN in every byte that nobody owns."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 
@@ -92,7 +92,7 @@ def mixed_step(
     )
     index = IndexStore(layout, 2, num_blocks)
     latent = LatentStore(LatentLayout(*dims.cached, size, fp8), 2, num_blocks, dtype)
-    keys = [numbers(run, DIM, seed + 7 * i) for i, run in enumerate(runs)]
+    keys = [numbers(run, layout.dim, seed + 7 * i) for i, run in enumerate(runs)]
     # The second layer: an address that forgets its layer shows.
     step = MixedStep(SparseRows(runs), keys, index.views[1], latent.views[1], torch.empty(0))
     owned = torch.cat([step.cells(i) for i in range(len(runs))])
@@ -114,9 +114,11 @@ def numbers(run: Run, width: int, seed: int) -> Tensor:
     return made
 
 
-def queries(step: MixedStep, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+def queries(
+    step: MixedStep, dtype: torch.dtype = torch.float32, heads: int = INDEX_HEADS
+) -> tuple[Tensor, Tensor]:
     n = len(step.rows.lengths)
-    return randn(n, INDEX_HEADS, DIM, seed=5).to(dtype), randn(n, INDEX_HEADS, seed=6)
+    return randn(n, heads, step.index.layout.dim, seed=5).to(dtype), randn(n, heads, seed=6)
 
 
 def fail(check: str, what: str) -> None:
@@ -177,22 +179,29 @@ def index_scores(
     """Every storage in every layout that it does not refuse; scores have the same bits in all that
     hold the same numbers."""
     for storage in storages:
-        _scores(op, storage, dtype)
+        scores(op, storage, dtype, list(layouts(storage)))
 
 
-def _scores(op: IndexScores[Opaque], storage: str, dtype: torch.dtype) -> None:
+def scores(
+    op: IndexScores[Opaque],
+    storage: str,
+    dtype: torch.dtype,
+    places: Sequence[IndexLayout],
+    heads: int = INDEX_HEADS,
+) -> None:
+    """`places`: layouts in this storage, of one width."""
     here = torch.get_default_device()
     # where the reference does not wait for each number
     with torch.device("cpu") if here.type != "cpu" else nullcontext():
-        exact, sizes = _exact_scores(storage, dtype)
+        exact, sizes = _exact_scores(storage, dtype, places[0].dim, heads)
     seen = (exact != -math.inf).to(here)
     exact, accepted = exact.to(here)[seen], sizes.to(here)[seen]
     bits = None
-    for layout in layouts(storage):
+    for layout in places:
         if op.capabilities.refusals(Context(dtype=dtype, index=layout)):
             continue
         step = mixed_step(layout)
-        q, weights = queries(step, dtype)
+        q, weights = queries(step, dtype, heads)
         what = f"index_scores, {storage}, {layout.kind}, blocks of {layout.block_size}"
         for tiling in TILINGS if layout.block_size == 2 else (FULL,):
             prepared = op.prepare(step.rows, step.index, tiling, topk=TOPK)
@@ -213,10 +222,10 @@ def each_within(what: str, ours: Tensor, exact: Tensor, accepted: Tensor) -> Non
     require_within(f"sparse op = reference: {what}", *parts)
 
 
-def _exact_scores(storage: str, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _exact_scores(storage: str, dtype: torch.dtype, dim: int, heads: int) -> tuple[Tensor, Tensor]:
     """And how far from each ours may be."""
-    step = mixed_step(IndexLayout(DIM, 16, storage, "rows"))
-    q, weights = queries(step, dtype)
+    step = mixed_step(IndexLayout(dim, 16, storage, "rows"))
+    q, weights = queries(step, dtype, heads)
     given = scores_reference.prepare(step.rows, step.index, FULL, topk=TOPK)
     exact = scores_reference.run(q, weights, step.index, given)
     lengths = step.rows.lengths
@@ -241,30 +250,30 @@ def score_bound(q: Tensor, weights: Tensor, keys: Tensor) -> Tensor:
     return passed + bounds.dot_bound(q.shape[1], (factor.square() * squares).sum(1).sqrt())
 
 
-def hard_scores() -> tuple[Tensor, Tensor]:
+def hard_scores(most: int = TOPK, width: int = 97) -> tuple[Tensor, Tensor]:
     """Ties at the edge, few values, all equal, infinities, NaN, both zeros; garbage after a row's
     length. [7 kinds × lengths, width]."""
-    lengths = [0, 1, TOPK - 1, TOPK, TOPK + 1, 60, 97]
+    lengths = [0, 1, most - 1, most, most + 1, (most + width) // 2, width]
     kinds = [
-        randn(97, seed=1),
-        (randn(97, seed=2) * 2).round(),
-        torch.zeros(97),
-        torch.tensor([0.0, -0.0, -1.0])[torch.arange(97) % 3],
-        torch.where(randn(97, seed=3) > 0.2, torch.nan, randn(97, seed=4)),
-        torch.where(randn(97, seed=5) > 0.3, -torch.inf, randn(97, seed=6)),
-        torch.where(randn(97, seed=7) > 1, torch.inf, -randn(97, seed=8).abs()),
+        randn(width, seed=1),
+        (randn(width, seed=2) * 2).round(),
+        torch.zeros(width),
+        torch.tensor([0.0, -0.0, -1.0])[torch.arange(width) % 3],
+        torch.where(randn(width, seed=3) > 0.2, torch.nan, randn(width, seed=4)),
+        torch.where(randn(width, seed=5) > 0.3, -torch.inf, randn(width, seed=6)),
+        torch.where(randn(width, seed=7) > 1, torch.inf, -randn(width, seed=8).abs()),
     ]
     scores = torch.stack([kind for kind in kinds for _ in lengths])
     at = torch.tensor(lengths * len(kinds))
-    garbage = torch.tensor([torch.nan, torch.inf, 1e9])[torch.arange(97) % 3]
-    return torch.where(torch.arange(97) >= at[:, None], garbage, scores), at
+    garbage = torch.tensor([torch.nan, torch.inf, 1e9])[torch.arange(width) % 3]
+    return torch.where(torch.arange(width) >= at[:, None], garbage, scores), at
 
 
-def topk(op: TopK, _: torch.dtype = torch.float32) -> None:
+def topk(op: TopK, _: torch.dtype = torch.float32, most: int = TOPK, width: int = 97) -> None:
     """Scores are float32, whatever is computed in."""
-    scores, lengths = hard_scores()
-    wanted = top_reference.run(scores, lengths, TOPK)
-    ours = op.run(scores, lengths, TOPK)
+    scores, lengths = hard_scores(most, width)
+    wanted = top_reference.run(scores, lengths, most)
+    ours = op.run(scores, lengths, most)
     if not torch.equal(ours, wanted):
         row = int((ours != wanted).any(1).nonzero()[0])
         fail("sparse op = reference", f"topk: row {row} chose others")

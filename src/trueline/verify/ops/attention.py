@@ -3,6 +3,7 @@ and form."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import cast, get_args
 
 import torch
@@ -54,14 +55,19 @@ def mla_decode(op: MLADecodeOp, dtype: torch.dtype = torch.float32) -> None:
             same_attention(what, op.run(q, view, prepared, softmax_scale=SCALE), exact, dtype)
 
 
-def mla_decode_wide(op: MLADecodeOp, dtype: torch.dtype = torch.float32) -> None:
-    for block_size, heads, apart in WIDE_SHAPES:
-        view, rows = paged([1, 64, 129, 0, 300, 65], block_size, dtype=dtype, dims=WIDE)
-        q = randn(6, heads, WIDE.width + apart, seed=9).to(dtype)[..., apart:]
-        exact = attended.decode(q, view, rows, WIDE.scale)
+def mla_decode_wide(
+    op: MLADecodeOp,
+    dtype: torch.dtype = torch.float32,
+    dims: Dims = WIDE,
+    shapes: Sequence[tuple[int, int, int]] = WIDE_SHAPES,
+) -> None:
+    for block_size, heads, apart in shapes:
+        view, rows = paged([1, 64, 129, 0, 300, 65], block_size, dtype=dtype, dims=dims)
+        q = randn(6, heads, dims.width + apart, seed=9).to(dtype)[..., apart:]
+        exact = attended.decode(q, view, rows, dims.scale)
         prepared = op.prepare(rows, view, TILINGS[0], heads)
-        ours = op.run(q, view, prepared, softmax_scale=WIDE.scale)
-        what = f"mla_decode, {heads} heads over {WIDE.cached}, {block_size=}, {apart} apart"
+        ours = op.run(q, view, prepared, softmax_scale=dims.scale)
+        what = f"mla_decode, {heads} heads over {dims.cached}, {block_size=}, {apart} apart"
         same_attention(what, ours, exact, dtype)
 
 
@@ -134,10 +140,16 @@ def mla_prefill(op: MLAPrefill[Opaque], dtype: torch.dtype = torch.float32) -> N
         chosen.chosen(cast("MaskedPrefill[Opaque]", op), dtype)
 
 
-def mla_prefill_wide(op: MLAPrefill[Opaque], dtype: torch.dtype = torch.float32) -> None:
-    prefills(op, dtype, WIDE, 2, 16, WIDE_PREFILLS)
+def mla_prefill_wide(
+    op: MLAPrefill[Opaque],
+    dtype: torch.dtype = torch.float32,
+    dims: Dims = WIDE,
+    heads: int = 2,
+    block_size: int = 16,
+) -> None:
+    prefills(op, dtype, dims, heads, block_size, WIDE_PREFILLS)
     if "run_chosen" in op.capabilities.optional:
-        chosen.chosen(cast("MaskedPrefill[Opaque]", op), dtype, WIDE)
+        chosen.chosen(cast("MaskedPrefill[Opaque]", op), dtype, dims)
 
 
 def prefills(

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import cast
 
@@ -38,15 +39,22 @@ from trueline.verify.ops.data import (
     within,
 )
 
+Shapes = Sequence[tuple[int, ...]]
 ROTATION = 4
 """Roundings of a rotated row: two products and their sum, in either number of a pair."""
 
 
-def linear(op: LinearOp, dtype: torch.dtype = torch.float32) -> None:
-    for shape in ((17, 13), (101, 67), (256, 384)):
+def linear(
+    op: LinearOp,
+    dtype: torch.dtype = torch.float32,
+    shapes: Shapes = ((17, 13), (101, 67), (256, 384)),
+    tokens: Sequence[int] = (1, 2, 3, 4, 5, 17, 130),
+) -> None:
+    """`shapes`: of weights, [out, in]."""
+    for shape in shapes:
         weight = randn(*shape).to(dtype)
         packed, exact_packed = op.pack(weight), linear_reference.pack(weight)
-        for rows in (1, 2, 3, 4, 5, 17, 130):
+        for rows in tokens:
             x = randn(rows, shape[1] + 3, seed=1).to(dtype)[:, 1:-2]
             before = x.clone()
             exact = linear_reference.run(x.double(), exact_packed)
@@ -64,23 +72,29 @@ def linear_bits(op: LinearOp) -> None:
     require(is_batch_invariant(op, torch.float32), "linear: a row's bits depend on other rows")
 
 
-def batched_gemm(op: BatchedGemm[Opaque], dtype: torch.dtype = torch.float32) -> None:
-    weight = randn(5, 37, 19).to(dtype)
+def batched_gemm(
+    op: BatchedGemm[Opaque],
+    dtype: torch.dtype = torch.float32,
+    shape: tuple[int, int, int] = (5, 37, 19),
+    tokens: Sequence[int] = (1, 4, 9, 40, 70),
+) -> None:
+    count, out, inner = shape
+    weight = randn(*shape).to(dtype)
     linear = torch_linear()
     exact_packed = batched_gemm_reference.pack(weight, linear, True)
     for invariant in (True, False):
         packed = op.pack(weight, linear, invariant)
-        for rows in (1, 4, 9, 40, 70):
-            x = randn(rows, 5, 23, seed=1).to(dtype)[..., 2:-2]
+        for rows in tokens:
+            x = randn(rows, count, inner + 4, seed=1).to(dtype)[..., 2:-2]
             exact = batched_gemm_reference.run(x.double(), exact_packed)
             off = bounds.gemm(x.transpose(0, 1), weight, dtype).transpose(0, 1)
             off = off + bounds.stored(exact, dtype)
             for strided in (x, x.permute(2, 1, 0).contiguous().permute(2, 1, 0)):
                 within(f"batched_gemm, {rows} rows", op.run(strided, packed), exact, off)
-            wide = torch.full((rows, 5, 40), torch.nan, dtype=dtype)
-            op.run(x, packed, wide[..., 1:38])
-            within(f"batched_gemm, a wider tensor, {rows} rows", wide[..., 1:38], exact, off)
-            require(bool(wide[..., [0, 38, 39]].isnan().all()), "batched_gemm writes beside")
+            wide = torch.full((rows, count, out + 3), torch.nan, dtype=dtype)
+            op.run(x, packed, wide[..., 1:-2])
+            within(f"batched_gemm, a wider tensor, {rows} rows", wide[..., 1:-2], exact, off)
+            require(bool(wide[..., [0, -2, -1]].isnan().all()), "batched_gemm writes beside")
 
 
 def batched_gemm_bits(op: BatchedGemm[Opaque]) -> None:
@@ -90,18 +104,26 @@ def batched_gemm_bits(op: BatchedGemm[Opaque]) -> None:
         require(torch.equal(op.run(x[part], packed), whole[part]), "batched_gemm: a row's bits")
 
 
-def mlp(op: MLP[Opaque], dtype: torch.dtype = torch.float32) -> None:
-    D, W = 29, 43
+def mlp(
+    op: MLP[Opaque],
+    dtype: torch.dtype = torch.float32,
+    dims: tuple[int, int] = (29, 43),
+    tokens: Sequence[int] = (1, 3, 8, 21),
+    limit: float | None = None,
+) -> None:
+    """`dims`: hidden size and width; numbers are as large in all."""
+    D, W = dims
     size = 1 if dtype == torch.float32 else 8  # so that float16 holds what is between the GEMMs
-    gate_up, down = (randn(2 * W, D) / size).to(dtype), randn(D, W, seed=1).to(dtype)
-    exact_packed = mlp_reference.pack(gate_up, down, None)
+    gate_up = randn(2 * W, D) * (math.sqrt(29 / D) / size)
+    gate_up, down = gate_up.to(dtype), (randn(D, W, seed=1) * math.sqrt(43 / W)).to(dtype)
+    exact_packed = mlp_reference.pack(gate_up, down, None, limit)
     for name in ("torch_mm", "cublas"):  # one packs weights in its own way, the other keeps them
         linear = implementation("linear", name)
-        packed = op.pack(gate_up, down, linear)
-        for rows in (1, 3, 8, 21):
+        packed = op.pack(gate_up, down, linear, limit)
+        for rows in tokens:
             x = _far_into_silu(rows, D).to(dtype)
             exact = mlp_reference.run(x.double(), exact_packed, None)
-            off = bounds.mlp(x, gate_up, down, dtype)
+            off = bounds.mlp(x, gate_up, down, dtype, limit=limit)
             within(f"mlp, {rows} rows", op.run(x, packed, linear), exact, off)
 
 
@@ -119,9 +141,11 @@ def _far_into_silu(rows: int, width: int) -> Tensor:
     return 40 * randn(rows, width + 2, seed=2)[:, 1:-1]
 
 
-def rms_norm(op: RMSNorm, dtype: torch.dtype = torch.float32) -> None:
+def rms_norm(
+    op: RMSNorm, dtype: torch.dtype = torch.float32, widths: Sequence[int] = (13, 37, 128)
+) -> None:
     sizes = torch.tensor([1e-4, 1e-2, 1, 10, 1e3, 1, 1, 1, 1])[:, None]
-    for width in (13, 37, 128):
+    for width in widths:
         x = (randn(9, width + 1)[:, 1:] * sizes).to(dtype)
         weight = (0.5 + randn(width, seed=2).abs()).to(dtype)
         heads = randn(4, 3, width + 3, seed=3).to(dtype)[..., 1:-2]
@@ -141,9 +165,11 @@ def _normed(what: str, ours: Tensor, x: Tensor, weight: Tensor, eps: float) -> N
         rounded_alike(what, ours, rms_norm_reference.run(x, weight, eps))
 
 
-def rope(op: Rope, dtype: torch.dtype = torch.float32) -> None:
-    x = randn(14, 3, 7).to(dtype).permute(2, 1, 0)[..., 2:12]  # strided
-    angles = 100 * randn(7, 5, seed=3)
+def rope(op: Rope, dtype: torch.dtype = torch.float32, dims: tuple[int, int] = (3, 10)) -> None:
+    """`dims`: heads, and the channels of each that rotate."""
+    heads, width = dims
+    x = randn(width + 4, heads, 7).to(dtype).permute(2, 1, 0)[..., 2:-2]  # strided
+    angles = 100 * randn(7, width // 2, seed=3)
     cos, sin = 1.3 * angles.cos(), 1.3 * angles.sin()
     before = x.clone()
     off = bounds.rounding(ROTATION) + (bounds.unit(dtype) if bounds.narrow(dtype) else 0.0)
@@ -174,25 +200,33 @@ ROUTERS = {
 }  # fmt: skip
 
 
-def route(op: Route[Opaque], dtype: torch.dtype = torch.float32) -> None:
-    logits, bias = 2 * randn(8, 12), 0.3 * randn(12, seed=1)
+def route(
+    op: Route[Opaque],
+    dtype: torch.dtype = torch.float32,
+    routers: Mapping[str, RouterSpec] = ROUTERS,
+    dims: tuple[int, int] = (12, 37),
+) -> None:
+    """`dims`: experts, and channels of the tokens that choose among them."""
+    count, hidden = dims
+    logits, bias = 2 * randn(8, count), 0.3 * randn(count, seed=1)
     kinds = {
         "random": (logits, bias),
         "negative bias": (logits, bias - 5),
         "underflow": (logits - 150, bias),
-        "ties": (torch.zeros(2, 12), torch.zeros(12)),
+        "ties": (torch.zeros(2, count), torch.zeros(count)),
     }
-    for name, router in ROUTERS.items():
+    for name, router in routers.items():
         for kind, (scores, added) in kinds.items():
             given = added if router.correction_bias else None
             routed(f"route, {name}, {kind}", op.run, scores, scores, given, router)
         if router.scoring == "sqrtsoftplus":  # the others' scores are equal there, or nothing
-            far = torch.linspace(-90, 90, 24).view(2, 12)
+            far = torch.linspace(-90, 90, 2 * count).view(2, count)
             given = bias if router.correction_bias else None
             routed(f"route, {name}, far", op.run, far, far, given, router)
             routed(f"route, {name}, far below", op.run, far[:1], far[:1], given, router)
         given = bias if router.correction_bias else None
-        _from_tokens(op, f"route from tokens, {name}", logits[:3], given, router, dtype)
+        what = f"route from tokens, {name}"
+        _from_tokens(op, what, logits[:3], hidden, given, router, dtype)
 
 
 def routed(
@@ -245,13 +279,14 @@ def _from_tokens(
     op: Route[Opaque],
     what: str,
     wanted: Tensor,
+    hidden: int,
     bias: Tensor | None,
     router: RouterSpec,
     dtype: torch.dtype,
 ) -> None:
     """Tokens that give about these logits; the weight has all the digits of float32, most of them,
     or those of the tokens."""
-    inner = randn(wanted.shape[1], 37, seed=7)
+    inner = randn(wanted.shape[1], hidden, seed=7)
     x = (wanted @ torch.linalg.pinv(inner).T).to(dtype)
     for weight in (inner, (inner * 2**20).round() / 2**20, inner.to(dtype).float()):
         packed = op.pack(weight, dtype, torch_linear())
@@ -262,25 +297,34 @@ def _from_tokens(
         routed(what, run, x, x.double() @ weight.double().T, bias, router, off)
 
 
-def experts(op: Experts[Opaque], dtype: torch.dtype = torch.float32) -> None:
-    E, D, W = 12, 29, 17
-    gate_up, down = (randn(E, 2 * W, D) / 5).to(dtype), (randn(E, D, W, seed=1) / 4).to(dtype)
-    for first in (0, 4):
-        held = slice(first, first + 8)
-        packed = op.pack(gate_up[held], down[held], torch_linear())
+def experts(
+    op: Experts[Opaque],
+    dtype: torch.dtype = torch.float32,
+    dims: tuple[int, int, int] = (12, 29, 17),
+    chosen: int = 3,
+    limit: float | None = None,
+) -> None:
+    """`dims`: experts, hidden size, width. The first and the last third are held."""
+    E, D, W = dims
+    gate_up = (randn(E, 2 * W, D) * (math.sqrt(29 / D) / 5)).to(dtype)
+    down = (randn(E, D, W, seed=1) * (math.sqrt(17 / W) / 4)).to(dtype)
+    for first in (0, E // 3):
+        held = slice(first, first + E - E // 3)
+        packed = op.pack(gate_up[held], down[held], torch_linear(), limit)
         for tokens in (1, 2, 33):
             what = f"experts, from {first}, {tokens} tokens"
-            _experts(op, what, tokens, gate_up, down, held, packed, None)
+            _experts(op, what, tokens, gate_up, down, held, packed, None, chosen, limit)
             times = {(0, 33): 2, (4, 2): 1}.get((first, tokens))
             if times and "pack_with_shared" in op.capabilities.optional:
                 shared = (
-                    (randn(2 * times * W, D, seed=5) / 5).to(dtype),
-                    (randn(D, times * W, seed=6) / 4).to(dtype),
+                    (randn(2 * times * W, D, seed=5) * (math.sqrt(29 / D) / 5)).to(dtype),
+                    (randn(D, times * W, seed=6) * (math.sqrt(17 / W) / 4)).to(dtype),
                 )
                 sharing = cast("SharedExperts[Opaque]", op)
                 weights = (gate_up[held], down[held], *shared)
-                more = sharing.pack_with_shared(*weights, torch_linear())
-                _experts(op, f"{what}, {times} shared", tokens, gate_up, down, held, more, shared)
+                more = sharing.pack_with_shared(*weights, torch_linear(), limit)
+                what = f"{what}, {times} shared"
+                _experts(op, what, tokens, gate_up, down, held, more, shared, chosen, limit)
 
 
 def _experts(
@@ -292,17 +336,20 @@ def _experts(
     held: slice,
     packed: Opaque,
     shared: tuple[Tensor, Tensor] | None,
+    chosen: int,
+    limit: float | None,
 ) -> None:
-    K, (E, D, _) = 3, down.shape
+    K, (E, D, _) = chosen, down.shape
     x, weights = randn(tokens, D, seed=2).to(down.dtype), randn(tokens, K, seed=3).abs() * 2.5
     ids = randn(tokens, E, seed=4).argsort(1)[:, :K]
     first = held.start
-    packed_here = experts_reference.pack(gate_up[held], down[held], None)
+    packed_here = experts_reference.pack(gate_up[held], down[held], None, limit)
     exact = experts_reference.run(x.double(), ids, weights.double(), packed_here, None, first)
-    off = experts_bound(x, ids - first, weights, gate_up[held], down[held])
+    off = experts_bound(x, ids - first, weights, gate_up[held], down[held], limit=limit)
     if shared is not None:
-        beside = mlp_reference.run(x.double(), mlp_reference.pack(*shared, None), None)
-        off += bounds.mlp(x, *shared, x.dtype) + bounds.rounding(1) * beside.abs()
+        beside = mlp_reference.run(x.double(), mlp_reference.pack(*shared, None, limit), None)
+        more = bounds.mlp(x, *shared, x.dtype, limit=limit)
+        off += more + bounds.rounding(1) * beside.abs()
         exact += beside
     off += bounds.stored(exact, x.dtype)
     ours = op.run(x, ids, weights, packed, torch_linear(), first)

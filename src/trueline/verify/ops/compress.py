@@ -172,11 +172,15 @@ def compress(op: CompressOp, dtype: torch.dtype = torch.float32) -> None:
     check(op, wide, dtype)
 
 
-def compress_wide(op: CompressOp, dtype: torch.dtype = torch.float32) -> None:
-    for layout, half, pairing in WIDE_SHAPES:
+def compress_wide(
+    op: CompressOp,
+    dtype: torch.dtype = torch.float32,
+    shapes: Sequence[tuple[TailLayout, int, Pairing]] = WIDE_SHAPES,
+) -> None:
+    for layout, half, pairing in shapes:
         ratio = layout.ratio
-        shapes = [(ratio - 1, 1), (ratio, 1), (3 * ratio - 1, 1), (2 * ratio - 3, 5)]
-        check(op, step(layout, half, pairing, shapes, dtype), dtype)
+        spans = [(ratio - 1, 1), (ratio, 1), (3 * ratio - 1, 1), (max(2 * ratio - 3, 0), 5)]
+        check(op, step(layout, half, pairing, spans, dtype), dtype)
 
 
 def check(op: CompressOp, step: CompressStep, dtype: torch.dtype) -> None:

@@ -5,7 +5,7 @@ or less shows."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -69,14 +69,19 @@ class Case:
         return replace(self, h=h, fn=fn, base=base, scale=scale)
 
 
-def cases(dtype: torch.dtype) -> Iterator[Case]:
-    for streams, width, tokens, norm_eps, eps, iterations in (
-        (4, 37, 5, 1e-6, 1e-6, 20),
-        (4, 29, 1, 1e-2, 3e-2, 3),
-        (4, 256, 2, 1e-6, 1e-6, 20),
-        (3, 67, 19, 1e-6, 1e-3, 4),
-        (2, 13, 33, 1e-3, 1e-6, 1),
-    ):
+SHAPES = (
+    (4, 37, 5, 1e-6, 1e-6, 20),
+    (4, 29, 1, 1e-2, 3e-2, 3),
+    (4, 256, 2, 1e-6, 1e-6, 20),
+    (3, 67, 19, 1e-6, 1e-3, 4),
+    (2, 13, 33, 1e-3, 1e-6, 1),
+)
+"""Streams, width, tokens; eps of the norm and of the mixing, iterations."""
+Shape = tuple[int, int, int, float, float, int]
+
+
+def cases(dtype: torch.dtype, shapes: Sequence[Shape] = SHAPES) -> Iterator[Case]:
+    for streams, width, tokens, norm_eps, eps, iterations in shapes:
         made = streams * (2 + streams)
         sizes = torch.tensor([0.05, 1.0, 40.0, 1e-3])[:streams, None]
         small = torch.ones(tokens, 1, 1)
@@ -92,8 +97,10 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
         yield Case(what, h.to(dtype), fn, base, scale, norm_eps, eps, iterations)
 
 
-def hyper_connections(op: HyperConnections, dtype: torch.dtype = torch.float32) -> None:
-    for case in cases(dtype):
+def hyper_connections(
+    op: HyperConnections, dtype: torch.dtype = torch.float32, shapes: Sequence[Shape] = SHAPES
+) -> None:
+    for case in cases(dtype, shapes):
         what, h = f"hyper_connections, {case.what}", case.h
         ours, exact, off = case.mixed(op), case.exact().mixed(exactly), mix_bound(case)
         require(ours.x.dtype == dtype, f"{what}: x is {ours.x.dtype}")

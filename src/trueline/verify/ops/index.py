@@ -36,9 +36,9 @@ class Rotation(TypedDict):
     rope: Rope
 
 
-def rotation(n: int, pairing: Pairing) -> Rotation:
+def rotation(n: int, pairing: Pairing, width: int = ROPE) -> Rotation:
     """Angles of a wider table."""
-    angles = 100 * randn(n, ROPE // 2 + 3, seed=3)[:, 1:-2]
+    angles = 100 * randn(n, width // 2 + 3, seed=3)[:, 1:-2]
     return {"cos": 1.3 * angles.cos(), "sin": 1.3 * angles.sin(), "pairing": pairing, "rope": rope}
 
 
@@ -58,27 +58,32 @@ def index_write(
         for layout in places(storage):
             if not op.capabilities.refusals(Context(dtype=dtype, index=layout)):
                 for pairing in PAIRINGS:
-                    _writes(op, dtype, layout, pairing)
+                    writes(op, dtype, layout, pairing, ROPE)
 
 
-def _writes(op: IndexWrite, dtype: torch.dtype, layout: IndexLayout, pairing: Pairing) -> None:
+def writes(
+    op: IndexWrite, dtype: torch.dtype, layout: IndexLayout, pairing: Pairing, turned: int
+) -> None:
+    """`turned`: channels that rotate."""
+    dim = layout.dim
     what = f"index_write, {layout.storage}, {layout.kind}, blocks of {layout.block_size}, {pairing}"
     count = BLOCKS * layout.block_size
     n = min(5, count)
-    whole = (randn(n, DIM + 7, seed=n) * 3 + 1).to(dtype)
+    whole = (randn(n, dim + 7, seed=n) * 3 + 1).to(dtype)
     key, before = whole[:, 4:-3], whole.clone()
-    norm, bias = (0.5 + randn(DIM, seed=2).abs()).to(dtype), randn(DIM, seed=4).to(dtype)
+    norm, bias = (0.5 + randn(dim, seed=2).abs()).to(dtype), randn(dim, seed=4).to(dtype)
     cells = (torch.arange(n) * 7 + 2) % count
     stores = [IndexStore(layout, 2, BLOCKS) for _ in range(2)]
     ops: tuple[IndexWrite, ...] = (op, exact)
     for each, store in zip(ops, stores, strict=True):
         store.bytes.fill_(0xA5)
         view = store.views[1]
-        each.run(key, view, cells, norm=norm, bias=bias, eps=0.3, **rotation(n, pairing))
+        turn = rotation(n, pairing, turned)
+        each.run(key, view, cells, norm=norm, bias=bias, eps=0.3, **turn)
     require(torch.equal(whole, before), f"{what}: writes its input")
     found, wanted = (_read(store, cells) for store in stores)
     # the mean is of numbers as large as those that it is taken off; then as a norm
-    relative = 2 * norm_bound(DIM) + rounding(ROTATION) + rounding(2, dtype)
+    relative = 2 * norm_bound(dim) + rounding(ROTATION) + rounding(2, dtype)
     limit = relative * wanted.norm(dim=-1) + STEP[layout.storage] * wanted.abs().amax(-1)
     within(what, found, wanted, limit[:, None])
     own = _touched(layout, cells)
@@ -102,16 +107,23 @@ def _touched(layout: IndexLayout, cells: Tensor) -> Tensor:
     return own
 
 
-def index_rotate(op: IndexWrite, dtype: torch.dtype = torch.float32) -> None:
+def index_rotate(
+    op: IndexWrite,
+    dtype: torch.dtype = torch.float32,
+    shapes: Iterable[tuple[int, int]] = ((1, 1), (4, HEADS), (3, 17)),
+    dims: tuple[int, int] = (DIM, ROPE),
+) -> None:
+    """`shapes`: tokens and heads; `dims`: of a head, and those that rotate."""
     ops: tuple[IndexWrite, ...] = (op, exact)
+    dim, turned = dims
     for pairing in PAIRINGS:
-        for n, heads in ((1, 1), (4, HEADS), (3, 17)):
-            wide = randn(n, heads + 1, DIM + 3, seed=n).to(dtype)
+        for n, heads in shapes:
+            wide = randn(n, heads + 1, dim + 3, seed=n).to(dtype)
             q, before = wide[:, 1:, 2:-1], wide.clone()
-            ours, wanted = (each.rotate(q, **rotation(n, pairing)) for each in ops)
+            ours, wanted = (each.rotate(q, **rotation(n, pairing, turned)) for each in ops)
             what = f"index_write, {heads} heads rotated in {pairing}"
             require(torch.equal(wide, before), f"{what}: writes its input")
             require(ours.dtype == dtype, f"{what}: {ours.dtype}")
             close(what, ours, wanted, rounding(ROTATION) + rounding(2, dtype))
-            rest = slice(ROPE, None)
+            rest = slice(turned, None)
             require(torch.equal(ours[..., rest], q[..., rest]), f"{what}: changes other channels")

@@ -16,21 +16,30 @@ from trueline.ops.rope import cpu as rope
 from trueline.spec.rope import Pairing
 from trueline.verify.bounds import narrow, norm_bound, rounding
 from trueline.verify.ops.basic import ROTATION
-from trueline.verify.ops.data import H, L, R, close, randn, require
+from trueline.verify.ops.data import SMALL, Dims, H, close, randn, require
 
 
-def latent_write(op: LatentWrite, dtype: torch.dtype = torch.float32) -> None:
+def latent_write(
+    op: LatentWrite,
+    dtype: torch.dtype = torch.float32,
+    dims: Dims = SMALL,
+    heads: int = H,
+    block_sizes: tuple[int, int, int] = (1, 3, 16),
+) -> None:
     """Columns of one wider projection, as the layer has them; scattered cells, NaN elsewhere."""
+    latent_dim, rope_dim = dims.cached
     pairings: tuple[Pairing, ...] = ("interleaved", "half-split")
     for pairing in pairings:
-        for n, block_size in ((1, 1), (9, 3), (5, 16)):
-            whole = (randn(n, L + R + H * R + 3, seed=n) * 3).to(dtype)
-            latent, key, rest = whole[:, :L], whole[:, L : L + R], whole[:, L + R : L + R + H * R]
-            queries = rest.reshape(n, H, R)
-            angles = 100 * randn(n, R // 2, seed=3)
-            norm = (0.5 + randn(L, seed=2).abs()).to(dtype)
+        for n, block_size in zip((1, 9, 5), block_sizes, strict=True):
+            sizes = [latent_dim, rope_dim, heads * rope_dim, 3]
+            whole = (randn(n, sum(sizes), seed=n) * 3).to(dtype)
+            latent, key, rest, _ = torch.split(whole, sizes, dim=1)
+            queries = rest.reshape(n, heads, rope_dim)
+            angles = 100 * randn(n, rope_dim // 2, seed=3)
+            norm = (0.5 + randn(latent_dim, seed=2).abs()).to(dtype)
             cells = (torch.arange(n) * 7 + 2) % 40
-            stores = [LatentStore(LatentLayout(L, R, block_size), 1, 48, dtype) for _ in range(2)]
+            layout = LatentLayout(*dims.cached, block_size)
+            stores = [LatentStore(layout, 1, 48, dtype) for _ in range(2)]
             for store in stores:
                 store.rows.fill_(torch.nan)
             before = whole.clone()
@@ -44,11 +53,11 @@ def latent_write(op: LatentWrite, dtype: torch.dtype = torch.float32) -> None:
             # either side of a rounding, ours and the reference's, before the weight and after it
             twice = rounding(4 if narrow(dtype) else 1, dtype)
             rotated = rounding(ROTATION) + twice
-            close(f"{what}: queries", ours[..., L:], wanted[..., L:], rotated)
+            close(f"{what}: queries", ours[..., latent_dim:], wanted[..., latent_dim:], rotated)
             rows, exact_rows = (store.rows[0] for store in stores)
             for part, off in (
-                (slice(0, L), norm_bound(L) + twice),
-                (slice(L, L + R), rotated),
+                (slice(0, latent_dim), norm_bound(latent_dim) + twice),
+                (slice(latent_dim, None), rotated),
             ):
                 close(f"{what}: cache", rows[cells, part], exact_rows[cells, part], off)
             others = torch.ones(len(rows), dtype=torch.bool)

@@ -66,38 +66,44 @@ def latent_write(op: LatentWrite, dtype: torch.dtype = torch.float32) -> None:
     another cell."""
     for fp8 in storages(op.capabilities, dtype):
         for n, block_size in ((1, 1), (9, 3)):
-            _writes(op, dtype, LatentLayout(L, R, block_size, fp8), n)
+            writes(op, dtype, LatentLayout(L, R, block_size, fp8), n, H)
 
 
-def _writes(op: LatentWrite, dtype: torch.dtype, layout: LatentLayout, n: int) -> None:
+def writes(op: LatentWrite, dtype: torch.dtype, layout: LatentLayout, n: int, heads: int) -> None:
     assert layout.fp8 is not None
+    wide, turned = layout.latent, layout.rope
     what = f"latent_write, {layout.fp8}, {n} tokens"
-    whole = (randn(n, L + R + H * R + 3, seed=n) * 3).to(dtype)
-    whole[:, :L] *= in_groups(n, L).to(dtype)
-    whole[0, :L:2] = -0.0
+    sizes = [wide, turned, heads * turned, 3]
+    whole = (randn(n, sum(sizes), seed=n) * 3).to(dtype)
+    whole[:, :wide] *= in_groups(n, wide).to(dtype)
+    whole[0, :wide:2] = -0.0
     before = whole.clone()
     cells = (torch.arange(n) * 7 + 2) % 40
     stores = [LatentStore(layout, 2, 48, dtype) for _ in range(2)]
     for store in stores:
         store.rows.fill_(FILL)
+    latent, key, queries, _ = torch.split(whole, sizes, dim=1)
     given = partial(
-        written, latent=whole[:, :L], key=whole[:, L : L + R],
-        queries=whole[:, L + R : L + R + H * R].reshape(n, H, R), cells=cells,
-        norm=(0.5 + randn(L, seed=2).abs()).to(dtype), angles=100 * randn(n, R // 2, seed=3),
-        pairing="interleaved",
+        written, latent=latent, key=key, queries=queries.reshape(n, heads, turned), cells=cells,
+        norm=(0.5 + randn(wide, seed=2).abs()).to(dtype),
+        angles=100 * randn(n, turned // 2, seed=3), pairing="interleaved",
     )  # fmt: skip
     given(op, stores[0].views[1])
     given(exact_write, stores[1].views[1])
     require(torch.equal(whole, before), f"{what}: writes its input")
     ours, wanted = (stored_rows(store.views[1], cells) for store in stores)
     # a code at the edge of a rounding, or the smallest step of its group
-    steps = SPACING * wanted[:, :L].abs() + 2.0**-9 * group_amax(wanted[:, :L], layout.fp8.group)
-    off = (ours[:, :L] - wanted[:, :L]).abs()
+    steps = SPACING * wanted[:, :wide].abs() + 2.0**-9 * group_amax(
+        wanted[:, :wide], layout.fp8.group
+    )
+    off = (ours[:, :wide] - wanted[:, :wide]).abs()
     require(bool((off <= steps * (1 + 2.0**-8)).all()), f"{what}: latents are not those given")
-    digits = norm_bound(L) + rounding(4, dtype)
-    others = int((off > 2 * digits * wanted[:, :L].abs()).sum())
+    digits = norm_bound(wide) + rounding(4, dtype)
+    others = int((off > 2 * digits * wanted[:, :wide].abs()).sum())
     require(others <= 2 + off.numel() // 25, f"{what}: {others} codes of {off.numel()} are others")
-    close(f"{what}: keys", ours[:, L:], wanted[:, L:], rounding(ROTATION) + rounding(4, dtype))
+    close(
+        f"{what}: keys", ours[:, wide:], wanted[:, wide:], rounding(ROTATION) + rounding(4, dtype)
+    )
     untouched = torch.ones(len(stores[0].rows[1]), dtype=torch.bool)
     untouched[cells] = False
     rows = stores[0].rows
@@ -115,26 +121,27 @@ def mla_decode(op: MLADecodeOp, dtype: torch.dtype = torch.float32) -> None:
     """And the row of DeepSeek-V3.2's public cache."""
     for fp8 in storages(op.capabilities, dtype):
         for block_size in BLOCK_SIZES:
-            _decodes(op, dtype, fp8, block_size, SMALL, LENGTHS)
+            decodes(op, dtype, fp8, block_size, SMALL, LENGTHS, H)
     public = LatentFp8("e4m3fn", str(dtype).removeprefix("torch."), 128)
-    _decodes(op, dtype, public, 64, WIDE, [65, 3])
+    decodes(op, dtype, public, 64, WIDE, [65, 3], H)
 
 
-def _decodes(
+def decodes(
     op: MLADecodeOp,
     dtype: torch.dtype,
     fp8: LatentFp8,
     block_size: int,
     dims: Dims,
     lengths: list[int],
+    heads: int,
 ) -> None:
     layout = LatentLayout(*dims.cached, block_size, fp8)
     if op.capabilities.refusals(Context(dtype=dtype, latent=layout)):
         return
     view, rows = paged(lengths, block_size, dtype=dtype, dims=dims, fp8=fp8, factors=in_groups)
-    q = randn(len(lengths), H, dims.width, seed=9).to(dtype)
+    q = randn(len(lengths), heads, dims.width, seed=9).to(dtype)
     exact = attended.decode(q, view, rows, dims.scale)
-    prepared = op.prepare(rows, view, FIXED, H)
+    prepared = op.prepare(rows, view, FIXED, heads)
     ours = op.run(q, view, prepared, softmax_scale=dims.scale)
     same_attention(f"mla_decode, {fp8}, {block_size=}", ours, exact, dtype)
 
@@ -147,26 +154,27 @@ def mla_decode_bits(op: MLADecodeOp) -> None:
 def mla_prefill(op: MLAPrefill[Opaque], dtype: torch.dtype = torch.float32) -> None:
     for fp8 in storages(op.capabilities, dtype):
         for start, count in PREFILLS:
-            _prefills(op, dtype, fp8, start, count)
+            prefills(op, dtype, fp8, start, count, SMALL, H)
 
 
-def _prefills(
+def prefills(
     op: MLAPrefill[Opaque],
     dtype: torch.dtype,
     fp8: LatentFp8,
     start: int,
     count: int,
-    dims: Dims = SMALL,
+    dims: Dims,
+    num_heads: int,
 ) -> None:
-    heads = dims.weights(H, dtype)
-    view, rows = paged([start + count], 5, dtype=dtype, fp8=fp8, factors=in_groups)
-    q = randn(count, H, dims.nope + dims.rope, seed=7).to(dtype)
+    heads = dims.weights(num_heads, dtype)
+    view, rows = paged([start + count], 5, dtype=dtype, dims=dims, fp8=fp8, factors=in_groups)
+    q = randn(count, num_heads, dims.nope + dims.rope, seed=7).to(dtype)
     row = PrefillRow(start, count, rows.block_ids[0])
     exact = attended.prefill(q, view, row, heads, dims.scale)
     for form in ("expanded", "absorbed"):
         part = PrefillSlice(slice(0, count), row)
-        prepared = op.prepare([part], view, dims.heads(H), decode_beside(), form)
-        ours = q.new_full((count, H, dims.value), torch.nan)
+        prepared = op.prepare([part], view, dims.heads(num_heads), decode_beside(), form)
+        ours = q.new_full((count, num_heads, dims.value), torch.nan)
         op.run(
             q[..., : dims.nope], q[..., dims.nope :], view, prepared, heads, ours,
             softmax_scale=dims.scale,

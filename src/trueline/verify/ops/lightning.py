@@ -3,6 +3,7 @@ almost none to overwhelming, and bits in the fixed form."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 
@@ -61,9 +62,15 @@ def _tokens(length: int, dtype: torch.dtype, device: torch.device) -> Tokens:
     return Tokens(q, k, v, torch.tensor([1e-5, 0.02, 3.0]))
 
 
-def slots(tail: int, count: int, dtype: torch.dtype = torch.float32) -> StateView:
-    """A layer of slots full of NaN."""
-    store = StateStore(1, count, heads=HEADS, dk=DK, dv=DV, dtype=dtype, tail=tail)
+def slots(
+    tail: int,
+    count: int,
+    dtype: torch.dtype = torch.float32,
+    dims: tuple[int, int, int] | None = None,
+) -> StateView:
+    """A layer of slots full of NaN. `dims`: heads, channels of a key and of a value."""
+    heads, dk, dv = dims or (HEADS, DK, DV)
+    store = StateStore(1, count, heads=heads, dk=dk, dv=dv, dtype=dtype, tail=tail)
     store.poison(range(count))
     return store.views[0]
 
@@ -301,3 +308,21 @@ def fixed_bits(op: LightningOp) -> None:
         ours = op.decode(t.q[starts], t.k[starts], t.v[starts], view, op.prepare(rows),
                          slopes=t.slopes, scale=SCALE)  # fmt: skip
         require(torch.equal(ours, wanted[starts]), f"lightning, tail {tail}: bits in a batch")
+
+
+def at_dims(
+    op: LightningOp, dtype: torch.dtype, slopes: Sequence[float], width: int, length: int = 200
+) -> None:
+    """Heads with these decays, of this many channels: as prefill, cut, and by decode."""
+    dims = len(slopes), width, width
+    wide = [randn(len(slopes), length, width + sum(ROOM), seed=i) for i in range(3)]
+    q, k, v = (x.to(dtype).transpose(0, 1)[..., ROOM[0] : -ROOM[1]] for x in wide)
+    k[7] *= 50
+    t = Tokens(q, k, v, torch.tensor(slopes))
+    state = slots(FREE, 2, torch.float64, dims)
+    wanted = run(definition(), state, t.exactly(), 0, length, length)
+    off = out_bound(t, wanted, dtype)
+    for chunk in (length, 63, 0):
+        stop = length if chunk else 40
+        ours = run(op, slots(FREE, 2, dims=dims), t, 0, stop, chunk)
+        within(f"lightning, {dims}, {_how(chunk)}", ours, wanted[:stop], off[:stop])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import torch
@@ -21,25 +22,31 @@ from trueline.verify.ops.data import randn, require, rounded_alike, within
 
 HEADS, D = 5, 14
 PARTS = Parts(rms_norm, rope)
-INPUTS = norm_bound(D) + rounding(ROTATION + 2 * AROUND)
-"""Of a silu, a norm and a rotation: an error of silu is less than a unit of the row's largest."""
 
 
-def qkv_prepare(op: QKVPrepare, dtype: torch.dtype = torch.float32) -> None:
-    """All that a model may leave out, on columns of one wider projection; both ends of silu."""
-    rotations: tuple[tuple[Pairing, int] | None, ...] = (
-        ("interleaved", 3),
-        ("half-split", 3),
-        ("half-split", 7),
-        None,
-    )
-    for n, rotation in zip((1, 4, 9, 3), rotations, strict=True):
+Turn = tuple[Pairing, int] | None
+ROTATIONS: tuple[Turn, ...] = (("interleaved", 3), ("half-split", 3), ("half-split", 7), None)
+
+
+def qkv_prepare(
+    op: QKVPrepare,
+    dtype: torch.dtype = torch.float32,
+    dims: tuple[int, int] = (HEADS, D),
+    rotations: tuple[Turn, ...] = ROTATIONS,
+) -> None:
+    """All that a model may leave out, on columns of one wider projection; both ends of silu.
+    `dims`: heads, and channels of each."""
+    heads, width = dims
+    # an error of silu is less than a unit of the row's largest
+    accepted = norm_bound(width) + rounding(ROTATION + 2 * AROUND)
+    for n, rotation in zip((1, 4, 9, 3), rotations, strict=False):
         for silu, normed in ((False, True), (True, False), (True, True), (False, False)):
-            whole = (8 * randn(n, 3 * HEADS * D + 5, seed=n)).to(dtype)
+            whole = (8 * randn(n, 3 * heads * width + 5, seed=n)).to(dtype)
             qkv = whole[:, 2:-3]
-            q_norm, k_norm = ((0.5 + randn(D, seed=i).abs()).to(dtype) for i in (2, 3))
+            q_norm, k_norm = ((0.5 + randn(width, seed=i).abs()).to(dtype) for i in (2, 3))
             run = partial(
                 _prepared,
+                heads=heads,
                 qkv=qkv,
                 silu=silu,
                 norms=(q_norm, k_norm) if normed else None,
@@ -51,17 +58,18 @@ def qkv_prepare(op: QKVPrepare, dtype: torch.dtype = torch.float32) -> None:
             exact = run(inputs_reference)
             for name, mine, wanted in zip("qkv", ours, exact, strict=True):
                 what = f"qkv_prepare, {n} tokens, {rotation}, silu {silu}, norms {normed}: {name}"
-                _same(what, mine, wanted, INPUTS * wanted.double().abs())
+                _same(what, mine, wanted, accepted * wanted.double().abs())
 
 
 def _prepared(
     op: QKVPrepare,
+    heads: int,
     qkv: Tensor,
     silu: bool,
     norms: tuple[Tensor, Tensor] | None,
     rope: tuple[Tensor, Tensor, Pairing] | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return op.run(qkv, heads=HEADS, silu=silu, norms=norms, eps=1e-2, rope=rope, parts=PARTS)
+    return op.run(qkv, heads=heads, silu=silu, norms=norms, eps=1e-2, rope=rope, parts=PARTS)
 
 
 def _angles(n: int, half: int) -> tuple[Tensor, Tensor]:
@@ -77,9 +85,14 @@ def _same(what: str, ours: Tensor, wanted: Tensor, accepted: Tensor) -> None:
         rounded_alike(what, ours, wanted)
 
 
-def gated_norm(op: GatedNorm, dtype: torch.dtype = torch.float32) -> None:
-    """Groups of one channel up to all of them, small and large; columns of one wider projection."""
-    for n, groups, width in ((1, 1, 37), (4, 6, 11), (9, 2, 130), (3, 17, 1)):
+def gated_norm(
+    op: GatedNorm,
+    dtype: torch.dtype = torch.float32,
+    shapes: Sequence[tuple[int, int, int]] = ((1, 1, 37), (4, 6, 11), (9, 2, 130), (3, 17, 1)),
+) -> None:
+    """Groups of one channel up to all of them, small and large; columns of one wider projection.
+    `shapes`: tokens, groups, channels of a group."""
+    for n, groups, width in shapes:
         channels = groups * width
         whole = (4 * randn(n, 2 * channels + 5, seed=n)).to(dtype)
         x, gate = whole[:, 1 : channels + 1], whole[:, -channels - 2 : -2]

@@ -4,7 +4,7 @@ zeros, numbers at the floors of scales, ties of bfloat16 and of both kinds of co
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -52,13 +52,18 @@ def tied_rows(width: int, dtype: torch.dtype) -> Tensor:
     return (wanted @ published.hadamard(width) / math.sqrt(width)).to(dtype)
 
 
-def row_rounding(op: RowRounding, dtype: torch.dtype = torch.float32) -> None:
-    for width, rope in WIDTHS:
+def row_rounding(
+    op: RowRounding,
+    dtype: torch.dtype = torch.float32,
+    widths: Sequence[tuple[int, int]] = WIDTHS,
+    index_widths: Sequence[int] = INDEX_WIDTHS,
+) -> None:
+    for width, rope in widths:
         rows = hard_rows(width, dtype)
         before, ours = rows.clone(), op.key(rows, rope=rope)
         exact = published.stored_key(HERE, rows.double(), rope)
         _same(f"keys of {width} channels, {rope} of them rotated", ours, exact, rows, before)
-    for width in INDEX_WIDTHS:
+    for width in index_widths:
         what, rows = f"index rows of {width} channels", hard_rows(width, dtype)
         before, ours = rows.clone(), op.index(rows)
         near = rounding.index_rows_of(ours.double(), rows.double(), torch.zeros(len(rows), 1))

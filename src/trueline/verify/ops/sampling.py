@@ -63,10 +63,12 @@ def hard_logits(
     return x.to(torch.get_default_device(), dtype)
 
 
-def batch(dtype: torch.dtype = torch.float32) -> tuple[Tensor, list[SamplingState]]:
+def batch(
+    dtype: torch.dtype = torch.float32, vocab: int = 2500
+) -> tuple[Tensor, list[SamplingState]]:
     """Every kind of row. Some need a whole vocabulary sorted, some ask for all logprobs."""
-    logits = hard_logits(14, 2500, 21, dtype)
-    logits[9] = torch.linspace(0, 1, 2500)
+    logits = hard_logits(14, vocab, 21, dtype)
+    logits[9] = torch.linspace(0, 1, vocab)
     logits[13, 5] = math.nan
     return logits, [
         row(temperature=0),
@@ -115,6 +117,12 @@ def sampling(op: Sampling, dtype: torch.dtype = torch.float32) -> None:
         wide = hard_logits(14, 97, seed, dtype)
         view = wide[:, 3:90]
         same(draw(op, view, states), draw(reference, view, states), tolerance=GATE)
+
+
+def of_vocabulary(op: Sampling, dtype: torch.dtype, vocab: int) -> None:
+    """`vocab` words: enough for the tokens of the rows."""
+    logits, states = batch(dtype, vocab)
+    same(draw(op, logits, states), draw(reference, logits, states), tolerance=GATE)
 
 
 def scores(op: Sampling, dtype: torch.dtype = torch.float32) -> None:

@@ -139,12 +139,25 @@ def sink_attention(op: SinkOp, dtype: torch.dtype = torch.float32) -> None:
         compare(op, f"sink_attention, {shape}", step, HEADS, dtype, tilings)
 
 
-def sink_attention_wide(op: SinkOp, dtype: torch.dtype = torch.float32) -> None:
-    for shape, heads in ((Shape(128, 4, 64, 64, 64), 64), (Shape(128, 128, 64, 2), 16),
-                         (Shape(128, 0, 64), 40)):  # fmt: skip
-        spans = [(0, 1), (127, 1), (128, 1), (511, 1), (700, 1), (120, 20), (500, 3)]
-        step = sink_step(shape, spans, dtype, (448, 64))
-        compare(op, f"sink_attention, {shape}, real dims", step, heads, dtype, TILINGS[1:2], 0.044)
+WIDE_SHAPES = ((Shape(128, 4, 64, 64, 64), 64), (Shape(128, 128, 64, 2), 16),
+               (Shape(128, 0, 64), 40))  # fmt: skip
+"""And heads."""
+WIDE_DIMS = (448, 64)
+
+
+def sink_attention_wide(
+    op: SinkOp,
+    dtype: torch.dtype = torch.float32,
+    shapes: Sequence[tuple[Shape, int]] = WIDE_SHAPES,
+    dims: tuple[int, int] = WIDE_DIMS,
+    scale: float = 0.044,
+) -> None:
+    for shape, heads in shapes:
+        edge = shape.size
+        spans = [(0, 1), (edge - 1, 1), (edge, 1), (4 * edge - 1, 1), (700, 1),
+                 (max(edge - 8, 0), 20), (500, 3)]  # fmt: skip
+        step = sink_step(shape, spans, dtype, dims)
+        compare(op, f"sink_attention, {shape}, {dims}", step, heads, dtype, TILINGS[1:2], scale)
 
 
 def compare(

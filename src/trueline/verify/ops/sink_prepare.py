@@ -3,7 +3,7 @@ that a norm's eps counts, columns of wider projections, cells in any order of a 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -78,13 +78,17 @@ class Case:
         return op.queries(self.q[rows], eps=EPS, rope=self.turn(rows), rms_norm=rms_norm)
 
 
-def cases(dtype: torch.dtype) -> Iterator[Case]:
-    shapes: tuple[tuple[int, int, int, int, int, Pairing], ...] = (
-        (1, 37, 26, 5, 3, "interleaved"),
-        (4, 16, 24, 4, 6, "half-split"),
-        (9, 5, 14, 1, 7, "interleaved"),
-        (3, 70, 11, 17, 2, "interleaved"),
-    )
+Shape = tuple[int, int, int, int, int, Pairing]
+SHAPES: tuple[Shape, ...] = (
+    (1, 37, 26, 5, 3, "interleaved"),
+    (4, 16, 24, 4, 6, "half-split"),
+    (9, 5, 14, 1, 7, "interleaved"),
+    (3, 70, 11, 17, 2, "interleaved"),
+)
+"""Tokens, width of the query latent and of a row, heads, half of the rotated channels."""
+
+
+def cases(dtype: torch.dtype, shapes: Sequence[Shape] = SHAPES) -> Iterator[Case]:
     for n, rank, width, heads, half, pairing in shapes:
         whole = 8 * randn(n, rank + width + 5, seed=n)
         whole[1::3] *= 1e-2
@@ -94,8 +98,10 @@ def cases(dtype: torch.dtype) -> Iterator[Case]:
         yield Case(what, whole.to(dtype)[:, 2:-3], rank, turned, heads)
 
 
-def sink_prepare(op: SinkPrepare, dtype: torch.dtype = torch.float32) -> None:
-    for case in cases(dtype):
+def sink_prepare(
+    op: SinkPrepare, dtype: torch.dtype = torch.float32, shapes: Sequence[Shape] = SHAPES
+) -> None:
+    for case in cases(dtype, shapes):
         what, before = f"sink_prepare, {case.what}", case.projected.clone()
         (ours, rows), (exact, wanted) = case.written(op), case.written(exactly)
         require(torch.equal(case.projected, before), f"{what}: writes its input")

@@ -5,8 +5,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from itertools import pairwise
-from statistics import median
 
 import torch
 
@@ -16,13 +14,11 @@ from trueline.utils.json_types import JSON
 from trueline.verify.engine import Ask, EngineRun, Observer, serve
 from trueline.verify.failed import CheckFailed
 from trueline.verify.ranks import serve_on_ranks
+from trueline.verify.suite import forced
+from trueline.verify.suite.forced import NotForced
 from trueline.verify.suite.judgement import Requests
 from trueline.verify.suite.observe import Watch
 from trueline.verify.suite.session import DrawnTokens, Session, lengths_around
-
-
-class NotForced(Exception):
-    """Why a composition does not happen here."""
 
 
 @dataclass
@@ -74,7 +70,7 @@ def compositions(session: Session) -> Iterator[Composition]:
         invariant="engine = definition",
         what="one request: its prompt in one step, then decode",
         asks=[Ask(s.opening(long), 12)],
-        forced=lambda ran: _paths(ran, "prefill", "decode"),
+        forced=lambda ran: forced.paths(ran, "prefill", "decode"),
         smoke=True,
     )
     yield Composition(
@@ -82,7 +78,7 @@ def compositions(session: Session) -> Iterator[Composition]:
         invariant="decode = prefill",
         what="a prompt of one token; all else is decoded",
         asks=[Ask(s.tokens(1), min(40, long))],
-        forced=lambda ran: _paths(ran, "decode"),
+        forced=lambda ran: forced.paths(ran, "decode"),
         smoke=True,
     )
     yield Composition(
@@ -96,7 +92,7 @@ def compositions(session: Session) -> Iterator[Composition]:
             Ask(s.tokens(16, 3), 6, arrives=2),
             Ask(s.tokens(7, 4), 6, arrives=4),
         ],
-        forced=lambda ran: _paths(ran, "decode, mixed", "prefill, mixed"),
+        forced=lambda ran: forced.paths(ran, "decode, mixed", "prefill, mixed"),
         smoke=True,
     )
     for budget in (8, 13):
@@ -106,7 +102,7 @@ def compositions(session: Session) -> Iterator[Composition]:
             what=f"prompts in chunks of at most {budget} tokens, beside decode",
             asks=[Ask(s.tokens(3 * budget), 3), Ask(s.tokens(2 * budget + 1, 1), 4, arrives=1)],
             changes={"max_num_batched_tokens": budget},
-            forced=_chunked,
+            forced=forced.chunked,
             smoke=budget == 8,
         )
     yield Composition(
@@ -115,14 +111,14 @@ def compositions(session: Session) -> Iterator[Composition]:
         what="prompts whose last chunk is one token: a row like decode's",
         asks=[Ask(s.tokens(17), 4), Ask(s.tokens(33, 1), 3)],
         changes={"max_num_batched_tokens": 16},
-        forced=_one_token_tail,
+        forced=forced.one_token_tail,
     )
     yield Composition(
         name="block edges",
         invariant="split = whole",
         what="prompts and answers that end at a block's edge, one before and one after it",
         asks=[Ask(s.tokens(n, i), 4) for i, n in enumerate(lengths_around(block, s.longest - 8))],
-        forced=lambda ran: _ends_at(ran, block),
+        forced=lambda ran: forced.ends_at(ran, block),
     )
     yield from _sizes(session)
     head, other = s.tokens(2 * block, 7), s.tokens(2 * block, 8)
@@ -140,7 +136,7 @@ def compositions(session: Session) -> Iterator[Composition]:
                 Ask(head, 4, arrives=10),
             ],
             changes={"snapshot_spacing": block} if session.plan.slots else {},
-            forced=_hits,
+            forced=forced.hits,
             smoke=True,
         )
         yield Composition(
@@ -205,7 +201,7 @@ def _sizes(session: Session) -> Iterator[Composition]:
             what=f"contexts around {topk:,} positions, from which on keys are chosen",
             asks=[Ask(s.tokens(n, i), 4) for i, n in enumerate((topk - 1, topk, topk + 2))]
             + [Ask(s.tokens(5), 3, arrives=1)],
-            forced=_chose,
+            forced=forced.chose,
         )
     for size in session.windows:
         yield Composition(
@@ -216,24 +212,26 @@ def _sizes(session: Session) -> Iterator[Composition]:
                 Ask(s.tokens(n, i), 4) for i, n in enumerate(lengths_around(size, s.longest - 8))
             ],
             changes={"max_num_batched_tokens": max(size + 1, 8)},
-            forced=lambda ran, size=size: _ends_at(ran, size),  # type: ignore[misc]
+            forced=lambda ran, size=size: forced.ends_at(ran, size),  # type: ignore[misc]
         )
 
 
 def _under_pressure(session: Session, block: int) -> Iterator[Composition]:
     s = session
-    blocks = -(-60 // session.plan.block_size)
+    size = session.plan.block_size
+    half = max(30, size * 5 // 8)  # of a request, which needs more than a block
+    whole, blocks = -(-2 * half // size), -(-60 // size)
     yield Composition(
         name="preempt and resume",
         invariant="preempt = resume",
         what="more requests than the cache holds: some are preempted and computed again",
-        asks=[Ask(s.tokens(30, i), 30) for i in range(4)],
+        asks=[Ask(s.tokens(half, i), half) for i in range(4)],
         changes={
-            "num_gpu_blocks_override": 2 + 2 * blocks + blocks // 2,
+            "num_gpu_blocks_override": 2 + 2 * whole + whole // 2,
             "max_num_batched_tokens": max(64, block),
-            "max_model_len": max(64, block),
+            "max_model_len": max(64, block, 2 * half),
         },
-        forced=_preempted,
+        forced=forced.preempted,
     )
     yield Composition(
         name="aborted requests",
@@ -251,7 +249,7 @@ def _under_pressure(session: Session, block: int) -> Iterator[Composition]:
         asks=[Ask(s.tokens(33, 5), 5), Ask(s.tokens(9, 6), 5, arrives=1)],
         changes={"num_gpu_blocks_override": 2 + 4 * blocks, "max_model_len": max(64, block)},
         turned_over=True,
-        forced=_turned_over,
+        forced=forced.turned_over,
     )
 
 
@@ -331,9 +329,7 @@ def _finished(composition: Composition, done: EngineRun, watch: Watch) -> Ran:
     watch.finish([[*ask.prompt, *out] for ask, out in asked], done.logits)
     prompts = [len(ask.prompt) for ask in composition.asks]
     requests = Requests(composition.name, watch.requests)
-    between = [later - each for each, later in pairwise(watch.ended)]
-    seconds = median(between) if between else 0.0
-    return Ran(done.core, done, requests, prompts, watch.steps, seconds)
+    return Ran(done.core, done, requests, prompts, watch.steps, watch.step_seconds)
 
 
 def require_same_bits(what: str, one: EngineRun, two: EngineRun) -> None:
@@ -343,64 +339,3 @@ def require_same_bits(what: str, one: EngineRun, two: EngineRun) -> None:
         for p in sorted(a.keys() & b.keys()):
             if not torch.equal(a[p], b[p]):
                 raise CheckFailed(f"{what}: request {i}, position {p}: bits differ")
-
-
-# -- what shows that it was forced --------------------------------------------------------
-
-
-def _paths(ran: Ran, *wanted: str) -> str:
-    found: dict[str, int] = {}
-    for request in ran.requests.observed:
-        for path in request.paths.values():
-            found[path] = found.get(path, 0) + 1
-    if missing := [path for path in wanted if path not in found]:
-        raise NotForced(f"no position was computed in {', '.join(missing)}")
-    return ", ".join(f"{count} positions in {path}" for path, count in sorted(found.items()))
-
-
-def _chunked(ran: Ran) -> str:
-    chunks = sum(prefills for _, prefills, _ in ran.steps)
-    if chunks <= len(ran.done.tokens):
-        raise NotForced("every prompt was computed in one step")
-    return f"{len(ran.done.tokens)} prompts in {chunks} chunks"
-
-
-def _one_token_tail(ran: Ran) -> str:
-    tails = sum(
-        len(request.chunks) > 0 and request.paths.get(prompt - 1, "").startswith("decode")
-        for prompt, request in zip(ran.prompts, ran.requests.observed, strict=True)
-    )
-    if not tails:
-        raise NotForced("no prompt's last token was computed by itself")
-    return f"{tails} prompts whose last token was computed alone, in a row like decode's"
-
-
-def _ends_at(ran: Ran, size: int) -> str:
-    counts = [request.count for request in ran.requests.observed]
-    if not any(count >= size for count in counts):
-        raise NotForced(f"no request reaches {size} positions here")
-    return f"requests of {', '.join(map(str, counts))} positions, around multiples of {size}"
-
-
-def _hits(ran: Ran) -> str:
-    if not any(ran.done.cached):
-        raise NotForced("nothing was found in the prefix cache")
-    return f"cached tokens of the requests: {', '.join(map(str, ran.done.cached))}"
-
-
-def _chose(ran: Ran) -> str:
-    rows = sum(len(each) for request in ran.requests.observed for each in request.chosen.values())
-    if not rows:
-        raise NotForced("no position saw more than it may choose")
-    return f"{rows} selections"
-
-
-def _preempted(ran: Ran) -> str:
-    count = ran.core.scheduler.counters.num_preemptions
-    if not count:
-        raise NotForced("nothing was preempted")
-    return f"{count} preemptions"
-
-
-def _turned_over(ran: Ran) -> str:
-    return f"blocks of {ran.core.plan.num_blocks - 1} used by 24 requests before"

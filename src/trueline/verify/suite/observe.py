@@ -5,6 +5,8 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
 from typing import Any
 
 import torch
@@ -145,6 +147,11 @@ class Watch:
         self.pieces.clear()
         if self.runner.recorded:
             self.runner.recorded.clear()
+
+    @property
+    def step_seconds(self) -> float:
+        """The median."""
+        return median([b - a for a, b in pairwise(self.ended)] or [0.0])
 
     def finish(self, tokens: Sequence[Sequence[int]], logits: Sequence[dict[int, Tensor]]) -> None:
         """What was asked and answered; positions that were cached have the rows of whoever computed

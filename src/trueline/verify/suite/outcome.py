@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from trueline.errors import TruelineError, described
 from trueline.verify.failed import CheckFailed
 from trueline.verify.report import Check, Measure, Place, Status
-from trueline.verify.suite.compositions import NotForced
+from trueline.verify.suite.forced import NotForced
 
 
 @dataclass

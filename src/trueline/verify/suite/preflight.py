@@ -13,7 +13,7 @@ from trueline.text.tokenizer import Tokenizer
 from trueline.verify.cases import Subject
 from trueline.verify.checks import one_spec
 from trueline.verify.failed import CheckFailed
-from trueline.verify.suite.compositions import NotForced
+from trueline.verify.suite.forced import NotForced
 from trueline.verify.suite.outcome import Outcome, Todo
 from trueline.verify.suite.session import Session
 from trueline.weights.checkpoint import open_checkpoint
