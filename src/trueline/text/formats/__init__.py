@@ -1,0 +1,1 @@
+"""Chat formats: how models write reasoning and calls, and the parsers that read them."""
