@@ -127,12 +127,12 @@ def test_no_such_model_and_no_such_key_file(
 def test_keys(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("one\n\n  two \n")
-    keys = read_keys(file, "three")
+    keys = read_keys(("three",), file)
     for known in (b"Bearer one", b"bearer two", b"Bearer three", b"Bearer  one"):
         assert keys.admit(known), known
     for other in (None, b"", b"one", b"Basic one", b"Bearer", b"Bearer ", b"Bearer onetwo"):
         assert not keys.admit(other), other
-    assert read_keys(None, None).admit(None)
+    assert read_keys((), None).admit(None)
 
 
 @pytest.mark.parametrize(

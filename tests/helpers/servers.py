@@ -88,7 +88,7 @@ def serving(
     reader = threading.Thread(target=_read, args=(process, served.lines), daemon=True)
     reader.start()
     try:
-        served.url = re.search(r"http://[\d.:]+", served.wait_for("http://"))[0]  # type: ignore[index]
+        served.url = re.search(r"url=(\S+)", served.wait_for("url="))[1]  # type: ignore[index]
         if wait:
             served.wait_for("listening on")
         yield served

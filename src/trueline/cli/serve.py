@@ -80,7 +80,9 @@ def serve(
     options = EngineConfig(**values)
     if print_config:
         given = {"op": list(op), "layer": list(layer), "fact": list(fact)}
-        print(_as_toml(asdict(server) | values | given), end="")
+        shown = asdict(server) | values | given
+        shown["api_key"] = None  # never printed
+        print(_as_toml(shown), end="")
         return 0
     name = model_or_default(model)
     if dry_run:
@@ -145,7 +147,7 @@ def fill_in(app: App, commands: tuple[str, ...], arguments: ArgumentCollection) 
             raise UsageError(
                 f"{named}: '{name}' is no option of serve{did_you_mean(name, options)}"
             )
-    for name in set(environment_names()) - {*options, "config", "api_key", "native_target"}:
+    for name in set(environment_names()) - {*options, "config", "native_target"}:
         if close := nearest(name, options):  # others name things for a service called trueline
             raise UsageError(f"TRUELINE_{name.upper()} is no option of serve; TRUELINE_"
                              f"{close.upper()} is")  # fmt: skip

@@ -15,6 +15,14 @@ class ServerConfig:
     """Address to listen on; 0.0.0.0 is every network this machine is in."""
     port: int = 8000
     """0 takes a free one, which the start-up tells."""
+    uds: Path | None = None
+    """Listen on this Unix socket instead of an address and a port."""
+    ssl_certfile: Path | None = None
+    """A PEM file with the certificate, and those of who signed it: serves HTTPS."""
+    ssl_keyfile: Path | None = None
+    """Its private key, where the certificate's file has none; not encrypted."""
+    ssl_ca_certs: Path | None = None
+    """Clients must have a certificate that one of these has signed."""
     served_model_name: tuple[str, ...] = ()
     """Names that requests may give for the model; /v1/models lists them. Default: the
     directory's."""
@@ -25,9 +33,11 @@ class ServerConfig:
     trust_request_chat_template: bool = False
     """Whether a request may bring its own. It is rendered in a process of its own, with 2 s of CPU
     time and 256 MiB of memory."""
+    api_key: tuple[str, ...] = ()
+    """A key that requests need; several are as good. Others can read a command line: better in
+    TRUELINE_API_KEY, or in a file."""
     api_key_file: Path | None = None
-    """A file with one key per line; TRUELINE_API_KEY in the environment is another. With either,
-    requests need one of the keys."""
+    """A file with further keys, one per line."""
     max_body_bytes: int = 16 << 20
     """Larger request bodies are refused (413) before they are read."""
     max_sequences: int = 256
@@ -59,6 +69,10 @@ class ServerConfig:
                 raise UsageError(f"{name} = {value!r}: accepted: a whole number from {least} up")
         if self.port > 65535:
             raise UsageError(f"port = {self.port}: accepted: up to 65535")
+        if self.ssl_certfile is None:
+            for name in ("ssl_keyfile", "ssl_ca_certs"):
+                if getattr(self, name) is not None:
+                    raise UsageError(f"{name} without ssl_certfile: accepted: with it")
         for name in ("read_timeout", "request_timeout", "shutdown_timeout"):
             seconds = getattr(self, name)
             if seconds is not None and not 0 <= seconds < float("inf"):

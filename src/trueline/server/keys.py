@@ -34,8 +34,8 @@ def _digest(key: bytes) -> bytes:
     return hashlib.sha256(key).digest()
 
 
-def read_keys(file: Path | None, from_environment: str | None) -> Keys:
-    keys = [from_environment] if from_environment else []
+def read_keys(given: Iterable[str], file: Path | None) -> Keys:
+    keys = list(given)
     if file is not None:
         try:
             lines = file.read_text().splitlines()
@@ -46,6 +46,8 @@ def read_keys(file: Path | None, from_environment: str | None) -> Keys:
             raise UsageError(f"api_key_file {file}: no key in it; accepted: one per line")
         keys += found
     for key in keys:
+        if not key:
+            raise UsageError("an API key is empty; accepted: at least one character, or none given")
         if not key.isascii() or not key.isprintable() or " " in key:
             raise UsageError("an API key has characters that no header carries: accepted: ASCII "
                              "without spaces")  # fmt: skip

@@ -6,7 +6,6 @@ import asyncio
 import logging
 import os
 import signal
-import socket
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ from trueline.server.app import build_app
 from trueline.server.config import ServerConfig
 from trueline.server.connection import connection
 from trueline.server.keys import read_keys
+from trueline.server.listen import close, listen, tls_context, url
 from trueline.server.logs import event, keep_stderr, start_logs
 from trueline.server.metrics import Metrics
 from trueline.server.process.client import EngineClient, EngineFailed
@@ -29,14 +29,12 @@ from trueline.server.process.messages import Progress, Ready
 from trueline.server.process.replicas import Replicas, replica_configs
 from trueline.server.service import Service
 from trueline.text.tokenizer import Tokenizer
-from trueline.utils.environment import environment_key
 from trueline.utils.gc_frozen import gc_frozen
 from trueline.utils.hub import find_model
 
 FLUSH_SECONDS = 5.0
 """For responses that are complete, and that slow clients still read."""
 PROGRESS_SECONDS = 5.0
-BACKLOG = 2048
 SECONDS_TO_NAME_A_RANK = 10.0
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
@@ -70,7 +68,8 @@ class _Lifespan:
         self.began = time.monotonic()
         self.config = config
         self.directory = find_model(model)
-        self.keys = read_keys(config.api_key_file, environment_key())
+        self.keys = read_keys(config.api_key, config.api_key_file)
+        self.tls = tls_context(config)
         self.tokenizer = Tokenizer.load(
             find_model(config.tokenizer) if config.tokenizer else self.directory
         )
@@ -105,15 +104,15 @@ class _Lifespan:
             Metrics(self.config.metrics_prefix, self.models[0]),
         )
         self.service.metrics.watch(self.engine.clients)
-        listening = _listen(self.config)
+        listening = listen(self.config)
         http = self._http()
         serving = asyncio.create_task(http.serve([listening]))
         try:
-            return await self._serve(_url(listening))
+            return await self._serve(url(listening, self.tls is not None))
         finally:
             http.should_exit = True
             await serving
-            listening.close()
+            close(listening, self.config)
 
     async def _serve(self, url: str) -> int:
         event(self.logger, "loading", model=str(self.directory), url=url)
@@ -150,7 +149,7 @@ class _Lifespan:
         event(self.logger, "replica lost", logging.ERROR, replica=replica, reason=reason)
 
     def _http(self) -> _Http:
-        app = build_app(self.service, self.keys, self.logger)
+        app, tls = build_app(self.service, self.keys, self.logger), self.tls
         return _Http(
             uvicorn.Config(
                 app,
@@ -160,6 +159,7 @@ class _Lifespan:
                 lifespan="off",
                 timeout_graceful_shutdown=int(FLUSH_SECONDS),
                 server_header=False,
+                ssl_context_factory=None if tls is None else lambda *_: tls,
             )
         )
 
@@ -205,28 +205,6 @@ def _silence(options: EngineConfig) -> float | None:
     process itself, so it has a little longer then."""
     several = SECONDS_TO_NAME_A_RANK if options.tensor_parallel_size > 1 else 0.0
     return options.engine_timeout + several if options.engine_timeout else None
-
-
-def _listen(config: ServerConfig) -> socket.socket:
-    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listening = socket.socket(family)
-    listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        listening.bind((config.host, config.port))
-    except OSError as error:
-        listening.close()
-        raise UsageError(
-            f"cannot listen on {config.host}, port {config.port}: {error.strerror}; --host and "
-            "--port choose others"
-        ) from None
-    listening.listen(BACKLOG)
-    listening.setblocking(False)
-    return listening
-
-
-def _url(listening: socket.socket) -> str:
-    host, port = listening.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
 def _read(file: Path) -> str:

@@ -28,11 +28,6 @@ def calm_openmp() -> None:
         os.environ["GOMP_SPINCOUNT"] = "1000"
 
 
-def environment_key() -> str | None:
-    """The API key of the server that runs here."""
-    return os.environ.get("TRUELINE_API_KEY") or None
-
-
 def environment_with_key(key: str) -> dict[str, str]:
     """For a server of our own: everything as it is, but for the API key."""
     return {**os.environ, "TRUELINE_API_KEY": key}
