@@ -39,6 +39,7 @@ from trueline.server.protocol import (
     read_detokenize,
     read_tokenize,
     tokenize,
+    tokenizer_info,
 )
 from trueline.server.protocol.bodies import SAMPLING, ChatBody, CompletionBody, Ignored
 from trueline.text.chat import check_messages
@@ -121,6 +122,10 @@ BAD_BOTH: list[tuple[str, Any, str, str]] = [
     ("stream_options", {"include_usage": 3}, "stream_options.include_usage", "true or false"),
     ("stream_options", {"usage": True}, "stream_options.usage", "not known"),
     ("return_token_ids", [], "return_token_ids", "true or false"),
+    ("return_tokens_as_token_ids", 1, "return_tokens_as_token_ids", "true or false"),
+    ("truncate_prompt_tokens", 0, "truncate_prompt_tokens", "from 1 up, or -1"),
+    ("truncate_prompt_tokens", -2, "truncate_prompt_tokens", "from 1 up, or -1"),
+    ("truncate_prompt_tokens", True, "truncate_prompt_tokens", "from 1 up, or -1"),
     ("model", 5, "model", "found a whole number; accepted: a text"),
     ("temprature", 1, "temprature", "nearest known name is 'temperature'"),
     ("use_beam_search", True, "use_beam_search", "not offered yet; accepted: null or false"),
@@ -419,6 +424,59 @@ def test_an_answer_longer_than_there_is_room_for(tokenizer: Tokenizer, num_promp
         chat_prompt(chat(**{name: room}), tokenizer, LIMITS)
         error = refused(chat_prompt, chat(**{name: room + 1}), tokenizer, LIMITS)
         assert (error.param, error.code) == (name, "context_length_exceeded")
+
+
+@pytest.mark.parametrize("num_prompt", [3, 59, 60, 61, 64, 90])
+@pytest.mark.parametrize("most", [1, 59, 60, 61, -1])
+@pytest.mark.parametrize("answer", [None, 0, 1, 4])
+def test_a_prompt_is_truncated_from_its_beginning(
+    tokenizer: Tokenizer, num_prompt: int, most: int, answer: int | None
+) -> None:
+    ids = [5 + i % 7 for i in range(num_prompt)]
+    fields = {"truncate_prompt_tokens": most, "max_tokens": answer}
+    request = completion(prompt=ids, **fields)
+    room = 64 - (request.params.max_tokens or 1)
+    kept = room if most == -1 else most
+    if min(num_prompt, kept) > (63 if answer is None else room):
+        error = refused(completion_prompts, request, tokenizer, LIMITS)
+        assert error.code == "context_length_exceeded"
+        return
+    assert completion_prompts(request, tokenizer, LIMITS) == [(None, ids[-kept:])]
+    text = "x" * num_prompt
+    whole = tokenizer.encode(text)
+    found, cut = completion_prompts(completion(prompt=text, **fields), tokenizer, LIMITS)[0]
+    assert cut == whole[-kept:]
+    assert found == (text if cut == whole else None)
+
+
+def test_a_truncated_chat_and_its_limits(tokenizer: Tokenizer) -> None:
+    whole = chat_prompt(chat(), tokenizer, LIMITS)[1]
+    text, ids = chat_prompt(chat(truncate_prompt_tokens=4), tokenizer, LIMITS)
+    assert (text, ids) == (None, whole[-4:])
+    # more than the model's length, but not more than what is ever encoded
+    longest = tokenizer.vocabulary.longest_bytes
+    assert longest is not None
+    long = longest * LIMITS.max_values + 1
+    for request in (completion(prompt="x" * 200, truncate_prompt_tokens=9),
+                    completion(prompt=[5] * 200, truncate_prompt_tokens=9)):  # fmt: skip
+        assert len(completion_prompts(request, tokenizer, LIMITS)[0][1]) == 9
+    error = refused(
+        completion_prompts, completion(prompt="x" * long, truncate_prompt_tokens=9), tokenizer,
+        LIMITS,
+    )  # fmt: skip
+    assert (error.param, "accepted: up to" in error.message) == ("prompt", True)
+
+
+def test_tokenizer_info(tokenizer: Tokenizer) -> None:
+    told = json.loads(tokenizer_info(tokenizer, LIMITS))
+    assert told == {
+        "vocab_size": tokenizer.vocab_size, "model_max_length": 64,
+        "bos_token": tokenizer.special_tokens["bos_token"],
+        "eos_token": tokenizer.special_tokens["eos_token"],
+        "pad_token": tokenizer.special_tokens.get("pad_token"),
+        "chat_template": tokenizer.chat_template(),
+    }  # fmt: skip
+    assert tokenizer.encode(told["bos_token"], False) == [tokenizer.bos_id]
 
 
 def test_chat_prompt(tokenizer: Tokenizer) -> None:

@@ -484,6 +484,32 @@ def test_chat_logprobs(tokenizer: Tokenizer) -> None:
     assert bytes(first["top_logprobs"][0]["bytes"]) == tokenizer.token_bytes(ids[0] + 1)
 
 
+def test_tokens_as_ids(tokenizer: Tokenizer) -> None:
+    ids = tokenizer.encode("é")
+    for kind, fields in (
+        ("chat", {"logprobs": True, "top_logprobs": 2}),
+        ("completion", {"logprobs": 2}),
+    ):
+        talk = simple(tokenizer, kind, return_tokens_as_token_ids=True, **fields)
+        talk.update(talk.output(0, 0, ids, finish_reason="length"))
+        (choice,) = json.loads(talk.again.whole(talk.outputs()))["choices"]
+        names = [f"token_id:{token}" for token in ids]
+        if kind == "chat":
+            content = choice["logprobs"]["content"]
+            assert [each["token"] for each in content] == names
+            assert b"".join(bytes(each["bytes"]) for each in content) == "é".encode()
+            assert content[0]["top_logprobs"][0]["token"] == f"token_id:{ids[0] + 1}"
+        else:
+            assert choice["logprobs"]["tokens"] == names
+            assert set(choice["logprobs"]["top_logprobs"][0]) >= {
+                names[0],
+                f"token_id:{ids[0] + 1}",
+            }
+        assert (
+            choice["text"] == "é" if kind == "completion" else choice["message"]["content"] == "é"
+        )
+
+
 @pytest.mark.parametrize("value", [-math.inf, math.nan])
 def test_json_has_finite_numbers(tokenizer: Tokenizer, value: float) -> None:
     for kind, fields in (("chat", {"logprobs": True}), ("completion", {"logprobs": 0})):

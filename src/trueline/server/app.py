@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trueline import __version__
 from trueline.errors import TruelineError, short
+from trueline.server.docs_page import POLICY, docs_page
 from trueline.server.keys import Keys
 from trueline.server.limits import UnreadBody, too_large
 from trueline.server.logs import event
@@ -30,7 +31,15 @@ from trueline.server.protocol.errors import ApiError
 from trueline.server.protocol.openapi import OPEN, openapi
 from trueline.server.protocol.responses import Health, Version
 from trueline.server.replies import error_response
-from trueline.server.routes import chat, completions, detokenize, models, one_model, tokenize
+from trueline.server.routes import (
+    chat,
+    completions,
+    detokenize,
+    models,
+    one_model,
+    tokenize,
+    tokenizer_info,
+)
 from trueline.server.service import Service
 
 LONGEST_ID = 128
@@ -48,12 +57,14 @@ def build_app(service: Service, keys: Keys, logger: logging.Logger) -> ASGIApp:
         Route("/v1/models/{model:path}", one_model, methods=["GET"]),
         Route("/tokenize", tokenize, methods=["POST"]),
         Route("/detokenize", detokenize, methods=["POST"]),
+        Route("/tokenizer_info", tokenizer_info, methods=["GET"]),
         Route("/health", ready, methods=["GET"]),
         Route("/health/ready", ready, methods=["GET"]),
         Route("/health/live", live, methods=["GET"]),
         Route("/version", version, methods=["GET"]),
         Route("/metrics", metrics, methods=["GET"]),
         Route("/openapi.json", document, methods=["GET"]),
+        Route("/docs", docs, methods=["GET"]),
     ]
     middleware = [Middleware(RequestMiddleware, service=service, keys=keys, logger=logger)]
     if service.config.cors_origin:
@@ -94,6 +105,12 @@ async def version(request: Request) -> Response:
 async def document(request: Request) -> Response:
     state = request.app.state
     return _json(openapi(state.service.limits(), with_keys=bool(state.keys)))
+
+
+async def docs(request: Request) -> Response:
+    state = request.app.state
+    text = docs_page(openapi(state.service.limits(), with_keys=bool(state.keys)))
+    return Response(text, media_type="text/html", headers={"content-security-policy": POLICY})
 
 
 async def metrics(request: Request) -> Response:

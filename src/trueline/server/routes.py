@@ -70,6 +70,11 @@ async def detokenize(request: Request) -> Response:
     return _json(await service.offload(size, prompts.detokenize, asked, service.tokenizer))
 
 
+async def tokenizer_info(request: Request) -> Response:
+    service = _service(request)
+    return _json(prompts.tokenizer_info(service.tokenizer, service.limits()))
+
+
 async def models(request: Request) -> Response:
     return _json(msgspec.json.encode(ModelList(data=_cards(_service(request)))))
 

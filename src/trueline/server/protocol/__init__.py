@@ -12,6 +12,7 @@ from trueline.server.protocol.prompts import (
     completion_prompts,
     detokenize,
     tokenize,
+    tokenizer_info,
 )
 from trueline.server.protocol.requests import (
     ChatRequest,
@@ -46,4 +47,5 @@ __all__ = [
     "read_detokenize",
     "read_tokenize",
     "tokenize",
+    "tokenizer_info",
 ]

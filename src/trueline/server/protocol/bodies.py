@@ -182,7 +182,6 @@ class NotOffered(msgspec.Struct):
     guided_choice: Null = None
     guided_grammar: Null = None
     logits_processors: Null = None
-    truncate_prompt_tokens: Null = None
     include_reasoning: Annotated[
         Literal[True] | None, Meta(description="null or true: reasoning stays in the text")
     ] = None
@@ -204,6 +203,13 @@ class Generating(msgspec.Struct):
         Meta(description='an object as {"include_usage": true}, where stream is true'),
     ] = None
     return_token_ids: Flag = None
+    return_tokens_as_token_ids: Flag = None
+    truncate_prompt_tokens: Annotated[
+        Annotated[int, Meta(ge=-1, le=INT64 - 1, extra_json_schema={"not": {"const": 0}})] | None,
+        Meta(
+            description="a whole number from 1 up, or -1 for as many as leave room for max_tokens"
+        ),
+    ] = None
     priority: Annotated[
         Int64 | None, Meta(description="a whole number of 64 bits; lower ones go first")
     ] = None
@@ -261,6 +267,8 @@ class GenerationFields(Protocol):
     stream: bool | None
     stream_options: StreamOptions | None
     return_token_ids: bool | None
+    return_tokens_as_token_ids: bool | None
+    truncate_prompt_tokens: int | None
     priority: int | None
     cache_salt: str | None
     max_tokens: int | None

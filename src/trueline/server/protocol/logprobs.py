@@ -23,27 +23,35 @@ def _finite(value: float) -> float:
     return max(LEAST, value)  # in this order, also for NaN
 
 
-def _name(tokenizer: Tokenizer, token: int, prefix: str) -> tuple[str, bytes]:
-    """A token's text and bytes; bytes that are no character by themselves are spelled out, so
-    that different tokens look different."""
-    spelled = tokenizer.token_bytes(token)
-    try:
-        return spelled.decode(), spelled
-    except UnicodeDecodeError:
-        return prefix + "".join(f"\\x{byte:02x}" for byte in spelled), spelled
+class TokenNames:
+    """How tokens are called in logprobs: by their text, or where `as_ids` as token_id:NUMBER."""
+
+    def __init__(self, tokenizer: Tokenizer, as_ids: bool) -> None:
+        self.tokenizer, self.as_ids = tokenizer, as_ids
+
+    def __call__(self, token: int, prefix: str = "") -> tuple[str, bytes]:
+        """Name and bytes; bytes that are no character by themselves are spelled out behind
+        `prefix`, so that different tokens look different."""
+        spelled = self.tokenizer.token_bytes(token)
+        if self.as_ids:
+            return f"token_id:{token}", spelled
+        try:
+            return spelled.decode(), spelled
+        except UnicodeDecodeError:
+            return prefix + "".join(f"\\x{byte:02x}" for byte in spelled), spelled
 
 
 def chat_logprobs(
-    tokenizer: Tokenizer, ids: Iterable[int], logprobs: Logprobs, count: int
+    names: TokenNames, ids: Iterable[int], logprobs: Logprobs, count: int
 ) -> ChatLogprobs:
     content = []
     for token, entry in zip(ids, logprobs, strict=True):
         assert entry is not None
-        text, spelled = _name(tokenizer, token, "")
+        text, spelled = names(token)
         top = [
             TopLogprob(name, _finite(found.logprob), list(raw))
             for (name, raw), found in (
-                (_name(tokenizer, other, ""), found) for other, found in list(entry.items())[:count]
+                (names(other), found) for other, found in list(entry.items())[:count]
             )
         ]
         content.append(TokenLogprob(text, _finite(entry[token].logprob), list(spelled), top))
@@ -54,9 +62,10 @@ class CompletionScores:
     """The older format, for one choice's tokens as they come. An offset is how much text the
     tokens before have made certain."""
 
-    def __init__(self, tokenizer: Tokenizer, skip_special_tokens: bool, count: int) -> None:
-        self._tokenizer, self._count = tokenizer, count
-        self._text = Detokenizer(tokenizer, skip_special_tokens)
+    def __init__(self, names: TokenNames, skip_special_tokens: bool, count: int) -> None:
+        self._names, self._count = names, count
+        self._tokenizer = names.tokenizer
+        self._text = Detokenizer(self._tokenizer, skip_special_tokens)
         self._place = 0
 
     def prompt(self, ids: Sequence[int], logprobs: Logprobs, text: str) -> CompletionLogprobs:
@@ -95,7 +104,7 @@ class CompletionScores:
         found.top_logprobs.append(top | {self._text_of(token): own})
 
     def _text_of(self, token: int) -> str:
-        return _name(self._tokenizer, token, "bytes:")[0]
+        return self._names(token, "bytes:")[0]
 
 
 def joined(first: CompletionLogprobs, second: CompletionLogprobs) -> CompletionLogprobs:

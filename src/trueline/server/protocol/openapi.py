@@ -18,6 +18,7 @@ _REQUESTS: tuple[type, ...] = (
 _RESPONSES: tuple[type, ...] = (
     *(responses.Completion, responses.ChatCompletion, responses.ChatChunk),
     *(responses.ModelList, responses.ModelCard, responses.Tokenized, responses.Detokenized),
+    responses.TokenizerInfo,
     *(responses.Version, responses.Health, ErrorResponse),
 )
 _ERRORS = {
@@ -32,7 +33,7 @@ _ERRORS = {
     "504": "Not done in time.",
 }
 OPEN = frozenset(
-    {"/health", "/health/live", "/health/ready", "/version", "/metrics", "/openapi.json"}
+    {"/health", "/health/live", "/health/ready", "/version", "/metrics", "/openapi.json", "/docs"}
 )
 """Routes that do no work for anybody, and need no key: the server asks for one on all others."""
 _LOGPROBS = ("logprobs", "top_logprobs", "prompt_logprobs")
@@ -130,6 +131,11 @@ def _paths() -> JSON:
             )
         },
         "/detokenize": {"post": _post("Text of tokens", ["DetokenizeBody"], "Detokenized")},
+        "/tokenizer_info": {
+            "get": _get(
+                "Special tokens and template of the tokenizer", "TokenizerInfo", "401", "503"
+            )
+        },
         "/version": {"get": _get("The version of Trueline", "Version")},
         "/health": {"get": health},
         "/health/ready": {"get": health},

@@ -14,9 +14,10 @@ from trueline.server.protocol.requests import (
     CompletionRequest,
     Conversation,
     DetokenizeRequest,
+    GenerateRequest,
     TokenizeRequest,
 )
-from trueline.server.protocol.responses import Detokenized, Tokenized
+from trueline.server.protocol.responses import Detokenized, Tokenized, TokenizerInfo
 from trueline.text.chat import render_chat, template_and_values
 from trueline.text.template_process import TemplateProcess
 from trueline.text.tokenizer import Tokenizer
@@ -36,13 +37,14 @@ def completion_prompts(
         name = "prompt" if len(request.prompts) == 1 else f"prompt[{i}]"
         given = prompt if isinstance(prompt, str) else {"prompt_token_ids": prompt}
         if isinstance(prompt, str):
-            limits.check_length(name, tokenizer.least_tokens(prompt), least=True)
-        else:
+            _check_least(name, tokenizer.least_tokens(prompt), request, limits)
+        elif request.truncate_prompt_tokens is None:
             limits.check_length(name, len(prompt))
         try:
             text, ids = read_prompt(given, tokenizer, limits.vocab_size)
         except UsageError as error:
             raise bad_request(f"{name}: {error}", name) from None
+        text, ids = _truncated(text, ids, request, limits)
         limits.check_length(name, len(ids), request.answer_length)
         found.append((text, ids))
     num_tokens = sum(len(ids) for _, ids in found)
@@ -55,18 +57,39 @@ def chat_prompt(
     tokenizer: Tokenizer,
     limits: RequestLimits,
     templates: TemplateProcess | None = None,
-) -> tuple[str, list[int]]:
+) -> tuple[str | None, list[int]]:
     """The text that the template makes of the messages, and its tokens. `templates` renders those
     that requests bring."""
-    text = _render(request.conversation, tokenizer, templates)
-    limits.check_length("messages", tokenizer.least_tokens(text), least=True)
+    rendered = _render(request.conversation, tokenizer, templates)
+    _check_least("messages", tokenizer.least_tokens(rendered), request, limits)
     # the template writes its own special tokens
-    ids = _encode("messages", text, tokenizer, add_special_tokens=False)
-    if not ids:
+    encoded = _encode("messages", rendered, tokenizer, add_special_tokens=False)
+    if not encoded:
         raise bad_request("messages: the template makes an empty prompt of them", "messages")
+    text, ids = _truncated(rendered, encoded, request, limits)
     limits.check_length("messages", len(ids), request.answer_length)
     limits.check_prompts(len(ids), request.params.n, request.scores_per_prompt_token)
     return text, ids
+
+
+def _check_least(name: str, least: int, request: GenerateRequest, limits: RequestLimits) -> None:
+    """Of a text that is not yet encoded: one that is to be truncated need not fit the model."""
+    if request.truncate_prompt_tokens is None:
+        limits.check_length(name, least, least=True)
+    else:
+        limits.check_tokens(name, least)
+
+
+def _truncated(
+    text: str | None, ids: list[int], request: GenerateRequest, limits: RequestLimits
+) -> tuple[str | None, list[int]]:
+    """Without its beginning, as far as the request says; its text is then not known."""
+    most = request.truncate_prompt_tokens
+    if most is None:
+        return text, ids
+    if most == -1:
+        most = max(limits.max_model_len - (request.params.max_tokens or 1), 1)
+    return (text, ids) if len(ids) <= most else (None, ids[-most:])
 
 
 def tokenize(
@@ -89,6 +112,18 @@ def tokenize(
 
 def detokenize(request: DetokenizeRequest, tokenizer: Tokenizer) -> bytes:
     return msgspec.json.encode(Detokenized(tokenizer.decode(request.tokens, False)))
+
+
+def tokenizer_info(tokenizer: Tokenizer, limits: RequestLimits) -> bytes:
+    named, templates = tokenizer.special_tokens, tokenizer.chat_templates
+    return msgspec.json.encode(
+        TokenizerInfo(
+            vocab_size=tokenizer.vocab_size,
+            model_max_length=limits.max_model_len,
+            chat_template=templates.get("default"),
+            **{name: named.get(name) for name in ("bos_token", "eos_token", "pad_token")},
+        )
+    )
 
 
 def _encode(name: str, text: str, tokenizer: Tokenizer, add_special_tokens: bool) -> list[int]:

@@ -46,6 +46,10 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """How many of the likeliest tokens to show with each one; None: no logprobs."""
     prompt_logprobs: int | None
     return_token_ids: bool
+    tokens_as_ids: bool
+    """In logprobs."""
+    truncate_prompt_tokens: int | None
+    """Of each prompt no more than its last ones; -1: as many as leave room for the answer."""
     priority: int
     cache_salt: str | None
 
@@ -209,6 +213,8 @@ class _Generating(TypedDict):
     include_usage: bool
     continuous_usage: bool
     return_token_ids: bool
+    tokens_as_ids: bool
+    truncate_prompt_tokens: int | None
     priority: int
     cache_salt: str | None
 
@@ -216,6 +222,11 @@ class _Generating(TypedDict):
 def _generating(fields: GenerationFields) -> _Generating:
     if fields.stream_options is not None and not fields.stream:
         raise bad_request("stream_options: accepted: where stream is true", "stream_options")
+    if fields.truncate_prompt_tokens == 0:
+        raise bad_request(
+            "truncate_prompt_tokens = 0: accepted: a whole number from 1 up, or -1",
+            "truncate_prompt_tokens",
+        )
     options = fields.stream_options or StreamOptions()
     usage = bool(options.include_usage)
     return {
@@ -223,6 +234,8 @@ def _generating(fields: GenerationFields) -> _Generating:
         "include_usage": usage,
         "continuous_usage": usage and bool(options.continuous_usage_stats),
         "return_token_ids": bool(fields.return_token_ids),
+        "tokens_as_ids": bool(fields.return_tokens_as_token_ids),
+        "truncate_prompt_tokens": fields.truncate_prompt_tokens,
         "priority": fields.priority or 0,
         "cache_salt": fields.cache_salt,
     }

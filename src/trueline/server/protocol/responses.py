@@ -149,6 +149,18 @@ class Detokenized(msgspec.Struct):
     prompt: str
 
 
+class TokenizerInfo(msgspec.Struct, kw_only=True):
+    """What clients that encode on the server need to know, as lm-eval's."""
+
+    vocab_size: int
+    model_max_length: int
+    bos_token: str | None
+    eos_token: str | None
+    pad_token: str | None
+    chat_template: str | None
+    """None also where an encoding in code makes the prompts."""
+
+
 class Version(msgspec.Struct):
     version: str
 

@@ -17,6 +17,7 @@ from trueline.outputs import CompletionOutput, Logprobs, RequestOutput
 from trueline.server.protocol.errors import ApiError
 from trueline.server.protocol.logprobs import (
     CompletionScores,
+    TokenNames,
     chat_logprobs,
     joined,
     prompt_logprobs,
@@ -116,13 +117,13 @@ class _Writer(Generic[ChunkChoice, Scores]):
             "system_fingerprint": fingerprint,
         }
         self._request, self._tokenizer = request, tokenizer
+        self._token_names = TokenNames(tokenizer, request.tokens_as_ids)
         self._sent: dict[int, _Sent] = {}
         self._outputs: Sequence[RequestOutput] = ()
         self._failed = False
-        # every chunk has more than a text
-        self._is_rich = (
-            request.logprobs is not None or request.return_token_ids or request.continuous_usage
-        )
+        scored, ids = request.logprobs is not None, request.return_token_ids
+        self._is_rich = scored or ids or request.continuous_usage
+        """Every chunk has more than a text."""
 
     def delta(self, outputs: Sequence[RequestOutput]) -> Iterator[bytes]:
         """Chunks for what is new. `outputs` are those of all prompts, in their order. Where a
@@ -289,7 +290,7 @@ class CompletionWriter(_Writer[CompletionChoice, CompletionLogprobs]):
             fields = self._prompt_fields(output)
             if request.logprobs is not None:
                 sent.scores = CompletionScores(
-                    self._tokenizer, request.params.skip_special_tokens, request.logprobs
+                    self._token_names, request.params.skip_special_tokens, request.logprobs
                 )
             if request.echo:
                 echoed = self._prompt_text(output)
@@ -384,7 +385,7 @@ class ChatWriter(_Writer[ChatChunkChoice, ChatLogprobs]):
 
     def _logprobs(self, sent: _Sent, ids: list[int], logprobs: Logprobs) -> ChatLogprobs:
         assert self._request.logprobs is not None
-        return chat_logprobs(self._tokenizer, ids, logprobs, self._request.logprobs)
+        return chat_logprobs(self._token_names, ids, logprobs, self._request.logprobs)
 
 
 def _chunk_choice(
