@@ -1,5 +1,4 @@
-"""Responses as bytes: the chunks of a stream as server-sent events, or the whole. The same code
-makes both, so the chunks of a stream, joined, are the whole.
+"""Responses as bytes: the whole, or the chunks of a stream, which joined are the whole.
 
 Most chunks differ from the one before in nothing but the text: these are a template cut in two, and
 only the text is escaped.
