@@ -72,7 +72,7 @@ def test_smoke_passes(name: str, tmp_path: Path) -> None:
     assert not wrong(report)
     assert report.passed
     groups = {check.group for check in report.checks if check.status == Status.PASSED}
-    assert groups == {"preflight", "layers", "logits", "modes"}
+    assert groups == {"preflight", "layers", "logits", "modes", "options"}
     worst = {m.name: m for m in _check(report, "layers/each half").measures}
     assert {"entry", "mixer", "feed forward", "head"} <= worst.keys()
     assert all(0 < m.value < m.gate for m in worst.values() if m.gate)

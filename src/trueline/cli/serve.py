@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import tomllib
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields
+from dataclasses import asdict, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal  # noqa: F401 - EngineConfig says Literal
+from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import App, Parameter, Token
 
-from trueline.cli.arguments import model_or_default, parse_choices, parse_facts
+from trueline.cli.arguments import model_or_default
+from trueline.cli.engine_flags import EngineFlags
 from trueline.config import EngineConfig
 from trueline.errors import UsageError, did_you_mean, nearest
 from trueline.server.config import ServerConfig
@@ -20,17 +21,6 @@ from trueline.utils.json_types import JSON
 
 if TYPE_CHECKING:
     from cyclopts import ArgumentCollection
-
-NO_FLAG = Parameter(parse=False)
-
-
-@dataclass(frozen=True, kw_only=True)
-class EngineFlags(EngineConfig):
-    """The engine's options; those given as NAME=VALUE have flags of their own."""
-
-    ops: Annotated[dict[str, str], NO_FLAG] = field(default_factory=dict)
-    layers: Annotated[dict[str, str], NO_FLAG] = field(default_factory=dict)
-    facts: Annotated[JSON, NO_FLAG] = field(default_factory=dict)
 
 
 def serve(
@@ -71,14 +61,9 @@ def serve(
         Override a fact that published sources contradict each other on, as NAME=VALUE. May be
         given several times.
     """
-    values = {item.name: getattr(engine, item.name) for item in fields(EngineConfig)}
-    values |= {
-        "ops": parse_choices("--op", op),
-        "layers": parse_choices("--layer", layer),
-        "facts": parse_facts(fact),
-    }
-    options = EngineConfig(**values)
+    options = engine.config(op, layer, fact)
     if print_config:
+        values = {item.name: getattr(options, item.name) for item in fields(EngineConfig)}
         given = {"op": list(op), "layer": list(layer), "fact": list(fact)}
         shown = asdict(server) | values | given
         shown["api_key"] = None  # never printed

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from cyclopts import Parameter
 
-from trueline.cli.generate import OfflineEngine
+from trueline.cli.engine_flags import EngineFlags
 from trueline.cli.output import tables
 from trueline.errors import UsageError
 from trueline.utils.builtin import BUILTIN_MODELS
@@ -44,7 +44,10 @@ def verify(
     replay_dir: Path | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
     quiet: Flag = False,
-    engine: Annotated[OfflineEngine, ENGINE] = OfflineEngine(),  # noqa: B008
+    op: tuple[str, ...] = (),
+    layer: tuple[str, ...] = (),
+    fact: tuple[str, ...] = (),
+    engine: Annotated[EngineFlags, ENGINE] = EngineFlags(),  # noqa: B008
 ) -> int:
     """Check that a model computes here what it should: facts, weights, ops, every layer, every way
     a batch can be composed.
@@ -84,6 +87,15 @@ def verify(
         Print reports as JSON instead of tables.
     quiet
         Print the verdict and what is wrong.
+    op
+        Choose an implementation of an op, ours or an installed package's, as linear=torch_mm.
+        May be given several times.
+    layer
+        Replace a kind of layer by an installed package's, as lightning=NAME. May be given
+        several times.
+    fact
+        Override a fact that published sources contradict each other on, as NAME=VALUE. May be
+        given several times.
     """
     if smoke and full:
         raise UsageError("--smoke and --full: give one of them")
@@ -91,7 +103,6 @@ def verify(
         raise UsageError("--fault is for --faults")
     if out is not None:
         _make_directory(out)
-    from trueline.config import EngineConfig
     from trueline.verify.suite.faults import named_faults
     from trueline.verify.suite.run import Selection
     from trueline.verify.suite.run import verify as verify_model
@@ -101,7 +112,7 @@ def verify(
     selection = Selection(
         tier="smoke" if smoke else "full" if full else "standard", only=only, skip=skip
     )
-    config = EngineConfig(**engine.options())
+    config = engine.config(op, layer, fact)
     reports: list[Report] = []
     for name in model or tuple(BUILTIN_MODELS):
         with _progress(name) as shown:

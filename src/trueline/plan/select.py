@@ -162,7 +162,7 @@ def choose_op(
         elsewhere = capabilities(op, name).elsewhere(device)
         if elsewhere and not (name == "triton" and interpreting()):
             raise UsageError(f"op {op}={name} was asked for and {elsewhere[0]}, not on {device}")
-        asked = _asked(REGISTRY, op, name, _op_refusals(op, name, context))
+        asked = _asked(REGISTRY, op, name, op_refusals(op, name, context))
         return replace(asked, reason=asked.reason + _kept(op, name, stored))
     refused: list[str] = []
     names = REGISTRY.names(op)
@@ -175,7 +175,7 @@ def choose_op(
             elsewhere = declared.elsewhere(device)
             if elsewhere and not package:
                 continue  # ours for other devices are not worth a line in the plan
-            found = elsewhere or declared.not_packed(stored) or _op_refusals(op, name, context)
+            found = elsewhere or declared.not_packed(stored) or op_refusals(op, name, context)
         except PluginError as error:  # nobody asked for it: reported as refused
             found = [str(error)]
         if not found:
@@ -247,7 +247,8 @@ def _asked(registry: Registry, kind: str, name: str, found: list[str]) -> Select
     return Selection(name, f"asked for; from {package}" if package else "asked for")
 
 
-def _op_refusals(op: str, name: str, context: Context) -> list[str]:
+def op_refusals(op: str, name: str, context: Context) -> list[str]:
+    """With what is only known by trying."""
     declared = capabilities(op, name).refusals(context)
     if declared or op != "linear" or not context.batch_invariant:
         return declared

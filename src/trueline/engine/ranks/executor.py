@@ -48,7 +48,12 @@ class _Together:
         self._unowned = unowned
 
     def launch(self, step: StepMessage) -> Launched:
-        order = Order(admissions=self._admissions, unowned=self._unowned, step=step)
+        order = Order(
+            admissions=self._admissions,
+            unowned=self._unowned,
+            step=step,
+            probed=self.local.runner.probe is not None,
+        )
         self._admissions, self._unowned = [], None
         try:
             with self._watch.waiting():

@@ -15,6 +15,8 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     """To be poisoned before the step."""
     step: StepMessage | None = None
     """None: the end."""
+    probed: bool = False
+    """Whether rank 0 looks at the logits of every token, which all ranks have parts of."""
 
 
 class WorkerStart(msgspec.Struct, frozen=True, kw_only=True):

@@ -17,6 +17,9 @@ from trueline.errors import TruelineError, described
 from trueline.utils.parent import when_the_parent_ends
 
 if TYPE_CHECKING:
+    from torch import Tensor
+
+    from trueline.engine.batch import Batch
     from trueline.engine.results import StepHandle
     from trueline.engine.runner import Runner
     from trueline.parallel.group import RankGroup
@@ -60,6 +63,10 @@ def _say(rank: int, words: str) -> int:
     return 1
 
 
+def _not_looked_at(batch: Batch, logits: Tensor) -> None:
+    """Rank 0 has them too."""
+
+
 def work(group: RankGroup, runner: Runner) -> None:
     launched: deque[StepHandle] = deque()
     while True:
@@ -72,6 +79,7 @@ def work(group: RankGroup, runner: Runner) -> None:
             runner.admit(admission)
         if order.unowned is not None:
             runner.poison(order.unowned)
+        runner.probe = _not_looked_at if order.probed else None
         group.journal.next_step()
         launched.append(runner.launch(order.step))
         while len(launched) > 1:  # as far behind as rank 0 may be

@@ -62,3 +62,6 @@ IMPLEMENTATIONS = {
     "cublas": GPU,
 }
 """In the order of preference. Batch invariance is probed before it is believed (plan/select.py)."""
+LIBRARIES = ("onednn", "torch_mm", "cublas")
+"""Those whose sums are a library's: whether a row's bits depend on other rows depends on it and on
+the machine. Of all others it is up to us."""

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from trueline.config import EngineConfig
 from trueline.errors import RequestRejected, UsageError
+from trueline.utils.json_types import JSON
 from trueline.verify.engine import Ask
 from trueline.verify.failed import CheckFailed
 from trueline.verify.replay.file import HALVES, HEAD, Asked, HalfOfLayer, Recorded
@@ -24,6 +25,14 @@ from trueline.verify.suite.judgement import Judgement
 from trueline.verify.suite.observe import Observed
 from trueline.verify.suite.session import DrawnTokens
 
+ONE_RANK: JSON = {
+    "tensor_parallel_size": 1,
+    "enable_expert_parallel": False,
+    "distributed_executor_backend": None,
+    "data_parallel_size": 1,
+    "data_parallel_rank": None,
+}
+"""Options with which a part that ranks share runs here."""
 AS_SCHEDULED, ONE_PREFILL, DECODE = "as it was scheduled", "as one prefill", "token by token"
 WAYS = (AS_SCHEDULED, ONE_PREFILL, DECODE)
 
@@ -144,7 +153,7 @@ class PartAlone:
 
     def observe(self, way: str, config: EngineConfig) -> tuple[Observed, torch.dtype]:
         """What the part has made of the recorded inputs, and the dtype that it computed in."""
-        part, half = self.half.part, self.half.half
+        part, half, config = self.half.part, self.half.half, replace(config, **ONE_RANK)
         name = f"entry of {half}" if part == "entry" else half
         given, composition, at = self._given(), composition_of(self.asked), self.request
         if way != AS_SCHEDULED:

@@ -18,7 +18,7 @@ from trueline.verify.suite import forced
 from trueline.verify.suite.forced import NotForced
 from trueline.verify.suite.judgement import Requests
 from trueline.verify.suite.observe import Watch
-from trueline.verify.suite.session import DrawnTokens, Session, lengths_around
+from trueline.verify.suite.session import DrawnTokens, Session, Started, lengths_around
 
 
 @dataclass
@@ -254,7 +254,10 @@ def _under_pressure(session: Session, block: int) -> Iterator[Composition]:
 
 
 def _on_ranks(session: Session) -> Iterator[Composition]:
+    """As threads, unless every composition runs on the user's own ranks."""
     s = session
+    if s.in_processes:
+        return
     for size, whole in ((2, False), (2, True), (4, False)):
         experts = "experts whole" if whole else "experts by width"
         yield Composition(
@@ -304,6 +307,7 @@ def _serve_on_ranks(session: Session, composition: Composition) -> Ran:
     watches: list[Watch] = []
 
     def watching(core: EngineCore) -> Observer:
+        session.started.append(Started(core.config, frozenset(composition.changes)))
         watches.append(Watch(core, len(composition.asks)))
         return watches[0]
 

@@ -6,7 +6,6 @@ import hashlib
 import os
 import platform
 import subprocess
-from dataclasses import fields
 from importlib import metadata
 from math import prod
 from pathlib import Path
@@ -14,7 +13,6 @@ from pathlib import Path
 import torch
 
 from trueline import __version__
-from trueline.config import EngineConfig
 from trueline.device import compiler
 from trueline.models.parameters import parameters
 from trueline.verify.report import Environment, Model
@@ -71,16 +69,6 @@ def model(session: Session) -> Model:
 
 def _parameters(session: Session) -> int:
     return sum(prod(piece.shape) for each in parameters(session.spec) for piece in each.pieces)
-
-
-def options(config: EngineConfig) -> dict[str, str]:
-    """Those that are not the defaults."""
-    default = EngineConfig()
-    return {
-        item.name: str(getattr(config, item.name))
-        for item in fields(config)
-        if getattr(config, item.name) != getattr(default, item.name)
-    }
 
 
 def _version(package: str) -> str | None:

@@ -24,7 +24,7 @@ from trueline.verify.suite.run import Tier, all_checks
 from trueline.verify.suite.session import Session
 
 # Cheapest first, and what tells most: a fault is reported by the first check that it turns red.
-ORDER = ("preflight", "layers", "modes", "logits", "ops")
+ORDER = ("preflight", "layers", "modes", "logits", "ops", "options")
 Logits = list[dict[int, Tensor]]
 
 

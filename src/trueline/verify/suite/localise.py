@@ -84,9 +84,8 @@ class Failures:
             check.evidence += f"; its ops were not told apart: {reason}"
             return
         if not half.alone:
-            where = (
-                "on one rank" if part.asked.ranks > 1 else "when it runs alone on the same inputs"
-            )
+            ranks = part.asked.ranks > 1 or session.in_processes
+            where = "on one rank" if ranks else "when it runs alone on the same inputs"
             check.evidence += f"; right {where}"
             check.place = replace_place(place, op=None, implementation=None)
             return

@@ -9,15 +9,17 @@ from inspect import signature
 import torch
 
 from trueline.ops.capabilities import Context
+from trueline.ops.linear import LIBRARIES
 from trueline.ops.registry import OPS, capabilities, implementation, refusals
+from trueline.plan.select import op_refusals
 from trueline.verify.ops import FP8_CHECKS, OP_CHECKS, OpCheck
+from trueline.verify.suite.forced import NotForced
 from trueline.verify.suite.outcome import Outcome, Todo
 from trueline.verify.suite.session import Session
 
 
 def checks(session: Session) -> Iterator[Todo]:
     plan = session.plan
-    device = plan.device.torch
     needed = {op for op in plan.selections if op in OP_CHECKS}
     for op in sorted(needed):
         chosen = {plan.selections[op].name}
@@ -31,10 +33,24 @@ def checks(session: Session) -> Iterator[Todo]:
                     f"ops/{op}={name}, {check.what}",
                     "op = reference",
                     f"{op}={name} ({which}) against float64: {check.what}",
-                    lambda op=op, name=name, check=check: run_check(  # type: ignore[misc]
-                        op, name, check, device, plan.compute_dtype
+                    lambda op=op, name=name, check=check: _run(  # type: ignore[misc]
+                        session, op, name, check
                     ),
                 )
+
+
+def _run(session: Session, op: str, name: str, check: OpCheck) -> Outcome:
+    plan = session.plan
+    if reasons := left_to_a_library(op, name, check):
+        raise NotForced(f"batch-invariant mode refuses it on this machine: {'; '.join(reasons)}")
+    return run_check(op, name, check, plan.device.torch, plan.compute_dtype)
+
+
+def left_to_a_library(op: str, name: str, check: OpCheck) -> list[str]:
+    """Why the plan would refuse it here in batch-invariant mode, where that is not our doing."""
+    if op != "linear" or name not in LIBRARIES or not check.invariant:
+        return []
+    return op_refusals(op, name, Context(dtype=torch.float32, batch_invariant=True))
 
 
 def runs_here(session: Session, op: str, name: str) -> bool:

@@ -21,6 +21,7 @@ from trueline.verify.suite import (
     environment,
     numbers,
     ops,
+    options,
     power,
     preflight,
 )
@@ -87,6 +88,7 @@ def verify(
     `estimated`: told how long it will take, before the checks begin."""
     selection = selection or Selection()
     started, clock = datetime.datetime.now(datetime.UTC), time.perf_counter()
+    options.require_covered(config)
     directory = find_model(model)
     session = Session(str(model), directory, config, _prompt(directory, prompt))
     measured = Numbers(session)
@@ -112,7 +114,7 @@ def verify(
         tier=selection.tier,
         only=list(selection.only),
         skip=list(selection.skip),
-        options=environment.options(config),
+        options={name: str(getattr(config, name)) for name in options.given_options(config)},
         started=started.isoformat(timespec="seconds"),
         seconds=0.0,
         estimated=None if expected is None else expected.total,
@@ -161,6 +163,7 @@ def all_checks(measured: Numbers, tier: Tier) -> Iterator[Todo]:
     yield from numbers.mode_checks(measured, others)
     if tier != "smoke":
         yield from ops.checks(session)
+    yield from options.checks(session)
 
 
 def _prompt(directory: Path, text: str | None) -> list[int] | None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
@@ -22,6 +22,7 @@ from trueline.models import read_model
 from trueline.plan.plan import Plan, make_plan
 from trueline.spec.mixer import CompressedSpec, MLASpec
 from trueline.spec.model import ModelSpec
+from trueline.verify.engine import close
 from trueline.verify.suite.definition import Definition
 
 SMALL_BYTES = 400_000_000
@@ -43,6 +44,14 @@ class DrawnTokens:
         return torch.randint(self.vocab, (max(length, 1),), generator=generator).tolist()
 
 
+class Started(NamedTuple):
+    """An engine that has run."""
+
+    config: EngineConfig
+    changes: frozenset[str]
+    """Options that the composition was about."""
+
+
 @dataclass
 class Session:
     name: str
@@ -52,8 +61,11 @@ class Session:
     """The user's own."""
     seed: int = 0
     plan: Plan = field(init=False)
+    started: list[Started] = field(default_factory=list, init=False)
 
     def __post_init__(self) -> None:
+        if self.config.data_parallel_size > 1 and self.config.data_parallel_rank is None:
+            self.config = replace(self.config, data_parallel_rank=0)
         loaded = load_engine(self.model, self.config)
         self.plan, self.plan_lines = loaded.plan, list(loaded.lines())
         self.common_block = loaded.core.blocks.lcm_block_size
@@ -65,6 +77,12 @@ class Session:
             del loaded
             gc.collect()
             recover()
+
+    @property
+    def in_processes(self) -> bool:
+        """Whether ranks are processes, which are started for each engine: their layers are theirs.
+        What is watched is rank 0, whose inputs and outputs are those of the whole model."""
+        return self.config.backend != "uni"
 
     @cached_property
     def spec(self) -> ModelSpec:
@@ -80,8 +98,13 @@ class Session:
             plan.numerics.name,
             self.config.facts,
             str(plan.device.torch),
-            room=None if plan.weight_bytes <= SMALL_BYTES else self._room(),
+            room=None if self.weight_bytes <= SMALL_BYTES else self._room(),
         )
+
+    @property
+    def weight_bytes(self) -> int:
+        """Of all ranks, about."""
+        return self.plan.weight_bytes * self.config.tensor_parallel_size
 
     def _room(self) -> int:
         """Bytes of layers that the definition may keep beside the one it works on."""
@@ -90,13 +113,16 @@ class Session:
     @contextmanager
     def core(self, **changes: Any) -> Iterator[EngineCore]:
         core = self._core(self.engine_config(**changes))
+        self.started.append(Started(core.config, frozenset(changes)))
         try:
             yield core
         finally:
-            core.close()
+            close(core)
 
     def _core(self, config: EngineConfig) -> EngineCore:
         """With the layers that are loaded, where these options change nothing about them."""
+        if self.in_processes:
+            return load_engine(self.model, config).core
         plan = make_plan(self.spec, config, self.plan.device)
         if (
             _layers_of(plan) != _layers_of(self.plan)
