@@ -55,6 +55,29 @@ def test_products(module: str) -> None:
         within(op.run(x, op.pack(weight)), exact, size, inner + 4)
 
 
+def test_products_are_made_in_blocks_of_whole_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Libraries on some CPUs divide the sums of more rows in another way, and compute what is left
+    over of a tile in another."""
+    mm, asked = torch.mm, []
+
+    def counted(left: Tensor, right: Tensor) -> Tensor:
+        asked.append(right.shape[1])
+        return mm(left, right)
+
+    monkeypatch.setattr(torch, "mm", counted)
+    weight = randn(24, 1024)
+    packed = torch_mm.pack(weight)
+    for rows in (torch_mm.MOST_ROWS, torch_mm.MOST_ROWS + 1, 2 * torch_mm.MOST_ROWS + 40):
+        x = randn(rows, 1024, seed=1)
+        whole = torch_mm.run(x, packed)
+        assert max(asked) <= torch_mm.MOST_ROWS
+        assert {number % torch_mm.TILE for number in asked} == {0}
+        assert all(torch.equal(torch_mm.run(x[i : i + 9], packed), whole[i : i + 9])
+                   for i in range(0, rows, 9))  # fmt: skip
+        exact, size = x.double() @ weight.double().T, x.double().abs() @ weight.double().abs().T
+        within(whole, exact, size, 1024 + 4)
+
+
 @every("batched_gemm")
 def test_products_by_head(module: str) -> None:
     op = runnable("batched_gemm", module)
