@@ -12,6 +12,7 @@ CLASSES = (
     ("LLM", "llm.py"),
     ("LLMEngine", "llm.py"),
     ("SamplingParams", "engine/params.py"),
+    ("StructuredOutputsParams", "grammar/structured.py"),
     ("RequestOutput", "outputs.py"),
     ("CompletionOutput", "outputs.py"),
     ("Logprob", "outputs.py"),
@@ -88,6 +89,8 @@ def fields(node: ast.ClassDef) -> Iterator[tuple[ast.AnnAssign, str]]:
     """Each with the string below it."""
     for item, after in zip(node.body, [*node.body[1:], None], strict=True):
         if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+            if "ClassVar" in ast.unparse(item.annotation):
+                continue
             words = ""
             if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
                 words = " ".join(str(after.value.value).split())

@@ -9,6 +9,7 @@ from trueline.utils.environment import calm_openmp
 
 if TYPE_CHECKING:
     from trueline.engine.params import SamplingParams
+    from trueline.grammar.structured import StructuredOutputsParams
     from trueline.llm import LLM, LLMEngine
     from trueline.outputs import CompletionOutput, Logprob, RequestOutput
 
@@ -21,6 +22,7 @@ _HOMES = {
     "LLM": "trueline.llm",
     "LLMEngine": "trueline.llm",
     "SamplingParams": "trueline.engine.params",
+    "StructuredOutputsParams": "trueline.grammar.structured",
     "RequestOutput": "trueline.outputs",
     "CompletionOutput": "trueline.outputs",
     "Logprob": "trueline.outputs",
@@ -32,6 +34,7 @@ __all__ = [
     "Logprob",
     "RequestOutput",
     "SamplingParams",
+    "StructuredOutputsParams",
     "__version__",
 ]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from trueline.config import EngineConfig
+from trueline.engine.grammars import grammars_of
 from trueline.engine.loading import Progress, load_engine
 from trueline.engine.params import SamplingParams, default_params
 from trueline.errors import EngineBroken, UsageError, described, did_you_mean
@@ -52,6 +53,8 @@ class LLMEngine:
         self.eos_token_ids = list(self.spec.eos_token_ids)
         if self.tokenizer is not None:
             self.eos_token_ids = sorted({*self.eos_token_ids, *self.tokenizer.eos_ids})
+        if self.tokenizer is not None:
+            self.core.grammars = grammars_of(self.tokenizer, self.spec.vocab.total)
         config = {} if self.tokenizer is None else self.tokenizer.generation_config
         self.default_params = default_params(config)
         """What the model recommends to callers who say nothing."""

@@ -11,6 +11,7 @@ import msgspec
 from trueline.engine.messages import CoreOutput, CoreRequest, TokenScore
 from trueline.engine.params import SamplingParams, sequence_seed
 from trueline.errors import UsageError
+from trueline.grammar.constraint import Constraint
 from trueline.outputs import CompletionOutput, Logprob, RequestOutput
 from trueline.text.detokenize import Detokenizer
 from trueline.text.stop import StopChecker, StopStrings
@@ -57,8 +58,20 @@ class PreparedParams:
     """SamplingParams with stop strings and bad words made ready for use, once for all prompts that
     share them. Not needed once the requests are in the core."""
 
-    def __init__(self, params: SamplingParams, tokenizer: Tokenizer | None) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        tokenizer: Tokenizer | None,
+        constraint: Constraint | None = None,
+    ) -> None:
+        """`constraint`: what form the output has, where that is more than the params say. Compiling
+        their `structured_outputs` may take a second."""
         self.params, self.tokenizer = params, tokenizer
+        self.constraint = constraint
+        if constraint is None and params.structured_outputs is not None:
+            self.constraint = Constraint(grammar=params.structured_outputs.compiled())
+        if self.constraint is not None and tokenizer is None:
+            raise UsageError("structured_outputs need a tokenizer")
         self.stops = StopStrings(params.stop)
         if params.bad_words and tokenizer is None:
             raise UsageError("bad_words need a tokenizer")
@@ -68,10 +81,11 @@ class PreparedParams:
 
     def _of_sequence(self, index: int) -> SamplingParams:
         params = self.params
-        if params.n == 1:
+        if params.n == 1 and params.structured_outputs is None:
             return params
         seed = None if params.seed is None else sequence_seed(params.seed, index)
-        return msgspec.structs.replace(params, n=1, seed=seed)
+        # the core is told of the constraint, not of what it was made from
+        return msgspec.structs.replace(params, n=1, seed=seed, structured_outputs=None)
 
     def core_requests(
         self,
@@ -90,6 +104,7 @@ class PreparedParams:
                 bad_word_ids=self.bad_word_ids,
                 priority=priority,
                 cache_salt=cache_salt,
+                constraint=self.constraint,
             )
 
 
@@ -174,7 +189,7 @@ class RequestOutputState:
         reason = last.finish_reason if last else None
         if detokenizer is not None:
             shows_end = self._params.include_stop_str_in_output
-            hides_end = reason == "stop" and not shows_end
+            hides_end = reason == "stop" and not (shows_end or (last and last.complete))
             # the end token is not part of the text
             self._add_text(index, detokenizer.push(ids[:-1] if hides_end else ids))
         if last is not None and reason and not completion.finished:

@@ -28,12 +28,12 @@ ENGINE_FILES = [file for file in FILES if not any(file.is_relative_to(at) for at
 ROOMS = (
     *("errors", "utils", "tasks", "plugins", "device", "config", "outputs", "spec", "models"),
     *("weights", "cache", "native", "ops", "kinds", "tiny", "parallel", "plan", "layers", "text"),
-    *("engine", "output_processor", "llm", "verify", "describe", "server", "client"),
+    *("grammar", "engine", "output_processor", "llm", "verify", "describe", "server", "client"),
     *("evaluate", "witness", "bench", "cli"),
 )
 NO_TORCH = (
     "errors",
-    *("utils", "tasks", "plugins", "config", "spec", "models", "describe", "outputs"),
+    *("utils", "tasks", "plugins", "config", "spec", "models", "describe", "outputs", "grammar"),
 )
 # The scheduler, the pools and the prefix cache are pure bookkeeping.
 NO_TORCH_FILES = (

@@ -12,7 +12,6 @@ and does nothing more. docs/engine.md has the rules.
 
 from __future__ import annotations
 
-import hashlib
 import time
 from collections import deque
 from collections.abc import Iterator, Mapping
@@ -27,6 +26,7 @@ from trueline.config import EngineConfig
 from trueline.engine.drafts import Drafter
 from trueline.engine.executor import AnyExecutor, StepFailed
 from trueline.engine.failures import Failures
+from trueline.engine.grammars import Grammars, not_admitted
 from trueline.engine.late_kernels import LateKernels
 from trueline.engine.live_request import LiveRequest
 from trueline.engine.messages import (
@@ -36,12 +36,15 @@ from trueline.engine.messages import (
     StepMessage,
     StepResult,
 )
+from trueline.engine.params import request_seed
 from trueline.engine.request import RequestState
 from trueline.engine.scheduler import Scheduler
 from trueline.engine.scheduler_config import SchedulerConfig
 from trueline.engine.step import Row, Step
 from trueline.engine.unowned import unowned
 from trueline.errors import EngineBroken, RequestRejected, described
+from trueline.grammar.constraint import Constraint
+from trueline.grammar.guide import Guide
 from trueline.plan.plan import Plan
 
 
@@ -86,6 +89,9 @@ class EngineCore:
             snapshot_spacing=plan.slots.spacing if plan.slots else None,
         )
         self.scheduler = Scheduler(limits, self.blocks, self.slots)
+        self.grammars = Grammars()
+        """Set anew by who has the model's tokenizer."""
+        self.num_arrived = 0
         self.requests: dict[str, LiveRequest] = {}
         """By request_id, those alive."""
         self.ended: dict[int, None] = {}
@@ -105,7 +111,7 @@ class EngineCore:
 
     def add(self, request: CoreRequest) -> int:
         """Queue a request; RequestRejected if it can never run. After any error it is as if it had
-        never come. Returns the id by which the executor knows it."""
+        never come. Returns its id in the executor, or -1: its grammars are compiled first."""
         self._check_not_broken()
         if request.request_id in self.requests:
             raise RequestRejected(
@@ -123,25 +129,57 @@ class EngineCore:
             message=request,
             tokens=list(request.prompt_token_ids),
             salt=prefix_salt(self.fingerprint, request.cache_salt),
+            seed=request_seed(params, self.config.seed, self.num_arrived),
         )
+        if request.constraint is None:
+            self._admit(live)
+        else:
+            self._compile(live, request.constraint)
+        self.num_arrived += 1
+        return live.id
+
+    def _compile(self, live: LiveRequest, constraint: Constraint) -> None:
+        """It is admitted when its grammars are compiled."""
+        if self.drafter is not None:
+            raise RequestRejected("structured_outputs: not offered with drafts")
+        self.scheduler.check(live)
+        self.requests[live.request_id] = live
+        self.grammars.start(live, constraint)
+        if self.config.backend == "external_launcher":  # every rank schedules the same steps
+            self._admit_compiled(wait_for_one=True)
+
+    def _admit(self, live: LiveRequest, guide: Guide | None = None) -> None:
         self._hash_blocks(live)
         self.scheduler.add(live)
         self.requests[live.request_id] = live
         admission = Admission(
             id=live.id,
             request_id=live.request_id,
-            prompt_token_ids=request.prompt_token_ids,
-            params=params,
-            seed=self._seed(live),
-            eos_token_ids=request.eos_token_ids,
-            bad_word_ids=request.bad_word_ids,
+            prompt_token_ids=live.message.prompt_token_ids,
+            params=live.message.params,
+            seed=live.seed,
+            eos_token_ids=live.message.eos_token_ids,
+            bad_word_ids=live.message.bad_word_ids,
+            constrained=guide is not None,
         )
         try:
             self.executor.admit(admission)
+            if guide is not None:
+                self.executor.constrain(live.id, guide)
         except BaseException:
             self.abort(live.request_id, report=False)
             raise
-        return live.id
+
+    def _admit_compiled(self, *, wait_for_one: bool = False) -> None:
+        for live, guide, problem in self.grammars.ready(wait_for_one=wait_for_one):
+            name = live.request_id
+            try:
+                if guide is None:
+                    raise RequestRejected(problem)
+                self._admit(live, guide)
+            except Exception as error:
+                self.requests.pop(name, None)
+                self.outputs.append(not_admitted(name, error))
 
     def abort(self, request_id: str, *, report: bool = True) -> bool:
         """End a request at once; whatever is in flight for it is dropped. `report` puts the end
@@ -149,6 +187,7 @@ class EngineCore:
         request = self.requests.get(request_id)
         if request is None or self.broken:
             return False
+        self.grammars.drop(request_id)
         self.scheduler.abort(request_id)
         self._forget(request)
         if report:
@@ -156,7 +195,12 @@ class EngineCore:
         return True
 
     def has_unfinished(self) -> bool:
-        return not self.broken and bool(self.scheduler.has_unfinished() or self.outputs)
+        return not self.broken and bool(self.has_work() or len(self.grammars))
+
+    def has_work(self) -> bool:
+        """What `step` does without waiting for a grammar to be compiled."""
+        waiting = self.scheduler.has_unfinished() or self.outputs or self.grammars.any_ready()
+        return not self.broken and bool(waiting)
 
     def check(self) -> None:
         """Raises EngineBroken where the executor cannot go on, also while nothing runs."""
@@ -172,14 +216,8 @@ class EngineCore:
             if not self.broken:
                 self.executor.last_check()
         finally:
+            self.grammars.close()
             self.executor.close()
-
-    def _seed(self, request: LiveRequest) -> int:
-        """A request's own seed, or one drawn from the engine's and its place in the order."""
-        if request.message.params.seed is not None:
-            return request.message.params.seed
-        name = f"{self.config.seed}/{request.id}".encode()
-        return int.from_bytes(hashlib.blake2b(name, digest_size=7).digest(), "little")
 
     # -- the loop ----------------------------------------------------------------------
 
@@ -195,6 +233,8 @@ class EngineCore:
         return outputs
 
     def _step(self) -> None:
+        if len(self.grammars):
+            self._admit_compiled(wait_for_one=not self.has_work())
         idle = not self.in_flight
         ahead = self.lag if self._dispatch() else 0
         if idle and not self.in_flight and self.scheduler.has_unfinished():
@@ -312,29 +352,9 @@ class EngineCore:
             self.scheduler.collected(step)
 
     def _output(self, i: int, row: Row, request: LiveRequest, result: StepResult) -> CoreOutput:
-        output = CoreOutput(
-            request_id=request.request_id,
-            num_cached_tokens=request.num_cached_tokens,
-            first_scheduled=request.first_scheduled,
-            prompt_scores=request.new_scores(row.start, result.prompt_scores.get(i, [])),
-        )
-        if not row.samples:
-            return output
-        for score in result.sampled.get(i, ()):
-            request.tokens.append(score.token_id)
-            output.token_ids.append(score.token_id)
-            output.scores.append(score)
-            request.check_stop(score.token_id, output)
-            if output.finish_reason:
-                break  # what was drafted beyond the end is dropped
+        output = request.output(i, row, result)
         self._hash_blocks(request)
-        if i in result.bad and not output.finish_reason:
-            output.finish_reason = "error"
-            output.error = (
-                f"request '{request.request_id}': at position {len(request.tokens) - 1} the "
-                "model's logits are NaN or infinite, or no token is left that may be taken; none "
-                "was drawn"
-            )
+        if output.finish_reason == "error":
             self._unshare(request)
         return output
 
@@ -376,4 +396,5 @@ class EngineCore:
 
     def _forget(self, request: LiveRequest) -> None:
         del self.requests[request.request_id]
-        self.ended[request.id] = None
+        if request.id >= 0:  # else its grammars were not compiled yet
+            self.ended[request.id] = None

@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeAlias, TypeVar
 from trueline.engine.messages import Admission, StepMessage, StepResult, Unowned
 from trueline.engine.results import StepHandle
 from trueline.engine.runner import Runner
+from trueline.grammar.guide import Guide
 
 Handle = TypeVar("Handle")
 """What a launched step is known by until it is collected."""
@@ -32,6 +33,10 @@ class Executor(Protocol[Handle]):
 
     def admit(self, admission: Admission) -> None:
         """Called once for each request, before any step has a row of it."""
+
+    def constrain(self, id: int, guide: Guide) -> None:
+        """Of a request just admitted. Its guide stays where the first rank is: of what the ranks
+        draw, that one's counts."""
 
     def poison(self, unowned: Unowned) -> None:
         """Before the next launch, and after those before it: NaN in what nobody owns."""
@@ -85,6 +90,9 @@ class LocalExecutor:
 
     def admit(self, admission: Admission) -> None:
         self.runner.admit(admission)
+
+    def constrain(self, id: int, guide: Guide) -> None:
+        self.runner.constrain(id, guide)
 
     def poison(self, unowned: Unowned) -> None:
         self._unowned = unowned

@@ -7,7 +7,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from trueline.cache.prefix import hash_blocks
-from trueline.engine.messages import UNKNOWN, CoreOutput, CoreRequest, StepRow, TokenScore
+from trueline.engine.messages import (
+    UNKNOWN,
+    CoreOutput,
+    CoreRequest,
+    StepResult,
+    StepRow,
+    TokenScore,
+)
 from trueline.engine.request import Request
 from trueline.engine.step import Row
 
@@ -18,6 +25,7 @@ class LiveRequest(Request):
     tokens: list[int]
     """Those whose values are known."""
     salt: bytes
+    seed: int
     drafts: Sequence[int] = field(default=(), init=False)
     """Guesses at its next tokens; its next row carries as many of the first ones as the scheduler
     finds room for."""
@@ -63,6 +71,36 @@ class LiveRequest(Request):
         fresh = scores[max(self.num_scored - start, 0) :]
         self.num_scored = max(self.num_scored, start + len(scores))
         return fresh
+
+    def output(self, i: int, row: Row, result: StepResult) -> CoreOutput:
+        """What this row, the step's i-th, has brought."""
+        output = CoreOutput(
+            request_id=self.request_id,
+            num_cached_tokens=self.num_cached_tokens,
+            first_scheduled=self.first_scheduled,
+            prompt_scores=self.new_scores(row.start, result.prompt_scores.get(i, [])),
+        )
+        if not row.samples:
+            return output
+        for score in result.sampled.get(i, ()):
+            self.tokens.append(score.token_id)
+            output.token_ids.append(score.token_id)
+            output.scores.append(score)
+            self.check_stop(score.token_id, output)
+            if output.finish_reason:
+                return output  # what was drafted beyond the end is dropped
+        if i in result.complete:
+            output.finish_reason, output.complete = "stop", True
+        elif i in result.stuck:
+            output.finish_reason = "error"
+            output.error = f"request '{self.request_id}': its grammar: {result.stuck[i]}"
+        elif i in result.bad:
+            output.finish_reason = "error"
+            output.error = (
+                f"request '{self.request_id}': at position {len(self.tokens) - 1} the model's "
+                "logits are NaN or infinite, or no token is left that may be taken; none was drawn"
+            )
+        return output
 
     def check_stop(self, token: int, output: CoreOutput) -> None:
         params = self.message.params

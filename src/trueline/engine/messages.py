@@ -10,6 +10,7 @@ import msgspec
 
 from trueline.cache.slots import StateSlots
 from trueline.engine.params import SamplingParams
+from trueline.grammar.constraint import Constraint
 
 UNKNOWN: Final = -1
 """Stands for a token that the step before samples; the runner puts it in."""
@@ -23,6 +24,8 @@ class CoreRequest(msgspec.Struct, frozen=True, kw_only=True):
     bad_word_ids: list[list[int]] = []
     priority: int = 0
     cache_salt: str | None = None
+    constraint: Constraint | None = None
+    """What form the output has; the params' `structured_outputs` is made into it before."""
 
 
 class TokenScore(msgspec.Struct, frozen=True):
@@ -47,6 +50,8 @@ class CoreOutput(msgspec.Struct, kw_only=True):
     finish_reason: str | None = None
     """stop, length, abort or error."""
     stop_reason: int | str | None = None
+    complete: bool = False
+    """The constraint lets nothing follow: the last token is text as any other, no end token."""
     error: str | None = None
 
 
@@ -63,6 +68,8 @@ class Admission(msgspec.Struct, frozen=True, kw_only=True):
     seed: int
     eos_token_ids: list[int]
     bad_word_ids: list[list[int]]
+    constrained: bool = False
+    """The first rank's guide says which tokens it may draw (`Executor.constrain`)."""
 
 
 class StepRow(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,6 +108,10 @@ class StepResult(msgspec.Struct, kw_only=True):
     bad: list[int] = []
     """Rows that should have sampled (another token) but have NaN or infinite logits, or no token
     that they may take: never a random token."""
+    complete: list[int] = []
+    """Rows whose constraint lets nothing follow what they have drawn."""
+    stuck: dict[int, str] = {}
+    """Rows whose constraint cannot go on, and why."""
     prompt_scores: dict[int, list[TokenScore]] = {}
     """Of the tokens after each of the row's scored positions."""
 

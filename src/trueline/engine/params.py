@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import hashlib
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NoReturn
+from typing import Any, ClassVar, NoReturn
 
 import msgspec
 from msgspec.structs import force_setattr
 
-from trueline.errors import UsageError, did_you_mean, short_repr
+from trueline.errors import UsageError, short_repr
+from trueline.grammar.structured import StructuredOutputsParams
+from trueline.utils.named_fields import NamesUnknownFields
 
 GREEDY_BELOW = 1e-5
 """Temperatures below it mean greedy: callers write 1e-6 where a library refuses 0."""
@@ -18,35 +21,21 @@ MAX_BIAS = 100.0
 DEFAULT_MAX_LOGPROBS = 20
 INT64 = 2**63
 
-NOT_OFFERED = {
-    "best_of": "draw n and rank them by their logprobs",
-    "use_beam_search": "draw n instead",
-}
-
-
-class _NamesUnknownFields(type(msgspec.Struct)):  # type: ignore[misc]
-    """msgspec's own error for an unknown argument is a bare TypeError."""
-
-    def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        known = cls.__struct_fields__
-        for name in kwargs:
-            if name not in known:
-                instead = NOT_OFFERED.get(name)
-                hint = f"; {instead}" if instead else did_you_mean(name, known)
-                raise UsageError(f"sampling parameter '{name}' is not known{hint}")
-        if args:
-            raise UsageError("sampling parameters are given by name, as temperature=0.7")
-        return super().__call__(**kwargs)
-
 
 class SamplingParams(
     msgspec.Struct,
-    metaclass=_NamesUnknownFields,
+    metaclass=NamesUnknownFields,
     frozen=True,
     kw_only=True,
     forbid_unknown_fields=True,
 ):
     """Checked and normalised once; afterwards lists are tuples and what it says is so."""
+
+    NOUN: ClassVar[str] = "sampling parameter"
+    NOT_OFFERED: ClassVar[Mapping[str, str]] = {
+        "best_of": "draw n and rank them by their logprobs",
+        "use_beam_search": "draw n instead",
+    }
 
     n: int = 1
     """Sequences drawn from the same prompt."""
@@ -77,6 +66,8 @@ class SamplingParams(
     bad_words: Sequence[str] = ()
     allowed_token_ids: Sequence[int] | None = None
     skip_special_tokens: bool = True
+    structured_outputs: StructuredOutputsParams | None = None
+    """What form the output has; also as a mapping of its fields."""
 
     @property
     def is_greedy(self) -> bool:
@@ -89,6 +80,11 @@ class SamplingParams(
                 self._refuse(name, "True or False")
         self._check_texts()
         self._check_tokens()
+        if isinstance(self.structured_outputs, Mapping):
+            found = StructuredOutputsParams(**self.structured_outputs)
+            force_setattr(self, "structured_outputs", found)
+        elif not isinstance(self.structured_outputs, StructuredOutputsParams | None):
+            self._refuse("structured_outputs", "a StructuredOutputsParams, or None")
         if self.seed == -1:
             force_setattr(self, "seed", None)
         self._check_together()
@@ -210,7 +206,7 @@ WHOLES = (
 )
 """Name, least, most, whether None is one, what is accepted in words."""
 _MAY_BE_NONE = {name for name, *_, may_be_none, _ in WHOLES if may_be_none}
-_MAY_BE_NONE |= {"logit_bias", "allowed_token_ids"}
+_MAY_BE_NONE |= {"logit_bias", "allowed_token_ids", "structured_outputs"}
 
 
 _OF_THE_MODEL = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -260,6 +256,15 @@ def check_room(name: str, asked: int | None, num_prompt_tokens: int, max_model_l
             + ", or none given for as many as there is room for"
             * (name != "min_tokens")
         )
+
+
+def request_seed(params: SamplingParams, engine_seed: int, number: int) -> int:
+    """A request's own seed, or one drawn from the engine's and its number in the order of
+    arrival."""
+    if params.seed is not None:
+        return params.seed
+    name = f"{engine_seed}/{number}".encode()
+    return int.from_bytes(hashlib.blake2b(name, digest_size=7).digest(), "little")
 
 
 def sequence_seed(seed: int, index: int) -> int:

@@ -87,12 +87,16 @@ class StepHandle:
         for i, (point, state) in enumerate(zip(self._points, self._states, strict=True)):
             if point.row in rejected:
                 continue
-            state.output_ids.append(tokens[i])
+            state.append(tokens[i], bad=bool(bad[i]))
             state.position += bool(point.drafts)  # beyond the one that was certain
             if bad[i]:
                 result.bad.append(point.row)
             else:
                 result.sampled.setdefault(point.row, []).append(scores[i])
+            if state.guide is not None and state.guide.complete:
+                result.complete.append(point.row)
+            elif state.guide is not None and state.guide.problem:
+                result.stuck[point.row] = state.guide.problem
             if bad[i] or not accepts(tokens[i], point):
                 rejected.add(point.row)
         return result

@@ -20,8 +20,10 @@ from trueline.engine.caches import Caches
 from trueline.engine.canaries.guard import Canaries
 from trueline.engine.graphs import Capture, DecodeGraphs, capture_for
 from trueline.engine.inputs import Inputs
+from trueline.engine.masks import TokenMasks
 from trueline.engine.messages import Admission, StepMessage, Unowned
 from trueline.engine.results import PromptScores, SampledTokens, StepHandle
+from trueline.grammar.guide import Guide
 from trueline.layers.context import Build, Ops, Parameters, RecordedChoices, Weights
 from trueline.layers.decoder import Decoder
 from trueline.layers.ropes import Ropes
@@ -86,6 +88,7 @@ class Runner:
         most = plan.limits.max_num_seqs * (1 + plan.limits.num_draft_tokens)
         self.drawn = torch.zeros(most, dtype=torch.long, device=plan.device.torch)
         """The tokens of the last step, in the order of its samples."""
+        self.masks = TokenMasks(spec.vocab.total, plan.device.torch)
         self.last = Last()
         self.recorded: list[RecordedChoices] | None = None
         """Set to a list to record every step's choices."""
@@ -112,7 +115,12 @@ class Runner:
             eos_ids=admission.eos_token_ids,
             seed=admission.seed,
             bad_words=admission.bad_word_ids,
+            constrained=admission.constrained,
         )
+
+    def constrain(self, id: int, guide: Guide) -> None:
+        """A request that was admitted: this rank's draws follow the guide."""
+        self.sampling_states[id].guide = guide
 
     def poison(self, unowned: Unowned) -> None:
         """NaN in what nobody owns."""
@@ -144,7 +152,7 @@ class Runner:
             self.canaries.launching(step)
         batch = self.batch(step)
         states = [self._sampling_state(point) for point in batch.samples]
-        self._wait_for_outputs(states)
+        self._wait_for_outputs([state for state in states if state.needs_output_ids])
         sampled: SampledTokens | None = None
         logits: Tensor | None = None
         graph_rows: int | None = None
@@ -176,9 +184,9 @@ class Runner:
         return state.after(point.drafts) if point.drafts else state
 
     def _wait_for_outputs(self, states: list[SamplingState]) -> None:
-        """Wait for the step before where a row's sampling depends on which tokens came before, not
-        only on how many (penalties, banned words)."""
-        if self.last.handle is not None and any(state.needs_output_ids for state in states):
+        """Wait for the step before where the sampling of these rows depends on which tokens came
+        before, not only on how many (penalties, banned words, grammars)."""
+        if self.last.handle is not None and any(state.num_unknown for state in states):
             self.last.handle.result()
 
     def _capturable(self, batch: Batch) -> bool:
@@ -212,7 +220,10 @@ class Runner:
         return self.inputs.tensor([point.token for point in batch.samples])
 
     def _sample(self, logits: Tensor, states: list[SamplingState]) -> SampledTokens:
-        sampled = self.sampling.sample(logits, build_rows(states, self.plan.device.torch))
+        # what a guide needs is awaited here: the device has its forward pass to do meanwhile
+        self._wait_for_outputs([state for state in states if state.guide is not None])
+        mask = self.masks.of(states)
+        sampled = self.sampling.sample(logits, build_rows(states, self.plan.device.torch, mask))
         asked = any(state.params.logprobs is not None for state in states)
         # every rank has drawn them from the same logits; one counts, whatever the ranks are
         tokens = self.decoder.collective.from_first(sampled.tokens)

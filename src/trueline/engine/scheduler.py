@@ -55,8 +55,7 @@ class Scheduler:
         self, config: SchedulerConfig, blocks: BlockGroups, slots: SlotPool | None = None
     ) -> None:
         """`slots` for models whose mixers keep a state per sequence."""
-        self.config = config
-        self.blocks = blocks
+        self.config, self.blocks = config, blocks
         self.states = (
             States(blocks, slots, config.snapshot_spacing, config.num_draft_tokens)
             if slots
@@ -85,21 +84,23 @@ class Scheduler:
     # Requests come and go
 
     def add(self, request: Request) -> None:
-        """Queue a request, or raise RequestRejected where it could never finish."""
-        if request.state is not RequestState.NEW:
-            raise SchedulerError(f"request '{request.request_id}' was added before")
-        total = request.num_prompt_tokens + request.max_new_tokens
-        request.token_limit = min(total, self.config.max_model_len)
-        problem = self._why_impossible(request)
-        if problem:
-            self.counters.num_rejected += 1
-            raise RequestRejected(f"request '{request.request_id}': {problem}")
+        self.check(request)
         request.id = self.counters.num_added
         aged = request.priority * self.config.priority_aging_steps + self.counters.num_steps
         request.order = (aged, request.id)
         self.counters.num_added += 1
         self._live[request.request_id] = request
         self._waiting.push(request)
+
+    def check(self, request: Request) -> None:
+        """RequestRejected where it could never finish."""
+        if request.state is not RequestState.NEW:
+            raise SchedulerError(f"request '{request.request_id}' was added before")
+        wanted = request.num_prompt_tokens + request.max_new_tokens
+        request.token_limit = min(wanted, self.config.max_model_len)
+        if problem := self._why_impossible(request):
+            self.counters.num_rejected += 1
+            raise RequestRejected(f"request '{request.request_id}': {problem}")
 
     def _why_impossible(self, request: Request) -> str | None:
         prompt, limit = request.num_prompt_tokens, self.config.max_model_len
@@ -127,8 +128,8 @@ class Scheduler:
         return None
 
     def abort(self, request_id: str) -> bool:
-        """End a request in any state; False if it has ended already or was never here. What its
-        steps in flight still bring is to be dropped."""
+        """End a request in any state; False if it is not here. What its steps in flight still bring
+        is to be dropped."""
         request = self._live.get(request_id)
         if request is None:
             return False

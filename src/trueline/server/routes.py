@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from trueline import __version__
 from trueline.engine.messages import CoreRequest
+from trueline.grammar.constraint import Constraint
 from trueline.output_processor import PreparedParams, RequestOutputState
 from trueline.server.protocol import prompts
 from trueline.server.protocol.limits import RequestLimits
@@ -114,8 +115,9 @@ async def _reply(
 ) -> Reply:
     service = _service(request)
     num_sequences = len(found) * asked.params.n
+    constraint = await service.grammars.constraint(asked.form)
     states, core = await service.offload(
-        size * num_sequences, _states, service, writer.response_id, asked, found
+        size * num_sequences, _states, service, writer.response_id, asked, found, constraint
     )
     generation = Generation(service, states, core)
     return Reply(generation, writer, asked.stream, request.scope["log_fields"])
@@ -126,12 +128,13 @@ def _states(
     response_id: str,
     asked: GenerateRequest,
     found: Sequence[tuple[str | None, list[int]]],
+    constraint: Constraint | None,
 ) -> tuple[list[RequestOutputState], list[CoreRequest]]:
     """One for every prompt, and the requests for the engine. Unlike the id that a client gives in a
     header, the response's is unique: the engine knows a prompt by it, and of several by its index
     too."""
     params = asked.params
-    prepared = PreparedParams(params, service.tokenizer)
+    prepared = PreparedParams(params, service.tokenizer, constraint)
     chosen = {
         "bad_words": sum(map(len, prepared.bad_word_ids)),
         "allowed_token_ids": len(params.allowed_token_ids or ()),

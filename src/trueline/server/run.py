@@ -70,9 +70,8 @@ class _Lifespan:
         self.directory = find_model(model)
         self.keys = read_keys(config.api_key, config.api_key_file)
         self.tls = tls_context(config)
-        self.tokenizer = Tokenizer.load(
-            find_model(config.tokenizer) if config.tokenizer else self.directory
-        )
+        own = find_model(config.tokenizer) if config.tokenizer else self.directory
+        self.tokenizer = Tokenizer.load(own)
         self.models = config.served_model_name or (Path(model).name or model,)
         if config.chat_template is not None:
             self.tokenizer.chat_templates = {"default": _read(config.chat_template)}
@@ -91,6 +90,7 @@ class _Lifespan:
                 options,
                 on_death=self.config.on_engine_death,
                 silence=_silence(options),
+                tokenizer=self.tokenizer.directory,
                 on_progress=partial(self._progress, i),
             )
             for i, options in enumerate(replica_configs(self.options))

@@ -14,6 +14,7 @@ from trueline.errors import RequestRejected
 from trueline.output_processor import RequestOutputState
 from trueline.outputs import RequestOutput
 from trueline.server.config import ServerConfig
+from trueline.server.grammars import CheckedGrammars
 from trueline.server.limits import BodyReader
 from trueline.server.metrics import Metrics
 from trueline.server.offload import OffloadThread
@@ -51,6 +52,7 @@ class Service:
 
     def __post_init__(self) -> None:
         self.bodies = BodyReader(self.config.max_body_bytes, self.config.read_timeout)
+        self.grammars = CheckedGrammars()
         self._offload_thread = OffloadThread()
         self.templates = TemplateProcess()
         self._template_thread = OffloadThread()

@@ -16,6 +16,7 @@ from trueline.engine.messages import Admission, StepMessage, StepResult, Unowned
 from trueline.engine.ranks.orders import Order, encode
 from trueline.engine.ranks.processes import Alarm, Workers, how_it_ended
 from trueline.errors import EngineBroken, described
+from trueline.grammar.guide import Guide
 from trueline.parallel.group import SECONDS_BETWEEN_LOOKS, RankFailed, RankGroup
 
 SECONDS_TO_HEAR = 5.0
@@ -42,6 +43,9 @@ class _Together:
     def admit(self, admission: Admission) -> None:
         self.local.admit(admission)
         self._admissions.append(admission)
+
+    def constrain(self, id: int, guide: Guide) -> None:
+        self.local.constrain(id, guide)
 
     def poison(self, unowned: Unowned) -> None:
         self.local.poison(unowned)

@@ -2,10 +2,10 @@
 that are given: `score(logits [N, V], tokens [N], num_top) -> Scored`. Neither changes its input;
 logits may be strided and of any float dtype.
 
-**Order.** Logprobs come from the raw logits, before all else. Then: allowed tokens, banned tokens,
-bias, penalties (repetition over prompt and output, then frequency and presence over output),
-temperature, min-p, top-k, top-p, and the draw. All of it in float64: it is cheap beside a forward
-pass, and leaves no room for rounding to choose tokens.
+**Order.** Logprobs come from the raw logits, before all else. Then: the mask of a grammar, allowed
+tokens, banned tokens, bias, penalties (repetition over prompt and output, then frequency and
+presence over output), temperature, min-p, top-k, top-p, and the draw. All of it in float64: it is
+cheap beside a forward pass, and leaves no room for rounding to choose tokens.
 
 **Which tokens stay.** Tokens are ordered by logit, equal ones by id, the lower first. Greedy takes
 the first of that order. min-p keeps those at least `min_p` times as likely as the likeliest; top-k
@@ -39,9 +39,23 @@ from typing import Protocol
 from torch import Tensor
 
 from trueline.ops.capabilities import CPU, FLOATS, Capabilities
-from trueline.ops.sampling.rows import Entries, SamplingRows, SamplingState, build_rows
+from trueline.ops.sampling.rows import (
+    Entries,
+    SamplingRows,
+    SamplingState,
+    TokenMask,
+    build_rows,
+)
 
-__all__ = ["Entries", "Sampled", "SamplingRows", "SamplingState", "Scored", "build_rows"]
+__all__ = [
+    "Entries",
+    "Sampled",
+    "SamplingRows",
+    "SamplingState",
+    "Scored",
+    "TokenMask",
+    "build_rows",
+]
 
 GOLDEN = 0x9E3779B97F4A7C15
 MULTIPLIERS = (0xBF58476D1CE4E5B9, 0x94D049BB133111EB)

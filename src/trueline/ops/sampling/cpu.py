@@ -37,7 +37,8 @@ def sample(logits: Tensor, rows: SamplingRows) -> Sampled:
     # a maximum is NaN or +Inf if anything is, and -Inf only if all is; of equal ones the first
     best, tokens = logits.max(dim=-1)
     bad = ~best.isfinite()
-    retake(logits, rows, sorted({*rows.edited, *rows.drawn}), tokens, bad)
+    masked = rows.mask.rows if rows.mask else ()
+    retake(logits, rows, sorted({*rows.edited, *masked, *rows.drawn}), tokens, bad)
     tokens.masked_fill_(bad, 0)
     return score_asked(logits, tokens, bad, rows, score)
 
@@ -55,6 +56,8 @@ def retake(
     x.masked_fill_(bad[index, None], 0.0)
     places = torch.zeros_like(tokens)
     places[index] = torch.arange(len(touched), device=logits.device)
+    if mask := rows.mask and rows.mask.only(set(touched)):
+        x[places[mask.row]] = masked(x[places[mask.row]], mask.words)
     _edit(x, rows, places)
     best, chosen = x.max(dim=-1)
     hopeless = ~best.isfinite()
@@ -147,6 +150,13 @@ def _edit(x: Tensor, rows: SamplingRows, places: Tensor) -> None:
         value -= rows.frequency[row] * count
         value -= rows.presence[row] * (count > 0)
         x[at] = value
+
+
+def masked(x: Tensor, words: Tensor) -> Tensor:
+    """[M, V]: -Inf where the row's bit is not set."""
+    bits = torch.arange(32, dtype=torch.int32, device=x.device)
+    allowed = ((words[:, :, None] >> bits) & 1).flatten(1)[:, : x.shape[-1]].bool()
+    return x.masked_fill(~allowed, -math.inf)
 
 
 def _at(entries: Entries, places: Tensor) -> tuple[Tensor, Tensor]:

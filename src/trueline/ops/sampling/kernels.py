@@ -29,6 +29,26 @@ def _first_of_largest(values, ids):
     return most, tl.min(tl.where(values == most, ids, _NOWHERE), 0)
 
 
+@kernel(do_not_specialize_on_alignment=["rows"])
+def masked(
+    logits, row_stride, stride, rows, words, words_stride, out, vocab_size, CHUNK: tl.constexpr
+):  # fmt: skip
+    """What a row may draw: -Inf where its bit is not set. NaN and +Inf stay, so that the row is bad
+    wherever they stand."""
+    pdl_wait()
+    place, chunk = tl.program_id(0).to(tl.int64), tl.program_id(1)
+    row = tl.load(rows + place)
+    token = chunk * CHUNK + tl.arange(0, CHUNK)
+    inside = token < vocab_size
+    at = logits + row * row_stride + token.to(tl.int64) * stride
+    x = tl.load(at, mask=inside, other=float("-inf"))
+    word = tl.load(words + place * words_stride + token // 32, mask=inside, other=0)
+    allowed = ((word >> (token % 32)) & 1) != 0
+    broken = (x != x) | (x == float("inf"))
+    x = tl.where(allowed | broken, x, float("-inf"))
+    tl.store(out + place * vocab_size + token, x, mask=inside)
+
+
 @kernel
 def best(
     logits,

@@ -78,7 +78,7 @@ def choose(x: list[float], rows: SamplingRows, i: int) -> int | None:
 
 
 def edit(x: list[float], rows: SamplingRows, i: int) -> list[float]:
-    x = list(x)
+    x = [value if _unmasked(rows, i, t) else -math.inf for t, value in enumerate(x)]
     allowed = _of_row(rows.allowed, i)
     if allowed:
         x = [value if t in allowed else -math.inf for t, value in enumerate(x)]
@@ -92,6 +92,13 @@ def edit(x: list[float], rows: SamplingRows, i: int) -> list[float]:
         x[t] -= rows.frequency[i].item() * count
         x[t] -= rows.presence[i].item() if count > 0 else 0
     return x
+
+
+def _unmasked(rows: SamplingRows, i: int, token: int) -> bool:
+    if rows.mask is None or i not in rows.mask.rows:
+        return True
+    word = int(rows.mask.words[rows.mask.rows.index(i), token // 32])
+    return (word >> token % 32) % 2 == 1
 
 
 def keep(order: list[int], weights: list[float], rows: SamplingRows, i: int) -> list[int]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Protocol
@@ -21,6 +21,39 @@ class Entries:
     row: Tensor  # [E] int64: place in the batch
     token: Tensor  # [E] int64
     value: Tensor  # [E] float64; what it means, the owner says
+
+
+@dataclass(frozen=True, slots=True)
+class TokenMask:
+    """Which tokens rows may draw, as bits: token t is bit t % 32 of word t // 32."""
+
+    rows: tuple[int, ...]  # places in the batch, ascending
+    row: Tensor  # [M] int64: the same
+    words: Tensor  # [M, W] int32, of which all of the vocabulary have a bit
+
+    @classmethod
+    def of_rows(cls, rows: tuple[int, ...], words: Tensor) -> TokenMask:
+        return cls(rows, send(_whole(rows), words.device), words)
+
+    def only(self, rows: Collection[int]) -> TokenMask | None:
+        """Of those of its rows that are in `rows`."""
+        kept = [i for i, row in enumerate(self.rows) if row in rows]
+        if len(kept) == len(self.rows):
+            return self
+        at = send(_whole(kept), self.words.device)
+        chosen = tuple(self.rows[i] for i in kept)
+        return TokenMask(chosen, self.row[at], self.words[at]) if kept else None
+
+
+class Guide(Protocol):
+    """What is read of `grammar.guide.Guide`: it decides on the host which tokens a sequence may
+    draw."""
+
+    @property
+    def complete(self) -> bool: ...
+    @property
+    def problem(self) -> str: ...
+    def accept(self, token: int) -> None: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +75,7 @@ class SamplingRows:
     bias: Entries | None  # value is added
     seen: Entries | None  # tokens of rows with penalties; value is how often in the output
     edited: tuple[int, ...]  # rows in one of the four above
+    mask: TokenMask | None  # of rows that a grammar constrains
     drawn: tuple[int, ...]  # rows with a temperature
     narrowed: tuple[int, ...]  # those of them with top-k or top-p
     limits: tuple[int, ...]  # the top-k of those
@@ -98,6 +132,9 @@ class SamplingState:
     seed: int
     bad_words: Sequence[Sequence[int]] = ()
     """The params' words as token ids, by `trueline.text.tokenizer.bad_word_ids`."""
+    constrained: bool = False
+    """A guide, here or on the first rank, says which tokens it may draw."""
+    guide: Guide | None = None
     _counts: dict[int, int] = field(default_factory=dict, init=False, repr=False)
     _num_counted: int = field(default=-1, init=False, repr=False)
     _words: _Words = field(init=False, repr=False)
@@ -106,6 +143,17 @@ class SamplingState:
 
     def __post_init__(self) -> None:
         self._words = _Words(self.bad_words)
+
+    def append(self, token: int, *, bad: bool = False) -> None:
+        """It has drawn this token; where the row was bad, the one that stands for none."""
+        self.output_ids.append(token)
+        if self.guide is not None and not bad:
+            self.guide.accept(token)
+
+    @property
+    def num_unknown(self) -> int:
+        """Tokens drawn by steps whose results are not known yet."""
+        return self.position - len(self.prompt_ids) - len(self.output_ids)
 
     def after(self, drafts: Sequence[int]) -> SamplingState:
         """The same sequence, were these its next tokens."""
@@ -138,7 +186,8 @@ class SamplingState:
         edited = params.logit_bias or params.allowed_token_ids is not None or self.bad_words
         reports = params.logprobs is not None
         waits = self.position - len(self.prompt_ids) < params.min_tokens
-        return not (filtered or edited or reports or waits or self.has_penalties)
+        changed = edited or self.constrained or self.has_penalties
+        return not (filtered or changed or reports or waits)
 
     def seen(self) -> dict[int, int]:
         """How often each token is in the output; prompt tokens are in it as well where the
@@ -204,7 +253,11 @@ class _Words:
         return set().union(*found)
 
 
-def build_rows(states: Sequence[SamplingState], device: torch.device | str = "cpu") -> SamplingRows:
+def build_rows(
+    states: Sequence[SamplingState],
+    device: torch.device | str = "cpu",
+    mask: TokenMask | None = None,
+) -> SamplingRows:
     params = [state.params for state in states]
     allowed, banned, bias, seen = builders = [_Builder() for _ in range(4)]
     for row, state in enumerate(states):
@@ -253,6 +306,7 @@ def build_rows(states: Sequence[SamplingState], device: torch.device | str = "cp
         bias=entries[2],
         seen=entries[3],
         edited=tuple(sorted({row for each in builders for row in each.edited})),
+        mask=mask,
         drawn=drawn,
         narrowed=narrowed,
         limits=tuple(max(params[row].top_k, 0) for row in narrowed),

@@ -12,7 +12,14 @@ import triton.language as tl
 from torch import Tensor
 
 from trueline.ops.launch import num_sms, power_of_two
-from trueline.ops.sampling import IMPLEMENTATIONS, Sampled, SamplingRows, Scored, kernels
+from trueline.ops.sampling import (
+    IMPLEMENTATIONS,
+    Sampled,
+    SamplingRows,
+    Scored,
+    TokenMask,
+    kernels,
+)
 from trueline.ops.sampling.cpu import leading, retake, score_asked
 
 capabilities = IMPLEMENTATIONS["triton"]
@@ -20,6 +27,9 @@ capabilities = IMPLEMENTATIONS["triton"]
 EXACT = {torch.float32: tl.float32, torch.float64: tl.float64}
 MASS_CHUNK = 1024
 """Whatever the number of rows: a sum's bits must not depend on the batch."""
+
+
+MASK_CHUNK = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +55,10 @@ def sample(logits: Tensor, rows: SamplingRows) -> Sampled:
     else:
         tokens, bad = draw(logits, rows.temperature, rows.seed, rows.position, rows.min_p)
     retake(logits, rows, sorted(retaken), tokens, bad)
+    if mask := rows.mask and rows.mask.only({*rows.mask.rows} - retaken):
+        at = mask.row
+        numbers = (rows.temperature[at], rows.seed[at], rows.position[at], rows.min_p[at])
+        tokens[at], bad[at] = draw(masked(logits, mask), *numbers)
     tokens.masked_fill_(bad, 0)
     return score_asked(logits, tokens, bad, rows, score)
 
@@ -86,6 +100,20 @@ def draw(
         most, ids, temperature, scores, drawn, *out, DRAWN=warm, CHUNKS=width, num_warps=1
     )
     return tokens, bad
+
+
+def masked(logits: Tensor, mask: TokenMask) -> Tensor:
+    """The mask's rows of the logits: -Inf where a bit is not set, but where the logit is NaN or
+    +Inf, which makes its row bad."""
+    num_rows, vocab_size = len(mask.row), logits.shape[1]
+    out = logits.new_empty(num_rows, vocab_size)
+    chunk = min(power_of_two(vocab_size), MASK_CHUNK)
+    grid = (num_rows, -(-vocab_size // chunk))
+    kernels.masked[grid](
+        logits, *logits.stride(), mask.row, mask.words, mask.words.stride(0), out, vocab_size,
+        CHUNK=chunk,
+    )  # fmt: skip
+    return out
 
 
 def score(logits: Tensor, tokens: Tensor, num_top: int) -> Scored:

@@ -60,10 +60,11 @@ class EngineClient:
         *,
         on_death: Literal["exit", "restart"] = "exit",
         silence: float | None = None,
+        tokenizer: Path | None = None,
         on_progress: Callable[[Progress], None] | None = None,
     ) -> None:
         self.model, self.config, self.on_death = model, config, on_death
-        self.silence = silence
+        self.silence, self.tokenizer = silence, tokenizer
         self.state: State = "loading"
         self.reason: str | None = "not started"
         self.ready: Ready
@@ -94,7 +95,8 @@ class EngineClient:
         self._failed, self.stats = None, Stats()
         self._started = asyncio.get_running_loop().create_future()
         self._process = ProcessHandle(self._received, self._ended)
-        self._send(LoadModel(str(self.model), self.config))
+        tokenizer = None if self.tokenizer is None else str(self.tokenizer)
+        self._send(LoadModel(str(self.model), self.config, tokenizer))
 
     @property
     def pid(self) -> int | None:

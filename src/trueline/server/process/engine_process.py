@@ -127,6 +127,7 @@ def serve(channel: Channel) -> int:
         channel.send(_ready(loaded, load, {"imports": seconds, **loaded.seconds}))
         if (alarm := loaded.core.executor.alarm) is not None:
             channel.wake_on(alarm)
+        channel.wake_on(loaded.core.grammars.bell)
         EngineLoop(loaded.core, channel).run()
         loaded.core.close()
     except Exception as error:
@@ -152,11 +153,14 @@ def _load(load: LoadModel, channel: Channel) -> Loaded:
     model = Path(load.model)
     read_model(model, load.config.facts)  # what is wrong with it is told before torch is imported
     # here, because it imports torch: seconds in which signals and a parent's end count already
+    from trueline.engine.grammars import grammars_in
     from trueline.engine.loading import load_engine
     from trueline.native import tell_builds
 
     tell_builds(lambda text: channel.send(Progress(text)))
-    return load_engine(model, load.config, _reporter(channel))
+    loaded = load_engine(model, load.config, _reporter(channel))
+    loaded.core.grammars = grammars_in(Path(load.tokenizer or model), loaded.spec.vocab.total)
+    return loaded
 
 
 def _reporter(channel: Channel) -> Callable[[int, int], None]:
@@ -206,7 +210,7 @@ class EngineLoop:
     def handle_messages(self) -> bool:
         """Handles all messages that have come; waits for one only where the core has no work.
         False: Stop has come."""
-        idle = not self.core.has_unfinished()
+        idle = not self.core.has_work()
         message = self.channel.receive(wait=idle)
         if idle and message is None:
             self.core.check()
@@ -257,7 +261,7 @@ class EngineLoop:
     def step(self) -> None:
         """One step of the core, and one message with its outputs and stats."""
         outputs = []
-        if self.core.has_unfinished():
+        if self.core.has_work():
             start = time.monotonic()
             outputs = self.core.step()
             self.stats.stepped(time.monotonic() - start, outputs)

@@ -23,6 +23,8 @@ class LoadModel(msgspec.Struct, frozen=True, tag="load"):
 
     model: str
     config: EngineConfig
+    tokenizer: str | None = None
+    """Directory of another than the model's: grammars are of its tokens."""
 
 
 class Add(msgspec.Struct, frozen=True, tag="add"):

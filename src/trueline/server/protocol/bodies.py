@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Meta
 
 from trueline.engine.params import INT64, MAX_BIAS, REALS, WHOLES, SamplingParams
+from trueline.server.protocol.forms import Forms
 from trueline.server.protocol.limits import MAX_CHARS, MAX_ITEMS
 from trueline.utils.json_types import JSON, JsonValue
 
@@ -114,7 +115,11 @@ _OTHERS: dict[str, object] = {
     **dict.fromkeys(("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"), Flag),
 }
 _SAMPLING = _REALS | _WHOLES | _OTHERS
-SAMPLING = tuple(field.name for field in msgspec.structs.fields(SamplingParams))
+SAMPLING = tuple(
+    field.name
+    for field in msgspec.structs.fields(SamplingParams)
+    if field.name not in Forms.__struct_fields__
+)
 """Fields that go to SamplingParams as they are, but for what a body says itself."""
 
 
@@ -145,10 +150,6 @@ NoTools = Annotated[
 NoChoice = Annotated[Literal["none", "auto"] | None, Meta(description='null, "none" or "auto"')]
 
 
-class TextFormat(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    type: Literal["text"]
-
-
 class NotOffered(msgspec.Struct):
     """Fields of OpenAI's, then of vLLM's, that are not offered yet: accepted where the answer is
     the same without them. Some SDKs send every field they know, as null or as its default."""
@@ -160,9 +161,6 @@ class NotOffered(msgspec.Struct):
     parallel_tool_calls: Annotated[
         bool | None, Meta(description="true or false, which is the same without tools")
     ] = None
-    response_format: Annotated[TextFormat | None, Meta(description='null or {"type": "text"}')] = (
-        None
-    )
     modalities: Annotated[
         Annotated[list[Literal["text"]], Meta(min_length=1, max_length=1)] | None,
         Meta(description='null or ["text"]'),
@@ -176,11 +174,6 @@ class NotOffered(msgspec.Struct):
     prediction: Null = None
     web_search_options: Null = None
     suffix: Null = None
-    structured_outputs: Null = None
-    guided_json: Null = None
-    guided_regex: Null = None
-    guided_choice: Null = None
-    guided_grammar: Null = None
     logits_processors: Null = None
     include_reasoning: Annotated[
         Literal[True] | None, Meta(description="null or true: reasoning stays in the text")
@@ -290,7 +283,7 @@ def _generating(name: str, own: type[B], more: dict[str, object]) -> type[B]:
     """The fields of `own`, and all that generation takes."""
     shared = {
         field.name: field.type
-        for part in (Generating, Ignored, NotOffered)
+        for part in (Generating, Forms, Ignored, NotOffered)
         for field in msgspec.structs.fields(part)
     }
     fields = shared | more | {field: _SAMPLING[field] for field in SAMPLING}

@@ -12,6 +12,7 @@ import msgspec
 from trueline.errors import did_you_mean
 from trueline.server.protocol.bodies import NotOffered
 from trueline.server.protocol.errors import ApiError, bad_request
+from trueline.server.protocol.forms import FREE
 from trueline.server.protocol.limits import RequestLimits
 from trueline.server.protocol.shape import SMALL, check_shape
 from trueline.utils.json_types import JSON, JsonValue
@@ -32,8 +33,8 @@ _WORDS = {
 
 MAX_QUOTED = 200
 """Characters of msgspec's message: a field's name is a client's, and may be of any length."""
-_FREE = ("messages", "chat_template_kwargs")
-"""What goes to a template as it is."""
+_FREE = ("messages", "chat_template_kwargs", *FREE)
+"""What goes to a template as it is, and schemas."""
 
 
 T = TypeVar("T", bound=msgspec.Struct)

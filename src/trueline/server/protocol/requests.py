@@ -25,6 +25,7 @@ from trueline.server.protocol.bodies import (
 )
 from trueline.server.protocol.decode import decode
 from trueline.server.protocol.errors import bad_request, from_usage
+from trueline.server.protocol.forms import AskedForm, FormFields, read_form
 from trueline.server.protocol.limits import RequestLimits
 from trueline.utils.json_types import JSON
 
@@ -52,6 +53,8 @@ class GenerateRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Of each prompt no more than its last ones; -1: as many as leave room for the answer."""
     priority: int
     cache_salt: str | None
+    form: AskedForm | None
+    """What the answer must be like."""
 
     @property
     def scores_per_prompt_token(self) -> int | None:
@@ -217,6 +220,7 @@ class _Generating(TypedDict):
     truncate_prompt_tokens: int | None
     priority: int
     cache_salt: str | None
+    form: AskedForm | None
 
 
 def _generating(fields: GenerationFields) -> _Generating:
@@ -238,6 +242,7 @@ def _generating(fields: GenerationFields) -> _Generating:
         "truncate_prompt_tokens": fields.truncate_prompt_tokens,
         "priority": fields.priority or 0,
         "cache_salt": fields.cache_salt,
+        "form": read_form(cast("FormFields", fields)),
     }
 
 

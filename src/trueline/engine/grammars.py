@@ -1,0 +1,176 @@
+"""Compiles the grammars of requests beside the core's loop: one thread, grammars known by their
+text. A request waits here, and nobody else does."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, NamedTuple, NoReturn
+from weakref import finalize
+
+from trueline.engine.live_request import LiveRequest
+from trueline.engine.messages import CoreOutput
+from trueline.errors import UsageError, described
+from trueline.grammar.compiled import parser_limits
+from trueline.grammar.constraint import Constraint
+from trueline.grammar.guide import Guide
+from trueline.grammar.vocabulary import grammar_vocabulary
+from trueline.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+MOST_KEPT = 128
+"""Compiled grammars that are kept for the next request with the same."""
+
+
+class GrammarError(UsageError):
+    """A grammar that cannot be compiled for this vocabulary."""
+
+
+class Compiled(NamedTuple):
+    """A request whose grammars are ready, or cannot be."""
+
+    request: LiveRequest
+    guide: Guide | None
+    problem: str = ""
+
+
+def no_vocabulary() -> NoReturn:
+    raise GrammarError("structured outputs need a tokenizer")
+
+
+class Grammars:
+    def __init__(self, vocabulary: Callable[[], LLTokenizer] = no_vocabulary) -> None:
+        """`vocabulary` is called once, in the thread, when the first grammar comes."""
+        self._vocabulary = vocabulary
+        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._waiting: dict[str, tuple[LiveRequest, Future[Mapping[str, LLMatcher]]]] = {}
+        self._worker = ThreadPoolExecutor(1, thread_name_prefix="trueline-grammars")
+        self._bell = Bell()
+
+    def __len__(self) -> int:
+        """Requests that wait."""
+        return len(self._waiting)
+
+    @property
+    def bell(self) -> Bell:
+        """Readable when a compilation has ended."""
+        return self._bell
+
+    def start(self, request: LiveRequest, constraint: Constraint) -> None:
+        made = self._worker.submit(self._compile, constraint)
+        self._waiting[request.request_id] = request, made
+        made.add_done_callback(lambda _: self._bell.ring())
+
+    def drop(self, request_id: str) -> None:
+        waiting = self._waiting.pop(request_id, None)
+        if waiting is not None:
+            waiting[1].cancel()
+
+    def ready(self, *, wait_for_one: bool = False) -> list[Compiled]:
+        """Those whose compilation has ended, in the order of arrival."""
+        self._bell.silence()
+        if wait_for_one and self._waiting:
+            wait([made for _, made in self._waiting.values()], return_when="FIRST_COMPLETED")
+        found = []
+        for name, (request, made) in list(self._waiting.items()):
+            if made.done():
+                del self._waiting[name]
+                found.append(self._outcome(request, made))
+        return found
+
+    def any_ready(self) -> bool:
+        return any(made.done() for _, made in self._waiting.values())
+
+    def prepare(self) -> None:
+        """Make the vocabulary now."""
+        self._worker.submit(lambda: self.vocabulary).result()
+
+    def close(self) -> None:
+        self._worker.shutdown(wait=True, cancel_futures=True)
+
+    @cached_property
+    def vocabulary(self) -> LLTokenizer:
+        return self._vocabulary()
+
+    def _outcome(self, request: LiveRequest, made: Future[Mapping[str, LLMatcher]]) -> Compiled:
+        error = made.exception()
+        if error is not None:
+            words = str(error) if isinstance(error, GrammarError) else described(error)
+            return Compiled(request, None, words)
+        message = request.message
+        assert message.constraint is not None
+        guide = Guide(
+            message.constraint,
+            made.result(),
+            message.eos_token_ids,
+            ignore_eos=message.params.ignore_eos,
+        )
+        return Compiled(request, guide)
+
+    # -- in the thread -----------------------------------------------------------------
+
+    def _compile(self, constraint: Constraint) -> Mapping[str, LLMatcher]:
+        return {grammar: self._matcher(grammar) for grammar in constraint.grammars}
+
+    def _matcher(self, grammar: str) -> LLMatcher:
+        """At its start; guides copy it."""
+        from llguidance import LLMatcher
+
+        if grammar in self._kept:
+            self._kept.move_to_end(grammar)
+            return self._kept[grammar]
+        made = LLMatcher(self.vocabulary, grammar, log_level=0, limits=parser_limits())
+        if made.is_error():
+            raise GrammarError(f"the grammar cannot be compiled: {made.get_error()}")
+        self._kept[grammar] = made
+        if len(self._kept) > MOST_KEPT:
+            self._kept.popitem(last=False)
+        return made
+
+
+def not_admitted(request_id: str, error: Exception) -> CoreOutput:
+    words = f"request '{request_id}': it could not be admitted: {described(error)}"
+    return CoreOutput(request_id=request_id, finish_reason="error", error=words)
+
+
+def grammars_of(tokenizer: Tokenizer, vocab_size: int) -> Grammars:
+    return Grammars(lambda: grammar_vocabulary(tokenizer, vocab_size))
+
+
+def grammars_in(directory: Path, vocab_size: int) -> Grammars:
+    """Of the tokenizer there, which is loaded when the first grammar comes."""
+    return Grammars(lambda: grammar_vocabulary(Tokenizer.load(directory), vocab_size))
+
+
+class Bell:
+    """A file descriptor that is readable once it has been rung, until it is silenced."""
+
+    def __init__(self) -> None:
+        self._read, self._write = os.pipe()
+        for end in (self._read, self._write):
+            os.set_blocking(end, False)
+        self._end = finalize(self, _close, self._read, self._write)
+
+    def fileno(self) -> int:
+        return self._read
+
+    def ring(self) -> None:
+        with suppress(BlockingIOError):  # it is readable
+            os.write(self._write, b"!")
+
+    def silence(self) -> None:
+        with suppress(BlockingIOError):
+            while os.read(self._read, 4096):
+                pass
+
+
+def _close(*ends: int) -> None:
+    for end in ends:
+        os.close(end)

@@ -1,0 +1,186 @@
+"""Grammars as llguidance's text, checked: what is said in a schema, a regular expression, a choice
+or a grammar holds for every output, or is refused here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Final
+
+import msgspec
+
+from trueline.errors import UsageError, short, short_repr
+from trueline.grammar.json_schema import SchemaError, dotted, enforced
+from trueline.utils.json_types import JSON, JsonValue
+
+if TYPE_CHECKING:
+    from llguidance import LLParserLimits
+
+MAX_BYTES = 1 << 18
+"""Of a schema, an expression, all choices together, or a grammar."""
+MAX_CHOICES = 4096
+MAX_BLAMED = 256
+"""Parts of a schema that are looked at to name the keyword that another one does not go with."""
+SPACE = r"[\x20\x0A\x0D\x09]+"
+
+LIMITS: Final[Mapping[str, int]] = {
+    "max_items_in_row": 2_000,
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 100_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 200_000,
+}
+"""Of llguidance: of a grammar as it is compiled, and of each token's mask. A compilation takes less
+than a second, a mask some milliseconds."""
+
+
+def parser_limits() -> LLParserLimits:
+    from llguidance import LLParserLimits
+
+    return LLParserLimits(
+        max_items_in_row=LIMITS["max_items_in_row"],
+        initial_lexer_fuel=LIMITS["initial_lexer_fuel"],
+        step_lexer_fuel=LIMITS["step_lexer_fuel"],
+        step_max_items=LIMITS["step_max_items"],
+        max_lexer_states=LIMITS["max_lexer_states"],
+        max_grammar_size=LIMITS["max_grammar_size"],
+        verbose_errors=False,
+    )
+
+
+def json_grammar(
+    schema: JsonValue,
+    name: str = "json",
+    *,
+    whitespace: bool = True,
+    whitespace_pattern: str | None = None,
+) -> str:
+    """Of JSON that the schema accepts. `name`: what errors call the schema. `whitespace`: False for
+    none between tokens of JSON."""
+    try:
+        kept = enforced(schema)
+    except SchemaError as error:
+        where = dotted((name, *error.path))
+        raise UsageError(f"{where}: {error.problem}") from None
+    if kept is False:
+        raise UsageError(f"{name} = False: accepted: a schema that accepts something")
+    if kept is True:
+        kept = {}
+    options: JSON = {"whitespace_flexible": whitespace}
+    if whitespace_pattern is not None:
+        options["whitespace_pattern"] = whitespace_pattern
+    made = _of_schema(kept, options)
+    _check_length(made, name)
+    if problem := _problem(made):
+        path, words = _blamed(kept, options, problem)
+        raise UsageError(f"{dotted((name, *path))}: {words}; it cannot be enforced")
+    return made
+
+
+def regex_grammar(regex: str, name: str = "regex") -> str:
+    """Of text that the expression matches from its start to its end."""
+    from llguidance import LLMatcher
+
+    return _checked(LLMatcher.grammar_from_regex(regex), regex, name)
+
+
+def choice_grammar(choices: Sequence[str], name: str = "choice") -> str:
+    from llguidance import LLMatcher
+
+    if len(choices) > MAX_CHOICES:
+        raise UsageError(f"{name}: {len(choices)} texts; accepted: up to {MAX_CHOICES}")
+    texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in choices)
+    return _checked(LLMatcher.grammar_from_lark(f"start: {texts}"), texts, name)
+
+
+def lark_grammar(grammar: str, name: str = "grammar") -> str:
+    """`grammar`: Lark as llguidance knows it, with `%json {...}` for schemas, or GBNF."""
+    from llguidance import LLMatcher
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    _check_length(grammar, name)
+    try:
+        lark = any_to_lark(grammar)
+    except Exception as error:  # of whatever kind: a parser's own
+        raise UsageError(
+            f"{name}: not a grammar in Lark or GBNF: {short(str(error), 200)}"
+        ) from None
+    return _checked(LLMatcher.grammar_from_lark(lark), lark, name)
+
+
+def _checked(made: str, text: str, name: str) -> str:
+    _check_length(text, name)
+    if problem := _problem(made):
+        raise UsageError(f"{name}: {short(problem, 300)}")
+    return made
+
+
+def _check_length(text: str, name: str) -> None:
+    if (length := len(text.encode("utf-8", "surrogatepass"))) > MAX_BYTES:
+        raise UsageError(f"{name}: {length} bytes; accepted: up to {MAX_BYTES}")
+
+
+def _of_schema(schema: JsonValue, options: JSON) -> str:
+    from llguidance import LLMatcher
+
+    text = msgspec.json.encode(schema).decode()
+    return str(LLMatcher.grammar_from_json_schema(text, overrides=options))  # type: ignore[arg-type]
+
+
+def _problem(grammar: str) -> str:
+    """In llguidance's words; empty where there is none. Other threads go on meanwhile."""
+    from llguidance import LLMatcher
+
+    failed, words = LLMatcher.validate_grammar_with_warnings(grammar, limits=parser_limits())
+    return " ".join(words[0].split()) if failed else ""
+
+
+def _blamed(schema: JsonValue, options: JSON, problem: str) -> tuple[tuple[str, ...], str]:
+    """Where in the schema the problem is, as far as its parts by themselves show it: the innermost
+    schema that has a problem, and of its keywords the first without which it has none."""
+    if not isinstance(schema, dict):
+        return (), problem
+    shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
+    path: tuple[str, ...] = ()
+    inner: JSON = schema
+    left = [MAX_BLAMED]
+
+    def wrong(part: JsonValue) -> str:
+        left[0] -= 1
+        if not isinstance(part, dict):
+            return ""
+        return _problem(_of_schema({**shared, **part}, options)) if left[0] > 0 else ""
+
+    while found := next(
+        ((at, part, words) for at, part in _parts(inner) if (words := wrong(part))), None
+    ):
+        path, inner, problem = (*path, *found[0]), found[1], found[2]
+    for keyword in inner:
+        rest = {key: value for key, value in inner.items() if key != keyword}
+        if keyword not in ("$defs", "definitions", "type") and left[0] > 0 and not wrong(rest):
+            return (*path, keyword), short(problem, 300)
+    return path, short(problem, 300)
+
+
+def _parts(schema: JSON) -> list[tuple[tuple[str, ...], JSON]]:
+    """The schemas directly within, each with the way to it."""
+    found: list[tuple[tuple[str, ...], JSON]] = []
+    for keyword, value in schema.items():
+        if keyword in ("$defs", "definitions", "properties", "patternProperties"):
+            found += [((keyword, name), part) for name, part in value.items()]
+        elif keyword in ("allOf", "anyOf", "oneOf", "prefixItems"):
+            found += [((keyword, str(i)), part) for i, part in enumerate(value)]
+        elif keyword in ("items", "additionalProperties"):
+            found.append(((keyword,), value))
+    return [(at, part) for at, part in found if isinstance(part, dict)]
+
+
+def read_schema(text: str, name: str = "json") -> JsonValue:
+    """Of JSON text."""
+    _check_length(text, name)
+    try:
+        value: JsonValue = msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError, UnicodeError) as error:
+        raise UsageError(f"{name} = {short_repr(text)}: not JSON ({error})") from None
+    return value

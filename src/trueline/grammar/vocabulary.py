@@ -1,0 +1,48 @@
+"""A model's vocabulary as llguidance knows it: the bytes of every token."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from trueline.text.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+WORD = 32
+"""Tokens in a word of a mask."""
+
+
+class _Spelled:
+    """What llguidance asks of a tokenizer."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer, size: int) -> None:
+        # ids without a token spell nothing, and are never allowed
+        self.tokens = [tokenizer.token_bytes(token) for token in range(size)]
+        self.special_token_ids = sorted(token for token in tokenizer.special_ids if token < size)
+        # which tokens end an output is not the vocabulary's to say: this one is none of the model's
+        self.eos_token_id = size
+        self.tokens.append(b"<|end of the output|>")
+        self.special_token_ids.append(size)
+        self._first = {spelled[0]: i for i, spelled in reversed(list(enumerate(self.tokens)))
+                       if len(spelled) == 1}  # fmt: skip
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        """llguidance wants a tokenizer's own choice of tokens where it forces text, which we never
+        ask of it."""
+        spelled = text.encode() if isinstance(text, str) else text
+        return [self._first[byte] for byte in spelled if byte in self._first]
+
+
+def mask_words(vocab_size: int) -> int:
+    """Of a token mask: llguidance's has one token more than the model."""
+    return -(-(vocab_size + 1) // WORD)
+
+
+def grammar_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> LLTokenizer:
+    """`vocab_size`: how many logits the model gives. Takes a second for 100,000 tokens."""
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    return LLTokenizer(TokenizerWrapper(_Spelled(tokenizer, vocab_size)))
