@@ -541,6 +541,7 @@ channel.send(messages.Ready(
     plan_lines=[], startup_seconds={}, family="none", vocab_size=1, eos_token_ids=[],
     max_model_len=1, max_num_seqs=1, max_logprobs=0, num_blocks=1, block_size=1,
     num_state_slots=None,
+    memory_bytes={},
 ))
 """
 SAYS_WHY = (

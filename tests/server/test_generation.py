@@ -21,6 +21,7 @@ class FakeStream:
 
     def __init__(self, outputs: list[CoreOutput]) -> None:
         self.outputs, self.aborted = outputs, list[list[str] | None]()
+        self.engines: dict[str, int] = {}
 
     def __aiter__(self) -> FakeStream:
         return self

@@ -124,7 +124,7 @@ class Idle(EngineClient):
         self.ready = Ready(
             plan_lines=[], startup_seconds={}, family="", vocab_size=9, eos_token_ids=[],
             max_model_len=99, max_num_seqs=8, max_logprobs=1, num_blocks=9, block_size=BLOCK,
-            num_state_slots=None,
+            num_state_slots=None, memory_bytes={},
         )  # fmt: skip
 
         self.sent: list[ToEngine] = []
@@ -294,6 +294,8 @@ def check_a_batch_is_spread(served: Served) -> None:
         now - then for now, then in zip(by_replica(served, "prompt_tokens"), before, strict=True)
     ]
     assert all(given), "one got nothing"
+    told = by_replica(served, "request_prompt_tokens_sum")
+    assert told == by_replica(served, "prompt_tokens"), "each under the replica that it went to"
 
 
 def check_only_its_own_requests_fail(served: Served, meanwhile: Callable[[], None]) -> None:

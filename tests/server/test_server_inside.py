@@ -11,12 +11,16 @@ from typing import Any
 
 import msgspec
 import pytest
+from prometheus_client.parser import text_string_to_metric_families
 
 from inside import Inside
+from trueline.engine.executor import local_runner
+from trueline.engine.grammars import grammars_of
 from trueline.engine.messages import CoreOutput, CoreRequest
 from trueline.engine.params import SamplingParams, sequence_seed
 from trueline.server.protocol.bodies import SAMPLING
 from trueline.server.service import Generation, Times
+from trueline.weights.checkpoint import open_checkpoint
 
 Tiny = Callable[..., Path]
 PROMPT = [3, 1, 4, 1, 5]
@@ -124,17 +128,18 @@ def test_times_are_those_between_tokens(inside: Inside, monkeypatch: pytest.Monk
     """On a clock of our own: 3 tokens at 2 s, 4 more at 8 s, the last with its end at 9 s."""
     clock = [0.0]
     monkeypatch.setattr("trueline.server.service.time.monotonic", lambda: clock[0])
-    seen: list[tuple[str, float]] = []
+    seen: list[tuple[int, str, float]] = []
     monkeypatch.setattr(inside.service.metrics, "observe", lambda *told: seen.append(told))
     generation = Generation(inside.service, [], [])
-    times = Times()
+    times = Times(engine=3)
     for now, count, scheduled in ((2.0, 3, 0.5), (8.0, 4, None), (9.0, 1, None)):
         clock[0] = now
         output = CoreOutput(request_id="x", token_ids=[1] * count, first_scheduled=scheduled)
         generation._time(times, output)
     generation._ended(times, 8, "stop")
     found: dict[str, list[float]] = {}
-    for name, seconds in seen:
+    for engine, name, seconds in seen:
+        assert engine == 3
         found.setdefault(name, []).append(seconds)
     assert found == {
         "time_to_first_token_seconds": [2.0],
@@ -142,6 +147,7 @@ def test_times_are_those_between_tokens(inside: Inside, monkeypatch: pytest.Monk
         "e2e_request_latency_seconds": [9.0],
         "request_queue_time_seconds": [0.5],
         "request_prefill_time_seconds": [1.5],
+        "request_inference_time_seconds": [8.5],
         "request_decode_time_seconds": [7.0],
         "request_time_per_output_token_seconds": [1.0],
     }
@@ -153,7 +159,7 @@ def test_metrics_tell_each_number_under_its_own_name(
     """Each number another one, so that none can stand in another's place."""
     names = inside.engine.stats.__struct_fields__
     numbers: dict[str, Any] = {name: 100 + place for place, name in enumerate(names)}
-    numbers["step_counts"] = []
+    numbers["step_counts"] = numbers["step_token_counts"] = []
     monkeypatch.setattr(inside.engine, "stats", type(inside.engine.stats)(**numbers))
     text = inside.ask("/metrics").body.decode()
 
@@ -168,7 +174,89 @@ def test_metrics_tell_each_number_under_its_own_name(
         "prefix_cache_queries_total": "num_query_tokens",
         "prefix_cache_hits_total": "num_hit_tokens", "engine_steps_total": "num_steps",
         "num_preemptions_total": "num_preemptions", "corrupted_requests_total": "num_corrupted",
+        "grammar_compilations_total": "num_grammars_compiled",
+        "grammar_cache_hits_total": "num_grammar_hits",
+        "grammar_compile_seconds_total": "grammar_seconds",
+        "iteration_tokens_total_sum": "num_scheduled_tokens",
     }.items():  # fmt: skip
         assert shown(metric) == numbers[source], metric
     assert shown("kv_cache_usage_perc") == numbers["num_blocks_used"] / numbers["num_blocks"]
     assert shown("mamba_usage") == numbers["num_slots_used"] / numbers["num_slots"]
+
+
+def samples(inside: Inside) -> dict[tuple[str, str], float]:
+    """Of /metrics, by name and by the upper end of a bucket; each engine and model alike."""
+    found: dict[tuple[str, str], float] = {}
+    for family in text_string_to_metric_families(inside.ask("/metrics").body.decode()):
+        for name, labels, value, *_ in family.samples:
+            key = name.removeprefix("trueline:"), labels.get("le", labels.get("kind", ""))
+            found[key] = found.get(key, 0.0) + value
+    return found
+
+
+def test_histograms_tell_what_requests_were_and_did(inside: Inside) -> None:
+    """Counts, sums and buckets of what was asked: two prompts of 5 and 7 tokens with n = 2, which
+    draw 4 tokens each, and one without max_tokens, a chat, that ends by a stop."""
+    before = samples(inside)
+    more = {"ignore_eos": True, "temperature": 1.0}
+    ask(inside, prompt=[PROMPT, [*PROMPT, 9, 2]], n=2, max_tokens=4, **more)
+    chat = {"messages": [{"role": "user", "content": "x"}], "logit_bias": {"7": 100.0}}
+    heard = inside.ask("/v1/chat/completions", chat | {"stop_token_ids": [7]})
+    usage = json.loads(heard.body)["usage"]
+    assert usage["completion_tokens"] == 1
+    after = samples(inside)
+    now = {key: value - before.get(key, 0.0) for key, value in after.items()}
+    prompts = [5, 5, 7, 7, usage["prompt_tokens"]]
+    for name, values in {
+        "request_prompt_tokens": prompts,
+        "request_generation_tokens": [4, 4, 4, 4, 1],
+        "request_max_num_generation_tokens": [4, 4, 1],
+        "request_params_n": [2, 2, 1],
+        "request_params_max_tokens": [4, 4, 4, 4],
+    }.items():
+        assert now[f"{name}_count", ""] == len(values), name
+        assert now[f"{name}_sum", ""] == sum(values), name
+        for (other, le), count in now.items():
+            if other == f"{name}_bucket":
+                assert count == sum(value <= float(le) for value in values), (name, le)
+    assert now["request_inference_time_seconds_count", ""] == 5
+    assert now["request_inference_time_seconds_sum", ""] == pytest.approx(
+        now["request_prefill_time_seconds_sum", ""] + now["request_decode_time_seconds_sum", ""]
+    )
+    assert now["iteration_tokens_total_count", ""] == now["engine_steps_total", ""] > 0
+    # every token but each sequence's last is computed, prompts that the cache holds excepted
+    computed = sum(prompts) + 4 * 3 - now["prefix_cache_hits_total", ""]
+    assert now["iteration_tokens_total_sum", ""] == computed
+
+
+def test_memory_is_told_by_what_it_is_for(inside: Inside) -> None:
+    found = samples(inside)
+    told = {kind: size for (name, kind), size in found.items() if name == "memory_bytes"}
+    runner = local_runner(inside.engine.core.executor)
+    (blocks,) = runner.caches.paged.values()
+    # canaries guard one more block, which is theirs
+    held = sum(
+        part.words.nbytes * (part.num_places - 1) / part.num_places for part in blocks.parts()
+    )
+    checkpoint = open_checkpoint(inside.tokenizer.directory)
+    assert checkpoint is not None
+    weights = sum(tensor.nbytes for tensor in checkpoint.tensors.values())
+    assert told == {"weights": weights, "kv_cache": held}
+
+
+def test_grammars_are_counted(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
+    core = inside.engine.core
+    grammars = grammars_of(inside.tokenizer, inside.engine.ready.vocab_size)
+    monkeypatch.setattr(core, "grammars", grammars)
+    before = samples(inside)
+    for choice in ("a", "b", "a", "a"):
+        ask(inside, structured_outputs={"choice": [choice]})
+    after = samples(inside)
+
+    def grown(name: str) -> float:
+        return after[name, ""] - before[name, ""]
+
+    assert grown("grammar_compilations_total") == 2
+    assert grown("grammar_cache_hits_total") == 2
+    assert grown("grammar_compile_seconds_total") > 0
+    grammars.close()

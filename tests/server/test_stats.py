@@ -13,11 +13,12 @@ from trueline.cache.blocks import BlockPool
 from trueline.cache.groups import BlockGroups
 from trueline.config import EngineConfig
 from trueline.engine.canaries.report import CanaryHit, CanaryReport, Hit
+from trueline.engine.grammars import Grammars
 from trueline.engine.scheduler_config import Counters
 from trueline.errors import EngineBroken
 from trueline.server.process.client import EngineClient
 from trueline.server.process.engine_process import _failed
-from trueline.server.process.messages import encode
+from trueline.server.process.messages import STEP_TOKEN_BUCKETS, encode
 from trueline.server.process.stats import StatsRecorder
 
 HIT = Hit(
@@ -33,6 +34,7 @@ def core_with(*pools: BlockPool) -> Any:
         blocks=BlockGroups(pools),
         late_kernels=SimpleNamespace(count=0),
         executor=SimpleNamespace(num_canary_checks=3),
+        grammars=Grammars(),
     )
 
 
@@ -47,6 +49,22 @@ def test_blocks_are_those_of_the_group_that_runs_out_first(turned: bool) -> None
     stats = StatsRecorder(core_with(*pools)).snapshot()
     assert (stats.num_blocks, stats.num_blocks_used) == (10, 9)
     assert (stats.num_query_tokens, stats.num_hit_tokens) == (48, 12)
+
+
+def test_steps_are_counted_by_their_tokens() -> None:
+    """Of the step that was dispatched: with overlap, a call may collect the last one and dispatch
+    none."""
+    core = core_with(BlockPool(9, 4, True))
+    recorder, counters = StatsRecorder(core), core.scheduler.counters
+    for tokens in (1, 2, 8, 9, 16_384, 16_385, None):
+        if tokens is not None:
+            counters.num_steps += 1
+            counters.num_scheduled_tokens += tokens
+        recorder.stepped(0.1, [])
+    counts = dict(zip([*STEP_TOKEN_BUCKETS, "more"], recorder.snapshot().step_token_counts,
+                      strict=True))  # fmt: skip
+    filled = {bound: count for bound, count in counts.items() if count}
+    assert filled == {1: 1, 8: 2, 16: 1, 16_384: 1, "more": 1}
 
 
 def test_canaries_are_counted() -> None:

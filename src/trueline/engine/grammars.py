@@ -4,6 +4,7 @@ text. A request waits here, and nobody else does."""
 from __future__ import annotations
 
 import os
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
@@ -53,6 +54,8 @@ class Grammars:
         self._waiting: dict[str, tuple[LiveRequest, Future[Mapping[str, LLMatcher]]]] = {}
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="trueline-grammars")
         self._bell = Bell()
+        self.num_compiled = self.num_hits = 0
+        self.compile_seconds = 0.0
 
     def __len__(self) -> int:
         """Requests that wait."""
@@ -124,9 +127,13 @@ class Grammars:
         from llguidance import LLMatcher
 
         if grammar in self._kept:
+            self.num_hits += 1
             self._kept.move_to_end(grammar)
             return self._kept[grammar]
-        made = LLMatcher(self.vocabulary, grammar, log_level=0, limits=parser_limits())
+        vocabulary, began = self.vocabulary, time.monotonic()
+        made = LLMatcher(vocabulary, grammar, log_level=0, limits=parser_limits())
+        self.num_compiled += 1
+        self.compile_seconds += time.monotonic() - began
         if made.is_error():
             raise GrammarError(f"the grammar cannot be compiled: {made.get_error()}")
         self._kept[grammar] = made

@@ -103,6 +103,17 @@ class Plan:
         return self.groups[0].num_blocks
 
     @property
+    def memory_bytes(self) -> dict[str, int]:
+        """By what it is for, as far as it is known."""
+        taken = {
+            "weights": self.weight_bytes,
+            "kv_cache": self.cache_bytes,
+            "states": self.slots.num_slots * self.slots.slot_bytes if self.slots else None,
+            "workspace": self.workspace_bytes,
+        }
+        return {use: size for use, size in taken.items() if size is not None}
+
+    @property
     def slotted(self) -> list[AnySlottedKind]:
         return [kind for kind in self.kinds if isinstance(kind, SlottedKind)]
 

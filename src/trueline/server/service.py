@@ -6,13 +6,14 @@ from __future__ import annotations
 import time
 from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar, TypeVarTuple
 
 from trueline.engine.messages import CoreOutput, CoreRequest
 from trueline.engine.params import default_params
 from trueline.errors import RequestRejected
 from trueline.output_processor import RequestOutputState
-from trueline.outputs import RequestOutput
+from trueline.outputs import CompletionOutput, RequestOutput
 from trueline.server.config import ServerConfig
 from trueline.server.grammars import CheckedGrammars
 from trueline.server.limits import BodyReader
@@ -159,12 +160,15 @@ class Generation:
     ) -> None:
         self.service, self.states, self.requests = service, states, requests
         self.by_sequence = {name: state for state in states for name in state.sequence_ids}
+        self.max_tokens = requests[0].params.max_tokens if requests else None
         self.arrived = time.monotonic()
         self.times = {name: Times() for name in self.by_sequence}
 
     async def outputs(self) -> AsyncGenerator[RequestOutput]:
         self.service.check_room(len(self.requests))
         stream = self.service.engine.generate(self.requests)
+        for name, engine in stream.engines.items():
+            self.times[name].engine = engine
         try:
             async for output in stream:
                 for each in (output, *stream.waiting()):
@@ -188,14 +192,16 @@ class Generation:
         self._time(self.times[output.request_id], output)
         if completion.finished and not before:
             reason = completion.finish_reason or ""
-            self._ended(self.times[output.request_id], len(completion.token_ids), reason)
+            times = self.times[output.request_id]
+            self._ended(times, len(completion.token_ids), reason)
+            self._count(times.engine, state, completion)
 
     def _time(self, times: Times, output: CoreOutput) -> None:
         if output.first_scheduled is not None:
             times.scheduled = output.first_scheduled
         if not output.token_ids:
             return
-        now, observe = time.monotonic(), self.service.metrics.observe
+        now, observe = time.monotonic(), partial(self.service.metrics.observe, times.engine)
         if times.first is None:
             times.first = now
             observe("time_to_first_token_seconds", now - self.arrived)
@@ -207,19 +213,33 @@ class Generation:
 
     def _ended(self, times: Times, tokens: int, reason: str) -> None:
         metrics, now = self.service.metrics, time.monotonic()
-        metrics.ended(reason)
-        metrics.observe("e2e_request_latency_seconds", now - self.arrived)
-        scheduled = times.scheduled
+        metrics.ended(times.engine, reason)
+        observe, scheduled = partial(metrics.observe, times.engine), times.scheduled
+        observe("e2e_request_latency_seconds", now - self.arrived)
         if scheduled is not None:
-            metrics.observe("request_queue_time_seconds", max(scheduled - self.arrived, 0.0))
+            observe("request_queue_time_seconds", max(scheduled - self.arrived, 0.0))
         if times.first is None:
             return
         if scheduled is not None:
-            metrics.observe("request_prefill_time_seconds", max(times.first - scheduled, 0.0))
-        metrics.observe("request_decode_time_seconds", times.last - times.first)
+            observe("request_prefill_time_seconds", max(times.first - scheduled, 0.0))
+            observe("request_inference_time_seconds", max(times.last - scheduled, 0.0))
+        observe("request_decode_time_seconds", times.last - times.first)
         if tokens > 1:
             each = (times.last - times.first) / (tokens - 1)
-            metrics.observe("request_time_per_output_token_seconds", each)
+            observe("request_time_per_output_token_seconds", each)
+
+    def _count(self, engine: int, state: RequestOutputState, ended: CompletionOutput) -> None:
+        """What a sequence was and what was asked; with a prompt's last, also of all its n."""
+        observe = partial(self.service.metrics.observe, engine)
+        observe("request_prompt_tokens", len(state.output.prompt_token_ids))
+        observe("request_generation_tokens", len(ended.token_ids))
+        if (most := self.max_tokens) is not None:
+            observe("request_params_max_tokens", most)
+        completions = state.output.outputs
+        if all(each.finished for each in completions):
+            longest = max(len(each.token_ids) for each in completions)
+            observe("request_max_num_generation_tokens", longest)
+            observe("request_params_n", len(completions))
 
 
 def _num_scores(output: CoreOutput) -> int:
@@ -231,6 +251,7 @@ def _num_scores(output: CoreOutput) -> int:
 class Times:
     """Times of a sequence, by the monotonic clock, which both processes share."""
 
+    engine: int = 0
     scheduled: float | None = None
     first: float | None = None
     last: float = 0.0

@@ -190,6 +190,7 @@ def _ready(loaded: Loaded, load: LoadModel, seconds: dict[str, float]) -> Ready:
         num_blocks=core.pool.num_usable,
         block_size=core.pool.block_size,
         num_state_slots=core.slots.num_usable if core.slots else None,
+        memory_bytes=plan.memory_bytes,
     )
 
 

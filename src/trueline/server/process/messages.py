@@ -13,6 +13,8 @@ STEP_BUCKETS = tuple(
     for digits in (1, 1.25, 1.6, 2, 2.5, 3.2, 4, 5, 6.3, 8)
 )
 """Upper ends of the step time histogram's buckets, in seconds; one more is above them all."""
+STEP_TOKEN_BUCKETS = (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384)
+"""The same for the tokens of a step."""
 
 
 # -- to the engine -------------------------------------------------------------------------
@@ -75,6 +77,8 @@ class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
     block_size: int
     num_state_slots: int | None
     """None: the model keeps no states."""
+    memory_bytes: dict[str, int]
+    """What the engine has taken, by what it is for."""
 
 
 class Failed(msgspec.Struct, frozen=True, tag="failed"):
@@ -128,6 +132,13 @@ class Stats(msgspec.Struct, frozen=True, kw_only=True):
     step_seconds: float = 0.0
     step_counts: list[int] = []
     """Steps by duration, one count a bucket of STEP_BUCKETS and one above."""
+    step_token_counts: list[int] = []
+    """Steps by tokens, one count a bucket of STEP_TOKEN_BUCKETS and one above."""
+    num_grammars_compiled: int = 0
+    num_grammar_hits: int = 0
+    """Grammars that requests asked for and that were there already."""
+    grammar_seconds: float = 0.0
+    """Of compiling them."""
 
 
 class StepOutputs(msgspec.Struct, frozen=True, tag="outputs"):

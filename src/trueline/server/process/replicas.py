@@ -119,6 +119,7 @@ class Replicas:
                 stream.fail(EngineDead(f"the engine is {self.state}: {self.reason}"))
                 return stream
             chosen.setdefault(replica, []).append(request)
+            stream.engines[request.request_id] = replica
         for replica, mine in chosen.items():
             self.clients[replica].add(mine, stream)
         return stream

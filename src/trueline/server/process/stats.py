@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from trueline.engine.messages import CoreOutput, CoreRequest
-from trueline.server.process.messages import STEP_BUCKETS, Stats
+from trueline.server.process.messages import STEP_BUCKETS, STEP_TOKEN_BUCKETS, Stats
 
 if TYPE_CHECKING:
     from trueline.engine.core import EngineCore
@@ -23,6 +23,8 @@ class StatsRecorder:
         self.num_prompt_tokens = self.num_corrupted = 0
         self.last_step_seconds = self.step_seconds = 0.0
         self.step_counts = [0] * (len(STEP_BUCKETS) + 1)
+        self.step_token_counts = [0] * (len(STEP_TOKEN_BUCKETS) + 1)
+        self._num_steps = self._num_scheduled = 0
         self._sent = 0.0
         self._changed = False
 
@@ -38,7 +40,17 @@ class StatsRecorder:
         self.step_seconds += seconds
         self.step_counts[bisect_left(STEP_BUCKETS, seconds)] += 1
         self.num_corrupted += sum(output.finish_reason == "error" for output in outputs)
+        self._count_tokens()
         self._changed = True
+
+    def _count_tokens(self) -> None:
+        """Of the step that was dispatched, if one was."""
+        counters = self.core.scheduler.counters
+        steps, tokens = counters.num_steps, counters.num_scheduled_tokens
+        if steps > self._num_steps:
+            bucket = bisect_left(STEP_TOKEN_BUCKETS, tokens - self._num_scheduled)
+            self.step_token_counts[bucket] += 1
+        self._num_steps, self._num_scheduled = steps, tokens
 
     def due(self) -> Stats | None:
         """A snapshot where something has changed, and either SECONDS_BETWEEN have passed or the
@@ -55,7 +67,7 @@ class StatsRecorder:
         # of several groups of state kinds, the one that runs out first
         pool = max(self.core.blocks.pools, key=lambda p: 1 - p.num_free / max(p.num_usable, 1))
         main = self.core.blocks.main  # which counts queries and hits
-        counters = scheduler.counters
+        counters, grammars = scheduler.counters, self.core.grammars
         return Stats(
             num_running=scheduler.num_running,
             num_waiting=scheduler.num_waiting,
@@ -82,4 +94,8 @@ class StatsRecorder:
             last_step_seconds=self.last_step_seconds,
             step_seconds=self.step_seconds,
             step_counts=list(self.step_counts),
+            step_token_counts=list(self.step_token_counts),
+            num_grammars_compiled=grammars.num_compiled,
+            num_grammar_hits=grammars.num_hits,
+            grammar_seconds=grammars.compile_seconds,
         )

@@ -26,6 +26,8 @@ class Stream:
 
     def __init__(self, names: Sequence[str], abort: Callable[[list[str]], None]) -> None:
         self._open = dict.fromkeys(names)  # whose end the reader has not seen; in order
+        self.engines: dict[str, int] = {}
+        """Which of several engines each sequence went to."""
         self._abort = abort
         self._pending: dict[str, CoreOutput] = {}
         self._error: Exception | None = None
