@@ -13,7 +13,7 @@ from trueline.models.statistics import cache_costs, count_parameters
 from trueline.spec.mixer import MLASpec
 from trueline.spec.model import DTYPE_BYTES, LayerSpec, ModelSpec, WeightStorage
 from trueline.spec.source import Source, Span, Spec
-from trueline.text.deepseek_v4_files import read_chat_defaults
+from trueline.text.encodings import find_encoding
 from trueline.text.files import read_files, read_object
 from trueline.utils.json_types import JSON
 from trueline.weights.checkpoint import Checkpoint, open_checkpoint
@@ -81,11 +81,11 @@ def _fp8_latents(spec: ModelSpec) -> JSON | None:
 
 def _chat(config: Path, directory: Path | None) -> JSON | None:
     """How prompts are made of chats, where the family has an encoding and the model no template."""
-    defaults = read_chat_defaults(read_object(config), directory)
-    if defaults is None or (directory and "default" in read_files(directory).templates):
+    found = find_encoding(read_object(config), directory)
+    if found is None or (directory and "default" in read_files(directory).templates):
         return None
-    facts = [_fact(name, fact.value, fact.source) for name, fact in defaults.facts().items()]
-    return {"kind": "encoding of DeepSeek-V4", "facts": facts}
+    facts = [_fact(name, fact.value, fact.source) for name, fact in found.facts.items()]
+    return {"kind": f"encoding of {found.title}", "facts": facts}
 
 
 def layer_kinds(spec: ModelSpec) -> list[JSON]:

@@ -12,36 +12,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tokenizers import AddedToken
-from tokenizers import Tokenizer as Library
 
 import published
+from deepseek_chats import TASKS, TOKENS, A, B, E, N, R, T, U, make
 from trueline.describe import describe
 from trueline.errors import UsageError
 from trueline.evaluate.match import without_reasoning
 from trueline.server.protocol import ApiError, RequestLimits, chat_prompt, read_chat
 from trueline.text.chat import render_chat
-from trueline.text.deepseek_v4_files import PROFILES, read_chat_defaults
+from trueline.text.deepseek_v4_files import PROFILES, read_defaults
 from trueline.text.tokenizer import Tokenizer
-from trueline.tiny.tokenizer import write_tokenizer
 
-B, E = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
-U, A, R = "<｜User｜>", "<｜Assistant｜>", "<｜latest_reminder｜>"
-T, N = "<think>", "</think>"
-TASKS = ("action", "query", "authority", "domain", "title", "read_url")
-TOKENS = (B, E, U, A, R, T, N, *(f"<｜{task}｜>" for task in TASKS))
 DRAFTS = {"dspark_block_size": 5}
-
-
-def make(directory: Path, tokens: tuple[str, ...] = TOKENS, **config: Any) -> Tokenizer:
-    write_tokenizer(directory, 290, 256, [257])
-    library = Library.from_file(str(directory / "tokenizer.json"))
-    library.add_special_tokens([AddedToken(name, special=True) for name in tokens])
-    library.save(str(directory / "tokenizer.json"))
-    named = {"bos_token": B, "eos_token": E} if tokens == TOKENS else {}
-    (directory / "tokenizer_config.json").write_text(json.dumps(named))
-    (directory / "config.json").write_text(json.dumps({"model_type": "deepseek_v4"} | config))
-    return Tokenizer.load(directory)
 
 
 @pytest.fixture(scope="module")
@@ -348,7 +330,7 @@ def test_the_checkpoint_s_own_program(name: str, config: dict[str, Any], tmp_pat
         assert found == f"{B}{text}{U}hi{A}{T}"
     found = render_chat(tokenizer, [HI], thinking=True, effort_profile="preview")
     assert found == f"{B}{U}hi{A}{T}"
-    defaults = read_chat_defaults({"model_type": "deepseek_v4"}, tmp_path)
+    defaults = read_defaults({"model_type": "deepseek_v4"}, tmp_path)
     assert defaults is not None
     assert defaults.profile.value.name == "its own"
     assert defaults.profile.source.text.endswith(key)
@@ -372,7 +354,7 @@ def test_the_checkpoint_s_own_program(name: str, config: dict[str, Any], tmp_pat
 def test_a_program_that_says_nothing(program: str, tmp_path: Path) -> None:
     with_program(tmp_path, program)
     for config, wanted in (({}, "preview"), (DRAFTS, "official")):
-        found = read_chat_defaults({"model_type": "deepseek_v4"} | config, tmp_path)
+        found = read_defaults({"model_type": "deepseek_v4"} | config, tmp_path)
         assert found is not None
         assert found.profile.value is PROFILES[wanted]
         assert found.profile.source.kind == ("formula" if config else "default")
@@ -407,7 +389,7 @@ def test_named_by_its_texts(tmp_path: Path) -> None:
         said = texts["max"] if name == "preview" else texts
         program = f"{key} = {said!r}\nDEFAULT_REASONING_EFFORT = 'low'\n"
         with_program(tmp_path, program)
-        found = read_chat_defaults({"model_type": "deepseek_v4"}, tmp_path)
+        found = read_defaults({"model_type": "deepseek_v4"}, tmp_path)
         assert found is not None
         assert found.profile.value == PROFILES[name]
 
@@ -476,6 +458,7 @@ def test_inspect(tmp_path: Path) -> None:
             "effort_profile": profile,
             "efforts": efforts,
             "reasoning_effort": efforts[0],
+            "tools_text": "published",
         }
         alone = describe(tmp_path / "config.json")["chat"]["facts"]
         assert [fact["value"] for fact in alone][1] == "preview"
@@ -487,12 +470,17 @@ def test_inspect(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("messages", "starts", "says"),
     [
-        ([said("tool", "4")], "messages[0].role = 'tool'", "user, developer, latest_reminder"),
+        ([said("tool", "4")], "messages[0].role = 'tool'", "no call waits for a result"),
+        ([HI, said("function", "4")], "messages[1].role = 'function'", "assistant, tool"),
         ([HI, said("assistent", "x")], "messages[1].role = 'assistent'", "is 'assistant'"),
         ([said("developer", "")], "messages[0].content", "a text"),
-        ([HI, HELLO | {"tool_calls": [{}]}], "messages[1].tool_calls", "accepted: none"),
-        ([SYSTEM | {"tools": [{}]}, HI], "messages[0].tools", "accepted: none"),
-        ([SYSTEM | {"response_format": {"a": 1}}], "messages[0].response_format", "not rendered"),
+        ([HI, HELLO | {"tool_calls": [{}]}], "messages[1].tool_calls[0] = {}", "with a function"),
+        ([SYSTEM | {"tools": [{}]}, HI], "messages[0].tools[0] = {}", "with a function"),
+        ([SYSTEM | {"response_format": "json"}], "messages[0].response_format = 'j", "an object"),
+        ([HI | {"response_format": {"a": 1}}], "messages[0].response_format", "of system and dev"),
+        ([HI | {"tools": [{}]}], "messages[0].tools: of a", "accepted: of system and developer"),
+        ([HI | {"tool_calls": [{}]}], "messages[0].tool_calls: of a", "accepted: of assistant"),
+        ([HI | {"tool_call_id": "x"}], "messages[0].tool_call_id: of a", "accepted: of tool"),
         ([HI | {"content_blocks": [{}]}], "messages[0].content_blocks", "not rendered"),
         ([HI, HELLO | {"wo_eos": True}], "messages[1].wo_eos", "not rendered"),
         ([HI, HELLO | {"reasoning_content": 3}], "messages[1].reasoning_content = 3", "a text"),
@@ -518,11 +506,6 @@ def test_what_says_nothing_is_not_refused(preview: Tokenizer) -> None:
     empty = {"tools": None, "tool_calls": [], "response_format": None, "wo_eos": False,
              "task": None, "reasoning_content": None, "name": "x", "mask": 1}  # fmt: skip
     assert render_chat(preview, [HI | empty], tools=[]) == f"{B}{U}hi{A}{T}"
-
-
-def test_tools_are_refused(preview: Tokenizer) -> None:
-    with pytest.raises(UsageError, match=r"^tools = .*DeepSeek-V4's are not rendered"):
-        render_chat(preview, [HI], tools=[{"type": "function"}])
 
 
 @pytest.mark.parametrize(
@@ -571,7 +554,7 @@ def test_served(preview: Tokenizer) -> None:
     assert asked(preview, HI, HELLO, **goes_on) == f"{B}{U}hi{A}{T}a greeting{N}hello"
     for messages, fields, param in (
         ([HI, said("tool", "x")], {}, "messages[1].role"),
-        ([HI, HELLO | {"tool_calls": [1]}], {}, "messages[1].tool_calls"),
+        ([HI, HELLO | {"tool_calls": [1]}], {}, "messages[1].tool_calls[0]"),
         ([HI], {"reasoning_effort": "low"}, "chat_template_kwargs.reasoning_effort"),
     ):
         with pytest.raises(ApiError) as caught:

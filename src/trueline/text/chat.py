@@ -33,7 +33,8 @@ def render_chat(
     if isinstance(tokenizer_or_template, Tokenizer):
         encoding = tokenizer_or_template.chat_encoding
         if encoding is not None:
-            return encoding.render(check_messages(messages), add_generation_prompt, tools, kwargs)
+            checked, offered = check_messages(messages), _check_tools(tools, sort=False)
+            return encoding.render(checked, add_generation_prompt, offered, kwargs)
     return render_template(
         *template_and_values(
             tokenizer_or_template, messages, add_generation_prompt, tools, **kwargs

@@ -7,20 +7,18 @@ rules are in `deepseek_v4`, and what differs between checkpoints are constants i
 
 from __future__ import annotations
 
-import ast
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeGuard
 
-from trueline.errors import UsageError, short_repr
 from trueline.spec.source import Fact, Source, default, formula
+from trueline.text.dsml_prompts import ToolsText, tools_text
+from trueline.text.encoder_program import constants, thinking_default
 from trueline.utils.json_types import JSON
 
 FAMILY = "deepseek_v4"
 ENCODER = "encoding/encoding_dsv4.py"
-MOST_BYTES = 1 << 20
-"""Of the encoder. Those published have 40 kB."""
 DRAFTING = "dspark_"
 """What config keys begin with that came with the official profile."""
 
@@ -59,12 +57,46 @@ OFFICIAL = EffortProfile("official", {"low": "", "high": _ABSOLUTE, "max": _BEYO
 PROFILES = {profile.name: profile for profile in (PREVIEW, OFFICIAL)}
 
 
+TOOLS = """## Tools
+
+You have access to a set of tools to help answer the user's question. You can invoke tools by \
+writing a "<{dsml_token}tool_calls>" block like the following:
+
+<{dsml_token}tool_calls>
+<{dsml_token}invoke name="$TOOL_NAME">
+<{dsml_token}parameter name="$PARAMETER_NAME" string="true|false">$PARAMETER_VALUE\
+</{dsml_token}parameter>
+...
+</{dsml_token}invoke>
+<{dsml_token}invoke name="$TOOL_NAME2">
+...
+</{dsml_token}invoke>
+</{dsml_token}tool_calls>
+
+String parameters should be specified as is and set `string="true"`. For all other types (numbers, \
+booleans, arrays, objects), pass the value in JSON format and set `string="false"`.
+
+If thinking_mode is enabled (triggered by {thinking_start_token}), you MUST output your complete \
+reasoning inside {thinking_start_token}...{thinking_end_token} BEFORE any tool calls or final \
+response.
+
+Otherwise, output directly after {thinking_end_token} with tool calls or final response.
+
+### Available Tool Schemas
+
+{tool_schemas}
+
+You MUST strictly follow the above defined tool name and parameter schemas to invoke tool calls.
+"""
+
+
 @dataclass(frozen=True)
-class ChatDefaults:
-    """Of requests that do not say."""
+class V4Defaults:
+    """Of requests that do not say, and what the checkpoint's program has."""
 
     profile: Fact[EffortProfile]
     thinking: Fact[bool]
+    tools: Fact[ToolsText]
 
     def facts(self) -> dict[str, Fact[object]]:
         """As `inspect` shows them."""
@@ -74,17 +106,17 @@ class ChatDefaults:
             "effort_profile": Fact(profile.name, source),
             "efforts": Fact(tuple(profile.texts), source),
             "reasoning_effort": Fact(profile.default, source),
+            "tools_text": Fact(self.tools.value.name, self.tools.source),
         }
 
 
-def read_chat_defaults(config: JSON, directory: Path | None) -> ChatDefaults | None:
-    """None: no DeepSeek-V4. Without a directory, from the config alone."""
-    if config.get("model_type") != FAMILY:
-        return None
-    file = directory / ENCODER if directory else None
-    said = _constants(file) if file and file.is_file() else {}
-    return ChatDefaults(
-        profile=_said_profile(said) or _profile_of(config), thinking=_thinking(said)
+def read_defaults(config: JSON, directory: Path | None) -> V4Defaults:
+    """Without a directory, from the config alone."""
+    said = constants(directory / ENCODER) if directory else {}
+    return V4Defaults(
+        profile=_said_profile(said) or _profile_of(config),
+        thinking=thinking_default(said, ENCODER, True, f"{FAMILY}: as its makers serve it"),
+        tools=tools_text(said, ENCODER, "TOOLS_TEMPLATE", TOOLS),
     )
 
 
@@ -117,46 +149,3 @@ def _profile_of(config: JSON) -> Fact[EffortProfile]:
     if key is None:
         return default(PREVIEW, f"{FAMILY} without drafting keys ({DRAFTING}*)")
     return formula(OFFICIAL, f"{FAMILY} with {key}")
-
-
-def _thinking(said: Mapping[str, object]) -> Fact[bool]:
-    mode = said.get("thinking_mode")
-    if mode in ("thinking", "chat"):
-        return Fact(mode == "thinking", Source("key", f"{ENCODER}: encode_messages"))
-    return default(True, f"{FAMILY}: as its makers serve it")
-
-
-def _constants(file: Path) -> dict[str, object]:
-    """What the program assigns at its top that is a plain value, and encode_messages' default
-    for thinking_mode, where it has one."""
-    try:
-        if file.stat().st_size > MOST_BYTES:
-            raise UsageError(f"{file}: {file.stat().st_size} bytes; accepted: up to {MOST_BYTES}")
-        tree = ast.parse(file.read_text(encoding="utf-8"))
-    except (OSError, SyntaxError, ValueError, RecursionError, MemoryError) as error:
-        raise UsageError(f"{file}: cannot be read as Python ({short_repr(error)})") from error
-    found: dict[str, object] = {}
-    for node in tree.body:
-        if isinstance(node, ast.FunctionDef) and node.name == "encode_messages":
-            _literal(found, "thinking_mode", _defaults(node.args).get("thinking_mode"))
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-            for target in targets:
-                if isinstance(target, ast.Name) and target.id.isupper():
-                    _literal(found, target.id, node.value)
-    return found
-
-
-def _defaults(arguments: ast.arguments) -> dict[str, ast.expr | None]:
-    given = [*arguments.posonlyargs, *arguments.args]
-    last = given[len(given) - len(arguments.defaults) :]
-    named = (*zip(last, arguments.defaults, strict=True),)
-    named += (*zip(arguments.kwonlyargs, arguments.kw_defaults, strict=True),)  # type: ignore[arg-type]
-    return {argument.arg: value for argument, value in named}
-
-
-def _literal(found: dict[str, object], name: str, node: ast.expr | None) -> None:
-    try:
-        found[name] = None if node is None else ast.literal_eval(node)
-    except (ValueError, TypeError, SyntaxError, RecursionError, MemoryError):
-        found.pop(name, None)  # computed: nothing that we read

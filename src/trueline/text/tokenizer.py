@@ -7,8 +7,7 @@ from functools import cached_property
 from pathlib import Path
 
 from trueline.errors import UsageError
-from trueline.text.deepseek_v4 import DeepSeekV4Encoding
-from trueline.text.deepseek_v4_files import read_chat_defaults
+from trueline.text.encodings import ChatEncoding, find_encoding
 from trueline.text.files import CONFIG, MODEL, TokenizerFiles, read_files, read_object
 from trueline.text.tiktoken_model import FILE as TIKTOKEN_FILE
 from trueline.text.tiktoken_model import TiktokenVocabulary
@@ -149,16 +148,14 @@ class Tokenizer:
         return "default" in self.chat_templates or self.chat_encoding is not None
 
     @property
-    def chat_encoding(self) -> DeepSeekV4Encoding | None:
+    def chat_encoding(self) -> ChatEncoding | None:
         """What makes prompts of chats where there is no template for them."""
         return None if "default" in self.chat_templates else self._encoding
 
     @cached_property
-    def _encoding(self) -> DeepSeekV4Encoding | None:
-        defaults = read_chat_defaults(read_object(self.directory / MODEL), self.directory)
-        if defaults is None:
-            return None
-        return DeepSeekV4Encoding(defaults, self.vocabulary, self.special_tokens)
+    def _encoding(self) -> ChatEncoding | None:
+        found = find_encoding(read_object(self.directory / MODEL), self.directory)
+        return None if found is None else found.make(self.vocabulary, self.special_tokens)
 
     def chat_template(self, name: str | None = None, *, with_tools: bool = False) -> str:
         """The template of that name; without one, `tool_use` where tools are given and it is
