@@ -19,6 +19,7 @@ from trueline import LLM, SamplingParams
 from trueline.engine.batch import Batch
 from trueline.engine.graphs import DecodeGraphs, GraphKey, GraphOutputs
 from trueline.engine.runner import Runner
+from trueline.grammar.structured import StructuredOutputsParams
 from trueline.ops.sampling import SamplingState, triton
 from trueline.outputs import RequestOutput
 
@@ -102,6 +103,7 @@ MATTERS: dict[str, Any] = {
     "logprobs": 2,
     "bad_words": [chr(c) for c in range(33, 127)],
     "allowed_token_ids": [30, 31, 32],
+    "structured_outputs": StructuredOutputsParams(regex="[0-9]+"),
 }
 """A value of each that changes what is drawn or told."""
 BASE: dict[str, Any] = {"temperature": 1.0, "seed": 1, "max_tokens": 6, "ignore_eos": True}

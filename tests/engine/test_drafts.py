@@ -157,7 +157,7 @@ def test_a_row_carries_the_first_drafts(num_drafts: int) -> None:
     message = CoreRequest(request_id="one", prompt_token_ids=[4, 5], params=SamplingParams())
     request = LiveRequest(
         request_id="one", num_prompt_tokens=2, max_new_tokens=9, message=message,
-        tokens=[4, 5, 6], salt=b"",
+        tokens=[4, 5, 6], salt=b"", seed=0,
     )  # fmt: skip
     request.drafts = [7, 8, 9]
     sent = request.step_row(

@@ -67,7 +67,7 @@ CASES = [
 MOST_STEPS = 200
 # What keeps account of requests, blocks and slots. Where it breaks off, nothing is sure any more.
 BOOKS = ("engine/core.py", "engine/scheduler.py", "engine/states.py", "engine/request.py",
-         "engine/drafts.py", "engine/live_request.py", "cache/",
+         "engine/drafts.py", "engine/live_request.py", "engine/grammars.py", "cache/",
          "engine/failures.py", "device.py")  # fmt: skip
 # They hand on what is there already.
 TRIVIAL = {
@@ -468,6 +468,9 @@ class Script:
 
     def __init__(self, *messages: ToEngine) -> None:
         self.inbox, self.sent = deque(messages), list[FromEngine]()
+
+    def wake_on(self, ready: object) -> None:
+        pass
 
     def receive(self, wait: bool) -> ToEngine | None:
         return self.inbox.popleft() if wait else None

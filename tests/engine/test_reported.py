@@ -136,6 +136,7 @@ CUTS: dict[str, int] = {
     "ops.sampling.cpu.NUM_LEADING": 2,
     "ops.sampling.cpu.ROWS_AT_A_TIME": 2,
     "ops.sampling.triton.MASS_CHUNK": 16,
+    "ops.sampling.triton.MASK_CHUNK": 32,
 }
 """How much is held or looked at at a time, and a value that cuts a small request too."""
 NO_CUTS = {
@@ -143,6 +144,8 @@ NO_CUTS = {
     "engine.failures.MOST_IN_A_ROW": "test_failures.py",
     "engine.graphs.FEW": "which way rows are copied; test_graphs.py",
     "engine.graphs.NOWHERE": "a place that is none",
+    "engine.grammars.MOST_KEPT": "a limit; they are compiled again",
+    "engine.masks._ALL": "a word of bits",
     "engine.memory.LONG": "a length that is measured",
     "engine.memory.SLACK": "memory left alone",
     "engine.params.DEFAULT_MAX_LOGPROBS": "a limit; test_params.py",

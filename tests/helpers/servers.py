@@ -88,7 +88,9 @@ def serving(
     reader = threading.Thread(target=_read, args=(process, served.lines), daemon=True)
     reader.start()
     try:
-        served.url = re.search(r"url=(\S+)", served.wait_for("url="))[1]  # type: ignore[index]
+        found = re.search(r'url"?[=:] ?"?([^\s"]+)', served.wait_for("loading"))
+        assert found is not None
+        served.url = found[1]
         if wait:
             served.wait_for("listening on")
         yield served

@@ -39,7 +39,7 @@ CHECKS = [
 OPERATIONS = {
     "POST": ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"),
     "GET": ("/v1/models", "/v1/models/{model}", "/version", "/health", "/health/ready",
-            "/health/live", "/metrics"),
+            "/health/live", "/metrics", "/tokenizer_info"),
 }  # fmt: skip
 RULES = {
     r"(prompt|messages)(\[\d+\])?: (at least )?\d+ tokens; accepted: up to 47": "in tokens",
@@ -57,6 +57,9 @@ RULES = {
     r"max_completion_tokens = \d+: max_tokens": "two fields",
     r"(max_tokens|max_completion_tokens|min_tokens) = \d+: the prompt has": "in tokens",
     r"continue_final_message": "two fields, and what the template shows",
+    r"(guided_grammar|structured_outputs\.grammar)": "a grammar, which has a syntax",
+    r"(guided_regex|structured_outputs\.(regex|whitespace_pattern))": "likewise",
+    r"(guided_json|structured_outputs\.json|response_format\.json_schema\.schema)": "a schema",
     r"chat_template_kwargs\.\w+: accepted: as a field": "a name of another field",
 }
 """What the document cannot say, by how the refusal begins, and why it cannot."""
