@@ -34,8 +34,12 @@ BASES: dict[str, dict[str, Any]] = {
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [1]},
 }  # fmt: skip
-UNBOUNDED = {"prompt", "tokens", "messages", *bodies.Ignored.__struct_fields__}
+UNBOUNDED = {"prompt", "tokens", "messages", "guided_json", *bodies.Ignored.__struct_fields__}
 """By themselves: their values are counted with the body's, their tokens by the model's length."""
+
+
+LANGUAGES = ("guided_json", "guided_regex", "guided_choice", "guided_grammar")
+"""Texts with a syntax, and a limit of all their bytes: they are read, and may be refused."""
 
 
 @dataclass(frozen=True)

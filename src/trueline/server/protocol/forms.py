@@ -10,14 +10,16 @@ import msgspec
 from msgspec import Meta
 
 from trueline.errors import UsageError
-from trueline.grammar.compiled import MAX_CHOICES
+from trueline.grammar.compiled import MAX_BYTES, MAX_CHOICES
 from trueline.grammar.structured import KINDS, StructuredOutputsParams
 from trueline.server.protocol.errors import ApiError, bad_request
 from trueline.utils.json_types import JSON
 
-Schema: TypeAlias = JSON | bool | str
-Text = Annotated[str, Meta(min_length=1)]
-Choices = Annotated[list[Text], Meta(min_length=1, max_length=MAX_CHOICES)]
+Text = Annotated[str, Meta(min_length=1, max_length=MAX_BYTES)]
+Schema: TypeAlias = JSON | bool | Text
+MAX_CHOICE_CHARS = 1024
+Choice = Annotated[str, Meta(min_length=1, max_length=MAX_CHOICE_CHARS)]
+Choices = Annotated[list[Choice], Meta(min_length=1, max_length=MAX_CHOICES)]
 
 
 class TextFormat(msgspec.Struct, frozen=True, tag_field="type", tag="text",
@@ -95,16 +97,19 @@ class Forms(msgspec.Struct):
     ] = None
     guided_json: Annotated[
         Schema | None,
-        Meta(description="a JSON schema, or its text"),
+        Meta(description=f"a JSON schema, or its text of up to {MAX_BYTES} characters"),
     ] = None
     guided_regex: Annotated[
-        Text | None, Meta(description="a regular expression that is not empty")
+        Text | None, Meta(description=f"a regular expression of 1 to {MAX_BYTES} characters")
     ] = None
     guided_choice: Annotated[
-        Choices | None, Meta(description=f"a list of up to {MAX_CHOICES} texts, none empty")
+        Choices | None,
+        Meta(
+            description=f"a list of 1 to {MAX_CHOICES} texts of 1 to {MAX_CHOICE_CHARS} characters"
+        ),
     ] = None
     guided_grammar: Annotated[
-        Text | None, Meta(description="a grammar in Lark or GBNF that is not empty")
+        Text | None, Meta(description=f"a grammar in Lark or GBNF of 1 to {MAX_BYTES} characters")
     ] = None
 
 
