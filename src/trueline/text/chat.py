@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from trueline.errors import UsageError, short, short_repr
+from trueline.text import kimi_tools
 from trueline.text.templates import render_template
 from trueline.text.tokenizer import Tokenizer
 from trueline.utils.json_types import JSON, JsonValue
@@ -58,14 +59,23 @@ def template_and_values(
         sort = tokenizer_or_template.sorts_tools
     else:
         template, special, sort = tokenizer_or_template, {}, False
+    declares = kimi_tools.ARGUMENT in template
+    offered = _check_tools(tools, sort or declares)
     return template, {
+        **(_of_kimi(offered) if declares else {}),
         **special,
         "documents": None,
         **{name: _plain(name, value) for name, value in kwargs.items()},
         "messages": checked,
-        "tools": _check_tools(tools, sort),
+        "tools": offered,
         "add_generation_prompt": add_generation_prompt,
     }
+
+
+def _of_kimi(tools: list[JsonValue] | None) -> JSON:
+    """What Kimi-K2.5's own tokenizer gives its template, besides what every template gets."""
+    declared = kimi_tools.declare(tools) if tools else None
+    return {"thinking": True} | ({} if declared is None else {kimi_tools.ARGUMENT: declared})
 
 
 def check_messages(messages: Sequence[Message]) -> list[JSON]:
