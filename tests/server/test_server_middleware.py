@@ -69,7 +69,7 @@ def test_who_leaves_before_an_answer_is_499() -> None:
 
 
 def test_the_document_has_the_routes_there_are() -> None:
-    service: Any = SimpleNamespace(config=ServerConfig())
+    service: Any = SimpleNamespace(config=ServerConfig(page=False))
     app: Any = build_app(service, Keys(["k"]), logging.getLogger("test"))
     routes = {route.path.replace(":path", "") for route in app.routes}
     document = openapi(RequestLimits(models=("m",), max_model_len=8, vocab_size=9))["paths"]

@@ -6,7 +6,7 @@ import logging
 import re
 import time
 import uuid
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from trueline import __version__
 from trueline.errors import TruelineError, short
+from trueline.server.chat_page import page_routes
 from trueline.server.docs_page import POLICY, docs_page
 from trueline.server.keys import Keys
 from trueline.server.limits import UnreadBody, too_large
@@ -66,7 +67,11 @@ def build_app(service: Service, keys: Keys, logger: logging.Logger) -> ASGIApp:
         Route("/openapi.json", document, methods=["GET"]),
         Route("/docs", docs, methods=["GET"]),
     ]
-    middleware = [Middleware(RequestMiddleware, service=service, keys=keys, logger=logger)]
+    page = page_routes() if service.config.page else []
+    is_open = OPEN.union(route.path for route in page)
+    middleware = [
+        Middleware(RequestMiddleware, service=service, keys=keys, logger=logger, is_open=is_open)
+    ]
     if service.config.cors_origin:
         # Any header: SDKs send their own (x-stainless-*), and none lets a page do more than its
         # origin may. Cookies are not allowed, so a page needs a key of its own.
@@ -81,7 +86,7 @@ def build_app(service: Service, keys: Keys, logger: logging.Logger) -> ASGIApp:
         HTTPException: _http_error,
         ClientDisconnect: _left,
     }
-    app = Starlette(routes=routes, middleware=middleware, exception_handlers=handlers)
+    app = Starlette(routes=[*routes, *page], middleware=middleware, exception_handlers=handlers)
     app.state.service, app.state.logger, app.state.keys = service, logger, keys
     return app
 
@@ -162,8 +167,17 @@ async def _left(request: Request, error: ClientDisconnect) -> Response:
 class RequestMiddleware:
     """Gives every request its id, checks its API key and its size, and logs its response."""
 
-    def __init__(self, app: ASGIApp, service: Service, keys: Keys, logger: logging.Logger) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        service: Service,
+        keys: Keys,
+        logger: logging.Logger,
+        is_open: Collection[str] = OPEN,
+    ) -> None:
+        """`is_open`: the paths that need no key."""
         self.app, self.service, self.keys, self.logger = app, service, keys, logger
+        self.is_open = is_open
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -203,7 +217,7 @@ class RequestMiddleware:
             self._log(scope, status or LEFT, time.monotonic() - began)
 
     def _refusal(self, path: str, headers: dict[bytes, bytes]) -> ApiError | None:
-        if path not in OPEN and not self.keys.admit(headers.get(b"authorization")):
+        if path not in self.is_open and not self.keys.admit(headers.get(b"authorization")):
             return ApiError(401, "no valid API key: give one as 'Authorization: Bearer KEY'",
                             code="invalid_api_key")  # fmt: skip
         length, limit = headers.get(b"content-length", b"0"), self.service.config.max_body_bytes
@@ -215,7 +229,7 @@ class RequestMiddleware:
         route = scope.get("route")
         path = route.path if route is not None else "other"
         self.service.metrics.answered(path, status)
-        quiet = scope["path"] in OPEN
+        quiet = scope["path"] in self.is_open
         event(
             self.logger,
             "answered",

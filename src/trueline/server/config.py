@@ -55,6 +55,8 @@ class ServerConfig:
     in any case. Of several replicas each for itself: the server ends when none is left."""
     cors_origin: tuple[str, ...] = ()
     """Origins whose web pages may call this server; "*" for any. None by default."""
+    page: bool = True
+    """A chat in the browser at /."""
     metrics_prefix: Literal["trueline", "vllm"] = "trueline"
     """Of the names in /metrics: vllm for dashboards made for it."""
     log_format: Literal["text", "json"] = "text"
