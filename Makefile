@@ -6,7 +6,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 INSTALLED := $(VENV)/.installed
 
-.PHONY: run serve test test-full test-cpus test-ranks mutants lint docs clean
+.PHONY: run serve test test-full test-browser test-cpus test-ranks mutants lint docs clean
 
 run: $(INSTALLED)
 	@$(BIN)/trueline witness --demo
@@ -25,6 +25,11 @@ test: lint
 
 test-full: lint
 	HYPOTHESIS_PROFILE=full $(BIN)/pytest -n 2
+
+# The chat page in the distribution's Chromium, or CHROMIUM=/path/to/one; test-full skips it without.
+test-browser: $(INSTALLED)
+	@$(BIN)/python tests/helpers/chromium.py
+	$(BIN)/pytest -n 2 tests/browser
 
 # The numeric tests under other instruction sets; CPUS="--only AVX2 --write" passes options on.
 test-cpus: $(INSTALLED)

@@ -12,6 +12,7 @@ import pytest
 
 BUDGETS = {
     "bench": 6,
+    "browser": 1,
     "cache": 8,
     "cli": 12,
     "client": 18,

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TypeVar
 
 import uvicorn
 from starlette.applications import Starlette
@@ -152,9 +152,12 @@ def frame(body: dict[str, Any], text: str, **more: Any) -> bytes:
     return event({"id": "x-1", "model": body["model"], "choices": [choice]})
 
 
+S = TypeVar("S", bound=Stub)
+
+
 @contextmanager
-def stub_server() -> Iterator[Stub]:
-    stub = Stub()
+def stub_server(kind: type[S] = Stub) -> Iterator[S]:
+    stub = kind()
     config = uvicorn.Config(stub.app, host="127.0.0.1", port=0, log_level="critical")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)
