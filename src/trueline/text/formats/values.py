@@ -154,10 +154,15 @@ class ParameterText:
             fits = kind in types or (kind == "integer" and "number" in types)
             is_value = fits and kind != "string"
         else:
+            word = PYTHON_WORDS.get(text.strip())
+            if word is not None and not types.isdisjoint(("boolean", "null")):
+                return word
             is_value = kind is not None
         return text.strip() if is_value else json.dumps(text, ensure_ascii=False)
 
 
+PYTHON_WORDS = {"True": "true", "False": "false", "None": "null"}
+"""Models write them where JSON's words are meant; a parameter that may be a text keeps them."""
 NOT_JSON = object()
 
 
