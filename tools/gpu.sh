@@ -13,13 +13,13 @@ SITE=.gpu_site
 SMALL="msgspec cyclopts attrs docstring_parser rich rich-rst docutils markdown-it-py mdurl pygments \
     typing_extensions pytest pytest-xdist execnet iniconfig pluggy packaging hypothesis sortedcontainers \
     jinja2 markupsafe starlette uvicorn uvloop httptools pyzmq prometheus_client anyio h11 idna click \
-    sniffio"
+    sniffio llguidance"
 
 pack() {
     rm -rf "$SITE" && mkdir "$SITE"
     ${PIP:-.venv/bin/pip} download --quiet --no-deps --only-binary=:all: --dest "$SITE/wheels" \
         --python-version "${1:-3.12}" --implementation cp --platform manylinux2014_x86_64 \
-        --platform manylinux_2_28_x86_64 --platform any $SMALL
+        --platform manylinux_2_28_x86_64 --platform manylinux_2_31_x86_64 --platform any $SMALL
     for wheel in "$SITE"/wheels/*.whl; do
         python3 -m zipfile -e "$wheel" "$SITE"
     done

@@ -28,6 +28,7 @@ from trueline.engine import warmup
 from trueline.engine.kernel_list import KernelList
 from trueline.engine.late_kernels import LateKernels
 from trueline.engine.loading import load_engine
+from trueline.ops.launch import KNOWN_MULTIPLE, copied
 from trueline.plan.select import Selection
 
 # v2lite's kernels are among those of the others, at other sizes.
@@ -35,7 +36,7 @@ from trueline.plan.select import Selection
 MODELS = [
     *(
         pytest.param(name, (), marks=pytest.mark.slow)
-        for name in ("v2lite", "v2lite-fp8", "ling25s", "v32s", "k25s")
+        for name in ("v2lite", "v2lite-fp8", "ling25s", "v32s", "k25s", "v4s")
     ),
     ("v32s-fp8", ("--most", "32960")),
 ]
@@ -182,6 +183,14 @@ def test_steps_that_are_warmed_up(longest: int) -> None:
     for rows in steps:
         assert sum(count for _, count in rows) <= max(tokens, 6)
         assert all(0 <= start < start + count <= longest for start, count in rows)
+
+
+def test_what_is_copied_begins_where_kernels_are_compiled_for() -> None:
+    """A step's numbers decide how long each is, and must not decide which kernel it takes."""
+    columns = [[1], [2, 3, 4, 5, 6], [], [7], [8, 9]]
+    sent = copied(columns, torch.device("cpu"))
+    assert [each.tolist() for each in sent] == columns
+    assert {each.data_ptr() % KNOWN_MULTIPLE for each in sent} == {0}
 
 
 class Launched:

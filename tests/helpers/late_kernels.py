@@ -99,6 +99,8 @@ def answer(value: bool) -> None:
         return value if x.is_meta else real(x)
 
     torch.Tensor.__bool__ = told  # type: ignore[method-assign]
+    count = torch.Tensor.__int__
+    torch.Tensor.__int__ = lambda x: 0 if x.is_meta else count(x)  # type: ignore[method-assign]
 
 
 class NoData(StoredZeros):

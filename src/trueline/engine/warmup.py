@@ -121,6 +121,8 @@ def _axes(dry: DryRun) -> Iterator[tuple[list[int], Callable[[int], None]]]:
         yield rows, forward(lambda n, at=context: [(at, 1)] * n)  # type: ignore[misc]
         most = min(tokens, longest - context)
         yield powers(most), forward(lambda n, at=context: [(at, n)])  # type: ignore[misc]
+    # between those contexts: kernels of a step that chooses depend on how much it scores
+    yield powers(longest - 1), forward(lambda n: [(n, 1)])
     # the last tokens of the longest prompts
     yield powers(tokens), forward(lambda n: [(longest - n, n)])
     for count in powers(tokens):

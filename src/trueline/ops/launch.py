@@ -15,6 +15,7 @@ INTERPRETED_SMS = 12
 KNOWN_MULTIPLE = 16
 """Kernels are compiled apart for pointers to multiples of so many bytes, and for strides that are
 multiples of so many numbers; of others Triton knows nothing."""
+INT32_MULTIPLE = KNOWN_MULTIPLE // 4
 
 
 def power_of_two(n: int) -> int:
@@ -31,11 +32,19 @@ def num_sms(device: torch.device) -> int:
 
 
 def copied(columns: Iterable[Sequence[int]], device: torch.device) -> list[Tensor]:
-    """int32 columns on a device, in one copy that the host does not wait for."""
+    """int32 columns on a device, in one copy that the host does not wait for. Each begins where
+    kernels are compiled for: at a KNOWN_MULTIPLE of bytes."""
     columns = list(columns)
-    numbers = [number for column in columns for number in column]
+    numbers: list[int] = []
+    starts: list[int] = []
+    for column in columns:
+        starts.append(len(numbers))
+        numbers += column
+        numbers += [0] * (-len(column) % INT32_MULTIPLE)
     there = send(torch.tensor(numbers, dtype=torch.int32, device="cpu"), device)
-    return list(torch.split(there, [len(column) for column in columns]))
+    return [
+        there[start : start + len(column)] for start, column in zip(starts, columns, strict=True)
+    ]
 
 
 def can_copy(*tensors: Tensor) -> bool:

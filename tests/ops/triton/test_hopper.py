@@ -18,45 +18,50 @@ from paths import HELPERS
 from trueline.verify.machine_code import disassembled, main, unset_reads
 
 ALL = {
-    *(
-        "attend_warp_specialised",
-        "merge",
-        "schedule_splits",
-        "gather",
-        "join",
-        "write_token",
-        "norm_rows",
-        "stream",
-    ),
+    *("merge", "join", "norm_rows", "stream"),
     *("split_gemm", "choose", "place", "count", "combine"),
     *("best", "mass", "noisy", "settle"),
 }
+LATENT = {"attend_warp_specialised", "schedule_splits", "gather", "write_token"}
 FEW_WORDS = {"vocab_size": 4096, "bos_token_id": 0, "eos_token_id": 0, "pad_token_id": 0}
 MLP = {"gate", "gated"}
 # Fewer layers and experts, and hardly any words: the same shapes of everything else.
 MODELS: dict[str, tuple[dict[str, Any], set[str]]] = {
     "v2lite": (
         {"num_hidden_layers": 2, "n_routed_experts": 16},
-        MLP | {"attend", "down", "grouped"},
+        LATENT | MLP | {"attend", "down", "grouped"},
     ),
     "ling25s": (
         {"num_hidden_layers": 5, "num_experts": 32},
-        MLP
+        LATENT
+        | MLP
         | {"attend", "down_at_once", "grouped", "decode_step", "walk", "scan", "prepare_heads"}
         | {"norm_groups"},
     ),
     "k25s": (
         {"num_hidden_layers": 2, "n_routed_experts": 16},
-        MLP | {"down", "down_at_once", "stream_fragments", "grouped_gemm", "permute_columns"},
+        LATENT
+        | MLP
+        | {"down", "down_at_once", "stream_fragments", "grouped_gemm", "permute_columns"},
     ),
     "v32s-fp8": (
         {"num_hidden_layers": 2, "n_routed_experts": 16},
-        {"write", "rotate", "scores", "select", "look_up", "set_bits", "gemm", "few", "quantise"}
+        LATENT
+        | {"write", "rotate", "scores", "select", "look_up", "set_bits", "gemm", "few", "quantise"}
         | {"gated", "down"},
     ),
     "v32s": (
         {"num_hidden_layers": 2, "n_routed_experts": 16},
-        MLP | {"down", "grouped", "write", "rotate", "scores", "select", "look_up", "set_bits"},
+        LATENT
+        | MLP
+        | {"down", "grouped", "write", "rotate", "scores", "select", "look_up", "set_bits"},
+    ),
+    "v4s": (
+        {"num_hidden_layers": 4, "compress_ratios": [0, 4, 128, 4], "n_routed_experts": 16}
+        | {"num_hash_layers": 1},
+        {"write_rows", "prepare_queries", "rotate_rows", "attend", "compress", "scores", "select"}
+        | {"project", "read", "few", "gemm", "quantise"}
+        | {"stream_fragments", "grouped_gemm", "permute_columns"},
     ),
 }
 

@@ -176,7 +176,7 @@ def lists(parts: Sequence[Part], plan: PrefillLaunchPlan, where: torch.device) -
     columns = [blocks]
     for chunk in chunks:
         columns += [chunk.places, [number for tile in chunk.tiles for number in tile]]
-    there, *sent = aligned(columns, where)
+    there, *sent = copied(columns, where)
     made = [
         Lists(chunk.total, places.view(-1, 4), tiles.view(-1, len(Tile._fields)))
         for chunk, places, tiles in zip(chunks, sent[::2], sent[1::2], strict=True)
@@ -192,9 +192,3 @@ def picks(parts: Sequence[Part]) -> list[int]:
             made += (part.tokens.start + at, part.chosen + at, part.row.start + at + 1)
             made.append(min(PICKED, part.row.count - at))
     return made
-
-
-def aligned(columns: list[list[int]], where: torch.device) -> list[Tensor]:
-    """Copied, each to a multiple of 16 bytes: kernels are compiled for pointers to such."""
-    sent = copied([[*column, *[0] * (-len(column) % 4)] for column in columns], where)
-    return [there[: len(column)] for there, column in zip(sent, columns, strict=True)]

@@ -16,7 +16,7 @@ from torch import Tensor
 from trueline.cache.store import LatentView
 from trueline.ops.capabilities import HeadDims, Opaque
 from trueline.ops.latent_pointers import latent_places, latent_pointers
-from trueline.ops.launch import power_of_two, unit_stride
+from trueline.ops.launch import copied, power_of_two, unit_stride
 from trueline.ops.mla_decode import DecodeRows, MLADecodeOp, Tiling
 from trueline.ops.mla_prefill import FEW, IMPLEMENTATIONS, Form, HeadWeights, Part
 from trueline.ops.mla_prefill.cut import (
@@ -25,7 +25,6 @@ from trueline.ops.mla_prefill.cut import (
     Cut,
     Lists,
     PrefillLaunchPlan,
-    aligned,
     launch,
     lists,
     picks,
@@ -95,7 +94,7 @@ def prepare_chosen(
     made = lists(parts, plan, view.rows.device)
     longest = max(part.row.start + part.row.count for part in parts)
     words = (longest + plan.keys) // BITS.value + 2  # a tile may begin at the last position
-    picked = aligned([picks(parts)], view.rows.device)[0].view(-1, 4)
+    picked = copied([picks(parts)], view.rows.device)[0].view(-1, 4)
     return Prepared((), None, made, picked, words)
 
 

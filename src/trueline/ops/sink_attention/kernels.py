@@ -56,13 +56,13 @@ def listed(list_, width, seen, CHUNK: tl.constexpr):
 
 @triton.jit
 def leave(
-    top, norm, acc, sinks, out, partial_out, partial_lse, row, h, d, real, split, wrong, held,
-    DIM: tl.constexpr, SPLITS: tl.constexpr,
+    top, norm, acc, sinks, out, partial_out, partial_lse, row, h, d, real, split, splits, wrong,
+    held, DIM: tl.constexpr, SPLIT: tl.constexpr,
 ):  # fmt: skip
     """The result, or a split's part of it; one without keys, not `held`, has no part."""
     inside = real[:, None] & (d < DIM)[None, :]
     base = tl.where(top == float("-inf"), 0.0, top)
-    if SPLITS == 1:
+    if not SPLIT:
         sink = tl.load(sinks + h, mask=real, other=0.0) * LOG2_E
         base = tl.maximum(base, sink)
         share = tl.exp2(top - base)
@@ -71,25 +71,25 @@ def leave(
         made = tl.where(wrong, float("nan"), made)
         tl.store(out + row[:, None] * DIM + d[None, :], made.to(out.dtype.element_ty), mask=inside)
     else:
-        row = row * SPLITS + split
+        row = row * splits + split
         made = acc / tl.where(norm == 0.0, 1.0, norm)[:, None]
         lse = tl.where(wrong, float("nan"), base + tl.log2(norm))
         tl.store(partial_out + row[:, None] * DIM + d[None, :], made, mask=inside & held)
         tl.store(partial_lse + row, lse, mask=real)
 
 
-@kernel(do_not_specialize=["window_table", "entry_table", "width", "chosen_row"])
+@kernel(do_not_specialize=["splits", "window_table", "entry_table", "width", "chosen_row"])
 def attend(
     q, window, entries, window_blocks, entry_blocks, lengths, groups, runs, chosen, sinks, out,
-    partial_out, partial_lse, scale, heads, each, window_table, entry_table, width, chosen_row,
-    q_row, q_head,
+    partial_out, partial_lse, scale, heads, splits, each, window_table, entry_table, width,
+    chosen_row, q_row, q_head,
     WINDOW: tl.constexpr, RATIO: tl.constexpr, WINDOW_BLOCK: tl.constexpr,
     ENTRY_BLOCK: tl.constexpr, DIM: tl.constexpr, D: tl.constexpr, TOKENS: tl.constexpr,
-    HEADS: tl.constexpr, SPLITS: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
+    HEADS: tl.constexpr, SPLIT: tl.constexpr, TILE: tl.constexpr, CHUNK: tl.constexpr,
     STAGES: tl.constexpr,
 ):  # fmt: skip
-    """A program per group of tokens of one run, tile of heads, and split of their keys. A split
-    leaves its part of the sum; where there is one, it is the result."""
+    """A program per group of tokens of one run, tile of heads, and split of their keys: of several
+    splits each leaves its part of the sum. One kernel for any number of them."""
     pdl_wait(False)  # what follows is to find all multiprocessors free
     token, count = tl.program_id(0).to(tl.int64), 1
     if groups is not None:
@@ -115,7 +115,9 @@ def attend(
             num_entries = listed(list_, width, num_entries, CHUNK)
     window_tiles = tl.cdiv(stop - oldest, TILE)
     tiles = window_tiles + tl.cdiv(tl.maximum(num_entries, 0), TILE)
-    begin, end = tiles * split // SPLITS, tiles * (split + 1) // SPLITS
+    begin, end = 0, tiles
+    if SPLIT:
+        begin, end = tiles * split // splits, tiles * (split + 1) // splits
 
     at = q + (token + of)[:, None] * q_row + h[:, None] * q_head + d[None, :]
     query = tl.load(at, mask=real[:, None] & (d < DIM)[None, :], other=0.0)
@@ -149,20 +151,20 @@ def attend(
             top, norm, acc = fold(query, keys, seen, scale, top, norm, acc)
     leave(
         top, norm, acc, sinks, out, partial_out, partial_lse, (token + of) * heads + h, h, d, real,
-        split, num_entries < 0, begin < end, DIM, SPLITS,
+        split, splits, num_entries < 0, begin < end, DIM, SPLIT,
     )  # fmt: skip
 
 
-@kernel
+@kernel(do_not_specialize=["splits"])
 def merge(
-    partial_out, partial_lse, sinks, out, heads,
-    DIM: tl.constexpr, D: tl.constexpr, SPLITS: tl.constexpr, S: tl.constexpr,
+    partial_out, partial_lse, sinks, out, heads, splits,
+    DIM: tl.constexpr, D: tl.constexpr, MOST: tl.constexpr,
 ):  # fmt: skip
     """A program per token and head: the splits in their order, and the sink."""
     pdl_wait()
     row = tl.program_id(0).to(tl.int64) * heads + tl.program_id(1)
-    s, d = tl.arange(0, S), tl.arange(0, D)
-    z = tl.load(partial_lse + row * SPLITS + s, mask=s < SPLITS, other=float("-inf"))
+    s, d = tl.arange(0, MOST), tl.arange(0, D)
+    z = tl.load(partial_lse + row * splits + s, mask=s < splits, other=float("-inf"))
     wrong = tl.sum((z != z).to(tl.int32), 0) > 0
     sink = tl.load(sinks + tl.program_id(1)) * LOG2_E
     top = tl.maximum(tl.max(z, 0), sink)
@@ -170,7 +172,7 @@ def merge(
     share = tl.exp2(z - base)
     total = tl.sum(share, 0) + tl.exp2(sink - base)
     held = (share > 0.0)[:, None] & (d < DIM)[None, :]
-    at = partial_out + (row * SPLITS + s)[:, None] * DIM + d[None, :]
+    at = partial_out + (row * splits + s)[:, None] * DIM + d[None, :]
     made = tl.sum(tl.load(at, mask=held, other=0.0) * share[:, None], 0)
     made = made / tl.where(total == 0.0, 1.0, total)
     made = tl.where(wrong, float("nan"), made)

@@ -169,7 +169,7 @@ def run(
     attend[(n if groups is None else len(groups), -(-heads // how.heads), how.splits)](
         *(q, _rows(window), None if entries is None else _rows(entries), prepared.window),
         *(far_table, prepared.lengths, groups, prepared.runs, chosen, sinks, out),
-        *(partial_out, partial_lse, softmax_scale * math.log2(math.e), heads),
+        *(partial_out, partial_lse, softmax_scale * math.log2(math.e), heads, how.splits),
         *(prepared.tokens_per_row, prepared.window.stride(0)),
         *(0 if far_table is None else far_table.stride(0), far if chosen is not None else 0),
         *(0 if chosen is None else chosen.stride(0), *q.stride()[:2]),
@@ -181,7 +181,7 @@ def run(
         D=max(power_of_two(dim), LEAST),
         TOKENS=how.tokens,
         HEADS=how.heads,
-        SPLITS=how.splits,
+        SPLIT=how.splits > 1,
         TILE=how.tile,
         CHUNK=min(max(power_of_two(far), LEAST), CHUNK) if chosen is not None else LEAST,
         STAGES=how.stages,
@@ -190,9 +190,8 @@ def run(
     )
     if how.splits > 1:
         merge[(n, heads)](
-            *(partial_out, partial_lse, sinks, out, heads),
-            DIM=dim, D=power_of_two(dim), SPLITS=how.splits, S=power_of_two(how.splits),
-            num_warps=4,
+            *(partial_out, partial_lse, sinks, out, heads, how.splits),
+            DIM=dim, D=power_of_two(dim), MOST=MOST_SPLITS, num_warps=4,
         )  # fmt: skip
     return out
 
