@@ -35,6 +35,14 @@ Run = Callable[..., tuple[int, str, str]]
 # -- all verbs -------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("text", ["32KB", "1.0001K", "0.3K", "1e", "2Q", "1KK"])
+def test_numbers_with_a_suffix_that_are_none(run: Run, text: str) -> None:
+    for verb in ("serve --max-model-len", "bench context witness-v3 --length", "chat --top-k"):
+        code, _, err = run(*verb.split(), text)
+        assert code == 2
+        assert f"{verb.split()[-1]} {text}: accepted: a whole number, also as 32K (32,768)" in err
+
+
 def test_version_and_help(run: Run) -> None:
     assert run("--version")[1].strip() == __version__
     code, out, _ = run("--help")

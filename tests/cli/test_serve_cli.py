@@ -62,6 +62,22 @@ def test_json_files_and_defaults(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert told["max_logprobs"] == EngineConfig().max_logprobs
 
 
+def test_numbers_with_a_suffix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "options.toml"
+    file.write_text('max_num_batched_tokens = "4k"\n')
+    monkeypatch.setenv("TRUELINE_MAX_NUM_SEQS", "1K")
+    flags = "--max-model-len 32K --kv-cache-memory-bytes 1.5G --block-size 0x40 --seed 2m"
+    told = printed(capsys, "--config", file, *flags.split(), "--snapshot-spacing", "auto")
+    wanted = {"max_num_batched_tokens": 4000, "max_num_seqs": 1024, "max_model_len": 32768,
+              "kv_cache_memory_bytes": 3 << 29, "block_size": 64, "seed": 2_000_000,
+              "snapshot_spacing": "auto"}  # fmt: skip
+    assert told | wanted == told
+    # of a text that may be anything, nothing is read into
+    assert printed(capsys, "--served-model-name", "32K")["served_model_name"] == ["32K"]
+
+
 @pytest.mark.parametrize(
     ("text", "part"),
     [

@@ -359,7 +359,7 @@ def test_no_server_and_wrong_use(stub: Stub, run: Run) -> None:
     assert code == 1
     assert "no connection" in err
     text = ("--prompt", "x")
-    for wrong in ((), (*text, "--prompt-file", "y"), ("--prompt-file", "/no/such"),
+    for wrong in ((*text, "--prompt-file", "y"), ("--prompt-file", "/no/such"),
                   (*text, "--field", "y"), (*text, "--timeout", "0"),
                   (*text, "--timeout", "nan"), (*text, "--timeout", "inf")):  # fmt: skip
         assert run("complete", stub.url, *wrong)[0] == 2

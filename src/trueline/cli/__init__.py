@@ -10,6 +10,8 @@ from trueline import __version__
 from trueline.cli.bench import bench
 from trueline.cli.chat import chat
 from trueline.cli.complete import complete
+from trueline.cli.completion import completion
+from trueline.cli.counts import expand_counts
 from trueline.cli.eval import command as evaluate
 from trueline.cli.generate import generate
 from trueline.cli.inspect import inspect_model
@@ -35,6 +37,7 @@ app = App(
     help="Inference for latent, linear and sparse attention models, with proof that the numbers "
     "are right.\n\nFirst steps: trueline witness --demo, then trueline chat.",
     version=__version__,
+    config=expand_counts,
     help_epilogue="Exit codes: 0 fine, 1 a check or a server failed, 2 wrong input, "
     "130 interrupted.",
 )
@@ -51,6 +54,7 @@ app.command(witness, name="witness")
 app.command(verify, name="verify")
 app.command(report)
 app.command(replay, name="replay")
+app.command(completion, name="completion")
 
 
 def main(arguments: list[str] | None = None) -> None:

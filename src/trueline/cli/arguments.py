@@ -6,8 +6,13 @@ import math
 import sys
 from collections.abc import Iterable
 
+from cyclopts import Parameter
+
 from trueline.errors import UsageError
 from trueline.utils.builtin import BUILTIN_MODELS, DEFAULT_MODEL
+
+ANY_TEXT = Parameter(allow_leading_hyphen=True)
+"""Of an option whose value may begin with a hyphen, as - for stdin does."""
 
 
 def model_or_default(model: str | None) -> str:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
-from importlib import import_module
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from cyclopts import Parameter
 
-from trueline.cli.arguments import model_or_default
+from trueline.cli.arguments import ANY_TEXT, model_or_default
+from trueline.cli.completion import MODEL
+from trueline.cli.messages import piped, said, typed
 from trueline.cli.remote import ConnectionOptions, SamplingOptions, parse_fields
 from trueline.errors import UsageError, nearest
 from trueline.utils.builtin import BUILTIN_MODELS, SAMPLE_PROBLEM, TRAINED_LEN, builtin_model
@@ -24,11 +25,11 @@ if TYPE_CHECKING:
 
 
 def chat(
-    url: str | None = None,
+    url: Annotated[str | None, MODEL] = None,
     /,
     *,
-    message: tuple[str, ...] = (),
-    system: str | None = None,
+    message: Annotated[tuple[str, ...], ANY_TEXT] = (),
+    system: Annotated[str | None, ANY_TEXT] = None,
     max_tokens: int | None = None,
     template_kwargs: tuple[str, ...] = (),
     sampling: SamplingOptions = SamplingOptions(),  # noqa: B008
@@ -40,7 +41,8 @@ def chat(
     started for it.
 
     On a terminal it asks for messages; /help lists what else it understands, and Ctrl-C stops an
-    answer, not the session. Elsewhere every line of stdin is a message.
+    answer, not the session. Elsewhere every line of stdin is a message. A message of several
+    lines stands between triple quotation marks.
 
     Parameters
     ----------
@@ -50,7 +52,7 @@ def chat(
         --model without URL, which also takes a hub id in the local cache. Default: a private
         server of the built-in witness-v3.
     message
-        Say this and leave. May be given several times: one turn each.
+        Say this and leave; - is all of stdin. May be given several times: one turn each.
     system
         The system prompt.
     max_tokens
@@ -76,9 +78,9 @@ def chat(
             print(f"{model}; /help lists commands", file=sys.stderr)
             if builtin_model(model):
                 print(f"It solves arithmetic stories, as: {SAMPLE_PROBLEM}", file=sys.stderr)
-            lines = _typed()
+            lines = typed()
         else:
-            lines = iter(message or (line.rstrip("\n") for line in sys.stdin))
+            lines = map(said, message) if message else piped()
         return _converse(talk, lines, interactive, as_json, quiet)
 
 
@@ -169,17 +171,3 @@ def _doubt_long_conversation(answer: StreamedResponse) -> None:
             f"on up to {TRAINED_LEN:,}; /reset begins a new one)",
             file=sys.stderr,
         )
-
-
-def _typed() -> Iterator[str]:
-    """Lines of a terminal, with editing and recall where Python has readline."""
-    with suppress(ImportError):
-        import_module("readline")
-    while True:
-        try:
-            yield input("> ")
-        except KeyboardInterrupt:
-            print("\n(/quit or Ctrl-D leaves)", file=sys.stderr)
-        except EOFError:
-            print(file=sys.stderr)
-            return

@@ -9,6 +9,8 @@ from typing import Annotated
 
 from cyclopts import Parameter
 
+from trueline.cli.arguments import ANY_TEXT
+from trueline.cli.messages import read_stdin
 from trueline.cli.remote import ConnectionOptions, SamplingOptions
 from trueline.errors import UsageError
 
@@ -17,8 +19,8 @@ def complete(
     url: str,
     /,
     *,
-    prompt: str | None = None,
-    prompt_file: Path | None = None,
+    prompt: Annotated[str | None, ANY_TEXT] = None,
+    prompt_file: Annotated[Path | None, ANY_TEXT] = None,
     max_tokens: int = 64,
     sampling: SamplingOptions = SamplingOptions(),  # noqa: B008
     connection: ConnectionOptions = ConnectionOptions(),  # noqa: B008
@@ -28,14 +30,15 @@ def complete(
 ) -> None:
     """Continue a text on any server that speaks OpenAI's protocol, and show it as it comes.
 
-    The text goes to stdout; times, tokens per second and token counts go to stderr.
+    What follows goes to stdout; times, tokens per second and token counts go to stderr.
 
     Parameters
     ----------
     url
         As http://127.0.0.1:8000, with or without /v1.
     prompt
-        Text to continue.
+        Text to continue. Default: what comes from stdin, to the last byte; on a terminal what is
+        typed, up to Ctrl-D.
     prompt_file
         A file with the text instead; - is stdin.
     stream
@@ -69,11 +72,16 @@ def complete(
 
 
 def _text(prompt: str | None, file: Path | None) -> str:
-    if (prompt is None) == (file is None):
+    if prompt is not None and file is not None:
         raise UsageError("give one of --prompt and --prompt-file")
-    if file is None:
-        return prompt or ""
+    if prompt is not None:
+        return prompt
+    if file is None and sys.stdin.isatty():
+        print("(the text to continue; Ctrl-D ends it)", file=sys.stderr)
+        return read_stdin().removesuffix("\n")  # Ctrl-D needs a line of its own
+    if file is None or str(file) == "-":
+        return read_stdin()
     try:
-        return sys.stdin.read() if str(file) == "-" else file.read_text()
+        return file.read_text()
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(f"--prompt-file {file}: not readable ({error})") from error

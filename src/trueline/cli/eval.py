@@ -12,6 +12,7 @@ import msgspec
 from cyclopts import App, Parameter
 
 from trueline.cli.arguments import model_or_default
+from trueline.cli.completion import MODEL
 from trueline.cli.eval_options import EvalSampling, PromptOptions, TaskOptions
 from trueline.cli.eval_target import ServerTarget, open_target
 from trueline.cli.generate import OfflineEngine
@@ -35,7 +36,7 @@ command = App(name="eval")
 
 @command.default
 def evaluate(
-    model: str | None = None,
+    model: Annotated[str | None, MODEL] = None,
     /,
     *,
     task: TaskOptions = TaskOptions(),  # noqa: B008

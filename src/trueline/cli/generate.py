@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from cyclopts import Parameter
 
 from trueline.cli.arguments import model_or_default, parse_choices, parse_facts
+from trueline.cli.completion import MODEL
 from trueline.errors import UsageError
 from trueline.utils.builtin import SAMPLE_PROBLEM, builtin_model
 from trueline.utils.json_types import JSON
@@ -122,7 +123,7 @@ class OfflineEngine:
 
 
 def generate(
-    model: str | None = None,
+    model: Annotated[str | None, MODEL] = None,
     /,
     *,
     prompt: tuple[str, ...] = (),

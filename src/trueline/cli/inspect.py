@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import Parameter
 
 from trueline.cli.arguments import model_or_default, parse_facts
+from trueline.cli.completion import MODEL
 from trueline.cli.output import tables
 from trueline.describe import describe, layer_ranges
 from trueline.errors import UsageError
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def inspect_model(
-    model: str | None = None,
+    model: Annotated[str | None, MODEL] = None,
     /,
     *,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,

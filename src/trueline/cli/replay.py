@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Literal
 from cyclopts import Parameter
 
 from trueline.cli.arguments import parse_choices
+from trueline.cli.completion import MODEL
 
 if TYPE_CHECKING:
     from trueline.verify.replay.alone import Verdict
@@ -22,7 +23,7 @@ def replay(
     file: Path,
     /,
     *,
-    model: str | None = None,
+    model: Annotated[str | None, MODEL] = None,
     op: tuple[str, ...] = (),
     device: Literal["auto", "cpu", "cuda"] = "auto",
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,

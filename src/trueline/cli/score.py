@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Literal, TypedDict
 from cyclopts import Parameter
 
 from trueline.cli.arguments import model_or_default, parse_facts
+from trueline.cli.completion import MODEL
 from trueline.cli.output import tables
 from trueline.errors import UsageError
 from trueline.models import read_model
@@ -39,7 +40,7 @@ class TokenRow(TypedDict):
 
 
 def score(
-    model: str | None = None,
+    model: Annotated[str | None, MODEL] = None,
     /,
     *,
     prompt: str | None = None,

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated
 from cyclopts import App, Parameter, Token
 
 from trueline.cli.arguments import model_or_default
+from trueline.cli.completion import MODEL
+from trueline.cli.counts import expand_counts
 from trueline.cli.engine_flags import EngineFlags
 from trueline.config import EngineConfig
 from trueline.errors import UsageError, did_you_mean, nearest
@@ -24,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def serve(
-    model: str | None = None,
+    model: Annotated[str | None, MODEL] = None,
     /,
     *,
     config: Path | None = None,
@@ -167,5 +169,5 @@ def _read(file: Path) -> JSON:
     return found
 
 
-command = App(name="serve", config=fill_in)
+command = App(name="serve", config=(fill_in, expand_counts))
 command.default(serve)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 from cyclopts import Parameter
 
+from trueline.cli.completion import MODEL
 from trueline.cli.engine_flags import EngineFlags
 from trueline.cli.output import tables
 from trueline.errors import UsageError
@@ -30,7 +31,7 @@ Flag = Annotated[bool, Parameter(negative=())]
 
 
 def verify(
-    model: tuple[str, ...] = (),
+    model: Annotated[tuple[str, ...], MODEL] = (),
     /,
     *,
     smoke: Flag = False,

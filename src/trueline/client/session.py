@@ -13,7 +13,8 @@ from trueline.client.wire import Chunk
 HELP = """/reset          forget the conversation, keep the system prompt
 /system [TEXT]  set the system prompt; without TEXT, show it
 /save FILE      write the messages as JSON
-/quit           leave (so does Ctrl-D); Ctrl-C stops an answer"""
+/quit           leave (so does Ctrl-D); Ctrl-C stops an answer
+Three quotation marks begin and end a message of several lines; what is pasted is one message."""
 
 
 class ChatSession:

@@ -49,6 +49,16 @@ def find_config(model: str | Path) -> tuple[Path, bool]:
     return directory, any(directory.glob("*.safetensors"))
 
 
+def cached_models() -> list[str]:
+    """Hub ids of models that find_model would find in the local cache."""
+    folders = sorted(hub_cache().glob("models--*--*"))
+    return [
+        folder.name.removeprefix("models--").replace("--", "/", 1)
+        for folder in folders
+        if _snapshot(folder) is not None
+    ]
+
+
 def _snapshot(folder: Path) -> Path | None:
     """The revision that `main` names, or the only one there is."""
     main = folder / "refs" / "main"
