@@ -196,7 +196,7 @@ class RequestOutputState:
             self._add_text(index, detokenizer.flush() if detokenizer else "", last=True)
             if not completion.finished:
                 completion.finish_reason, completion.stop_reason = reason, last.stop_reason
-                completion.error = last.error
+                completion.error, completion.client_error = last.error, last.client_error
 
     def _add_text(self, index: int, text: str, last: bool = False) -> None:
         completion, stop_checker = self.output.outputs[index], self._stop_checkers[index]

@@ -28,6 +28,8 @@ class CompletionOutput:
     """stop, length, abort or error."""
     stop_reason: int | str | None = None
     error: str | None = None
+    client_error: bool = False
+    """The error is what the request asks for, as a grammar and bad_words that leave no token."""
 
     @property
     def finished(self) -> bool:

@@ -19,6 +19,7 @@ BUDGETS = {
     "engine": 140,
     "evaluate": 7,
     "gpu": 1,
+    "grammar": 20,
     "house": 8,
     "layers": 1,
     "models": 9,

@@ -14,6 +14,7 @@ from typing import Any
 
 from trueline.config import EngineConfig
 from trueline.engine.executor import HasFileno
+from trueline.engine.grammars import grammars_in
 from trueline.engine.loading import load_engine
 from trueline.server.app import build_app
 from trueline.server.config import ServerConfig
@@ -45,6 +46,7 @@ class LocalEngine(EngineClient):
         super().__init__(model, config)
         loaded = load_engine(model, config)
         self.core = loaded.core
+        self.core.grammars = grammars_in(model, loaded.spec.vocab.total)
         self.serving = EngineLoop(loaded.core, self)
         self.ready = _ready(loaded, LoadModel(str(model), config), {})
         self.state, self.reason = "ready", None

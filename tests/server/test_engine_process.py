@@ -265,6 +265,25 @@ def test_what_has_come_is_read_without_waiting() -> None:
     asyncio.run(work())
 
 
+def test_outputs_are_merged_with_all_they_say() -> None:
+    """Of an end that comes while what came before it is not read yet, nothing is lost."""
+    kept = {"request_id": "a", "num_cached_tokens": 7, "first_scheduled": 1.5}
+    said = {
+        "token_ids": [1], "scores": [TokenScore(1, -1.0, 1)],
+        "prompt_scores": [TokenScore(2, -2.0, 1)], "finish_reason": "stop", "stop_reason": 3,
+        "complete": True, "error": "why", "client_error": True,
+    }  # fmt: skip
+    assert {*kept, *said} == set(CoreOutput.__struct_fields__)
+
+    async def work() -> None:
+        stream = Stream(["a"], lambda names: None)
+        stream.push(CoreOutput(**kept))
+        stream.push(CoreOutput(request_id="a", **said))
+        assert plain(await anext(stream)) == plain(CoreOutput(**kept, **said))
+
+    asyncio.run(work())
+
+
 def test_times(shared: Running) -> None:
     async def work() -> None:
         start = time.monotonic()

@@ -15,7 +15,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from inside import Inside
 from trueline.engine.executor import local_runner
-from trueline.engine.grammars import grammars_of
 from trueline.engine.messages import CoreOutput, CoreRequest
 from trueline.engine.params import SamplingParams, sequence_seed
 from trueline.server.protocol.bodies import SAMPLING
@@ -244,10 +243,7 @@ def test_memory_is_told_by_what_it_is_for(inside: Inside) -> None:
     assert told == {"weights": weights, "kv_cache": held}
 
 
-def test_grammars_are_counted(inside: Inside, monkeypatch: pytest.MonkeyPatch) -> None:
-    core = inside.engine.core
-    grammars = grammars_of(inside.tokenizer, inside.engine.ready.vocab_size)
-    monkeypatch.setattr(core, "grammars", grammars)
+def test_grammars_are_counted(inside: Inside) -> None:
     before = samples(inside)
     for choice in ("a", "b", "a", "a"):
         ask(inside, structured_outputs={"choice": [choice]})
@@ -259,4 +255,31 @@ def test_grammars_are_counted(inside: Inside, monkeypatch: pytest.MonkeyPatch) -
     assert grown("grammar_compilations_total") == 2
     assert grown("grammar_cache_hits_total") == 2
     assert grown("grammar_compile_seconds_total") > 0
-    grammars.close()
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"guided_choice": ["xyz"], "allowed_token_ids": [3]},
+         "guided_choice and allowed_token_ids"),
+        ({"guided_choice": ["xyz"], "bad_words": ["y", "yz"]}, "guided_choice and bad_words"),
+        ({"response_format": {"type": "json_object"}, "bad_words": ["{", '{"']},
+         "response_format and bad_words"),
+        ({"allowed_token_ids": [66], "bad_words": ["c"]}, "allowed_token_ids and bad_words"),
+    ],
+)  # fmt: skip
+def test_fields_that_leave_no_token(
+    inside: Inside, fields: dict[str, Any], told: str, stream: bool
+) -> None:
+    before = samples(inside)
+    body = {"prompt": PROMPT, "max_tokens": 8, "stream": stream} | fields
+    heard = inside.ask("/v1/completions", body)
+    begun = stream and heard.status == 200  # the first token was out
+    last = json.loads(heard.body.split(b"data: ")[-1])["error"] if begun else heard.error
+    assert begun or heard.status == 400
+    assert f"no token is left that {told} allow together" in last["message"]
+    assert last["type"] == "invalid_request_error"
+    after, name = samples(inside), "corrupted_requests_total"
+    assert after[name, ""] == before[name, ""]
+    ask(inside)  # it goes on

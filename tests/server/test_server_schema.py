@@ -56,6 +56,8 @@ RULES = {
     r"stream_options: accepted: where stream is true": "two fields",
     r"max_completion_tokens = \d+: max_tokens": "two fields",
     r"(max_tokens|max_completion_tokens|min_tokens) = \d+: the prompt has": "in tokens",
+    r"\w+: accepted: without \w+, which says it too": "two fields",
+    r"no token is left that ": "several fields, and what the model draws",
     r"continue_final_message": "two fields, and what the template shows",
     r"(guided_grammar|structured_outputs\.grammar)": "a grammar, which has a syntax",
     r"(guided_regex|structured_outputs\.(regex|whitespace_pattern))": "likewise",

@@ -36,6 +36,7 @@ from trueline.engine.messages import (
     StepMessage,
     StepResult,
 )
+from trueline.engine.no_token_left import check_allowed
 from trueline.engine.params import request_seed
 from trueline.engine.request import RequestState
 from trueline.engine.scheduler import Scheduler
@@ -117,6 +118,7 @@ class EngineCore:
             raise RequestRejected(
                 f"request '{request.request_id}': this request_id is in use; choose another"
             )
+        check_allowed(request)
         params = request.params
         limit = self.plan.max_model_len - len(request.prompt_token_ids)
         live = LiveRequest(
@@ -171,15 +173,12 @@ class EngineCore:
             raise
 
     def _admit_compiled(self, *, wait_for_one: bool = False) -> None:
-        for live, guide, problem in self.grammars.ready(wait_for_one=wait_for_one):
-            name = live.request_id
+        for live, made in self.grammars.ready(wait_for_one=wait_for_one):
             try:
-                if guide is None:
-                    raise RequestRejected(problem)
-                self._admit(live, guide)
+                self._admit(live, made.result())
             except Exception as error:
-                self.requests.pop(name, None)
-                self.outputs.append(not_admitted(name, error))
+                self.requests.pop(live.request_id, None)
+                self.outputs.append(not_admitted(live.request_id, error))
 
     def abort(self, request_id: str, *, report: bool = True) -> bool:
         """End a request at once; whatever is in flight for it is dropped. `report` puts the end

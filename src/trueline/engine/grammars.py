@@ -6,7 +6,7 @@ from __future__ import annotations
 import os
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from functools import cached_property
@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, NamedTuple, NoReturn
 from weakref import finalize
 
 from trueline.engine.live_request import LiveRequest
-from trueline.engine.messages import CoreOutput
-from trueline.errors import UsageError, described
+from trueline.engine.messages import CoreOutput, CoreRequest
+from trueline.engine.no_token_left import check_first_token
+from trueline.errors import RequestRejected, described
 from trueline.grammar.compiled import parser_limits
 from trueline.grammar.constraint import Constraint
 from trueline.grammar.guide import Guide
@@ -30,20 +31,14 @@ MOST_KEPT = 128
 """Compiled grammars that are kept for the next request with the same."""
 
 
-class GrammarError(UsageError):
-    """A grammar that cannot be compiled for this vocabulary."""
-
-
 class Compiled(NamedTuple):
-    """A request whose grammars are ready, or cannot be."""
-
     request: LiveRequest
-    guide: Guide | None
-    problem: str = ""
+    guide: Future[Guide]
+    """Its exception is RequestRejected where a grammar cannot be compiled, or allows no token."""
 
 
 def no_vocabulary() -> NoReturn:
-    raise GrammarError("structured outputs need a tokenizer")
+    raise RequestRejected("structured outputs need a tokenizer")
 
 
 class Grammars:
@@ -51,7 +46,7 @@ class Grammars:
         """`vocabulary` is called once, in the thread, when the first grammar comes."""
         self._vocabulary = vocabulary
         self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
-        self._waiting: dict[str, tuple[LiveRequest, Future[Mapping[str, LLMatcher]]]] = {}
+        self._waiting: dict[str, Compiled] = {}
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="trueline-grammars")
         self._bell = Bell()
         self.num_compiled = self.num_hits = 0
@@ -67,29 +62,27 @@ class Grammars:
         return self._bell
 
     def start(self, request: LiveRequest, constraint: Constraint) -> None:
-        made = self._worker.submit(self._compile, constraint)
-        self._waiting[request.request_id] = request, made
+        made = self._worker.submit(self._compile, request.message, constraint)
+        self._waiting[request.request_id] = Compiled(request, made)
         made.add_done_callback(lambda _: self._bell.ring())
 
     def drop(self, request_id: str) -> None:
         waiting = self._waiting.pop(request_id, None)
         if waiting is not None:
-            waiting[1].cancel()
+            waiting.guide.cancel()
 
     def ready(self, *, wait_for_one: bool = False) -> list[Compiled]:
         """Those whose compilation has ended, in the order of arrival."""
         self._bell.silence()
         if wait_for_one and self._waiting:
-            wait([made for _, made in self._waiting.values()], return_when="FIRST_COMPLETED")
-        found = []
-        for name, (request, made) in list(self._waiting.items()):
-            if made.done():
-                del self._waiting[name]
-                found.append(self._outcome(request, made))
+            wait([each.guide for each in self._waiting.values()], return_when="FIRST_COMPLETED")
+        found = [each for each in self._waiting.values() if each.guide.done()]
+        for each in found:
+            del self._waiting[each.request.request_id]
         return found
 
     def any_ready(self) -> bool:
-        return any(made.done() for _, made in self._waiting.values())
+        return any(each.guide.done() for each in self._waiting.values())
 
     def prepare(self) -> None:
         """Make the vocabulary now."""
@@ -102,27 +95,21 @@ class Grammars:
     def vocabulary(self) -> LLTokenizer:
         return self._vocabulary()
 
-    def _outcome(self, request: LiveRequest, made: Future[Mapping[str, LLMatcher]]) -> Compiled:
-        error = made.exception()
-        if error is not None:
-            words = str(error) if isinstance(error, GrammarError) else described(error)
-            return Compiled(request, None, words)
-        message = request.message
-        assert message.constraint is not None
+    # -- in the thread -----------------------------------------------------------------
+
+    def _compile(self, message: CoreRequest, constraint: Constraint) -> Guide:
+        """At its start, where it allows a token."""
         guide = Guide(
-            message.constraint,
-            made.result(),
+            constraint,
+            {grammar: self._matcher(grammar, constraint.name) for grammar in constraint.grammars},
             message.eos_token_ids,
             ignore_eos=message.params.ignore_eos,
         )
-        return Compiled(request, guide)
+        # llguidance's vocabulary has a token more
+        check_first_token(message, guide, self.vocabulary.vocab_size - 1)
+        return guide
 
-    # -- in the thread -----------------------------------------------------------------
-
-    def _compile(self, constraint: Constraint) -> Mapping[str, LLMatcher]:
-        return {grammar: self._matcher(grammar) for grammar in constraint.grammars}
-
-    def _matcher(self, grammar: str) -> LLMatcher:
+    def _matcher(self, grammar: str, name: str) -> LLMatcher:
         """At its start; guides copy it."""
         from llguidance import LLMatcher
 
@@ -135,7 +122,7 @@ class Grammars:
         self.num_compiled += 1
         self.compile_seconds += time.monotonic() - began
         if made.is_error():
-            raise GrammarError(f"the grammar cannot be compiled: {made.get_error()}")
+            raise RequestRejected(f"{name}: it cannot be compiled: {made.get_error()}")
         self._kept[grammar] = made
         if len(self._kept) > MOST_KEPT:
             self._kept.popitem(last=False)
@@ -143,8 +130,14 @@ class Grammars:
 
 
 def not_admitted(request_id: str, error: Exception) -> CoreOutput:
+    refused = isinstance(error, RequestRejected)
     words = f"request '{request_id}': it could not be admitted: {described(error)}"
-    return CoreOutput(request_id=request_id, finish_reason="error", error=words)
+    return CoreOutput(
+        request_id=request_id,
+        finish_reason="error",
+        error=str(error) if refused else words,
+        client_error=refused,
+    )
 
 
 def grammars_of(tokenizer: Tokenizer, vocab_size: int) -> Grammars:

@@ -94,11 +94,15 @@ class LiveRequest(Request):
         elif i in result.stuck:
             output.finish_reason = "error"
             output.error = f"request '{self.request_id}': its grammar: {result.stuck[i]}"
+        elif i in result.unmet:
+            output.finish_reason, output.client_error = "error", True
+            where = f"after {self.num_outputs} tokens"
+            output.error = f"request '{self.request_id}': {where}: {result.unmet[i]}"
         elif i in result.bad:
             output.finish_reason = "error"
             output.error = (
                 f"request '{self.request_id}': at position {len(self.tokens) - 1} the model's "
-                "logits are NaN or infinite, or no token is left that may be taken; none was drawn"
+                "logits are NaN or infinite; none was drawn"
             )
         return output
 

@@ -53,6 +53,8 @@ class CoreOutput(msgspec.Struct, kw_only=True):
     complete: bool = False
     """The constraint lets nothing follow: the last token is text as any other, no end token."""
     error: str | None = None
+    client_error: bool = False
+    """The error is what the request asks for: nothing has failed."""
 
 
 # -- core and executor -----------------------------------------------------------------
@@ -106,12 +108,14 @@ class StepResult(msgspec.Struct, kw_only=True):
     sampled: dict[int, list[TokenScore]] = {}
     """The next tokens: with drafts, those up to the first that differs from its draft."""
     bad: list[int] = []
-    """Rows that should have sampled (another token) but have NaN or infinite logits, or no token
-    that they may take: never a random token."""
+    """Rows that should have sampled (another token) but have NaN or infinite logits: never a random
+    token."""
     complete: list[int] = []
     """Rows whose constraint lets nothing follow what they have drawn."""
     stuck: dict[int, str] = {}
-    """Rows whose constraint cannot go on, and why."""
+    """Rows whose constraint cannot go on, through a fault of ours, and why."""
+    unmet: dict[int, str] = {}
+    """Rows that cannot go on by what their requests ask for, and why."""
     prompt_scores: dict[int, list[TokenScore]] = {}
     """Of the tokens after each of the row's scored positions."""
 

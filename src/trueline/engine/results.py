@@ -11,6 +11,7 @@ from trueline.device import mark, to_host
 from trueline.engine.batch import SamplingPoint
 from trueline.engine.canaries.guard import Check
 from trueline.engine.messages import StepResult, TokenScore
+from trueline.engine.no_token_left import no_token_left
 from trueline.ops.sampling import SamplingState, Scored
 
 
@@ -53,10 +54,11 @@ class StepHandle:
         sampled: SampledTokens | None,
         prompts: list[PromptScores],
         check: Check | None = None,
+        vocab_size: int = 0,
     ) -> None:
         """`states`: of each point's sequence. `check`: of the canaries, where one was due."""
         self._points, self._states, self._prompts = points, states, prompts
-        self._check = check
+        self._check, self._vocab_size = check, vocab_size
         self._result: StepResult | None = None
         self._sampled = sampled
         if sampled is not None:
@@ -87,16 +89,20 @@ class StepHandle:
         for i, (point, state) in enumerate(zip(self._points, self._states, strict=True)):
             if point.row in rejected:
                 continue
+            unmet = no_token_left(state, self._vocab_size) if bad[i] else ""
             state.append(tokens[i], bad=bool(bad[i]))
             state.position += bool(point.drafts)  # beyond the one that was certain
-            if bad[i]:
+            if unmet:
+                result.unmet[point.row] = unmet
+            elif bad[i]:
                 result.bad.append(point.row)
             else:
                 result.sampled.setdefault(point.row, []).append(scores[i])
             if state.guide is not None and state.guide.complete:
                 result.complete.append(point.row)
             elif state.guide is not None and state.guide.problem:
-                result.stuck[point.row] = state.guide.problem
+                kind = result.unmet if state.guide.too_complex else result.stuck
+                kind[point.row] = state.guide.problem
             if bad[i] or not accepts(tokens[i], point):
                 rejected.add(point.row)
         return result

@@ -175,7 +175,9 @@ class Runner:
         for point, sequence in zip(batch.samples, sequences, strict=True):
             sequence.position += not point.drafts  # one token is certain
         check = self.canaries.launched(graph_rows) if self.canaries is not None else None
-        handle = StepHandle(batch.samples, sequences, sampled, prompts, check)
+        handle = StepHandle(
+            batch.samples, sequences, sampled, prompts, check, self.spec.vocab.total
+        )
         self.last = Last(handle, {point.id: i for i, point in enumerate(batch.samples)})
         return handle
 

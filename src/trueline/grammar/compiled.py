@@ -82,7 +82,8 @@ def regex_grammar(regex: str, name: str = "regex") -> str:
     """Of text that the expression matches from its start to its end."""
     from llguidance import LLMatcher
 
-    return _checked(LLMatcher.grammar_from_regex(regex), regex, name)
+    _check_length(regex, name)
+    return _checked(LLMatcher.grammar_from_regex(regex), name)
 
 
 def choice_grammar(choices: Sequence[str], name: str = "choice") -> str:
@@ -90,8 +91,10 @@ def choice_grammar(choices: Sequence[str], name: str = "choice") -> str:
 
     if len(choices) > MAX_CHOICES:
         raise UsageError(f"{name}: {len(choices)} texts; accepted: up to {MAX_CHOICES}")
-    texts = " | ".join(json.dumps(text, ensure_ascii=False) for text in choices)
-    return _checked(LLMatcher.grammar_from_lark(f"start: {texts}"), texts, name)
+    _check_length("".join(choices), name)
+    # all escaped: Lark has no DEL as it is
+    texts = " | ".join(map(json.dumps, choices))
+    return _checked(LLMatcher.grammar_from_lark(f"start: {texts}"), name)
 
 
 def lark_grammar(grammar: str, name: str = "grammar") -> str:
@@ -106,11 +109,10 @@ def lark_grammar(grammar: str, name: str = "grammar") -> str:
         raise UsageError(
             f"{name}: not a grammar in Lark or GBNF: {short(str(error), 200)}"
         ) from None
-    return _checked(LLMatcher.grammar_from_lark(lark), lark, name)
+    return _checked(LLMatcher.grammar_from_lark(lark), name)
 
 
-def _checked(made: str, text: str, name: str) -> str:
-    _check_length(text, name)
+def _checked(made: str, name: str) -> str:
     if problem := _problem(made):
         raise UsageError(f"{name}: {short(problem, 300)}")
     return made

@@ -32,6 +32,8 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True):
     where it can go no further the output ends by itself. Reasoning before a grammar has no end
     token."""
 
+    name: str = "structured_outputs"
+    """The request's field that asks for it: errors begin with it."""
     reasoning: Reasoning | None = None
     grammar: str | None = None
     triggers: tuple[Trigger, ...] = ()

@@ -40,6 +40,10 @@ Allowed = Only | AllBut | ByGrammar | None
 """None: every token."""
 
 
+TOO_COMPLEX = ("ParserTooComplex", "LexerTooComplex")
+"""Why llguidance stops where a limit is met."""
+
+
 class _Marker:
     """A run of tokens, looked for in what is drawn."""
 
@@ -85,8 +89,14 @@ class Guide:
         self._over = False
         self.problem = ""
         """Why the sequence cannot go on; empty where it can."""
+        self.too_complex = False
+        """A limit was met: the problem is the grammar's."""
         if self._reasoning is None:
             self._begin_content()
+
+    @property
+    def name(self) -> str:
+        return self._constraint.name
 
     @property
     def complete(self) -> bool:
@@ -117,7 +127,16 @@ class Guide:
     def check(self, matcher: LLMatcher) -> None:
         """After its mask was computed: a limit may have been met."""
         if matcher.is_error():
-            self.problem = matcher.get_error()
+            self._fail(matcher)
+
+    def _fail(self, matcher: LLMatcher, otherwise: str = "") -> None:
+        reason = matcher.stop_reason()
+        self.too_complex = reason in TOO_COMPLEX
+        self.problem = (
+            f"{self.name}: the grammar takes more work for a token than the limit"
+            if self.too_complex
+            else otherwise or matcher.get_error() or reason
+        )
 
     def _begin_content(self) -> None:
         if self._constraint.grammar is not None:
@@ -142,10 +161,10 @@ class Guide:
             self._over = True  # it was allowed: the output ends with it
             return
         if not matcher.consume_token(token):
-            self.problem = matcher.get_error() or f"token {token} does not follow"
+            self._fail(matcher, f"token {token} does not follow")
         elif matcher.is_stopped():
             if not matcher.is_accepting():
-                self.problem = matcher.get_error() or matcher.stop_reason()
+                self._fail(matcher)
             elif self._constraint.grammar is not None:
                 self._over = True
             else:

@@ -29,13 +29,13 @@ class CheckedGrammars:
         key = msgspec.msgpack.encode(form.params)
         if key in self._kept:
             self._kept.move_to_end(key)
-            return Constraint(grammar=self._kept[key])
+            return Constraint(name=form.field, grammar=self._kept[key])
         try:
             made = await self._thread.run(form.params.compiled, form.names)
         except UsageError as error:
             raise not_honoured(error) from None
         self._keep(key, made)
-        return Constraint(grammar=made)
+        return Constraint(name=form.field, grammar=made)
 
     def _keep(self, key: bytes, made: str) -> None:
         if key not in self._kept:

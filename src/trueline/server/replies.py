@@ -13,7 +13,7 @@ from starlette.types import Receive, Scope, Send
 
 from trueline.outputs import RequestOutput
 from trueline.server.protocol.errors import ApiError
-from trueline.server.protocol.stream_chunks import failure
+from trueline.server.protocol.failure import failure
 from trueline.server.service import PER_SCORE, Generation
 
 DONE = b"data: [DONE]\n\n"

@@ -53,6 +53,8 @@ class Guide(Protocol):
     def complete(self) -> bool: ...
     @property
     def problem(self) -> str: ...
+    @property
+    def too_complex(self) -> bool: ...
     def accept(self, token: int) -> None: ...
 
 
@@ -216,6 +218,14 @@ class SamplingState:
         """What would end the output, and is not banned anyway."""
         eos = () if self.params.ignore_eos else self.eos_ids
         return {*self.params.stop_token_ids, *eos} - self._words.single
+
+    def forbidden(self) -> Mapping[str, set[int]]:
+        """What must not come now, by the field that says so, once all tokens before are known."""
+        waits = len(self.output_ids) < self.params.min_tokens
+        return {
+            "bad_words": self._words.single | self._words.ends(self.output_ids),
+            "min_tokens": self._early() if waits else set(),
+        }
 
     def allowed(self) -> Iterator[_Column]:
         if (ids := self.params.allowed_token_ids) is not None:

@@ -39,7 +39,9 @@ class StatsRecorder:
         self.last_step_seconds = seconds
         self.step_seconds += seconds
         self.step_counts[bisect_left(STEP_BUCKETS, seconds)] += 1
-        self.num_corrupted += sum(output.finish_reason == "error" for output in outputs)
+        self.num_corrupted += sum(
+            output.finish_reason == "error" and not output.client_error for output in outputs
+        )
         self._count_tokens()
         self._changed = True
 

@@ -110,4 +110,5 @@ def _merge(known: CoreOutput, later: CoreOutput) -> None:
     known.num_cached_tokens = later.num_cached_tokens or known.num_cached_tokens
     known.first_scheduled = known.first_scheduled or later.first_scheduled
     known.finish_reason = later.finish_reason
-    known.stop_reason, known.error = later.stop_reason, later.error
+    known.stop_reason, known.complete = later.stop_reason, later.complete
+    known.error, known.client_error = later.error, later.client_error

@@ -5,6 +5,7 @@ text. `*Writer` encode the engine's outputs as responses.
 """
 
 from trueline.server.protocol.errors import ApiError, from_usage
+from trueline.server.protocol.failure import failure
 from trueline.server.protocol.limits import RequestLimits
 from trueline.server.protocol.openapi import openapi
 from trueline.server.protocol.prompts import (
@@ -23,7 +24,7 @@ from trueline.server.protocol.requests import (
     read_tokenize,
 )
 from trueline.server.protocol.responses import Health, ModelCard, ModelList, Version
-from trueline.server.protocol.stream_chunks import ChatWriter, CompletionWriter, failure
+from trueline.server.protocol.stream_chunks import ChatWriter, CompletionWriter
 
 __all__ = [
     "ApiError",

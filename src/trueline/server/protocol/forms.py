@@ -123,6 +123,7 @@ class FormFields(Protocol):
 
 
 class AskedForm(msgspec.Struct, frozen=True):
+    field: str
     params: StructuredOutputsParams
     names: Mapping[str, str]
     """What errors call its fields: as the request does."""
@@ -145,7 +146,7 @@ def read_form(fields: FormFields) -> AskedForm | None:
     ((name, value),) = given.items()
     asked, names = _asked(name, value)
     try:
-        return AskedForm(StructuredOutputsParams(**asked), names)
+        return AskedForm(name, StructuredOutputsParams(**asked), names)
     except UsageError as error:
         raise bad_request(str(error), name) from None
 

@@ -13,7 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from trueline.outputs import CompletionOutput, Logprobs, RequestOutput
-from trueline.server.protocol.errors import ApiError
+from trueline.server.protocol.failure import failure
 from trueline.server.protocol.logprobs import (
     CompletionScores,
     TokenNames,
@@ -45,16 +45,6 @@ _BLANK = "\0"
 _BLANK_JSON = _encode(_BLANK)
 _ENDS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 """Reasons of the core that OpenAI's protocol has."""
-
-
-def failure(outputs: Sequence[RequestOutput]) -> ApiError | None:
-    """The error of sequences that did not come to their end."""
-    for completion in (completion for output in outputs for completion in output.outputs):
-        if completion.finish_reason == "abort":
-            return ApiError(503, completion.error or "the request was aborted", code="aborted")
-        if completion.finish_reason == "error":
-            return ApiError(500, completion.error or "the engine failed", code="engine_error")
-    return None
 
 
 class _Sent:
