@@ -2,9 +2,11 @@
 
 import { Answer } from "./answer.js";
 import { ApiError, onKeyNeeded, streamChat } from "./api.js";
+import { copyText } from "./clipboard.js";
 import { Conversation } from "./conversation.js";
 import { byId } from "./dom.js";
 import { MessageView } from "./message.js";
+import { say } from "./notices.js";
 import { Settings } from "./settings.js";
 import { Status } from "./status.js";
 
@@ -118,9 +120,8 @@ function edit(message) {
   prompt.focus();
 }
 
-async function copy(message) {
-  await navigator.clipboard.writeText(message.content);
-  say("Copied");
+function copy(message) {
+  copyText(message.content);
 }
 
 function clear() {
@@ -141,17 +142,23 @@ function announce({ error, finish }) {
   say(error ? "No answer: an error" : finish === "stopped" ? "Stopped" : "Answer complete");
 }
 
-function say(text) {
-  byId("announce").textContent = text;
-}
-
-/** Calls it once before the next frame, however often it is asked to. */
+/**
+ * Calls it once before a frame, however often it is asked to. What takes long is called less often:
+ * at least three quarters of the time are left to the reader.
+ */
 function framewise(draw) {
   let asked = false;
+  let rest = 0;
+  const run = () => {
+    asked = false;
+    const began = performance.now();
+    draw();
+    rest = 3 * (performance.now() - began);
+  };
   return () => {
     if (asked) return;
     asked = true;
-    requestAnimationFrame(() => { asked = false; draw(); });
+    setTimeout(() => requestAnimationFrame(run), rest > 16 ? rest : 0);
   };
 }
 

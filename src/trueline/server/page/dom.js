@@ -1,6 +1,9 @@
 // Elements are built, never parsed: no text of a model or a server becomes HTML.
 
-/** An element with attributes; `onclick` and its like are listeners. What is null is left out. */
+/**
+ * An element with attributes; `onclick` and its like are listeners. Children are texts, nodes and lists
+ * of them. What is null is left out.
+ */
 export function element(tag, attributes = {}, ...children) {
   const made = document.createElement(tag);
   for (const [name, value] of Object.entries(attributes)) {
@@ -9,7 +12,9 @@ export function element(tag, attributes = {}, ...children) {
       made.setAttribute(name, value === true ? "" : value);
     }
   }
-  made.append(...children.filter((child) => child !== null && child !== undefined));
+  for (const child of children.flat()) {
+    if (child !== null && child !== undefined) made.append(child);
+  }
   return made;
 }
 

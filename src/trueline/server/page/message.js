@@ -2,14 +2,15 @@
 
 import { statsLine } from "./answer.js";
 import { button, element } from "./dom.js";
+import { MarkdownView } from "./markdown_view.js";
 
 /** A message in the list. `does`: what its buttons do, each called with the message. */
 export class MessageView {
   constructor(message, does) {
     this.message = message;
     this.does = does;
-    this.shown = 0;
     this.content = element("div", { class: "content" });
+    this.markdown = message.role === "assistant" ? new MarkdownView(this.content) : null;
     this.error = element("p", { class: "error", role: "alert", hidden: true });
     this.stats = element("span", { class: "stats" });
     this.node = element(
@@ -26,8 +27,8 @@ export class MessageView {
   /** Shows what is new of the message. */
   update() {
     const { content, error } = this.message;
-    this.content.append(content.slice(this.shown));
-    this.shown = content.length;
+    if (this.markdown) this.markdown.update(content);
+    else this.content.textContent = content;
     this.error.hidden = !error;
     this.error.textContent = error ?? "";
     this.stats.textContent = statsLine(this.message);
