@@ -186,6 +186,10 @@ def keys_not_rotated(run: Function) -> Function:
     )
 
 
+def queries_of_float16(run: Function) -> Function:
+    return lambda q_nope, *given, **named: run(q_nope.half().float(), *given, **named)
+
+
 def neighbours_seed(sample: Function) -> Function:
     def broken(logits: Any, rows: Any) -> Any:
         return sample(logits, replace(rows, seed=rows.seed + len(logits)))
@@ -345,6 +349,7 @@ MISTAKES = [
     Mistake("one key short", "mla_prefill", "numbers", "prepare", one_key_short),
     Mistake("nothing rotated", "mla_prefill", "real dims", "run", keys_not_rotated),
     Mistake("one key short", "mla_prefill", "real dims", "prepare", one_key_short),
+    Mistake("queries of float16", "mla_prefill", "near ties", "run", queries_of_float16),
     Mistake("decay off by one where a chunk begins", "lightning", "any cuts", "prefill", undecayed),
     Mistake("weak decay taken for none", "lightning", "any decay", "decode",
             lambda decode: lambda *given, slopes, scale:

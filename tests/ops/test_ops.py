@@ -24,7 +24,7 @@ from trueline.ops.mla_prefill import cheaper_form
 from trueline.ops.registry import FUNCTIONS, OPS, capabilities, implementation, needed, refusals
 from trueline.plan.select import is_batch_invariant
 from trueline.verify.bounds import softmax
-from trueline.verify.ops import FP8_CHECKS, OP_CHECKS, OpCheck, randn
+from trueline.verify.ops import FP8_CHECKS, OP_CHECKS, OpCheck, attention, latent_fp8, randn
 from trueline.verify.ops.data import within
 from trueline.verify.suite.ops import left_to_a_library
 
@@ -52,6 +52,27 @@ def test_op(op: str, name: str, check: OpCheck) -> None:
     if refused:
         pytest.skip(f"refused here: {refused}")
     check.run(implementation(op, name))
+
+
+@pytest.mark.parametrize(
+    ("op", "what"),
+    [
+        ("mla_decode", "numbers"),
+        ("mla_decode", "fp8"),
+        ("mla_prefill", "near ties"),
+        ("sparse_mla", "numbers"),
+        ("sink_attention", "numbers"),
+    ],
+)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_attention_in_16_bits(
+    monkeypatch: pytest.MonkeyPatch, op: str, what: str, dtype: torch.dtype
+) -> None:
+    """With the scores of float32: GEMMs of 16-bit numbers on a CPU give 16-bit results."""
+    monkeypatch.setattr(attention, "SHAPES", ((3, 19), (64, 5)))
+    monkeypatch.setattr(latent_fp8, "BLOCK_SIZES", (3,))
+    check = next(check for check in OP_CHECKS[op] if check.what == what)
+    check.run(implementation(op, "cpu"), dtype)
 
 
 WITH_FP8_INPUTS = [

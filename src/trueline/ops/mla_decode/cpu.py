@@ -2,6 +2,9 @@
 
 With a small tile the bits of a row depend on nothing but the row: every GEMM has the same
 shape, tiles are added in order, and a tile beyond a row's end adds exactly zero.
+
+Queries and keys of 16 bits are multiplied as float32: a GEMM of 16-bit numbers rounds its result to
+16 bits, which scores do not survive.
 """
 
 from __future__ import annotations
@@ -78,27 +81,28 @@ def run(
     latent = view.layout.latent
     out = q.new_empty(q.shape[0], q.shape[1], latent)
     lse = torch.empty(q.shape[:2], dtype=torch.float32)
-    heads = q.shape[1]
+    dtype, heads, q = q.dtype, q.shape[1], q.float()
     if prepared and prepared[0].invariant:
         q = torch.nn.functional.pad(q, (0, 0, 0, -heads % INVARIANT_HEADS))
     if len(prepared) == 1 and prepared[0].cells.shape[0] == q.shape[0]:
         o, z = _attend(q, view, prepared[0], softmax_scale)  # all rows, in their order
-        return o[:, :heads].to(q.dtype), z[:, :heads]
+        return o[:, :heads].to(dtype), z[:, :heads]
     for group in prepared:
         o, z = _attend(q[group.rows], view, group, softmax_scale)
-        out[group.rows], lse[group.rows] = o[:, :heads].to(q.dtype), z[:, :heads]
+        out[group.rows], lse[group.rows] = o[:, :heads].to(dtype), z[:, :heads]
     return out, lse
 
 
 def _attend(
     q: Tensor, view: LatentView, group: Group, softmax_scale: float
 ) -> tuple[Tensor, Tensor]:
+    """q in float32."""
     width, tile = group.cells.shape[1], group.tile
     total: tuple[Tensor, Tensor] | None = None
     for start in range(0, width, tile):
         stop = min(start + tile, width)
-        kv = view.gather(group.cells[:, start:stop])
-        scores = torch.bmm(q, kv.mT).float().mul_(softmax_scale)
+        kv = view.gather(group.cells[:, start:stop]).float()
+        scores = torch.bmm(q, kv.mT).mul_(softmax_scale)
         if group.beyond is not None:
             scores.masked_fill_(group.beyond[:, None, start:stop], float("-inf"))
         part = softmax_part(scores, kv[..., : view.layout.latent], group.invariant)
@@ -108,15 +112,15 @@ def _attend(
 
 
 def softmax_part(scores: Tensor, values: Tensor, invariant: bool = False) -> tuple[Tensor, Tensor]:
-    """Normalised output and natural-log sum of one set of keys; zero and -inf for no key. The
-    scores are used up."""
+    """Normalised output and natural-log sum of one set of keys, all in float32; zero and -inf for
+    no key. The scores are used up."""
     log = bits.log if invariant else torch.log
     top = scores.amax(-1, keepdim=True)
     top = top.masked_fill(top == float("-inf"), 0.0)
     weights = bits.exp(scores - top) if invariant else scores.sub_(top).exp_()
     norm = weights.sum(-1, keepdim=True)
     lse = log(norm.squeeze(-1)) + top.squeeze(-1)
-    out = torch.bmm(weights.to(values.dtype), values).float()
+    out = torch.bmm(weights, values)
     return out / norm.clamp_min(torch.finfo(torch.float32).tiny), lse
 
 

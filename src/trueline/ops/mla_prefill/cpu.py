@@ -76,18 +76,19 @@ def _expanded(
     q: Tensor, view: LatentView, given: PreparedRow, heads: HeadWeights, softmax_scale: float
 ) -> Tensor:
     latent, row, cells = view.layout.latent, given.row, given.cells
-    by_head = q.transpose(0, 1).contiguous()  # [H, T, P + R]
+    by_head = q.transpose(0, 1).float().contiguous()  # [H, T, P + R]
     H = by_head.shape[0]
 
     def keys_and_values(start: int, stop: int) -> tuple[Tensor, Tensor]:
         kv = view.gather(cells[start:stop])
         c = kv[:, :latent].expand(H, -1, -1)
         rope = kv[:, latent:].expand(H, -1, -1)
-        return torch.cat((torch.bmm(c, heads.key), rope), dim=-1), torch.bmm(c, heads.value.mT)
+        keys = torch.cat((torch.bmm(c, heads.key), rope), dim=-1)
+        return keys.float(), torch.bmm(c, heads.value.mT).float()
 
     def part(kv: tuple[Tensor, Tensor], first: int, stop: int, start: int) -> tuple[Tensor, Tensor]:
         keys, values = kv
-        scores = torch.bmm(by_head[:, first:stop], keys.mT).float().mul_(softmax_scale)
+        scores = torch.bmm(by_head[:, first:stop], keys.mT).mul_(softmax_scale)
         _hide_later(scores, row.start + first, start)
         return softmax_part(scores, values)
 
@@ -99,17 +100,17 @@ def _absorbed(
 ) -> Tensor:
     latent, nope, row, cells = view.layout.latent, heads.key.shape[2], given.row, given.cells
     moved = torch.bmm(q[..., :nope].transpose(0, 1), heads.key.mT)
-    queries = torch.cat((moved, q[..., nope:].transpose(0, 1)), dim=-1)  # [H, T, L + R]
+    queries = torch.cat((moved, q[..., nope:].transpose(0, 1)), dim=-1).float()  # [H, T, L + R]
     H = queries.shape[0]
 
     def rows(start: int, stop: int) -> tuple[Tensor, Tensor]:
-        kv = view.gather(cells[start:stop])
+        kv = view.gather(cells[start:stop]).float()
         return kv[None], kv[None, :, :latent]
 
     def part(kv: tuple[Tensor, Tensor], first: int, stop: int, start: int) -> tuple[Tensor, Tensor]:
         keys, values = kv
         flat = queries[:, first:stop].reshape(1, -1, queries.shape[-1])
-        scores = torch.bmm(flat, keys.mT).float().mul_(softmax_scale)
+        scores = torch.bmm(flat, keys.mT).mul_(softmax_scale)
         _hide_later(scores.view(H, stop - first, -1), row.start + first, start)
         out, lse = softmax_part(scores, values)
         return out.view(H, -1, latent), lse.view(H, -1)

@@ -1,5 +1,6 @@
 """Tokens that come one or a few at a time, and every token where tiles are full, have lists of keys
-of their own. The tokens of longer runs share the keys they read, some queries at a time."""
+of their own. The tokens of longer runs share the keys they read, some queries at a time. Numbers of
+16 bits are multiplied as float32, as in `mla_decode`."""
 
 from __future__ import annotations
 
@@ -170,7 +171,7 @@ def run(
     chosen: Tensor | None,
 ) -> Tensor:
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
-    heads, full = q.shape[1], prepared.tiling.full
+    heads, full, q = q.shape[1], prepared.tiling.full, q.float()
     if full:
         more = -heads % INVARIANT_HEADS
         q, sinks = pad(q, (0, 0, 0, more)), pad(sinks, (0, more))
@@ -182,10 +183,10 @@ def run(
     step = Step(window, entries, prepared, softmax_scale, lists)
     for group in prepared.groups:
         total = step.alone(q[group.tokens], group)
-        out[group.tokens] = _with_sinks(total, sinks, full)[:, :heads].to(q.dtype)
+        out[group.tokens] = _with_sinks(total, sinks, full)[:, :heads].to(out.dtype)
     for run in prepared.shared:
         for at, total in step.together(q, run):
-            out[at] = _with_sinks(total, sinks, full).to(q.dtype)
+            out[at] = _with_sinks(total, sinks, full).to(out.dtype)
     return out
 
 
@@ -207,7 +208,7 @@ class Lists:
 
 @dataclass(frozen=True, slots=True)
 class Step:
-    """One layer's attention."""
+    """One layer's attention. All queries in float32."""
 
     window: LatentView
     entries: LatentView | None
@@ -237,8 +238,8 @@ class Step:
         tiling = self.prepared.tiling
         for start in range(0, keys.cells.shape[1], tiling.size):
             tile = slice(start, start + tiling.size)
-            kv = view.gather(keys.cells[:, tile])
-            scores = torch.bmm(q, kv.mT).float().mul_(self.scale)
+            kv = view.gather(keys.cells[:, tile]).float()
+            scores = torch.bmm(q, kv.mT).mul_(self.scale)
             scores.masked_fill_(keys.beyond[:, None, tile], float("-inf"))
             part = softmax_part(scores, kv, tiling.full)
             total = part if total is None else merge(total, part, tiling.full)
@@ -292,7 +293,8 @@ class Step:
     def _meet(self, q: Tensor, kv: Tensor, hidden: Tensor) -> Sum:
         """q [n, heads, width] over the same keys [keys, width]; hidden [n, keys]."""
         n, heads, width = q.shape
-        scores = (q.reshape(n * heads, width) @ kv.mT).float().mul_(self.scale)
+        kv = kv.float()
+        scores = (q.reshape(n * heads, width) @ kv.mT).mul_(self.scale)
         scores.view(n, heads, -1).masked_fill_(hidden[:, None], float("-inf"))
         out, lse = softmax_part(scores[None], kv[None])
         return out.view(n, heads, width), lse.view(n, heads)

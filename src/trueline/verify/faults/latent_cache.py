@@ -79,8 +79,8 @@ def _values_unscaled(attend: Make) -> Make:
     ) -> tuple[Tensor, Tensor]:
         if view.layout.fp8 is None:
             return attend(q, view, group, softmax_scale)  # type: ignore[no-any-return]
-        values = _unscaled(view).gather(group.cells)[..., : view.layout.latent]
-        scores = torch.bmm(q, view.gather(group.cells).mT).float().mul_(softmax_scale)
+        values = _unscaled(view).gather(group.cells)[..., : view.layout.latent].float()
+        scores = torch.bmm(q, view.gather(group.cells).mT.float()).mul_(softmax_scale)
         if group.beyond is not None:
             scores.masked_fill_(group.beyond[:, None], float("-inf"))
         return decode_cpu.softmax_part(scores, values, group.invariant)

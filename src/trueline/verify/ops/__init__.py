@@ -113,6 +113,7 @@ OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
     "mla_prefill": (
         OpCheck("numbers", attention.mla_prefill, dims=ODD),
         OpCheck("real dims", attention.mla_prefill_wide, dims=REAL),
+        OpCheck("near ties", attention.mla_prefill_ties, dims=REAL),
         OpCheck("fp8", latent_fp8.mla_prefill, dims=ODD),
     ),
     "lightning": (

@@ -3,7 +3,7 @@ and form."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import cast, get_args
 
 import torch
@@ -11,10 +11,11 @@ from torch import Tensor
 
 from trueline.cache.kinds.latent import PrefillSlice
 from trueline.cache.layout import LatentFp8, LatentLayout
-from trueline.cache.store import LatentStore
+from trueline.cache.store import LatentStore, LatentView
 from trueline.ops.capabilities import Opaque
+from trueline.ops.latent_write.stored import stored_rows
 from trueline.ops.mla_decode import DecodeRows, DecodeTable, MLADecodeOp, Tiling
-from trueline.ops.mla_prefill import Form, MaskedPrefill, MLAPrefill, PrefillRow
+from trueline.ops.mla_prefill import Form, HeadWeights, MaskedPrefill, MLAPrefill, PrefillRow
 from trueline.verify.bounds import AROUND, Attended, rounding
 from trueline.verify.ops import attended, chosen
 from trueline.verify.ops.data import (
@@ -168,14 +169,47 @@ def prefills(
         last = min(count, 50)  # the reference is slow
         row = PrefillRow(start + count - last, last, blocks)
         exact = attended.prefill(q[-last:], view, row, heads, dims.scale)
-        for form in get_args(Form):
-            whole = PrefillSlice(slice(0, count), PrefillRow(start, count, blocks))
-            given = dims.heads(count_heads), decode_beside()
-            prepared = op.prepare([whole], view, *given, form)
-            ours = q.new_full((count, count_heads, dims.value), torch.nan)
-            op.run(
-                q[..., : dims.nope], q[..., dims.nope :], view, prepared, heads, ours,
-                softmax_scale=dims.scale,
-            )  # fmt: skip
-            what = f"mla_prefill, {form}, {start} + {count}, {block_size=}, {dims}"
+        what = f"mla_prefill, {start} + {count}, {block_size=}, {dims}"
+        for ours in _forms(op, q, view, PrefillRow(start, count, blocks), heads, dims):
             within(what, ours[-last:], exact.out, exact.out_bound[..., None])
+
+
+def _forms(
+    op: MLAPrefill[Opaque],
+    q: Tensor,
+    view: LatentView,
+    row: PrefillRow,
+    heads: HeadWeights,
+    dims: Dims,
+) -> Iterator[Tensor]:
+    """The op's output in each form."""
+    count_heads = q.shape[1]
+    for form in get_args(Form):
+        whole = PrefillSlice(slice(0, row.count), row)
+        given = dims.heads(count_heads), decode_beside()
+        prepared = op.prepare([whole], view, *given, form)
+        ours = q.new_full((row.count, count_heads, dims.value), torch.nan)
+        op.run(
+            q[..., : dims.nope], q[..., dims.nope :], view, prepared, heads, ours,
+            softmax_scale=dims.scale,
+        )  # fmt: skip
+        yield ours
+
+
+def mla_prefill_ties(op: MLAPrefill[Opaque], dtype: torch.dtype = torch.float32) -> None:
+    """Two keys of a query score alike, 60 above all others: a score rounded to 16 bits decides."""
+    dims, count_heads, start, count = WIDE, 3, 80, 24
+    view, rows = paged([start + count], 16, dtype=dtype, dims=dims)
+    row, heads = PrefillRow(start, count, rows.block_ids[0]), dims.weights(count_heads, dtype)
+    cells = view.layout.cells(row.block_ids, 0, start)
+    held = stored_rows(view, cells).double()
+    inner, rope = held[:, : dims.latent], held[:, dims.latent :]
+    keys = torch.cat((inner @ heads.key.double(), rope.expand(count_heads, -1, -1)), dim=-1)
+    first = torch.arange(count)
+    pairs = torch.stack((keys[:, first], keys[:, first + 40]), dim=2)  # [h, n, 2, nope + rope]
+    scores = torch.full_like(pairs[..., :1], 60.3 / dims.scale)
+    q = (torch.linalg.pinv(pairs) @ scores)[..., 0].transpose(0, 1).to(dtype)
+    exact = attended.prefill(q, view, row, heads, dims.scale)
+    for ours in _forms(op, q, view, row, heads, dims):
+        what = "mla_prefill, two keys with like scores"
+        within(what, ours, exact.out, exact.out_bound[..., None])
