@@ -3,7 +3,8 @@ all sequences of a request."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from typing import cast
 
 import msgspec
@@ -13,7 +14,9 @@ from trueline.engine.params import SamplingParams, sequence_seed
 from trueline.errors import UsageError
 from trueline.grammar.constraint import Constraint
 from trueline.outputs import CompletionOutput, Logprob, RequestOutput
+from trueline.text.answers import AnswerReader
 from trueline.text.detokenize import Detokenizer
+from trueline.text.formats.events import Content, Event, Reasoning
 from trueline.text.stop import StopChecker, StopStrings
 from trueline.text.tokenizer import Tokenizer, bad_word_ids
 
@@ -114,8 +117,15 @@ class RequestOutputState:
     are several, by the request's id and their index."""
 
     def __init__(
-        self, request_id: str, prompt: str | None, ids: list[int], prepared: PreparedParams
+        self,
+        request_id: str,
+        prompt: str | None,
+        ids: list[int],
+        prepared: PreparedParams,
+        reader: Callable[[], AnswerReader] | None = None,
     ) -> None:
+        """`reader`: makes what reads a sequence's tokens as an answer in a chat; without one, its
+        text is all of them."""
         self._params, self._tokenizer = params, tokenizer = prepared.params, prepared.tokenizer
         self.output = RequestOutput(
             request_id,
@@ -133,10 +143,11 @@ class RequestOutputState:
             f"{request_id}/{i}" if several else request_id for i in range(params.n)
         ]
         self._indices = {name: i for i, name in enumerate(self.sequence_ids)}
-        self._detokenizers = [
-            Detokenizer(tokenizer, params.skip_special_tokens) if tokenizer else None
-            for _ in range(params.n)
-        ]
+        self._one_by_one = bool(params.stop) or reader is not None
+        self._texts: list[Detokenizer | AnswerReader] = []
+        if tokenizer is not None:
+            detokenizer = partial(Detokenizer, tokenizer, params.skip_special_tokens)
+            self._texts = [(reader or detokenizer)() for _ in range(params.n)]
         self._stop_checkers = [
             StopChecker(prepared.stops, params.include_stop_str_in_output) for _ in range(params.n)
         ]
@@ -146,15 +157,15 @@ class RequestOutputState:
         return self.output.outputs[self._indices[sequence_id]]
 
     def update(self, output: CoreOutput) -> None:
-        """Token by token where a stop string may end a sequence: it ends at the same token, however
-        many come at once."""
+        """Token by token where a stop string may end a sequence, or where tokens of reasoning are
+        counted: the same, however many come at once."""
         index, request = self._indices[output.request_id], self.output
         if index == 0:
             request.num_cached_tokens = max(request.num_cached_tokens, output.num_cached_tokens)
             if request.prompt_logprobs is not None:
                 request.prompt_logprobs += map(self._logprobs, output.prompt_scores)
         ids, scores = output.token_ids, output.scores
-        step = 1 if self._params.stop else max(len(ids), 1)
+        step = 1 if self._one_by_one else max(len(ids), 1)
         for end in range(step, max(len(ids), 1) + 1, step):
             last = output if end >= len(ids) else None
             self._add(index, ids[end - step : end], scores[end - step : end], last)
@@ -177,7 +188,7 @@ class RequestOutputState:
         self, index: int, ids: list[int], scores: list[TokenScore], last: CoreOutput | None
     ) -> None:
         """`last`: the output that ends with these tokens."""
-        completion, detokenizer = self.output.outputs[index], self._detokenizers[index]
+        completion = self.output.outputs[index]
         if completion.finished:
             return
         for token, score in zip(ids, scores, strict=True):
@@ -187,16 +198,49 @@ class RequestOutputState:
                 completion.cumulative_logprob = total + score.logprob
                 completion.logprobs.append(self._logprobs(score))
         reason = last.finish_reason if last else None
-        if detokenizer is not None:
+        if self._texts:
             shows_end = self._params.include_stop_str_in_output
             hides_end = reason == "stop" and not (shows_end or (last and last.complete))
             # the end token is not part of the text
-            self._add_text(index, detokenizer.push(ids[:-1] if hides_end else ids))
+            self._read(index, ids[:-1] if hides_end else ids)
         if last is not None and reason and not completion.finished:
-            self._add_text(index, detokenizer.flush() if detokenizer else "", last=True)
+            self._add_text(index, self._rest(index), last=True)
             if not completion.finished:
                 completion.finish_reason, completion.stop_reason = reason, last.stop_reason
                 completion.error, completion.client_error = last.error, last.client_error
+
+    def _read(self, index: int, ids: list[int]) -> None:
+        text, completion = self._texts[index], self.output.outputs[index]
+        if isinstance(text, Detokenizer):
+            self._add_text(index, text.push(ids))
+            return
+        for token in ids:
+            before = text.thinking
+            self._take(index, text.push(token))
+            # else the token was a marker, or the last of one
+            completion.num_reasoning_tokens += before and text.thinking
+
+    def _rest(self, index: int) -> str:
+        """The text that the last tokens leave."""
+        if not self._texts:
+            return ""
+        text = self._texts[index]
+        if isinstance(text, Detokenizer):
+            return text.flush()
+        self._take(index, text.finish())
+        return ""
+
+    def _take(self, index: int, events: Iterable[Event]) -> None:
+        """Stop strings are looked for in content alone."""
+        completion = self.output.outputs[index]
+        for event in events:
+            match event:
+                case _ if completion.finished:
+                    return
+                case Reasoning(text):
+                    completion.reasoning += text
+                case Content(text):
+                    self._add_text(index, text)
 
     def _add_text(self, index: int, text: str, last: bool = False) -> None:
         completion, stop_checker = self.output.outputs[index], self._stop_checkers[index]

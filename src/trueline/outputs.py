@@ -20,6 +20,7 @@ Logprobs = list[dict[int, Logprob] | None]
 class CompletionOutput:
     index: int
     text: str = ""
+    """Of an answer that is read by its chat's format: the content."""
     token_ids: list[int] = field(default_factory=list)
     cumulative_logprob: float | None = None
     """Where logprobs were asked for."""
@@ -30,6 +31,9 @@ class CompletionOutput:
     error: str | None = None
     client_error: bool = False
     """The error is what the request asks for, as a grammar and bad_words that leave no token."""
+    reasoning: str = ""
+    num_reasoning_tokens: int = 0
+    """Without its markers."""
 
     @property
     def finished(self) -> bool:

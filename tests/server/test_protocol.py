@@ -131,15 +131,12 @@ BAD_BOTH: list[tuple[str, Any, str, str]] = [
     ("use_beam_search", True, "use_beam_search", "not offered yet; accepted: null or false"),
     ("guided_json", 1, "guided_json", "accepted: a JSON schema, or its text"),
     ("guided_decoding_backend", "x", "guided_decoding_backend", "not known"),
-    ("reasoning_effort", "low", "reasoning_effort", "not offered yet"),
-    ("reasoning_effort", "none", "reasoning_effort", "not offered yet; accepted: null"),
     ("verbosity", "low", "verbosity", "not offered yet; accepted: null or"),
     ("modalities", ["text", "audio"], "modalities", 'not offered yet; accepted: null or ["text"]'),
     ("modalities", [], "modalities", "not offered yet"),
     ("functions", [{"name": "f"}], "functions", "not offered yet"),
     ("function_call", {"name": "f"}, "function_call", "not offered yet"),
     ("prediction", {"type": "content"}, "prediction", "not offered yet"),
-    ("include_reasoning", False, "include_reasoning", "not offered yet"),
 ]
 BAD_COMPLETION = [
     ("prompt", None, "prompt", "a text"),
@@ -160,6 +157,7 @@ BAD_COMPLETION = [
     ("echo", "x", "echo", "true or false"),
     ("min_tokens", 17, "min_tokens", "max_tokens, which is 16"),
     ("messages", MESSAGES, "messages", "not known"),
+    ("reasoning_effort", "low", "reasoning_effort", "not known"),
     ("max_completion_tokens", 5, "max_completion_tokens", "not known"),
 ]
 BAD_CHAT = [
@@ -179,6 +177,10 @@ BAD_CHAT = [
     ("chat_template_kwargs", {"messages": []}, "chat_template_kwargs.messages", "request itself"),
     ("chat_template_kwargs", [], "chat_template_kwargs", "an object"),
     ("parallel_tool_calls", "no", "parallel_tool_calls", "not offered yet"),
+    ("include_reasoning", 1, "include_reasoning", "true or false"),
+    ("reasoning_effort", "", "reasoning_effort", "a level that the model's chat template knows"),
+    ("thinking_token_budget", -1, "thinking_token_budget", "a whole number of tokens from 0"),
+    ("thinking_budget", 1.5, "thinking_budget", "a whole number of tokens from 0"),
     ("prompt", "a", "prompt", "not known"),
     ("echo", True, "echo", "not known"),
 ]
@@ -308,9 +310,10 @@ def test_null_is_absent_and_harmless_fields_are_ignored(body: Any) -> None:
     nothing = {
         "tools": [], "tool_choice": "auto", "response_format": {"type": "text"}, "functions": [],
         "function_call": "none", "modalities": ["text"], "verbosity": "medium",
-        "use_beam_search": False, "include_reasoning": True,
+        "use_beam_search": False,
     }  # fmt: skip
     assert read(**nothing) == read()
+    assert chat(include_reasoning=True) == chat()
     for either in (True, False):  # of no tools, none are called at once
         assert read(parallel_tool_calls=either) == read()
     assert chat(top_logprobs=0, logprobs=False) == chat()

@@ -63,6 +63,9 @@ RULES = {
     r"(guided_regex|structured_outputs\.(regex|whitespace_pattern))": "likewise",
     r"(guided_json|structured_outputs\.json|response_format\.json_schema\.schema)": "a schema",
     r"chat_template_kwargs\.\w+: accepted: as a field": "a name of another field",
+    r"(chat_template_kwargs\.)?reasoning_effort = ": "the template's",
+    r"chat_template_kwargs\.\w+: this model's chat template has no switch": "likewise",
+    r"thinking_token_budget = \d+: thinking_budget": "two fields",
 }
 """What the document cannot say, by how the refusal begins, and why it cannot."""
 

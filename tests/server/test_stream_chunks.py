@@ -16,9 +16,11 @@ from hypothesis import strategies as st
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion, ChatCompletionChunk
 
+from chat_tokenizers import chat_tokenizer
 from trueline.engine.messages import CoreOutput, TokenScore
 from trueline.output_processor import PreparedParams, RequestOutputState
 from trueline.outputs import CompletionOutput, RequestOutput
+from trueline.server.answers import ChatAnswers
 from trueline.server.protocol import (
     ApiError,
     ChatWriter,
@@ -32,6 +34,7 @@ from trueline.server.protocol import (
     read_chat,
     read_completion,
 )
+from trueline.text.answers import AnswerFormat
 from trueline.text.tokenizer import Tokenizer
 from trueline.tiny.tokenizer import write_tokenizer
 
@@ -45,6 +48,11 @@ Output = tuple[int, int, CoreOutput]
 @pytest.fixture(scope="module")
 def tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
     return make_tokenizer(tmp_path_factory.mktemp("tokenizer"))
+
+
+@pytest.fixture(scope="module")
+def thinker(tmp_path_factory: pytest.TempPathFactory) -> Tokenizer:
+    return chat_tokenizer(tmp_path_factory.mktemp("thinker"), ["<think>", "</think>"])
 
 
 def make_tokenizer(directory: Path) -> Tokenizer:
@@ -68,17 +76,18 @@ class Talk:
         if kind == "chat":
             chat = read_chat(body, LIMITS)
             prompts: list[Any] = [chat_prompt(chat, tokenizer, LIMITS)]
+            reader = ChatAnswers.of(AnswerFormat(tokenizer), chat, prompts[0][1]).reader
             self.writer, self.again = (ChatWriter(*NAMES, chat, tokenizer) for _ in range(2))
             self.params = chat.params
         else:
-            completion = read_completion(body, LIMITS)
+            completion, reader = read_completion(body, LIMITS), None
             prompts = list(completion_prompts(completion, tokenizer, LIMITS))
             self.writer, self.again = (
                 CompletionWriter(*NAMES, completion, tokenizer) for _ in range(2)
             )
             self.params = completion.params
         self.states = [
-            RequestOutputState(str(i), text, ids, PreparedParams(self.params, tokenizer))
+            RequestOutputState(str(i), text, ids, PreparedParams(self.params, tokenizer), reader)
             for i, (text, ids) in enumerate(prompts)
         ]
 
@@ -142,8 +151,10 @@ def join_chat(chunks: list[dict[str, Any]]) -> dict[int, dict[str, Any]]:
             old = choices[new["index"]] = {
                 "message": {**delta, "refusal": None}, "logprobs": None, "finish_reason": None
             }  # fmt: skip
+            delta = {}
         assert old["finish_reason"] is None, "nothing comes after the end"
-        old["message"]["content"] += delta.get("content", "")
+        for name, text in delta.items():
+            old["message"][name] = old["message"].get(name, "") + text
         logprobs = new.pop("logprobs")
         if logprobs is not None:
             known = old["logprobs"]["content"] if old["logprobs"] else []
@@ -159,6 +170,7 @@ def _extend(old: dict[str, Any], new: dict[str, Any], name: str) -> None:
 
 
 TEXTS = [
+    *("<think>", "</think>"),
     "a",
     "stop",
     "st",
@@ -201,6 +213,7 @@ def requests(draw: st.DrawFn, kind: str) -> dict[str, Any]:
     if kind == "chat":
         content = draw(st.sampled_from(TEXTS)) + "x"
         fields["messages"] = [{"role": "user", "content": content}]
+        fields["include_reasoning"] = draw(st.sampled_from([None, None, True, False]))
         if asked is not None:
             fields |= {"logprobs": True, "top_logprobs": asked}
     else:
@@ -253,7 +266,11 @@ def all_outputs(data: st.DataObject, talk: Talk, tokenizer: Tokenizer) -> list[O
 @pytest.mark.parametrize("kind", ["completion", "chat"])
 @settings(max_examples=2 * settings.default.max_examples)
 @given(data=st.data())
-def test_a_stream_joined_is_the_whole(kind: str, tokenizer: Tokenizer, data: st.DataObject) -> None:
+def test_a_stream_joined_is_the_whole(
+    kind: str, tokenizer: Tokenizer, thinker: Tokenizer, data: st.DataObject
+) -> None:
+    if kind == "chat":
+        tokenizer = data.draw(st.sampled_from([tokenizer, thinker]))
     fields = data.draw(requests(kind))
     talk = Talk(tokenizer, kind, fields)
     chunks = [
@@ -307,6 +324,10 @@ def check_content(
             skip = fields["skip_special_tokens"]
             text = (output.prompt or tokenizer.decode(output.prompt_token_ids, skip)) + text
         assert (choice["message"]["content"] if kind == "chat" else choice["text"]) == text
+        if kind == "chat":
+            told = {choice["message"].get(name) for name in ("reasoning", "reasoning_content")}
+            shown_reasoning = fields["include_reasoning"] is not False and sequence.reasoning
+            assert told == {shown_reasoning or None}
         assert choice["finish_reason"] == (sequence.finish_reason if shown else "length")
         assert choice["stop_reason"] == (sequence.stop_reason if shown else None)
         assert choice.get("token_ids") == (ids if fields["return_token_ids"] else None)
@@ -333,9 +354,12 @@ def check_content(
     prompt = sum(len(output.prompt_token_ids) for output in outputs)
     new = sum(len(sequence.token_ids) for _, sequence in pairs) if shown else 0
     cached = {"cached_tokens": 2 * len(outputs)}
+    reasoned = sum(sequence.num_reasoning_tokens for _, sequence in pairs)
+    of_answer = {"reasoning_tokens": reasoned}
     assert whole["usage"] == {
         "prompt_tokens": prompt, "completion_tokens": new, "total_tokens": prompt + new,
         "prompt_tokens_details": cached,
+        **({"completion_tokens_details": of_answer} if kind == "chat" else {}),
     }  # fmt: skip
 
 

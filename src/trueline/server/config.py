@@ -33,6 +33,11 @@ class ServerConfig:
     trust_request_chat_template: bool = False
     """Whether a request may bring its own. It is rendered in a process of its own, with 2 s of CPU
     time and 256 MiB of memory."""
+    reasoning_parser: str | None = None
+    """How answers in chats mark their reasoning, by vLLM's names of its parsers; none: it stays in
+    the text. Default: as the model's files say."""
+    tool_call_parser: str | None = None
+    """How they write calls, likewise."""
     api_key: tuple[str, ...] = ()
     """A key that requests need; several are as good. Others can read a command line: better in
     TRUELINE_API_KEY, or in a file."""

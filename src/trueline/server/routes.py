@@ -15,7 +15,9 @@ from trueline import __version__
 from trueline.engine.messages import CoreRequest
 from trueline.grammar.constraint import Constraint
 from trueline.output_processor import PreparedParams, RequestOutputState
+from trueline.server.answers import ChatAnswers
 from trueline.server.protocol import prompts
+from trueline.server.protocol.chat_chunks import ChatWriter
 from trueline.server.protocol.limits import RequestLimits
 from trueline.server.protocol.requests import (
     GenerateRequest,
@@ -25,9 +27,10 @@ from trueline.server.protocol.requests import (
     read_tokenize,
 )
 from trueline.server.protocol.responses import ModelCard, ModelList
-from trueline.server.protocol.stream_chunks import ChatWriter, CompletionWriter
+from trueline.server.protocol.stream_chunks import CompletionWriter
 from trueline.server.replies import Reply, ResponseWriter
 from trueline.server.service import Generation, Service
+from trueline.text.answers import AnswerReader
 
 Read = TypeVar("Read")
 FINGERPRINT = f"trueline-{__version__}"
@@ -54,7 +57,8 @@ async def chat(request: Request) -> Response:
     writer = ChatWriter(
         f"chatcmpl-{uuid.uuid4().hex}", int(time.time()), FINGERPRINT, asked, service.tokenizer
     )
-    return await _reply(request, size, asked, [found], writer)
+    answers = await service.offload(size, ChatAnswers.of, service.answers, asked, found[1])
+    return await _reply(request, size, asked, [found], writer, answers)
 
 
 async def tokenize(request: Request) -> Response:
@@ -112,13 +116,16 @@ async def _reply(
     asked: GenerateRequest,
     found: Sequence[tuple[str | None, list[int]]],
     writer: ResponseWriter,
+    answers: ChatAnswers | None = None,
 ) -> Reply:
     service = _service(request)
     num_sequences = len(found) * asked.params.n
     constraint = await service.grammars.constraint(asked.form)
-    states, core = await service.offload(
-        size * num_sequences, _states, service, writer.response_id, asked, found, constraint
-    )
+    reader = None
+    if answers is not None:
+        constraint, reader = answers.constraint(constraint), answers.reader
+    given = (service, writer.response_id, asked, found, constraint, reader)
+    states, core = await service.offload(size * num_sequences, _states, *given)
     generation = Generation(service, states, core)
     return Reply(generation, writer, asked.stream, request.scope["log_fields"])
 
@@ -129,6 +136,7 @@ def _states(
     asked: GenerateRequest,
     found: Sequence[tuple[str | None, list[int]]],
     constraint: Constraint | None,
+    reader: Callable[[], AnswerReader] | None,
 ) -> tuple[list[RequestOutputState], list[CoreRequest]]:
     """One for every prompt, and the requests for the engine. Unlike the id that a client gives in a
     header, the response's is unique: the engine knows a prompt by it, and of several by its index
@@ -143,9 +151,10 @@ def _states(
     }
     service.limits().check_chosen_ids(chosen, len(found) * params.n)
     several = len(found) > 1
+    names = [f"{response_id}-{i}" if several else response_id for i in range(len(found))]
     states = [
-        RequestOutputState(f"{response_id}-{i}" if several else response_id, text, ids, prepared)
-        for i, (text, ids) in enumerate(found)
+        RequestOutputState(name, text, ids, prepared, reader)
+        for name, (text, ids) in zip(names, found, strict=True)
     ]
     eos = service.eos_token_ids
     core = [

@@ -185,6 +185,7 @@ class _Lifespan:
         lines = [
             f"model        {ready.family}, served as {', '.join(self.models)}",
             *self._replica_lines(),
+            f"chats        {self.service.answers.found}",
             *ready.plan_lines,
             f"ready in     {time.monotonic() - self.began:.1f} s ({phases})",
             f"API keys     {keys}",

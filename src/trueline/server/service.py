@@ -26,6 +26,7 @@ from trueline.server.protocol.errors import ApiError, bad_request
 from trueline.server.protocol.limits import RequestLimits
 from trueline.server.protocol.requests import Conversation
 from trueline.server.protocol.responses import Health, ReplicaHealth, Status
+from trueline.text.answers import AnswerFormat
 from trueline.text.template_process import TemplateProcess
 from trueline.text.tokenizer import Tokenizer
 
@@ -54,6 +55,11 @@ class Service:
     def __post_init__(self) -> None:
         self.bodies = BodyReader(self.config.max_body_bytes, self.config.read_timeout)
         self.grammars = CheckedGrammars()
+        self.answers = AnswerFormat(
+            self.tokenizer,
+            reasoning_parser=self.config.reasoning_parser,
+            tool_call_parser=self.config.tool_call_parser,
+        )
         self._offload_thread = OffloadThread()
         self.templates = TemplateProcess()
         self._template_thread = OffloadThread()

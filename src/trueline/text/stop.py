@@ -105,6 +105,7 @@ class StopChecker:
         return StopResult(text if self._include else text[: len(text) - len(stop)], stop)
 
     def flush(self) -> str:
-        """What is held, when no more text comes."""
+        """What is held, when no more text comes, or none that goes on from here."""
         held, self._held = self._held, ""
+        self._node = 0
         return held

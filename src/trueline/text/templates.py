@@ -12,7 +12,7 @@ from datetime import datetime
 from functools import lru_cache
 from typing import Any
 
-from jinja2 import Template, TemplateSyntaxError, nodes
+from jinja2 import Template, TemplateSyntaxError, meta, nodes
 from jinja2.exceptions import SecurityError, TemplateError
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
@@ -36,6 +36,15 @@ def render_template(template: str, values: Mapping[str, object]) -> str:
         raise
     except Exception as error:  # a template can raise anything that an expression can
         raise UsageError(f"chat template failed: {type(error).__name__}: {error}") from error
+
+
+@lru_cache(maxsize=64)
+def names_read(template: str) -> frozenset[str]:
+    """What the template reads of what it is given; nothing where it is none: rendering says why."""
+    try:
+        return frozenset(meta.find_undeclared_variables(_environment().parse(template)))
+    except TemplateSyntaxError:
+        return frozenset()
 
 
 class _Refused(TemplateError):

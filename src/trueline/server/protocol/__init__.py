@@ -4,6 +4,7 @@
 text. `*Writer` encode the engine's outputs as responses.
 """
 
+from trueline.server.protocol.chat_chunks import ChatWriter
 from trueline.server.protocol.errors import ApiError, from_usage
 from trueline.server.protocol.failure import failure
 from trueline.server.protocol.limits import RequestLimits
@@ -24,7 +25,7 @@ from trueline.server.protocol.requests import (
     read_tokenize,
 )
 from trueline.server.protocol.responses import Health, ModelCard, ModelList, Version
-from trueline.server.protocol.stream_chunks import ChatWriter, CompletionWriter
+from trueline.server.protocol.stream_chunks import CompletionWriter
 
 __all__ = [
     "ApiError",

@@ -168,16 +168,12 @@ class NotOffered(msgspec.Struct):
     verbosity: Annotated[
         Literal["medium"] | None, Meta(description='null or "medium", the default')
     ] = None
-    reasoning_effort: Null = None
     audio: Null = None
     moderation: Null = None
     prediction: Null = None
     web_search_options: Null = None
     suffix: Null = None
     logits_processors: Null = None
-    include_reasoning: Annotated[
-        Literal[True] | None, Meta(description="null or true: reasoning stays in the text")
-    ] = None
     use_beam_search: Annotated[Literal[False] | None, Meta(description="null or false")] = None
 
 
@@ -227,6 +223,12 @@ class CompletionFields(Body, frozen=True, kw_only=True):
     best_of: Annotated[int | None, Meta(description="what n is, or null")] = None
 
 
+Budget = Annotated[
+    Annotated[int, Meta(ge=0, le=INT64 - 1)] | None,
+    Meta(description="a whole number of tokens from 0 up, after which the reasoning is ended"),
+]
+
+
 class Templating(Body, frozen=True, kw_only=True):
     """How messages become a prompt."""
 
@@ -247,11 +249,18 @@ class Templating(Body, frozen=True, kw_only=True):
     ] = None
     add_generation_prompt: Flag = None
     continue_final_message: Flag = None
+    reasoning_effort: Annotated[
+        Annotated[str, Meta(min_length=1, max_length=MAX_CHARS["reasoning_effort"])] | None,
+        Meta(description="a level that the model's chat template knows, or none"),
+    ] = None
     tools: NoTools = None
 
 
 class ChatFields(Templating, frozen=True, kw_only=True):
     logprobs: Flag = None
+    include_reasoning: Flag = None
+    thinking_token_budget: Budget = None
+    thinking_budget: Budget = None
 
 
 class GenerationFields(Protocol):

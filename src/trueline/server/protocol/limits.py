@@ -30,6 +30,7 @@ MAX_CHARS = {
     "model": 1024,
     "cache_salt": 1024,
     "chat_template": 20_480,
+    "reasoning_effort": 32,
     "stop": 256,
     "bad_words": 64,
 }

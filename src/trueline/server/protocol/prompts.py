@@ -18,7 +18,9 @@ from trueline.server.protocol.requests import (
     TokenizeRequest,
 )
 from trueline.server.protocol.responses import Detokenized, Tokenized, TokenizerInfo
-from trueline.text.chat import render_chat, template_and_values
+from trueline.text.chat import check_messages, render_chat, template_and_values
+from trueline.text.encoding_arguments import EFFORT
+from trueline.text.switches import KWARGS, switched
 from trueline.text.template_process import TemplateProcess
 from trueline.text.tokenizer import Tokenizer
 from trueline.utils.json_types import JSON
@@ -140,15 +142,18 @@ def _render(asked: Conversation, tokenizer: Tokenizer, templates: TemplateProces
     arguments, prompted = asked.chat_template_kwargs, asked.add_generation_prompt
     try:
         if asked.chat_template is None:
+            arguments = switched(tokenizer, arguments, asked.reasoning_effort)
             text = render_chat(tokenizer, messages, prompted, **arguments)
         else:
             assert templates is not None, "never in this process: it knows no end"
-            arguments = {**tokenizer.special_tokens, **arguments}
+            effort = asked.reasoning_effort
+            own = {} if effort is None else {"reasoning_effort": effort}
+            arguments = {**tokenizer.special_tokens, **own, **arguments}
             text = templates.render(
                 *template_and_values(asked.chat_template, messages, prompted, **arguments)
             )
     except UsageError as error:
-        raise _about_messages(error) from None
+        raise _about_messages(error, asked) from None
     except RecursionError:
         raise bad_request("messages: nested too deep", "messages") from None
     if not asked.continue_final_message:
@@ -162,9 +167,19 @@ def _render(asked: Conversation, tokenizer: Tokenizer, templates: TemplateProces
     return before
 
 
-def _about_messages(error: UsageError) -> ApiError:
-    found = from_usage(error, ("messages", "chat_template_kwargs"))
+def _about_messages(error: UsageError, asked: Conversation) -> ApiError:
+    told = str(error)
+    if asked.reasoning_effort is not None and told.startswith(f"{KWARGS}.{EFFORT}"):
+        error = UsageError(told.removeprefix(f"{KWARGS}."))  # as the request has it
+    found = from_usage(error, ("messages", "chat_template_kwargs", "reasoning_effort"))
     return bad_request(found.message, found.param or "messages")
+
+
+def begun(asked: Conversation) -> str:
+    """The beginning of the answer, which the prompt ends with."""
+    if not asked.continue_final_message:
+        return ""
+    return str(check_messages(asked.messages[-1:])[0]["content"])
 
 
 def _marked(place: int, message: JSON) -> JSON:

@@ -78,12 +78,16 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     chat_template: str | None
     """In place of the model's own."""
     chat_template_kwargs: JSON
+    reasoning_effort: str | None
     add_generation_prompt: bool
     continue_final_message: bool
 
 
 class ChatRequest(GenerateRequest, frozen=True, kw_only=True):
     conversation: Conversation
+    include_reasoning: bool
+    thinking_budget: int | None
+    """Tokens of reasoning after which its end is forced."""
 
 
 class TokenizeRequest(msgspec.Struct, frozen=True, kw_only=True):
@@ -148,17 +152,10 @@ def read_chat(body: bytes, limits: RequestLimits) -> ChatRequest:
     top = limits.logprobs("top_logprobs", asked.top_logprobs)
     logprobs = (top or 0) if fields.logprobs else None
     prompt_logprobs = limits.logprobs("prompt_logprobs", asked.prompt_logprobs)
-    max_tokens = {asked.max_tokens, asked.max_completion_tokens} - {None}
-    if len(max_tokens) > 1:
-        raise bad_request(
-            f"max_completion_tokens = {asked.max_completion_tokens}: max_tokens, its older name, "
-            f"is {asked.max_tokens}; accepted: one of them",
-            "max_completion_tokens",
-        )
     changes = {
         "logprobs": logprobs,
         "prompt_logprobs": prompt_logprobs,
-        "max_tokens": max_tokens.pop() if max_tokens else None,
+        "max_tokens": _either(fields, "max_completion_tokens", "max_tokens", "its older name"),
     }
     params = _params(fields, limits, changes)
     _check_sequences(1, params.n, limits)
@@ -168,6 +165,10 @@ def read_chat(body: bytes, limits: RequestLimits) -> ChatRequest:
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
         conversation=_conversation(fields, limits),
+        include_reasoning=fields.include_reasoning is not False,
+        thinking_budget=_either(
+            fields, "thinking_token_budget", "thinking_budget", "its name elsewhere"
+        ),
         answer_length=_answer_length(
             fields, limits, "max_completion_tokens", "max_tokens", "min_tokens"
         ),
@@ -201,6 +202,17 @@ def read_detokenize(body: bytes, limits: RequestLimits) -> DetokenizeRequest:
     model = limits.model(fields.model)
     _check_ids("tokens", fields.tokens, limits)
     return DetokenizeRequest(model=model, tokens=fields.tokens)
+
+
+def _either(fields: Body, name: str, other: str, words: str) -> int | None:
+    """A number that has two names."""
+    given: dict[str, int | None] = {each: getattr(fields, each) for each in (name, other)}
+    if None not in given.values() and given[name] != given[other]:
+        raise bad_request(
+            f"{name} = {given[name]}: {other}, {words}, is {given[other]}; accepted: one of them",
+            name,
+        )
+    return given[other] if given[name] is None else given[name]
 
 
 def _answer_length(fields: Body, limits: RequestLimits, *names: str) -> dict[str, int | None]:
@@ -330,6 +342,7 @@ def _conversation(fields: Templating, limits: RequestLimits) -> Conversation:
         messages=fields.messages,
         chat_template=fields.chat_template,
         chat_template_kwargs=arguments,
+        reasoning_effort=fields.reasoning_effort,
         add_generation_prompt=not continues if prompted is None else prompted,
         continue_final_message=continues,
     )

@@ -17,44 +17,40 @@ from trueline.server.protocol.failure import failure
 from trueline.server.protocol.logprobs import (
     CompletionScores,
     TokenNames,
-    chat_logprobs,
     joined,
     prompt_logprobs,
 )
 from trueline.server.protocol.raw_json import in_pieces
-from trueline.server.protocol.requests import ChatRequest, CompletionRequest, GenerateRequest
+from trueline.server.protocol.requests import CompletionRequest, GenerateRequest
 from trueline.server.protocol.responses import (
-    ChatChoice,
-    ChatChunk,
     ChatChunkChoice,
-    ChatCompletion,
-    ChatDelta,
     ChatLogprobs,
-    ChatMessage,
     Completion,
     CompletionChoice,
     CompletionLogprobs,
+    CompletionTokensDetails,
     FinishReason,
     PromptTokensDetails,
     Usage,
 )
 from trueline.text.tokenizer import Tokenizer
 
-_encode = msgspec.json.Encoder().encode
-_BLANK = "\0"
-_BLANK_JSON = _encode(_BLANK)
+encode = msgspec.json.Encoder().encode
+BLANK = "\0"
+BLANK_JSON = encode(BLANK)
 _ENDS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
 """Reasons of the core that OpenAI's protocol has."""
 
 
-class _Sent:
+class Sent:
     """How much of one choice is out."""
 
     def __init__(self, index: int) -> None:
         self.index = index
-        self.text = self.tokens = 0
+        self.text = self.tokens = self.reasoning = 0
         self.started = self.finished = False
-        self.head = self.tail = b""
+        self.templates: dict[str, list[bytes]] = {}
+        """By what is new: a chunk that says nothing else, cut where that stands."""
         self.scores: CompletionScores | None = None
 
 
@@ -71,25 +67,23 @@ class _Names(TypedDict):
     system_fingerprint: str
 
 
-class _PromptFields(TypedDict, total=False):
+class PromptFields(TypedDict, total=False):
     """What a request may ask to hear of its prompt."""
 
     prompt_token_ids: list[int]
     prompt_logprobs: Logprobs
 
 
-class _Delta(NamedTuple, Generic[Scores]):
+class Delta(NamedTuple, Generic[Scores]):
     text: str
+    reasoning: str
     logprobs: Scores | None
     token_ids: list[int] | UnsetType
     finish_reason: FinishReason | None
     stop_reason: int | str | None
 
 
-_NO_DELTA: _Delta[ChatLogprobs] = _Delta("", None, UNSET, None, None)
-
-
-class _Writer(Generic[ChunkChoice, Scores]):
+class Writer(Generic[ChunkChoice, Scores]):
     def __init__(
         self,
         response_id: str,
@@ -107,7 +101,7 @@ class _Writer(Generic[ChunkChoice, Scores]):
         }
         self._request, self._tokenizer = request, tokenizer
         self._token_names = TokenNames(tokenizer, request.tokens_as_ids)
-        self._sent: dict[int, _Sent] = {}
+        self._sent: dict[int, Sent] = {}
         self._outputs: Sequence[RequestOutput] = ()
         self._failed = False
         scored, ids = request.logprobs is not None, request.return_token_ids
@@ -145,7 +139,7 @@ class _Writer(Generic[ChunkChoice, Scores]):
         """The last chunk of a stream with include_usage: no choices."""
         if not self._request.include_usage:
             return None
-        return _event(self._chunk([], self._usage()))
+        return event(self._chunk([], self._usage()))
 
     def _completion_delta(
         self, prompt: int, output: RequestOutput, completion: CompletionOutput
@@ -153,54 +147,57 @@ class _Writer(Generic[ChunkChoice, Scores]):
         index = prompt * self._request.params.n + completion.index
         sent = self._sent.get(index)
         if sent is None:
-            sent = self._sent[index] = _Sent(index)
+            sent = self._sent[index] = Sent(index)
         if sent.started and not self._is_rich and completion.finish_reason is None:
-            text = completion.text[sent.text :]
-            if text:
-                sent.text += len(text)
-                yield sent.head + _encode(text) + sent.tail
+            yield from self._plain_delta(sent, completion)
         elif not sent.finished and (completion.token_ids or completion.finished):
             if not sent.started:
-                sent.head, _, sent.tail = _event(self._template(sent)).rpartition(_BLANK_JSON)
+                sent.templates = self._templates(sent)
             yield from self._rich_delta(sent, output, completion)
             sent.started = True
 
+    def _plain_delta(self, sent: Sent, completion: CompletionOutput) -> Iterator[bytes]:
+        if text := completion.text[sent.text :]:
+            sent.text += len(text)
+            yield encode(text).join(sent.templates["text"])
+
     def _rich_delta(
-        self, sent: _Sent, output: RequestOutput, completion: CompletionOutput
+        self, sent: Sent, output: RequestOutput, completion: CompletionOutput
     ) -> Iterator[bytes]:
         raise NotImplementedError
 
-    def _template(self, sent: _Sent) -> msgspec.Struct:
+    def _templates(self, sent: Sent) -> dict[str, list[bytes]]:
         raise NotImplementedError
 
     def _chunk(self, choices: list[ChunkChoice], usage: Usage | UnsetType | None) -> msgspec.Struct:
         raise NotImplementedError
 
-    def _logprobs(self, sent: _Sent, ids: list[int], logprobs: Logprobs) -> Scores:
+    def _logprobs(self, sent: Sent, ids: list[int], logprobs: Logprobs) -> Scores:
         raise NotImplementedError
 
-    def _new_since(self, sent: _Sent, completion: CompletionOutput) -> _Delta[Scores]:
+    def _new_since(self, sent: Sent, completion: CompletionOutput) -> Delta[Scores]:
         """What is new of a completion; marks it as sent."""
         ids = completion.token_ids[sent.tokens :]
         logprobs = None
         if ids and self._request.logprobs is not None and completion.logprobs is not None:
             logprobs = self._logprobs(sent, ids, completion.logprobs[sent.tokens :])
-        text = completion.text[sent.text :]
+        text, reasoning = completion.text[sent.text :], completion.reasoning[sent.reasoning :]
         sent.text += len(text)
+        sent.reasoning += len(reasoning)
         sent.tokens += len(ids)
         ended = _ENDS.get(completion.finish_reason or "")
         sent.finished = completion.finished
         shown_ids = ids if self._request.return_token_ids else UNSET
-        return _Delta(text, logprobs, shown_ids, ended, completion.stop_reason)
+        return Delta(text, reasoning, logprobs, shown_ids, ended, completion.stop_reason)
 
     def _is_scored(self, output: RequestOutput) -> bool:
         """Whether the prompt's own logprobs, which a first chunk may need, are all there."""
         found = output.prompt_logprobs
         return found is None or len(found) == len(output.prompt_token_ids)
 
-    def _prompt_fields(self, output: RequestOutput) -> _PromptFields:
+    def _prompt_fields(self, output: RequestOutput) -> PromptFields:
         request, found = self._request, output.prompt_logprobs
-        fields: _PromptFields = {}
+        fields: PromptFields = {}
         if request.return_token_ids:
             fields["prompt_token_ids"] = in_pieces(output.prompt_token_ids)
         if request.prompt_logprobs is not None and found is not None:
@@ -213,11 +210,17 @@ class _Writer(Generic[ChunkChoice, Scores]):
         outputs = self._outputs
         prompt = sum(len(output.prompt_token_ids) for output in outputs)
         cached = sum(output.num_cached_tokens for output in outputs)
-        completions = (
+        completions = [
             self._shown(completion) for output in outputs for completion in output.outputs
-        )
+        ]
         new = sum(len(completion.token_ids) for completion in completions)
-        return Usage(prompt, new, prompt + new, PromptTokensDetails(cached))
+        details = self._details(completions)
+        return Usage(prompt, new, prompt + new, PromptTokensDetails(cached), details)
+
+    def _details(
+        self, completions: Sequence[CompletionOutput]
+    ) -> CompletionTokensDetails | UnsetType:
+        return UNSET
 
     def _shown(self, completion: CompletionOutput) -> CompletionOutput:
         return completion
@@ -234,11 +237,16 @@ class _Writer(Generic[ChunkChoice, Scores]):
             raise error
 
 
-def _event(chunk: msgspec.Struct) -> bytes:
-    return b"data: " + _encode(chunk) + b"\n\n"
+def event(chunk: msgspec.Struct) -> bytes:
+    return b"data: " + encode(chunk) + b"\n\n"
 
 
-class CompletionWriter(_Writer[CompletionChoice, CompletionLogprobs]):
+def cut_at_blanks(chunk: msgspec.Struct, blanks: int = 1) -> list[bytes]:
+    """Where its last blanks stand: what a client has named may look like one."""
+    return event(chunk).rsplit(BLANK_JSON, blanks)
+
+
+class CompletionWriter(Writer[CompletionChoice, CompletionLogprobs]):
     _request: CompletionRequest
 
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
@@ -247,34 +255,34 @@ class CompletionWriter(_Writer[CompletionChoice, CompletionLogprobs]):
         choices: list[CompletionChoice] = []
         for output in outputs:
             for completion in output.outputs:
-                choices.append(self._choice(_Sent(len(choices)), output, self._shown(completion)))
-        return _encode(self._chunk(choices, self._usage()))
+                choices.append(self._choice(Sent(len(choices)), output, self._shown(completion)))
+        return encode(self._chunk(choices, self._usage()))
 
     def _chunk(
         self, choices: list[CompletionChoice], usage: Usage | UnsetType | None
     ) -> Completion:
         return Completion(**self._names, choices=choices, usage=usage)
 
-    def _template(self, sent: _Sent) -> Completion:
+    def _templates(self, sent: Sent) -> dict[str, list[bytes]]:
         choice = CompletionChoice(
-            index=sent.index, text=_BLANK, logprobs=None, finish_reason=None, stop_reason=None
+            index=sent.index, text=BLANK, logprobs=None, finish_reason=None, stop_reason=None
         )
-        return self._chunk([choice], self._chunk_usage())
+        return {"text": cut_at_blanks(self._chunk([choice], self._chunk_usage()))}
 
     def _rich_delta(
-        self, sent: _Sent, output: RequestOutput, completion: CompletionOutput
+        self, sent: Sent, output: RequestOutput, completion: CompletionOutput
     ) -> Iterator[bytes]:
         choice = self._choice(sent, output, completion)
         says = choice.text or choice.token_ids or choice.finish_reason or choice.logprobs
         if says or not sent.started:
-            yield _event(self._chunk([choice], self._chunk_usage()))
+            yield event(self._chunk([choice], self._chunk_usage()))
 
     def _choice(
-        self, sent: _Sent, output: RequestOutput, completion: CompletionOutput
+        self, sent: Sent, output: RequestOutput, completion: CompletionOutput
     ) -> CompletionChoice:
         request = self._request
         echoed, scores = "", None
-        fields: _PromptFields = {}
+        fields: PromptFields = {}
         if not sent.started:
             fields = self._prompt_fields(output)
             if request.logprobs is not None:
@@ -302,7 +310,7 @@ class CompletionWriter(_Writer[CompletionChoice, CompletionLogprobs]):
             **fields,
         )
 
-    def _logprobs(self, sent: _Sent, ids: list[int], logprobs: Logprobs) -> CompletionLogprobs:
+    def _logprobs(self, sent: Sent, ids: list[int], logprobs: Logprobs) -> CompletionLogprobs:
         assert sent.scores is not None
         return sent.scores.answer(ids, logprobs)
 
@@ -318,73 +326,3 @@ class CompletionWriter(_Writer[CompletionChoice, CompletionLogprobs]):
         # the token was not asked for: see CompletionRequest
         ended = "length" if completion.finish_reason == "stop" else completion.finish_reason
         return CompletionOutput(completion.index, finish_reason=ended)
-
-
-class ChatWriter(_Writer[ChatChunkChoice, ChatLogprobs]):
-    _request: ChatRequest
-
-    def whole(self, outputs: Sequence[RequestOutput]) -> bytes:
-        """ApiError where a sequence failed."""
-        self._settle(outputs)
-        (output,) = outputs
-        choices = []
-        for completion in output.outputs:
-            sent = _Sent(completion.index)
-            new = self._new_since(sent, completion)
-            choices.append(
-                ChatChoice(
-                    index=sent.index,
-                    message=ChatMessage("assistant", new.text),
-                    logprobs=new.logprobs,
-                    finish_reason=new.finish_reason,
-                    stop_reason=new.stop_reason,
-                    token_ids=new.token_ids,
-                )
-            )
-        fields = self._prompt_fields(output)
-        return _encode(
-            ChatCompletion(**self._names, choices=choices, usage=self._usage(), **fields)
-        )
-
-    def _chunk(
-        self,
-        choices: list[ChatChunkChoice],
-        usage: Usage | UnsetType | None,
-        prompt: _PromptFields | None = None,
-    ) -> ChatChunk:
-        return ChatChunk(**self._names, choices=choices, usage=usage, **(prompt or {}))
-
-    def _template(self, sent: _Sent) -> ChatChunk:
-        return self._chunk([_chunk_choice(sent, ChatDelta(content=_BLANK))], self._chunk_usage())
-
-    def _rich_delta(
-        self, sent: _Sent, output: RequestOutput, completion: CompletionOutput
-    ) -> Iterator[bytes]:
-        if not sent.started:
-            role = _chunk_choice(sent, ChatDelta(role="assistant", content=""))
-            # what is said of the prompt is said once
-            is_first = not any(sent.started for sent in self._sent.values())
-            fields = self._prompt_fields(output) if is_first else None
-            yield _event(self._chunk([role], self._chunk_usage(), fields))
-        new = self._new_since(sent, completion)
-        if new.text or new.finish_reason or new.token_ids or new.logprobs:
-            delta = ChatDelta(content=new.text) if new.text else ChatDelta()
-            choice = _chunk_choice(sent, delta, new)
-            yield _event(self._chunk([choice], self._chunk_usage()))
-
-    def _logprobs(self, sent: _Sent, ids: list[int], logprobs: Logprobs) -> ChatLogprobs:
-        assert self._request.logprobs is not None
-        return chat_logprobs(self._token_names, ids, logprobs, self._request.logprobs)
-
-
-def _chunk_choice(
-    sent: _Sent, delta: ChatDelta, new: _Delta[ChatLogprobs] = _NO_DELTA
-) -> ChatChunkChoice:
-    return ChatChunkChoice(
-        index=sent.index,
-        delta=delta,
-        logprobs=new.logprobs,
-        finish_reason=new.finish_reason,
-        stop_reason=new.stop_reason,
-        token_ids=new.token_ids,
-    )

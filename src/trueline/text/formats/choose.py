@@ -78,6 +78,12 @@ class FoundFormat:
     calls: Fact[str]
     reasoning: Fact[str]
 
+    def __str__(self) -> str:
+        named = {"reasoning": self.reasoning, "calls": self.calls}
+        return ", ".join(
+            f"{what} {fact.value} ({fact.source.text})" for what, fact in named.items()
+        )
+
 
 def find_format(
     *,
