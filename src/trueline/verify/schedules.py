@@ -12,7 +12,7 @@ from trueline.config import EngineConfig
 from trueline.engine.loading import load_engine
 from trueline.utils.json_types import JSON
 from trueline.verify.cases import Subject
-from trueline.verify.engine import Ask, EngineRun, oracle, run, same, serve
+from trueline.verify.engine import Ask, EngineRun, close, oracle, run, same, serve
 from trueline.verify.failed import CheckFailed
 from trueline.verify.ops.sampling import GATE
 from trueline.verify.ranks import ranks_are_as_one
@@ -52,14 +52,15 @@ def split_is_whole(subject: Subject) -> None:
 
 
 def solo_is_batch(subject: Subject) -> None:
+    """One after the other on one engine, and all of them together on another."""
     batch = run(subject.model, MIXED, base(subject))
-    for i, ask in enumerate(MIXED):
-        alone = run(subject.model, [replace(ask, arrives=0)], base(subject))
-        same(
-            "solo = batch",
-            alone,
-            EngineRun([batch.tokens[i]], [batch.logits[i]], [0], [], batch.core),
-        )
+    core = load_engine(subject.model, base(subject)).core
+    try:
+        for i, ask in enumerate(MIXED):
+            alone = serve(core, [replace(ask, arrives=0, cache_salt=str(i))])
+            same("solo = batch", alone, batch.only(i))
+    finally:
+        close(core)
 
 
 def prefix_is_cold(subject: Subject, *, bitwise: bool = False) -> None:
