@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 
 import pytest
 from hatchling.builders.wheel import WheelBuilder
 
+from environments import install, python_with
 from paths import CONFIGS, RESULTS, ROOT
+from servers import serving
 from trueline.utils.builtin import BUILTIN_MODELS
 
+ASKED = "Tom has 3 apples and buys 4 more. How many apples does he have?"
 PIP = (sys.executable, "-m", "pip", "--disable-pip-version-check")
 OFFLINE = ("--quiet", "--no-deps", "--no-index")
 KERNELS = ("attention", "experts", "lightning", "selection")
@@ -45,14 +50,21 @@ def installed(held: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -
 
 
 @pytest.fixture(scope="module")
-def from_wheel(held: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
-    made, site = tmp_path_factory.mktemp("wheel"), tmp_path_factory.mktemp("from_wheel")
+def built(held: dict[str, Path], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The wheel itself."""
+    made = tmp_path_factory.mktemp("wheel")
     build = (*PIP, "wheel", *OFFLINE, "--no-build-isolation", "--wheel-dir", str(made), str(ROOT))
     subprocess.run(build, check=True, capture_output=True)
     (wheel,) = made.glob("trueline-*.whl")
     names = {n for n in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in n}
     assert names == held.keys()
-    subprocess.run((*PIP, "install", *OFFLINE, "--target", str(site), str(wheel)), check=True)
+    return wheel
+
+
+@pytest.fixture(scope="module")
+def from_wheel(built: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    site = tmp_path_factory.mktemp("from_wheel")
+    subprocess.run((*PIP, "install", *OFFLINE, "--target", str(site), str(built)), check=True)
     return site
 
 
@@ -72,6 +84,14 @@ def test_a_wheel_holds_what_is_read(held: dict[str, Path]) -> None:
     assert len(names) == 12
     assert {f"trueline/bench/configs/{name}/config.json" for name in names} <= set(held)
     assert not [name for name in held if not name.startswith("trueline/")]
+    for folder, files in (
+        ("native", {"kernels.cpp", "sparse.cpp", "pool.cpp", "attention.h", "weights.h"}),
+        ("server/page", {"index.html", "style.css", "app.js", "icon.svg"}),
+    ):
+        assert {f"trueline/{folder}/{file}" for file in files} <= set(held)
+    # and whatever else stands beside the sources
+    tracked = subprocess.check_output(("git", "ls-files", "src"), cwd=ROOT, text=True).splitlines()
+    assert {name.removeprefix("src/") for name in tracked} == set(held)
     for model in BUILTIN_MODELS:
         for file in ("config.json", "model.safetensors", "tokenizer.json", "training.jsonl"):
             assert f"trueline/witness/models/{model}/{file}" in held
@@ -88,9 +108,31 @@ def test_commands_without_a_model(installed: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_a_wheel_serves_in_a_clean_environment(built: Path, tmp_path: Path) -> None:
+    """With what it says it needs and nothing else, at the pinned versions."""
+    pins = ROOT / "constraints.txt"
+    requirement, pinned = f"{built}[server]", ("--constraint", str(pins))
+    needs = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    wanted = [*needs["dependencies"], *needs["optional-dependencies"]["server"]]
+    python = python_with("wheel", wanted, *pinned, made_from=[pins])
+    install(python, *pinned, "--force-reinstall", "--no-deps", requirement)
+    subprocess.run([python, "-m", "pip", "check"], check=True)
+    with serving("witness-v3", program=[str(python), "-I"], at=tmp_path) as served:
+        page = served.get("/")
+        assert page.headers["content-type"].startswith("text/html")
+        linked = re.findall(r'(?:src|href)="(/?[\w/.-]+)"', page.text)
+        assert {Path(name).suffix for name in linked} >= {".js", ".css"}
+        for name in linked:
+            assert served.get(f"/{name.lstrip('/')}").status_code == 200
+        body = {"messages": [{"role": "user", "content": ASKED}], "temperature": 0}
+        reply = served.post("/v1/chat/completions", json={"model": "witness-v3", **body})
+        assert "#### 7" in reply.json()["choices"][0]["message"]["content"]
+
+
+@pytest.mark.slow
 def test_a_wheel_answers(from_wheel: Path, tmp_path: Path) -> None:
-    asked = ("--prompt", "Tom has 3 apples and buys 4 more. How many apples does he have?")
-    assert "#### 7" in run(from_wheel, tmp_path, "-m", "trueline", "generate", *asked)
+    asked = ("generate", "--prompt", ASKED)
+    assert "#### 7" in run(from_wheel, tmp_path, "-m", "trueline", *asked)
 
 
 @pytest.mark.slow

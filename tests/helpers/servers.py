@@ -74,15 +74,17 @@ class Served:
 
 @contextmanager
 def serving(
-    model: Path,
+    model: Path | str,
     *flags: str,
     wait: bool = True,
+    program: Sequence[str] = (sys.executable,),
     launch: Sequence[str] = ("-m", "trueline"),
+    at: Path | None = None,
     **environment: str,
 ) -> Iterator[Served]:
-    command = [sys.executable, *launch, "serve", str(model), "--port", "0", *flags]
+    command = [*program, *launch, "serve", str(model), "--port", "0", *flags]
     process = subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, env=os.environ | environment
+        command, stderr=subprocess.PIPE, text=True, env=os.environ | environment, cwd=at
     )
     served = Served(process, queue.Queue())
     reader = threading.Thread(target=_read, args=(process, served.lines), daemon=True)

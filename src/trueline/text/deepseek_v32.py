@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from trueline.spec.source import Fact
 from trueline.text.dsml_prompts import (
@@ -34,8 +35,10 @@ from trueline.text.dsml_prompts import (
 )
 from trueline.text.encoder_program import constants, thinking_default
 from trueline.text.encoding_arguments import SWITCHES, flag, known, thinking_said
-from trueline.text.vocabulary import Vocabulary
 from trueline.utils.json_types import JSON
+
+if TYPE_CHECKING:
+    from trueline.text.vocabulary import Vocabulary
 
 FAMILY = "deepseek_v32"
 TITLE = "DeepSeek-V3.2"

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from trueline.errors import UsageError, short_repr
 from trueline.text.deepseek_v4_files import FAMILY, PROFILES, V4Defaults
@@ -39,8 +40,10 @@ from trueline.text.encoding_arguments import (
     known,
     thinking_said,
 )
-from trueline.text.vocabulary import Vocabulary
 from trueline.utils.json_types import JSON
+
+if TYPE_CHECKING:
+    from trueline.text.vocabulary import Vocabulary
 
 TITLE = "DeepSeek-V4"
 CALLS = "tool_calls"

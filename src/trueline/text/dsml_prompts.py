@@ -11,14 +11,16 @@ import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from string import Formatter
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from trueline.errors import UsageError, did_you_mean, short_repr
 from trueline.spec.source import Fact, Source, default
 from trueline.text.formats.dsml import DSML, END_INVOKE, END_PARAMETER, INVOKE, PARAMETER
 from trueline.text.formats.values import read_json
-from trueline.text.vocabulary import Vocabulary
 from trueline.utils.json_types import JSON, JsonValue
+
+if TYPE_CHECKING:
+    from trueline.text.vocabulary import Vocabulary
 
 BOS, EOS = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>"
 USER, ASSISTANT = "<｜User｜>", "<｜Assistant｜>"

@@ -7,14 +7,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from trueline.spec.source import Fact
 from trueline.text import deepseek_v4_files, deepseek_v32
 from trueline.text.deepseek_v4 import DeepSeekV4Encoding
 from trueline.text.deepseek_v32 import DeepSeekV32Encoding
-from trueline.text.vocabulary import Vocabulary
 from trueline.utils.json_types import JSON
+
+if TYPE_CHECKING:
+    from trueline.text.vocabulary import Vocabulary
 
 
 class ChatEncoding(Protocol):
