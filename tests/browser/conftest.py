@@ -27,9 +27,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
             item.add_marker("browser")
 
 
-@pytest.fixture(scope="package")
+@pytest.fixture(scope="module")
 def chromium() -> Iterator[Browser]:
-    """Closed after this folder: until then Playwright's loop runs in the thread of all tests."""
+    """Of one module: until it is closed Playwright's loop runs in the thread of all tests."""
     if reason := missing():
         pytest.skip(reason)
     from playwright.sync_api import sync_playwright
@@ -42,8 +42,15 @@ def chromium() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def visit(chromium: Browser) -> Iterator[Visiting]:
-    """visit(url, …) -> a Visit, without faults at the end of the test."""
+def stub() -> Iterator[PageStub]:
+    with stub_server(PageStub) as server:
+        yield server
+
+
+@pytest.fixture
+def visit(chromium: Browser, stub: PageStub) -> Iterator[Visiting]:
+    """visit(url, …) -> a Visit, without faults at the end of the test. It ends before the stub: a
+    page asks its server again and again."""
     visits: list[Visit] = []
 
     def begin(*given: object, **options: object) -> Visit:
@@ -52,9 +59,3 @@ def visit(chromium: Browser) -> Iterator[Visiting]:
 
     yield begin
     assert [fault for each in visits for fault in each.close()] == []
-
-
-@pytest.fixture
-def stub() -> Iterator[PageStub]:
-    with stub_server(PageStub) as server:
-        yield server

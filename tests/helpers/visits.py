@@ -22,14 +22,17 @@ class Visit:
         url: str,
         *,
         settings: dict[str, Any] | None = None,
+        conversation: str = "[]",
         **options: Any,
     ) -> None:
-        """In a profile of its own. `options`: of the browser's context."""
+        """In a profile of its own, where so much is stored. `options`: of the browser's context."""
         context = browser.new_context(**(DESKTOP | options))
         context.set_default_timeout(MILLISECONDS)
-        if settings is not None:
-            stored = json.dumps(json.dumps(settings))
-            context.add_init_script(f"localStorage['trueline.settings'] ??= {stored}")
+        for name, text in (
+            ("settings", json.dumps(settings or {})),
+            ("conversation", conversation),
+        ):
+            context.add_init_script(f"localStorage['trueline.{name}'] ??= {json.dumps(text)}")
         self.url = f"{url}/"
         self.faults: list[str] = []
         self.accepted: list[str] = []
@@ -74,7 +77,7 @@ class Visit:
 
     def said(self) -> list[str]:
         """What the messages say, as it is seen."""
-        return self.find(".message .content").all_inner_texts()
+        return self.find(".message > .content").all_inner_texts()
 
     def stored(self, key: str) -> Any:
         return self.page.evaluate(f"JSON.parse(localStorage['trueline.{key}'] ?? 'null')")

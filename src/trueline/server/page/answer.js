@@ -2,6 +2,8 @@
 
 /** Adds the chunks of a stream to a message. */
 export class Answer {
+  #reasonedFrom = null;
+
   constructor(message, now = () => performance.now()) {
     this.message = message;
     this.now = now;
@@ -16,8 +18,28 @@ export class Answer {
     const message = this.message;
     if (chunk.usage) this.#count(chunk.usage);
     if (!choice) return;
-    message.content += choice.delta?.content ?? "";
+    const { content, reasoning, reasoning_content, tool_calls } = choice.delta ?? {};
+    this.#reason(reasoning_content ?? reasoning ?? "");
+    message.content += content ?? "";
+    for (const call of tool_calls ?? []) this.#call(call);
     if (choice.finish_reason) message.finish = choice.finish_reason;
+  }
+
+  #reason(text) {
+    if (!text) return;
+    this.#reasonedFrom ??= this.now();
+    this.message.reasoning = (this.message.reasoning ?? "") + text;
+    this.message.stats.reasoned = (this.now() - this.#reasonedFrom) / 1000;
+  }
+
+  /** A part of a call, which says of which. */
+  #call({ index, id, function: { name, arguments: text } = {} }) {
+    const calls = (this.message.calls ??= []);
+    let call = calls.find((each) => each.index === index);
+    if (!call) calls.push(call = { index, id: "", name: "", arguments: "" });
+    call.id += id ?? "";
+    call.name += name ?? "";
+    call.arguments += text ?? "";
   }
 
   #count({ prompt_tokens, completion_tokens, prompt_tokens_details }) {
@@ -44,7 +66,7 @@ export function statsLine({ stats, finish }) {
   const parts = [];
   if (stats?.tokens) {
     parts.push(stats.tokens === 1 ? "1 token" : `${stats.tokens} tokens`);
-    if (stats.rate) parts.push(`${stats.rate.toFixed(1)} tokens/s`);
+    if (stats.rate) parts.push(`${shownRate(stats.rate)} tokens/s`);
     parts.push(`first after ${stats.first.toFixed(2)} s`);
     const cached = stats.cached ? ` (${stats.cached} cached)` : "";
     parts.push(`prompt ${stats.prompt}${cached}`);
@@ -52,5 +74,7 @@ export function statsLine({ stats, finish }) {
   if (ENDS[finish]) parts.push(ENDS[finish]);
   return parts.join(" · ");
 }
+
+export const shownRate = (rate) => rate.toFixed(rate < 100 ? 1 : 0);
 
 const ENDS = { length: "cut: length", stopped: "stopped", tool_calls: "calls a tool" };

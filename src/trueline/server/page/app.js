@@ -22,7 +22,7 @@ let running = null;
 // -- the conversation ------------------------------------------------------------------
 
 function show(message) {
-  const view = new MessageView(message, { copy, edit, retry });
+  const view = new MessageView(message, { copy, edit, retry, giveResults });
   views.set(message, view);
   byId("messages").append(view.node);
   return view;
@@ -32,11 +32,14 @@ function showAll() {
   views.clear();
   byId("messages").replaceChildren();
   conversation.messages.forEach(show);
-  showEmptiness();
+  showWhole();
 }
 
-function showEmptiness() {
-  byId("empty").hidden = conversation.messages.length > 0;
+/** Shows what depends on the messages together. */
+function showWhole() {
+  const { messages } = conversation;
+  byId("empty").hidden = messages.length > 0;
+  views.forEach((view, message) => view.askForResults(message === messages.at(-1)));
 }
 
 function send() {
@@ -50,20 +53,20 @@ function send() {
 
 /** Asks for an answer to all that was said. */
 async function answer() {
-  const sent = request();
+  const messages = conversation.forRequest(settings.get("system"));
   const message = conversation.add({ role: "assistant", content: "" });
   const view = show(message);
-  showEmptiness();
-  scrollDown(true);
-  running = new AbortController();
-  setRunning(true);
+  const own = new AbortController();
+  setRunning(own);
   view.busy = true;
+  showWhole();
+  scrollDown(true);
   const answer = new Answer(message);
   const redraw = framewise(() => { view.update(); scrollDown(); });
   try {
     const wrong = settings.wrong();
     if (wrong) throw new ApiError(`Settings, ${wrong}`);
-    for await (const chunk of streamChat(sent, running.signal)) {
+    for await (const chunk of streamChat(request(messages), own.signal)) {
       answer.take(chunk);
       redraw();
     }
@@ -71,19 +74,18 @@ async function answer() {
     if (error.name === "AbortError") message.finish = "stopped";
     else message.error = explained(error);
   }
-  running = null;
   view.busy = false;
-  view.update();
+  if (running === own) setRunning(null); // else another answer has begun meanwhile
+  showWhole();
   scrollDown();
-  setRunning(false);
   announce(message);
   conversation.save();
 }
 
-function request() {
+function request(messages) {
   return {
     model: status.model(),
-    messages: conversation.forRequest(settings.get("system")),
+    messages,
     stream: true,
     stream_options: { include_usage: true, continuous_usage_stats: true },
     ...settings.forRequest(),
@@ -120,6 +122,12 @@ function edit(message) {
   prompt.focus();
 }
 
+function giveResults(results) {
+  if (running) return;
+  results.forEach((result) => show(conversation.add(result)));
+  answer();
+}
+
 function copy(message) {
   copyText(message.content);
 }
@@ -133,9 +141,10 @@ function clear() {
 
 // -- the page --------------------------------------------------------------------------
 
-function setRunning(isRunning) {
-  byId("send").hidden = isRunning;
-  byId("stop").hidden = !isRunning;
+function setRunning(controller) {
+  running = controller;
+  byId("send").hidden = running !== null;
+  byId("stop").hidden = running === null;
 }
 
 function announce({ error, finish }) {

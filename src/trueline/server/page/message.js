@@ -1,23 +1,34 @@
 // How messages are shown.
 
 import { statsLine } from "./answer.js";
+import { CallView, ResultsForm } from "./calls.js";
 import { button, element } from "./dom.js";
 import { MarkdownView } from "./markdown_view.js";
+import { ReasoningView } from "./reasoning.js";
+
+const TITLES = { user: "You", assistant: "Model", tool: "Result" };
 
 /** A message in the list. `does`: what its buttons do, each called with the message. */
 export class MessageView {
+  #calls = [];
+  #results = null;
+
   constructor(message, does) {
     this.message = message;
     this.does = does;
     this.content = element("div", { class: "content" });
-    this.markdown = message.role === "assistant" ? new MarkdownView(this.content) : null;
+    this.markdown = new MarkdownView(this.content);
+    this.reasoning = message.role === "assistant" ? new ReasoningView() : null;
+    this.calls = element("div", { class: "calls" });
     this.error = element("p", { class: "error", role: "alert", hidden: true });
     this.stats = element("span", { class: "stats" });
     this.node = element(
       "li",
       { class: `message ${message.role}` },
-      element("h2", { class: "unseen" }, message.role === "user" ? "You" : "Model"),
+      element("h2", { class: message.role === "tool" ? "label" : "unseen" }, this.#title()),
+      this.reasoning?.node,
       this.content,
+      this.calls,
       this.error,
       element("div", { class: "foot" }, this.stats, this.#buttons()),
     );
@@ -26,24 +37,53 @@ export class MessageView {
 
   /** Shows what is new of the message. */
   update() {
-    const { content, error } = this.message;
-    if (this.markdown) this.markdown.update(content);
-    else this.content.textContent = content;
+    const { role, content, error, calls = [] } = this.message;
+    if (role === "assistant") this.markdown.update(content);
+    else if (this.content.textContent !== content) this.content.textContent = content;
+    this.reasoning?.update(this.message);
+    calls.slice(this.#calls.length).forEach((call) => this.#addCall(call));
+    this.#calls.forEach((view) => view.update(this.isBusy));
     this.error.hidden = !error;
     this.error.textContent = error ?? "";
     this.stats.textContent = statsLine(this.message);
   }
 
   set busy(value) {
+    this.isBusy = value;
     this.node.setAttribute("aria-busy", value);
+    this.update();
+  }
+
+  /** Asks for what the tools found; only where nothing has been said since. */
+  askForResults(isLast) {
+    const asks = isLast && !this.isBusy && this.message.calls?.length > 0;
+    if (!asks) {
+      this.#results?.remove();
+      this.#results = null;
+    } else if (!this.#results) {
+      this.#results = new ResultsForm(this.message, this.does.giveResults).node;
+      this.calls.append(this.#results);
+    }
+  }
+
+  #addCall(call) {
+    const view = new CallView(call);
+    this.#calls.push(view);
+    this.calls.append(view.node);
+  }
+
+  #title() {
+    const { role, name } = this.message;
+    return name ? `${TITLES[role]} of ${name}` : TITLES[role];
   }
 
   #buttons() {
     const { message, does } = this;
     const copy = button("Copy", () => does.copy(message));
-    const other = message.role === "user"
-      ? button("Edit", () => does.edit(message))
-      : button("Retry", () => does.retry(message));
-    return element("span", { class: "tools" }, copy, other);
+    const other = {
+      user: () => button("Edit", () => does.edit(message)),
+      assistant: () => button("Retry", () => does.retry(message)),
+    }[message.role];
+    return element("span", { class: "tools" }, copy, other?.());
   }
 }
