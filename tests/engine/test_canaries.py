@@ -182,6 +182,16 @@ def test_a_byte_is_found_wherever_it_is(name: str, running: Callable[[str], Engi
     assert tried >= 4 * len(kinds)
 
 
+@pytest.mark.parametrize("name", ["latents", "keys", "states", "windows and entries"])
+def test_the_null_place_is_guarded(name: str, running: Callable[[str], EngineCore]) -> None:
+    """All of it where steps are not captured, so that none has padding; but not where the ends of
+    prompts go there."""
+    core = running(name)
+    for pool in canaries_of(core).pools:
+        ends = pool.group is not None and core.plan.groups[pool.group].keeps_ends
+        assert int(pool.places.first[NULL]) == ends * pool.places.positions, pool.name
+
+
 def test_several_rows_are_told_as_such(running: Callable[[str], EngineCore]) -> None:
     """Also where they have changed by the same, which their middle would have."""
     canaries = canaries_of(running("latents"))

@@ -148,6 +148,19 @@ def test_what_was_written_comes_first_and_all_of_it_comes() -> None:
     assert 500 not in again.choose(0, everything=False).places.tolist()
 
 
+def test_what_is_written_all_the_time_leaves_room_for_others() -> None:
+    """Under load as many low places as fit into a check are written in every step."""
+    places, high = Places(1000, SIZE, 40, scribbled=0), 599
+    for place in range(1, 600):
+        places.write([place], [0], [SIZE], [1], [place != high])
+    seen: set[int] = set()
+    for step in range(4):
+        for place in range(1, 40):
+            places.write([place], [0], [SIZE], [1], [False])
+        seen |= set(places.choose(step, everything=False).places.tolist())
+    assert high in seen, "long before its turn among those that nobody writes"
+
+
 def test_what_rows_may_write() -> None:
     """Positions [start, start + count) by their tables; the window's blocks behind are null."""
     step = StepMessage(

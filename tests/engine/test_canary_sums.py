@@ -69,6 +69,16 @@ def test_only_what_is_known_is_compared() -> None:
     assert [each.row for each in look(sums, POSITIONS, POSITIONS)] == [3]
 
 
+def test_what_was_written_again_is_not_compared() -> None:
+    """Though sums were kept of what was there before."""
+    values, sums = memory()
+    assert look(sums, 0, POSITIONS) == []
+    values += 1
+    assert look(sums, 0, POSITIONS) == []
+    values[0, 4, 2] += 1
+    assert [each.place for each in look(sums, POSITIONS, POSITIONS)] == [4]
+
+
 def test_what_padding_writes_is_not_compared() -> None:
     """A position spoils the row it is in."""
     values, sums = memory()
