@@ -110,6 +110,22 @@ def test_what_cannot_be_forced_is_not_covered(tmp_path: Path) -> None:
     assert not report.passed, "nothing ran"
 
 
+@pytest.mark.parametrize("case", ["fp8", "ling", "v4-shallow"])
+def test_engines_begin_with_what_others_left(case: str, tmp_path: Path) -> None:
+    """Numbers, the same in every run, where fresh memory may be zeros; nothing in null places."""
+    model, config = made(case, tmp_path)
+    session, found = Session(case, model, config), []
+    for _ in range(2):
+        with session.core() as core:
+            caches = local_runner(core.executor).caches
+            stores = {**caches.paged, **caches.slotted}.values()
+            parts = [part for store in stores for part in store.parts() if not part.constant]
+            found.append([part.words[:, 1].clone() for part in parts])
+    for one, two in zip(*found, strict=True):
+        assert torch.equal(one, two)
+        assert float((one != 0).double().mean()) > 0.5
+
+
 def test_selection() -> None:
     with pytest.raises(UsageError, match="tier"):
         Selection(tier="quick")  # type: ignore[arg-type]

@@ -14,6 +14,7 @@ import torch
 
 from trueline.config import EngineConfig
 from trueline.device import find_device, recover
+from trueline.engine.caches import Caches
 from trueline.engine.core import EngineCore
 from trueline.engine.executor import LocalExecutor, local_runner
 from trueline.engine.loading import load_engine
@@ -29,6 +30,8 @@ SMALL_BYTES = 400_000_000
 """Of weights: the definition of such a model stays in memory whole, in float64 and in its dtype."""
 PART_OF_MEMORY = 0.2
 """Of what is free: for layers of a larger one, which are read when they are needed."""
+USED_POSITIONS, USED_SLOTS = 512, 8
+"""Those of an engine that holds numbers before its first request."""
 MOST_SCORES = 1 << 27
 """Attention scores that the definition holds at a time, of all heads."""
 
@@ -130,6 +133,7 @@ class Session:
         ):
             return load_engine(self.model, config).core
         runner = Runner(self.spec, plan, self._decoder)
+        _as_after_others(runner.caches, plan)
         if runner.graphs is not None:
             runner.graphs.capture_all()
         threaded = plan.limits.overlap and not plan.device.is_gpu
@@ -206,6 +210,22 @@ def _layers_of(plan: Plan) -> tuple[object, ...]:
     layers = [(kind, each.name) for kind, each in plan.layers.items()]
     dtypes = plan.compute_dtype, plan.weight_dtype, plan.numerics.name
     return *dtypes, plan.batch_invariant, plan.tiling, tuple(chosen), tuple(stored), tuple(layers)
+
+
+@torch.inference_mode()
+def _as_after_others(caches: Caches, plan: Plan) -> None:
+    """Numbers in the blocks and slots that are given first, as other requests leave them: fresh
+    memory is all zeros as likely as not, and then who reads what was never written goes unseen."""
+    device = plan.device.torch
+    with torch.random.fork_rng([device] if plan.device.is_gpu else []):
+        torch.manual_seed(0)
+        for group in plan.groups:
+            count = 1 + -(-USED_POSITIONS // group.block_size)
+            for kind in group.kinds:
+                caches.paged[kind.name].randomise(range(1, min(count, group.num_blocks)))
+        for slotted in caches.slotted.values():
+            assert plan.slots is not None
+            slotted.randomise(range(1, min(1 + USED_SLOTS, plan.slots.num_slots)))
 
 
 def lengths_around(size: int, longest: int, *, most: int = 3) -> Sequence[int]:
