@@ -504,6 +504,7 @@ def test_chat_logprobs(tokenizer: Tokenizer) -> None:
     first = choice["logprobs"]["content"][0]
     assert (first["token"], first["bytes"]) == ("\\xc3", [0xC3])
     assert first["logprob"] == -7.25 - ids[0] / 64
+    assert first["rank"] == 3, "it is not among the two"
     assert [top["logprob"] for top in first["top_logprobs"]] == [-0.5, -1.5]
     assert bytes(first["top_logprobs"][0]["bytes"]) == tokenizer.token_bytes(ids[0] + 1)
 

@@ -54,7 +54,8 @@ def chat_logprobs(
                 (names(other), found) for other, found in list(entry.items())[:count]
             )
         ]
-        content.append(TokenLogprob(text, _finite(entry[token].logprob), list(spelled), top))
+        own = entry[token]
+        content.append(TokenLogprob(text, _finite(own.logprob), list(spelled), top, own.rank))
     return ChatLogprobs(in_pieces(content))
 
 

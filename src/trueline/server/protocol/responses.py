@@ -71,6 +71,8 @@ class TopLogprob(msgspec.Struct):
 
 class TokenLogprob(TopLogprob):
     top_logprobs: list[TopLogprob]
+    rank: int
+    """Not OpenAI's: 1 is the likeliest of all tokens. Tells of one that is not among the top."""
 
 
 class ChatLogprobs(msgspec.Struct):
