@@ -74,9 +74,11 @@ def _unnamed(output: RequestOutput) -> RequestOutput:
 
 
 def test_nothing_left_to_draw_is_the_same_error_captured(llm: LLM) -> None:
-    fields = BASE | {"allowed_token_ids": (30,), "bad_words": ("?",)}
+    """In a decode step: where it is known before, the request is not admitted."""
+    form = StructuredOutputsParams(choice=["abc"])
+    fields = BASE | {"structured_outputs": form, "bad_words": ["b", "bc"]}
     (one,) = answers(llm, [SamplingParams(**fields)])
-    assert one.outputs[0].error
+    assert "after 1 tokens" in (one.outputs[0].error or "")
     assert captured(llm, [SamplingParams(**fields)])[0] == [one]
 
 
@@ -102,7 +104,7 @@ MATTERS: dict[str, Any] = {
     "min_tokens": 4,
     "logprobs": 2,
     "bad_words": [chr(c) for c in range(33, 127)],
-    "allowed_token_ids": [30, 31, 32],
+    "allowed_token_ids": [30, 31, 32, 150],  # the last one is no bad word
     "structured_outputs": StructuredOutputsParams(regex="[0-9]+"),
 }
 """A value of each that changes what is drawn or told."""

@@ -67,13 +67,15 @@ def test_usage_in_every_chunk_only_where_there_is_usage(
 
 def test_every_step_is_counted_in_its_bucket() -> None:
     """Up to and including the bound, as Prometheus has it; longer ones in the last."""
+    counters = SimpleNamespace(num_steps=0, num_scheduled_tokens=0)
+    core = SimpleNamespace(scheduler=SimpleNamespace(counters=counters))
     for number, bound in enumerate(STEP_BUCKETS):
         for seconds, place in (
             (bound * 0.999, number),
             (bound, number),
             (bound * 1.001, number + 1),
         ):
-            stats = StatsRecorder(SimpleNamespace())  # type: ignore[arg-type]
+            stats = StatsRecorder(core)  # type: ignore[arg-type]
             stats.stepped(seconds, [])
             assert [i for i, count in enumerate(stats.step_counts) if count] == [place]
             assert stats.step_seconds == stats.last_step_seconds == seconds

@@ -251,7 +251,10 @@ class Templating(Body, frozen=True, kw_only=True):
     continue_final_message: Flag = None
     reasoning_effort: Annotated[
         Annotated[str, Meta(min_length=1, max_length=MAX_CHARS["reasoning_effort"])] | None,
-        Meta(description="a level that the model's chat template knows, or none"),
+        Meta(
+            description="a level that the model's chat template knows, or none: up to "
+            f"{MAX_CHARS['reasoning_effort']} characters"
+        ),
     ] = None
     tools: NoTools = None
 
