@@ -157,7 +157,7 @@ def test_every_store_is_poisoned_where_nobody_owns_it() -> None:
         )
 
     caches = object.__new__(Caches)
-    caches.paged, caches._group = {"a": store("a"), "b": store("b")}, {"a": 1, "b": 0}
+    caches.paged, caches.group_of = {"a": store("a"), "b": store("b")}, {"a": 1, "b": 0}
     caches.slotted = {"c": store("c")}
     caches.poison(Unowned(blocks=[[1], [2]], cells=[[3], [4]], slots=[5]))
     assert sorted(told) == [("a", [2]), ("a cells", [4]), ("b", [1]), ("b cells", [3]), ("c", [5])]

@@ -333,7 +333,7 @@ def test_checkpoints_of_whole_models_are_as_large_as_published(
 
 @pytest.mark.parametrize(
     "config",
-    [*("mid", "v2lite", "mid-hybrid", "ling25s", "mid-sparse", "v32s", "k25s"), *WHOLE],
+    [*("mid", "v2lite", "mid-hybrid", "ling25s", "mid-sparse", "mid-v4", "v32s", "k25s"), *WHOLE],
 )
 def test_benchmark_configs(config: str) -> None:
     directory = CONFIGS / config

@@ -162,7 +162,7 @@ def test_yarn_can_be_put_in(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "config", ["mid", "v2lite", "mid-hybrid", "ling25s", "mid-sparse", "v32s", "k25s"]
+    "config", ["mid", "v2lite", "mid-hybrid", "ling25s", "mid-sparse", "mid-v4", "v32s", "k25s"]
 )
 def test_from_a_config_file(config: str, tmp_path: Path) -> None:
     """Benchmark configs, made narrow: the file's other keys stay as they are."""
@@ -172,6 +172,8 @@ def test_from_a_config_file(config: str, tmp_path: Path) -> None:
         narrow = (*narrow, "--layer-group", "2", "--linear-head", "24", "--norm-groups", "3")
     if config in ("mid-sparse", "v32s"):
         narrow = (*narrow, "--q-lora", "24", "--index-head", "70", "--index-heads", "16")
+    if config == "mid-v4":
+        narrow = ("--layers", "4", "--hidden", "64", "--expert-width", "16", "--output-groups", "2")
     file = CONFIGS / config / "config.json"
     make("config", tmp_path / "m", "--config", file, *narrow, "--vocab", "32000", "--heads", "2")
     nothing = torch.empty(0, dtype=torch.long)

@@ -1,5 +1,5 @@
 """What a long context costs: decode steps at several lengths, the time inside attention over the
-paged cache apart from the rest, and the memory a sequence takes."""
+paged cache apart from the rest, and the memory a sequence takes, by what is kept."""
 
 from __future__ import annotations
 
@@ -13,13 +13,15 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from types import SimpleNamespace
 
+from trueline.bench.cache_bytes import KindBytes, cache_bytes
+from trueline.bench.models import find_bench_model
 from trueline.bench.workload import Workload, bench_engine, measure, stepped
+from trueline.cache.blocks import NULL_BLOCK
 from trueline.cache.prefix import hash_blocks, prefix_salt
 from trueline.engine.executor import local_runner
 from trueline.engine.params import SamplingParams
-from trueline.errors import UsageError
 from trueline.llm import LLMEngine
-from trueline.models.statistics import CacheCost, cache_costs
+from trueline.models.statistics import cache_costs
 from trueline.spec.fields import read_json
 from trueline.spec.model import ModelSpec
 from trueline.tiny.configs import without_indexer
@@ -40,8 +42,10 @@ class ContextFigures:
     """Inside attention over the paged cache."""
     sequence_bytes: int
     """Cache and states of one sequence of that length."""
-    all_latent_bytes: int
-    """Of the same model with latent attention in every layer."""
+    all_latent_bytes: int | None
+    """Of the same model with latent attention in every layer; None where no layer has it."""
+    kinds: tuple[KindBytes, ...]
+    """What one of the requests holds after its first step."""
 
     @property
     def rest_ms(self) -> float:
@@ -113,6 +117,7 @@ def _at(engine: LLMEngine, clock: OpClock, context: int, batch: int, steps: int)
     for i in range(batch):
         engine.add_request(f"context-{i}", {"prompt_token_ids": prompt}, params)
     stepped(engine)  # what is left of the prompts
+    kinds = cache_bytes(engine, "context-0")
     whole, inside = [], []
     while engine.has_unfinished_requests():
         before, start = clock.seconds, time.perf_counter()
@@ -126,6 +131,7 @@ def _at(engine: LLMEngine, clock: OpClock, context: int, batch: int, steps: int)
         1e3 * statistics.median(whole),
         1e3 * inside[middle],
         *sequence_bytes(engine.spec, context),
+        kinds,
     )
 
 
@@ -133,16 +139,20 @@ def pretend_computed(engine: LLMEngine, prompt: list[int]) -> None:
     """Put a prompt's blocks (and its state) into the prefix cache with random contents: requests
     that ask for it find them, and no time is spent on computing them."""
     core = engine.core
-    caches = local_runner(core.executor).caches
-    size = core.plan.block_size
+    caches, groups = local_runner(core.executor).caches, core.blocks
+    size = groups.lcm_block_size
     whole = (len(prompt) - 1) // size * size
-    hashes = hash_blocks(prompt[:whole], size, prefix_salt(core.fingerprint), [])
-    blocks = core.pool.allocate(len(hashes))
-    for block, value in zip(blocks, hashes, strict=True):
-        core.pool.register(block, value)
-    for paged in caches.paged.values():
-        paged.randomise(blocks)
-    core.pool.release(blocks)
+    salt = prefix_salt(core.fingerprint)
+    hashes = hash_blocks(prompt[:whole], groups.hash_size, salt, [])
+    tables = groups.empty()
+    for end in range(size, whole + 1, size):  # as a prompt's chunks come and go
+        groups.allocate(tables, end)
+        groups.register(tables, hashes, end - size, end)
+        groups.trim(tables, end - size, end)
+    for name, paged in caches.paged.items():
+        held = tables[caches.group_of[name]]
+        paged.randomise([block for block in held if block != NULL_BLOCK])
+    groups.release(tables)
     if core.slots is not None:
         slots = core.slots.allocate(1)
         core.slots.register(slots[0], hashes[-1])
@@ -155,32 +165,11 @@ def dense_engine(
     model: str, contexts: list[int], batch: int, steps: int, dtype: str = "auto"
 ) -> LLMEngine:
     """The same model attending to everything it has."""
-    path = Path(model)
+    path, _ = find_bench_model(model)
     config = read_json(path / "config.json" if path.is_dir() else path)
     with tempfile.TemporaryDirectory() as scratch:
         (Path(scratch) / "config.json").write_text(json.dumps(without_indexer(config)))
         return context_engine(scratch, contexts, batch, steps, dtype)
-
-
-def plot_contexts(file: Path, series: dict[str, list[ContextFigures]], title: str) -> None:
-    try:
-        from matplotlib.figure import Figure
-    except ImportError:
-        raise UsageError("a plot needs matplotlib: pip install 'trueline[plot]'") from None
-    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
-    axes = figure.subplots()
-    for (name, figures), style in zip(series.items(), ("o-", "s--"), strict=False):
-        axes.plot(
-            [f.context for f in figures], [f.tokens_per_s for f in figures], style, label=name
-        )
-    ticks = [f.context for f in next(iter(series.values()))]
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [f"{tick:,}" for tick in ticks])
-    axes.set(xlabel="context (tokens)", ylabel="decode tokens/s", title=title)
-    axes.set_ylim(bottom=0)
-    axes.grid(alpha=0.3)
-    axes.legend(frameon=False)
-    figure.savefig(file, metadata={"Date": None} if file.suffix == ".svg" else None)
 
 
 def prefill_rate(engine: LLMEngine, length: int) -> float:
@@ -188,12 +177,14 @@ def prefill_rate(engine: LLMEngine, length: int) -> float:
     return measure(engine, Workload(1, length, 1)).prefill_tokens_per_s
 
 
-def sequence_bytes(spec: ModelSpec, context: int) -> tuple[int, int]:
-    """Of one sequence; and if every layer were like the latent ones."""
+def sequence_bytes(spec: ModelSpec, context: int) -> tuple[int, int | None]:
+    """Of one sequence; and if every layer were like the latent ones, where there are some."""
     costs = {cost.kind: cost for cost in cache_costs(spec)}
-    latent: CacheCost = costs["mla"]
     ours = sum(
         cost.bytes_per_token * context + cost.state_bytes_per_sequence for cost in costs.values()
     )
+    latent = costs.get("mla")
+    if latent is None:
+        return int(ours), None
     alike = latent.bytes_per_token * spec.num_layers // latent.layers * context
     return int(ours), int(alike)

@@ -14,6 +14,7 @@ from cyclopts import App, Parameter
 
 from trueline.cli.bench_cache_noise import cache_noise
 from trueline.cli.bench_canaries import canaries
+from trueline.cli.bench_context import context
 from trueline.cli.bench_formats import formats
 from trueline.cli.bench_gpu import gpu
 from trueline.cli.bench_memory import memory
@@ -27,7 +28,6 @@ from trueline.errors import UsageError
 from trueline.utils.json_types import JSON
 
 if TYPE_CHECKING:
-    from trueline.bench.context import ContextFigures
     from trueline.bench.workload import Figures
 
 Json = Annotated[bool, Parameter(name="--json", negative=())]
@@ -36,6 +36,7 @@ Dtype = Literal["float32", "bfloat16"]
 bench = App(name="bench", help="Measure speed: throughput, latency, or side by side with a peer.")
 bench.command(cache_noise, name="cache-noise")
 bench.command(canaries, name="canaries")
+bench.command(context, name="context")
 bench.command(formats, name="formats")
 bench.command(gpu, name="gpu")
 bench.command(memory, name="memory")
@@ -65,8 +66,8 @@ def throughput(
     Parameters
     ----------
     model
-        A model directory, a config.json, or one of mid, mid-hybrid, mid-sparse, v2lite, ling25s,
-        v32s, k25s (then weights are drawn).
+        A model directory, a config.json, or one of mid, mid-hybrid, mid-sparse, mid-v4, v2lite,
+        ling25s, v32s, k25s (then weights are drawn).
     batch
         Requests at once.
     kv_cache_dtype
@@ -109,8 +110,8 @@ def latency(
     Parameters
     ----------
     model
-        A model directory, a config.json, or one of mid, mid-hybrid, mid-sparse, v2lite, ling25s,
-        v32s, k25s (then weights are drawn).
+        A model directory, a config.json, or one of mid, mid-hybrid, mid-sparse, mid-v4, v2lite,
+        ling25s, v32s, k25s (then weights are drawn).
     kv_cache_dtype
         Of latents: auto (as computed), e4m3fn (also fp8, fp8_e4m3), e4m3fnuz.
     numerics
@@ -129,79 +130,6 @@ def latency(
 
 
 @bench.command
-def context(
-    model: str,
-    /,
-    *,
-    length: tuple[int, ...] = (128, 8192),
-    batch: int = 8,
-    steps: int = 32,
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto",
-    beside_dense: Annotated[bool, Parameter(negative=())] = False,
-    plot: Path | None = None,
-    as_json: Json = False,
-) -> None:
-    """What a long context costs: decode steps, the part of them outside attention over the paged
-    cache, prefill, and the memory of a sequence beside the same model all-latent.
-
-    Parameters
-    ----------
-    model
-        A model directory, a config.json, or one of mid, mid-hybrid, mid-sparse, v2lite, ling25s,
-        v32s, k25s (then weights are drawn).
-    length
-        Tokens of context. May be given several times.
-    batch
-        Requests at once; they share one prompt, whose cache is filled with random numbers.
-    steps
-        Decode steps to take the median of.
-    dtype
-        Of weights and cache; auto is the config's.
-    beside_dense
-        Measure a sparse model also with attention over everything.
-    plot
-        Draw tokens per second against context into this file (.svg or .png).
-    """
-    from trueline.bench import context as contexts
-
-    asked = (list(length), batch, steps)
-    engine = contexts.context_engine(model, *asked, dtype)
-    prefill = contexts.prefill_rate(engine, min(max(length), 2048))
-    first = "sparse" if beside_dense else "decode"
-    series = {first: contexts.measure_contexts(engine, *asked, _say)}
-    if beside_dense:
-        del engine  # its memory is wanted
-        dense = contexts.dense_engine(model, *asked, dtype)
-        series["dense"] = contexts.measure_contexts(dense, *asked, _say)
-    if plot:
-        contexts.plot_contexts(plot, series, f"{Path(model).parent.name or model}, batch {batch}")
-    if as_json:
-        rows = {name: [each.as_json() for each in figures] for name, figures in series.items()}
-        print(json.dumps({"prefill_tokens_per_s": prefill, **rows}, indent=1))
-        return
-    for name, figures in series.items():
-        print(f"{name}:")
-        _print_contexts(figures)
-        ends = figures[-1].rest_ms / figures[0].rest_ms
-        print(f"rest at {figures[-1].context:,} / rest at {figures[0].context:,}: {ends:.2f}")
-    print(f"prefill: {prefill:.0f} tokens/s")
-
-
-def _print_contexts(figures: list[ContextFigures]) -> None:
-    from rich import box
-    from rich.table import Table
-
-    heads = ("context", "tokens/s", "step ms", "attention", "rest", "MB / sequence",
-             "all-latent MB")  # fmt: skip
-    table = Table(*heads, box=box.SIMPLE_HEAD)
-    for each in figures:
-        times = (each.tokens_per_s, each.step_ms, each.attention_ms, each.rest_ms)
-        sizes = (each.sequence_bytes / 1e6, each.all_latent_bytes / 1e6)
-        table.add_row(f"{each.context:,}", *(f"{value:.2f}" for value in (*times, *sizes)))
-    tables().print(table)
-
-
-@bench.command
 def compare(
     config: str,
     /,
@@ -216,8 +144,8 @@ def compare(
     Parameters
     ----------
     config
-        A config.json, or the name of one of ours: mid, mid-hybrid, mid-sparse, v2lite, ling25s,
-        v32s, k25s.
+        A config.json, or the name of one of ours: mid, mid-hybrid, mid-sparse, mid-v4, v2lite,
+        ling25s, v32s, k25s.
     peer
         Must be installed.
     """

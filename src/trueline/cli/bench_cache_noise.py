@@ -26,8 +26,8 @@ def cache_noise(
     ----------
     model
         A built-in model, which is given solved problems; or a model directory, a config.json, or
-        one of mid, mid-hybrid, mid-sparse, v2lite, ling25s, v32s, k25s (then weights are drawn),
-        which are given random tokens.
+        one of mid, mid-hybrid, mid-sparse, mid-v4, v2lite, ling25s, v32s, k25s (then weights are
+        drawn), which are given random tokens.
     prompts
         How many.
     prompt_len

@@ -39,8 +39,8 @@ def formats(
     Parameters
     ----------
     model
-        A config.json, a model directory, or one of mid, mid-hybrid, mid-sparse, v2lite, ling25s,
-        v32s, k25s. Weights are drawn.
+        A config.json, a model directory, or one of mid, mid-hybrid, mid-sparse, mid-v4, v2lite,
+        ling25s, v32s, k25s. Weights are drawn.
     format
         May be given several times; the ratios are over the first. block-fp8 has all matrices but
         the head's, int4 and fp4 the routed experts, as published; the rest is bfloat16. Default:

@@ -35,8 +35,8 @@ def neighbours(
     Parameters
     ----------
     model
-        A model directory, a config.json, or one of mid, mid-hybrid, mid-sparse, v2lite, ling25s,
-        v32s, k25s (then weights are drawn).
+        A model directory, a config.json, or one of mid, mid-hybrid, mid-sparse, mid-v4, v2lite,
+        ling25s, v32s, k25s (then weights are drawn).
     batch
         Requests at once. May be given several times.
     neighbours

@@ -41,8 +41,8 @@ def overhead(
     Parameters
     ----------
     model
-        A model directory, a config.json, or one of mid, mid-hybrid, mid-sparse, v2lite, ling25s,
-        v32s, k25s (then weights are drawn).
+        A model directory, a config.json, or one of mid, mid-hybrid, mid-sparse, mid-v4, v2lite,
+        ling25s, v32s, k25s (then weights are drawn).
     streams
         Requests at once. May be given several times.
     repeats

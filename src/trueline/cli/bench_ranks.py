@@ -45,8 +45,8 @@ def ranks(
     config
         A config.json, a model directory, or a config that comes with the package: deepseek-v3,
         deepseek-v3.2, kimi-k2.5, glm-5-fp8 (whole models, as published), or one of mid,
-        mid-hybrid, mid-sparse, v2lite, ling25s, v32s, k25s. Weights are drawn in the config's own
-        stored format.
+        mid-hybrid, mid-sparse, mid-v4, v2lite, ling25s, v32s, k25s. Weights are drawn in the
+        config's own stored format.
     more
         Further ones, one after the other.
     tensor_parallel_size

@@ -15,7 +15,7 @@ class Caches:
     def __init__(self, plan: Plan, num_layers: int) -> None:
         self.paged: dict[str, PagedStore[object]] = {}
         self.slotted: dict[str, SlottedStore[object]] = {}
-        self._group: dict[str, int] = {}
+        self.group_of: dict[str, int] = {}
         # behind the last place that anybody is given one more, which canaries guard: NaN for who
         # reads it
         guard = int(plan.canaries is not None)
@@ -24,7 +24,7 @@ class Caches:
                 for paged in group.kinds:
                     blocks = self.paged[paged.name] = paged.allocate(group.num_blocks + guard)
                     blocks.poison(range(group.num_blocks, group.num_blocks + guard))
-                    self._group[paged.name] = number
+                    self.group_of[paged.name] = number
             for slotted in plan.slotted:
                 assert plan.slots is not None
                 count = plan.slots.num_slots
@@ -41,7 +41,7 @@ class Caches:
 
     def group(self, kind: AnyKind) -> int:
         """Whose block table it has; 0 for a kind without one."""
-        return self._group.get(kind.name, 0)
+        return self.group_of.get(kind.name, 0)
 
     def first(self, kind: type[StateKind[View, Any]]) -> View:
         """The view of the first layer that keeps this kind: all have the same layout."""
@@ -51,7 +51,7 @@ class Caches:
     def poison(self, unowned: Unowned) -> None:
         """NaN in what nobody owns: a read of it shows in the results."""
         for name, store in self.paged.items():
-            group = self._group[name]
+            group = self.group_of[name]
             store.poison(unowned.blocks[group])
             store.poison_cells(unowned.cells[group])
         for slotted in self.slotted.values():
