@@ -81,7 +81,7 @@ def run(site: Path, at: Path, *arguments: str) -> str:
 def test_a_wheel_holds_what_is_read(held: dict[str, Path]) -> None:
     assert {f"trueline/bench/gpu/{name}" for name in ("cells.json", "peers-h200.json")} <= set(held)
     names = {path.parent.name for path in CONFIGS.glob("*/config.json")}
-    assert len(names) == 12
+    assert names >= {"mid", "v2lite", "v4s", "deepseek-v3"}
     assert {f"trueline/bench/configs/{name}/config.json" for name in names} <= set(held)
     assert not [name for name in held if not name.startswith("trueline/")]
     for folder, files in (
