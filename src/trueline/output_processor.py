@@ -13,10 +13,18 @@ from trueline.engine.messages import CoreOutput, CoreRequest, TokenScore
 from trueline.engine.params import SamplingParams, sequence_seed
 from trueline.errors import UsageError
 from trueline.grammar.constraint import Constraint
-from trueline.outputs import CompletionOutput, Logprob, RequestOutput
+from trueline.outputs import CompletionOutput, Logprob, MalformedCall, RequestOutput, ToolCall
 from trueline.text.answers import AnswerReader
 from trueline.text.detokenize import Detokenizer
-from trueline.text.formats.events import Content, Event, Reasoning
+from trueline.text.formats.events import (
+    Arguments,
+    CallEnd,
+    CallStart,
+    Content,
+    Event,
+    Malformed,
+    Reasoning,
+)
 from trueline.text.stop import StopChecker, StopStrings
 from trueline.text.tokenizer import Tokenizer, bad_word_ids
 
@@ -241,6 +249,26 @@ class RequestOutputState:
                     completion.reasoning += text
                 case Content(text):
                     self._add_text(index, text)
+                case CallStart(_, call_id, name):
+                    assert call_id is not None, "AnswerReader gives those ids that a format has not"
+                    # what a call stands behind begins no stop string any more
+                    completion.text += self._stop_checkers[index].flush()
+                    completion.calls.append(ToolCall(call_id, name, len(completion.text)))
+                case Arguments(call, text):
+                    completion.calls[call].arguments += text
+                case CallEnd(call):
+                    completion.calls[call].ended = True
+                    self._after_call(index)
+                case Malformed(begun, reason, text):
+                    completion.malformed.append(MalformedCall(begun, reason, text))
+                    self._add_text(index, text)
+
+    def _after_call(self, index: int) -> None:
+        text, completion = self._texts[index], self.output.outputs[index]
+        assert isinstance(text, AnswerReader)
+        if text.ends_after_call:
+            completion.finish_reason = "stop"
+            self._stopped.append(self.sequence_ids[index])
 
     def _add_text(self, index: int, text: str, last: bool = False) -> None:
         completion, stop_checker = self.output.outputs[index], self._stop_checkers[index]

@@ -17,6 +17,30 @@ Logprobs = list[dict[int, Logprob] | None]
 
 
 @dataclass(slots=True)
+class ToolCall:
+    """A call of a function that the answer makes, as far as it has come."""
+
+    id: str
+    name: str
+    place: int
+    """How many characters of the content come before it."""
+    arguments: str = ""
+    """JSON text; whole only with the end of the call."""
+    ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class MalformedCall:
+    """A call that cannot be made: its text is part of the content."""
+
+    index: int | None
+    """Of the call that had begun; None where none had."""
+    reason: str
+    text: str
+    """As the model wrote it."""
+
+
+@dataclass(slots=True)
 class CompletionOutput:
     index: int
     text: str = ""
@@ -34,6 +58,10 @@ class CompletionOutput:
     reasoning: str = ""
     num_reasoning_tokens: int = 0
     """Without its markers."""
+    calls: list[ToolCall] = field(default_factory=list)
+    """In the order in which they began; one that has not ended when the answer has is malformed."""
+    malformed: list[MalformedCall] = field(default_factory=list)
+    """Calls that cannot be made, as they broke off."""
 
     @property
     def finished(self) -> bool:

@@ -38,7 +38,8 @@ SCHEMA = {
     },
     "$defs": {"thing": {"type": "object"}},
 }
-FUNCTIONS = Functions({"get_weather": SCHEMA, "now": {"type": "object", "properties": {}}})
+NOTHING = {"type": "object", "properties": {}}
+FUNCTIONS = Functions({"get_weather": SCHEMA, "now": NOTHING, "f": {}})
 
 
 @dataclass(frozen=True)

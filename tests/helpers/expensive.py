@@ -13,7 +13,16 @@ import msgspec
 from msgspec import inspect
 
 from trueline.server.protocol import bodies
-from trueline.server.protocol.limits import MAX_DIGITS, MAX_FRACTIONS, MAX_NESTED, MAX_VALUES
+from trueline.server.protocol.limits import (
+    MAX_DIGITS,
+    MAX_FRACTIONS,
+    MAX_ITEMS,
+    MAX_NESTED,
+    MAX_TOOLS_BYTES,
+    MAX_VALUES,
+)
+from trueline.server.protocol.tools import ToolFields
+from trueline.text.call_arguments import MAX_ARGUMENTS
 
 MAX_LEN, VOCAB = 2048, 2048
 """Of the model that is served: short, so that its own work is."""
@@ -79,7 +88,7 @@ def field_cases(path: str, name: str, kind: Any) -> Iterator[Case]:
             yield Case(label, path, _bodies(path, name, part, limit))
         far = max(FAR // len(json.dumps(_value(part, 1))), 2 * limit)
         beyond = _bodies(path, name, part, far)
-        offered = name not in bodies.NotOffered.__struct_fields__
+        offered = name not in bodies.NotOffered.__struct_fields__ or path == "/v1/chat/completions"
         says = (name, str(limit), str(far)) if limit and offered else (name,)
         yield Case(f"{label}, far beyond", path, beyond, True, says)
     if not long and isinstance(inspect.type_info(kind), inspect.AnyType):
@@ -135,7 +144,16 @@ def _item(kind: Any, i: int) -> Any:
         return (f"{i:x}." + "ab" * length)[:length]
     if isinstance(part, inspect.DictType):
         return {"role": "user", "content": "a"}
+    if isinstance(part, inspect.StructType):
+        assert part.cls is ToolFields
+        return _tool(i)
     return i % VOCAB
+
+
+def _tool(i: int, members: int = 1) -> dict[str, Any]:
+    properties = {f"p{i}": {"type": "string", "description": TEXT} for i in range(members)}
+    schema = {"type": "object", "properties": properties}
+    return {"type": "function", "function": {"name": f"f{i}", "parameters": schema}}
 
 
 TEXT = "true to the line. "
@@ -195,6 +213,7 @@ def _together() -> Iterator[Case]:
         lambda s: {"prompt": ids(1), "n": int(64 * s), "temperature": 1},
         fills=False,
     )
+    yield from _of_tools(case, chat)
     everything = {
         "stop": [f"{i:02}" + "x" * 250 for i in range(64)],
         "stop_token_ids": list(range(1024)),
@@ -233,6 +252,31 @@ def _together() -> Iterator[Case]:
         "/detokenize",
         lambda s: {"tokens": [i % 200 for i in range(int(300_000 * s))]},
     )
+
+
+def _of_tools(case: Callable[..., Case], chat: str) -> Iterator[Case]:
+    """Tools as large as they may be, of strict functions, and calls in the history. What is shown
+    of them has to fit the model, which is short."""
+    shows = {"chat_template": "{% for m in messages %}{{ m.tool_calls }}{% endfor %}{{ tools }}",
+             "truncate_prompt_tokens": 64}  # fmt: skip
+    members = MAX_TOOLS_BYTES // MAX_ITEMS["tools"] // 60
+
+    def tools(share: float) -> dict[str, Any]:
+        return shows | {"tools": [_tool(i, int(members * share)) for i in range(128)]}
+
+    def calls(count: float) -> dict[str, Any]:
+        arguments = '{"a":[' + "1," * int(count / 2) + "1]}"
+        call = {"id": "a", "function": {"name": "f", "arguments": arguments}}
+        said = {"role": "assistant", "tool_calls": [call]}
+        return shows | {"messages": [{"role": "user", "content": "a"}, said]}
+
+    yield case("tools", chat, tools)
+    yield case("tools, far beyond", chat, lambda s: tools(3), beyond=True,
+               says=("tools", str(MAX_TOOLS_BYTES)))  # fmt: skip
+    yield case("required", chat, lambda s: tools(s / 4) | {"tool_choice": "required"})
+    yield case("arguments", chat, lambda s: calls((MAX_ARGUMENTS - 10) * s))
+    yield case("arguments, far beyond", chat, lambda s: calls(2 * MAX_ARGUMENTS), beyond=True,
+               says=("arguments", str(MAX_ARGUMENTS)))  # fmt: skip
 
 
 def _shapes() -> Iterator[Case]:

@@ -66,6 +66,10 @@ RULES = {
     r"(chat_template_kwargs\.)?reasoning_effort = ": "the template's",
     r"chat_template_kwargs\.\w+: this model's chat template has no switch": "likewise",
     r"thinking_token_budget = \d+: thinking_budget": "two fields",
+    r"tools: (this model's chat template shows none|how this model writes)": "the template's",
+    r"tools\[\d+\]\.function\.name = .*: another tool has it": "two tools",
+    r"tool_choice(: accepted: with tools| = .*: no tool has this name)": "two fields",
+    r"messages\[\d+\]\.tool_calls": "a message's fields are its template's",
 }
 """What the document cannot say, by how the refusal begins, and why it cannot."""
 

@@ -230,7 +230,7 @@ REASONS = {
     ("deepseek_v31", 'f<｜tool▁sep｜>{"a": "\\x"}'): "not JSON: an escape that there is not",
     ("deepseek_v31", "f<｜tool▁sep｜>{} and"): "more than a JSON object in the arguments",
     ("deepseek_v31", "<｜tool▁sep｜>{}"): "it names no function",
-    ("deepseek_v31", "a b<｜tool▁sep｜>{}"): "'a b' names no function",
+    ("deepseek_v31", "a b<｜tool▁sep｜>{}"): "'a b' names none of the functions offered",
     ("deepseek_v31", "a" * 257 + "<｜tool▁sep｜>{}"): "a name of more than 256 characters",
     ("deepseek_v31", "f{}"): "no separator behind the name",
     ("deepseek_v3", "function<｜tool▁sep｜>f\n{}"): "no ```json before the arguments",
@@ -317,7 +317,8 @@ def test_ways_to_write_a_call() -> None:
     for header, wanted in (("functions.now:3", NOW), ("now:0", NOW), ("now", NOW), ("7", NOW)):
         found = told("kimi_k2", kimi.format(f" {header}\n"), functions=one)
         assert found == [wanted], header
-    raw = parse(chat_format("kimi_k2"), [kimi.format("functions.a.b:12")])
+    dotted = Functions({"a.b": {}})
+    raw = parse(chat_format("kimi_k2"), [kimi.format("functions.a.b:12")], functions=dotted)
     assert raw[0] == CallStart(0, "functions.a.b:12", "a.b")
 
 
@@ -420,4 +421,4 @@ def test_the_format_is_read_off_the_checkpoint() -> None:
         found(tool_call_parser="glm46")
     with pytest.raises(UsageError, match="reasoning_parser = 'x': accepted: deepseek_r1, "):
         found(reasoning_parser="x")
-    assert FUNCTIONS.names == ("get_weather", "now")
+    assert FUNCTIONS.names == ("get_weather", "now", "f")

@@ -28,6 +28,8 @@ MALFORMED = (
     "parameter without a value",
 )
 """They pass on arguments that no function takes, or others than were written."""
+UNKNOWN = "function nobody declared"
+"""They call it."""
 NULL = ("Python's None", "None for a number")
 """They make a text of it, though DeepSeek's formats say that the value is none."""
 CASES = [(syntax, name) for syntax, cases in GOLDENS["cases"].items() for name in cases]
@@ -58,6 +60,9 @@ def test_calls_are_read_as_public_parsers_read_them(syntax: str, name: str) -> N
         assert not calls
         assert content in case["text"]
         assert "get_weather" in content
+    elif name == UNKNOWN:
+        assert not calls
+        assert "missing" in content
     elif name in NULL and 'string="false"' in case["text"]:
         assert (content, [list(call.arguments.values()) for call in calls]) == ("", [[None]])
     else:
@@ -68,7 +73,7 @@ def test_every_format_has_its_answers() -> None:
     assert GOLDENS["cases"].keys() == CALLS.keys()
 
 
-@pytest.mark.parametrize("name", [*KEPT, *BROKEN_OFF, *MALFORMED, *NULL])
+@pytest.mark.parametrize("name", [*KEPT, *BROKEN_OFF, *MALFORMED, UNKNOWN, *NULL])
 def test_what_is_read_otherwise_is_read_otherwise(name: str) -> None:
     """Else it needs no exception."""
     found = [(s, cases[name]) for s, cases in GOLDENS["cases"].items() if name in cases]

@@ -22,6 +22,19 @@ class ChatAnswers:
 
     @classmethod
     def of(cls, format: AnswerFormat, asked: ChatRequest, ids: list[int]) -> ChatAnswers:
+        tools = asked.conversation.tools
+        if tools is not None and tools.callable and format.format.calls is None:
+            raise bad_request(
+                "tools: how this model writes calls cannot be told from its files; accepted: "
+                'tool_choice "none", or a server started with --tool-call-parser',
+                "tools",
+            )
+        if tools is not None and (
+            tools.choice == "required" or any(f.strict for f in tools.functions)
+        ):
+            raise bad_request(
+                "tool_choice, strict: not enforced yet; accepted: auto, false", "tools"
+            )
         state = format.reasoning_state(ids, begun(asked.conversation))
         if asked.thinking_budget is not None and state == "not begun":
             raise bad_request(
@@ -34,14 +47,17 @@ class ChatAnswers:
     @property
     def reader(self) -> partial[AnswerReader] | None:
         """Makes what reads one of them; None: they are their text."""
-        if self.format.reasoning is None:
+        tools = self.asked.conversation.tools
+        functions = None if tools is None else tools.schemas
+        if self.format.reasoning is None and functions is None:
             return None
         return partial(
             AnswerReader,
             self.format,
-            None,
+            functions,
             thinking=self.state == "open",
             skip_special_tokens=self.asked.params.skip_special_tokens,
+            ends_after_call=tools is not None and not tools.parallel,
         )
 
     def constraint(self, content: Constraint | None) -> Constraint | None:

@@ -1,13 +1,16 @@
-"""A model's answers, read off their tokens: which of it is reasoning, which is content."""
+"""A model's answers, read off their tokens: which of it is reasoning, content, and calls."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cached_property
 from typing import Literal, TypeAlias
+from uuid import uuid4
 
 from trueline.text.detokenize import Detokenizer
+from trueline.text.formats.calls import CallSyntax
 from trueline.text.formats.choose import FoundFormat, find_format
-from trueline.text.formats.events import Event
+from trueline.text.formats.events import CallStart, Event
 from trueline.text.formats.markers import Markers
 from trueline.text.formats.parser import ChatFormat, ChatParser, ReasoningSyntax
 from trueline.text.formats.values import Functions
@@ -89,7 +92,11 @@ class AnswerReader:
         *,
         thinking: bool,
         skip_special_tokens: bool,
+        ends_after_call: bool = False,
     ) -> None:
+        """`ends_after_call`: there is one call at most."""
+        self.ends_after_call = ends_after_call
+        self._ids = CallIds(answers.format.calls)
         self._markers = answers.markers.by_token
         self._detokenizer = Detokenizer(answers.tokenizer, skip_special_tokens)
         self._parser = ChatParser(
@@ -111,9 +118,38 @@ class AnswerReader:
             text = self._detokenizer.push([token])
         else:
             text = self._detokenizer.flush() + mark  # half a character before it stays half
-        return self._parser.push(text) if text else []
+        return self._named(self._parser.push(text)) if text else []
 
     def finish(self) -> list[Event]:
         """When no more tokens come."""
         text = self._detokenizer.flush()
-        return [*(self._parser.push(text) if text else []), *self._parser.finish()]
+        return self._named([*(self._parser.push(text) if text else []), *self._parser.finish()])
+
+    def _named(self, events: list[Event]) -> list[Event]:
+        return [
+            replace(event, id=self._ids.of(event)) if isinstance(event, CallStart) else event
+            for event in events
+        ]
+
+
+class CallIds:
+    """Ids of an answer's calls: those that its format has, and no other call of the answer; else
+    made here, in the form that the format wants in prompts."""
+
+    def __init__(self, calls: CallSyntax | None) -> None:
+        self._form = None if calls is None else calls.call_id
+        self._taken: set[str] = set()
+
+    def of(self, start: CallStart) -> str:
+        found = start.id or self._made(start.name, start.index)
+        number = start.index
+        while found in self._taken:
+            found = self._made(start.name, number)
+            number += 1
+        self._taken.add(found)
+        return found
+
+    def _made(self, name: str, number: int) -> str:
+        if self._form is None:
+            return f"call_{uuid4().hex[:24]}"
+        return self._form.format(name=name, number=number)

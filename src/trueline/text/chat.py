@@ -6,10 +6,19 @@ Templates are untrusted code: they get copies of the data made of plain JSON val
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 
 from trueline.errors import UsageError, short, short_repr
 from trueline.text import kimi_tools
-from trueline.text.templates import render_template
+from trueline.text.call_arguments import (
+    Form,
+    Render,
+    check_calls,
+    form_of,
+    has_calls,
+    with_arguments,
+)
+from trueline.text.templates import names_read, render_template
 from trueline.text.tokenizer import Tokenizer
 from trueline.utils.json_types import JSON, JsonValue
 
@@ -19,6 +28,9 @@ TEXT_JOINER = "\n"
 """Between the text parts of one message."""
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names that an assistant's reasoning goes by. Templates read the first, or the second."""
+
+PROBE: JSON = {"bos_token": "", "eos_token": "", "documents": None, "tools": None}
+"""What a template is given besides messages, to see what it makes of calls."""
 
 
 def render_chat(
@@ -41,6 +53,32 @@ def render_chat(
             tokenizer_or_template, messages, add_generation_prompt, tools, **kwargs
         )
     )
+
+
+def render_as_read(template: str, values: JSON, render: Render = render_template) -> str:
+    """`values`, as `template_and_values` gives them, with arguments of calls as this template takes
+    them. UsageError where it does not show tools or calls that are there."""
+    messages = check_calls(values["messages"])
+    if values["tools"] and not names_read(template) & {"tools", kimi_tools.ARGUMENT}:
+        raise UsageError(
+            "tools: this model's chat template shows none; accepted: without them, or a template "
+            "that reads `tools`"
+        )
+    if has_calls(messages):
+        form = _form_of(template) if render is render_template else form_of(template, PROBE, render)
+        if form == "hidden":
+            place = next(i for i, message in enumerate(messages) if message.get("tool_calls"))
+            raise UsageError(
+                f"messages[{place}].tool_calls: this model's chat template shows no calls; "
+                "accepted: without them"
+            )
+        messages = with_arguments(messages, form)
+    return render(template, values | {"messages": messages})
+
+
+@lru_cache(maxsize=64)
+def _form_of(template: str) -> Form:
+    return form_of(template, PROBE, render_template)
 
 
 def template_and_values(
@@ -107,7 +145,8 @@ def _check_message(where: str, message: object) -> JSON:
         raise UsageError(
             f"{where}.content = {short_repr(content)}: accepted: a text, or a list of text parts"
         )
-    return _with_reasoning({key: _plain(f"{where}.{key}", message[key]) for key in message})
+    plain = {key: _plain(f"{where}.{key}", message[key]) for key in message}
+    return _with_reasoning(plain)
 
 
 def _with_reasoning(message: JSON) -> JSON:

@@ -15,6 +15,7 @@ from msgspec import Meta
 from trueline.engine.params import INT64, MAX_BIAS, REALS, WHOLES, SamplingParams
 from trueline.server.protocol.forms import Forms
 from trueline.server.protocol.limits import MAX_CHARS, MAX_ITEMS
+from trueline.server.protocol.tools import ToolChoice, Tools
 from trueline.utils.json_types import JSON, JsonValue
 
 TOKEN_ID = "TokenId"
@@ -152,7 +153,8 @@ NoChoice = Annotated[Literal["none", "auto"] | None, Meta(description='null, "no
 
 class NotOffered(msgspec.Struct):
     """Fields of OpenAI's, then of vLLM's, that are not offered yet: accepted where the answer is
-    the same without them. Some SDKs send every field they know, as null or as its default."""
+    the same without them. Some SDKs send every field they know, as null or as its default. Chats
+    have tools, and their own fields for them."""
 
     tools: NoTools = None
     tool_choice: NoChoice = None
@@ -256,7 +258,9 @@ class Templating(Body, frozen=True, kw_only=True):
             f"{MAX_CHARS['reasoning_effort']} characters"
         ),
     ] = None
-    tools: NoTools = None
+    tools: Tools = None
+    tool_choice: ToolChoice = None
+    parallel_tool_calls: Flag = None
 
 
 class ChatFields(Templating, frozen=True, kw_only=True):

@@ -1,4 +1,4 @@
-"""Chats' responses: reasoning and content, each in fields of its own."""
+"""Chats' responses: reasoning, content and calls, each in fields of its own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import TypedDict
 from msgspec import UNSET, UnsetType
 
 from trueline.outputs import CompletionOutput, Logprobs, RequestOutput
+from trueline.server.protocol.call_deltas import call_deltas, called_tools, malformed_calls
 from trueline.server.protocol.logprobs import chat_logprobs
 from trueline.server.protocol.requests import ChatRequest
 from trueline.server.protocol.responses import (
@@ -20,6 +21,8 @@ from trueline.server.protocol.responses import (
     ChatLogprobs,
     ChatMessage,
     CompletionTokensDetails,
+    FunctionDelta,
+    ToolCallDelta,
     Usage,
 )
 from trueline.server.protocol.stream_chunks import (
@@ -47,10 +50,17 @@ class ChatWriter(Writer[ChatChunkChoice, ChatLogprobs]):
         for completion in output.outputs:
             sent = Sent(completion.index)
             new = self._new_since(sent, self._shown(completion))
+            calls = called_tools(completion)
+            message = ChatMessage(
+                content=new.text or (None if calls else ""),
+                tool_calls=calls or UNSET,
+                malformed_tool_calls=malformed_calls(completion.malformed) or UNSET,
+                **_named(new.reasoning),
+            )
             choices.append(
                 ChatChoice(
                     index=sent.index,
-                    message=ChatMessage(content=new.text, **_named(new.reasoning)),
+                    message=message,
                     logprobs=new.logprobs,
                     finish_reason=new.finish_reason,
                     stop_reason=new.stop_reason,
@@ -82,6 +92,27 @@ class ChatWriter(Writer[ChatChunkChoice, ChatLogprobs]):
             sent.reasoning += len(reasoning)
             yield encode(reasoning).join(sent.templates["reasoning"])
         yield from super()._plain_delta(sent, completion)
+        if completion.calls or completion.malformed:
+            yield from self._plain_calls(sent, completion)
+
+    def _plain_calls(self, sent: Sent, completion: CompletionOutput) -> Iterator[bytes]:
+        for piece in sent.calls.pieces(completion):
+            if piece.begins:
+                yield self._calls_chunk(sent, ChatDelta(tool_calls=list(call_deltas(piece))))
+                continue
+            name = f"call {piece.place}"
+            if name not in sent.templates:
+                blank = ToolCallDelta(index=piece.place, function=FunctionDelta(arguments=BLANK))
+                chunk = self._chunk(
+                    [_chunk_choice(sent, ChatDelta(tool_calls=[blank]))], self._chunk_usage()
+                )
+                sent.templates[name] = cut_at_blanks(chunk)
+            yield encode(piece.arguments).join(sent.templates[name])
+        if malformed := malformed_calls(sent.calls.malformed(completion)):
+            yield self._calls_chunk(sent, ChatDelta(malformed_tool_calls=malformed))
+
+    def _calls_chunk(self, sent: Sent, delta: ChatDelta) -> bytes:
+        return event(self._chunk([_chunk_choice(sent, delta)], self._chunk_usage()))
 
     def _shown(self, completion: CompletionOutput) -> CompletionOutput:
         shows = self._request.include_reasoning or not completion.reasoning
@@ -102,8 +133,17 @@ class ChatWriter(Writer[ChatChunkChoice, ChatLogprobs]):
             fields = self._prompt_fields(output) if is_first else None
             yield event(self._chunk([role], self._chunk_usage(), fields))
         new = self._new_since(sent, completion)
-        if any((new.text, new.reasoning, new.finish_reason, new.token_ids, new.logprobs)):
-            delta = ChatDelta(content=new.text or UNSET, **_named(new.reasoning))
+        pieces = list(sent.calls.pieces(completion))
+        calls = [delta for piece in pieces for delta in call_deltas(piece)]
+        malformed = malformed_calls(sent.calls.malformed(completion))
+        says = (new.text, new.reasoning, calls, malformed)
+        if any((*says, new.finish_reason, new.token_ids, new.logprobs)):
+            delta = ChatDelta(
+                content=new.text or UNSET,
+                tool_calls=calls or UNSET,
+                malformed_tool_calls=malformed or UNSET,
+                **_named(new.reasoning),
+            )
             choice = _chunk_choice(sent, delta, new)
             yield event(self._chunk([choice], self._chunk_usage()))
 

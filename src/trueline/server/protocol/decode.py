@@ -10,7 +10,7 @@ from typing import TypeVar, cast
 import msgspec
 
 from trueline.errors import did_you_mean
-from trueline.server.protocol.bodies import NotOffered
+from trueline.server.protocol.bodies import NotOffered, Templating
 from trueline.server.protocol.errors import ApiError, bad_request
 from trueline.server.protocol.forms import FREE
 from trueline.server.protocol.limits import RequestLimits
@@ -20,6 +20,7 @@ from trueline.utils.json_types import JSON, JsonValue
 _WHERE = re.compile(r"(.*?)(?: - at (?:`key` in )?`\$?([^`]*)`)?", re.DOTALL)
 _FIELD = re.compile(r"Object (?:missing required|contains unknown) field `(.*)`", re.DOTALL)
 _TYPES = re.compile(r"Expected `(.*)`, got `(.*)`")
+_ENUM = re.compile(r"Invalid enum value (.*)", re.DOTALL)
 _TOO_LONG = re.compile(r"Expected `(array|object|str)` of length <= \d+")
 _WORDS = {
     "int": "a whole number",
@@ -33,7 +34,7 @@ _WORDS = {
 
 MAX_QUOTED = 200
 """Characters of msgspec's message: a field's name is a client's, and may be of any length."""
-_FREE = ("messages", "chat_template_kwargs", *FREE)
+_FREE = ("messages", "tools", "chat_template_kwargs", *FREE)
 """What goes to a template as it is, and schemas."""
 
 
@@ -133,7 +134,7 @@ def _explained(message: str, body: type, data: bytes) -> ApiError:
         param = path
     head = re.split(r"[.\[]", param)[0]
     accepted = _accepted(body).get(head)
-    if head in NotOffered.__struct_fields__ and accepted is not None:
+    if _is_not_offered(body, head) and accepted is not None:
         return bad_request(f"{head} is not offered yet; accepted: {accepted}", head)
     if field and "unknown" in what:
         return _unknown(param, path, body)
@@ -145,11 +146,18 @@ def _explained(message: str, body: type, data: bytes) -> ApiError:
     given = f"found {_in_words(types[2])}; " if types else ""
     if too_long := _TOO_LONG.fullmatch(what):
         given = f"found {_length(too_long[1], head, data)}; "
+    if (enum := _ENUM.fullmatch(what)) and accepted is not None:
+        return bad_request(f"{param}: found {enum[1]}; accepted: {accepted}", param)
     if not param:
         return bad_request(f"the body: {given}accepted: a JSON object")
     if "." in param or accepted is None:  # a field within: msgspec knows better
         accepted = _in_words(types[1]) if types else what.replace("`", "")
     return bad_request(f"{param}: {given}accepted: {accepted}", param)
+
+
+def _is_not_offered(body: type, field: str) -> bool:
+    own = Templating.__struct_fields__ if issubclass(body, Templating) else ()
+    return field in NotOffered.__struct_fields__ and field not in own
 
 
 def _unknown(param: str, path: str, body: type) -> ApiError:

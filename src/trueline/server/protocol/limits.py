@@ -19,6 +19,7 @@ from trueline.server.protocol.errors import ApiError, bad_request
 MAX_ITEMS = {
     "messages": 4096,
     "chat_template_kwargs": 256,
+    "tools": 128,
     "stop": 64,
     "bad_words": 1024,
     "stop_token_ids": 1024,
@@ -35,6 +36,8 @@ MAX_CHARS = {
     "bad_words": 64,
 }
 """Characters of a text, or of each of a list."""
+MAX_TOOLS_BYTES = 1 << 19
+"""Of all tools together, as JSON."""
 MAX_VALUES = 1 << 19
 """In a body: items of lists and members of objects; or twice the model's length, if it is more."""
 MAX_NESTED = 1 << 15

@@ -18,7 +18,13 @@ from trueline.server.protocol.requests import (
     TokenizeRequest,
 )
 from trueline.server.protocol.responses import Detokenized, Tokenized, TokenizerInfo
-from trueline.text.chat import check_messages, render_chat, template_and_values
+from trueline.text.call_arguments import check_calls, with_arguments
+from trueline.text.chat import (
+    check_messages,
+    render_as_read,
+    render_chat,
+    template_and_values,
+)
 from trueline.text.encoding_arguments import EFFORT
 from trueline.text.switches import KWARGS, switched
 from trueline.text.template_process import TemplateProcess
@@ -140,18 +146,26 @@ def _render(asked: Conversation, tokenizer: Tokenizer, templates: TemplateProces
     if asked.continue_final_message:
         messages = [*messages[:-1], _marked(len(messages) - 1, messages[-1])]
     arguments, prompted = asked.chat_template_kwargs, asked.add_generation_prompt
+    tools = asked.tools.shown if asked.tools is not None else None
     try:
         if asked.chat_template is None:
-            arguments = switched(tokenizer, arguments, asked.reasoning_effort)
-            text = render_chat(tokenizer, messages, prompted, **arguments)
+            effort, has_tools = asked.reasoning_effort, bool(tools)
+            arguments = switched(tokenizer, arguments, effort, with_tools=has_tools)
+            if tokenizer.chat_encoding is not None:
+                messages = with_arguments(check_calls(messages), "object")
+                text = render_chat(tokenizer, messages, prompted, tools, **arguments)
+            else:
+                values = template_and_values(tokenizer, messages, prompted, tools, **arguments)
+                text = render_as_read(*values)
         else:
             assert templates is not None, "never in this process: it knows no end"
             effort = asked.reasoning_effort
             own = {} if effort is None else {"reasoning_effort": effort}
             arguments = {**tokenizer.special_tokens, **own, **arguments}
-            text = templates.render(
-                *template_and_values(asked.chat_template, messages, prompted, **arguments)
+            values = template_and_values(
+                asked.chat_template, messages, prompted, tools, **arguments
             )
+            text = render_as_read(*values, templates.render)
     except UsageError as error:
         raise _about_messages(error, asked) from None
     except RecursionError:
@@ -171,7 +185,7 @@ def _about_messages(error: UsageError, asked: Conversation) -> ApiError:
     told = str(error)
     if asked.reasoning_effort is not None and told.startswith(f"{KWARGS}.{EFFORT}"):
         error = UsageError(told.removeprefix(f"{KWARGS}."))  # as the request has it
-    found = from_usage(error, ("messages", "chat_template_kwargs", "reasoning_effort"))
+    found = from_usage(error, ("messages", "tools", "chat_template_kwargs", "reasoning_effort"))
     return bad_request(found.message, found.param or "messages")
 
 

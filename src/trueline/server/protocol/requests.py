@@ -27,6 +27,7 @@ from trueline.server.protocol.decode import decode
 from trueline.server.protocol.errors import bad_request, from_usage
 from trueline.server.protocol.forms import AskedForm, FormFields, read_form
 from trueline.server.protocol.limits import RequestLimits
+from trueline.server.protocol.tools import ToolsAsked, read_tools
 from trueline.utils.json_types import JSON
 
 _OURS = ("messages", "tools", "add_generation_prompt", "continue_final_message", "chat_template")
@@ -81,6 +82,7 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     reasoning_effort: str | None
     add_generation_prompt: bool
     continue_final_message: bool
+    tools: ToolsAsked | None = None
 
 
 class ChatRequest(GenerateRequest, frozen=True, kw_only=True):
@@ -164,7 +166,7 @@ def read_chat(body: bytes, limits: RequestLimits) -> ChatRequest:
         params=params,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        conversation=_conversation(fields, limits),
+        conversation=_conversation(fields, limits, body),
         include_reasoning=fields.include_reasoning is not False,
         thinking_budget=_either(
             fields, "thinking_token_budget", "thinking_budget", "its name elsewhere"
@@ -190,7 +192,7 @@ def read_tokenize(body: bytes, limits: RequestLimits) -> TokenizeRequest:
         model=model,
         text=fields.prompt
         if isinstance(fields, TokenizePromptBody)
-        else _conversation(fields, limits),
+        else _conversation(fields, limits, body),
         # a template writes its own
         add_special_tokens=not is_chat if special is None else special,
         return_token_strs=bool(fields.return_token_strs),
@@ -317,7 +319,7 @@ def _check_ids(name: str, ids: Iterable[int], limits: RequestLimits) -> None:
         )
 
 
-def _conversation(fields: Templating, limits: RequestLimits) -> Conversation:
+def _conversation(fields: Templating, limits: RequestLimits, body: bytes) -> Conversation:
     if fields.chat_template is not None and not limits.request_templates:
         raise bad_request(
             "chat_template: this server renders with its own; --trust-request-chat-template lets "
@@ -345,4 +347,5 @@ def _conversation(fields: Templating, limits: RequestLimits) -> Conversation:
         reasoning_effort=fields.reasoning_effort,
         add_generation_prompt=not continues if prompted is None else prompted,
         continue_final_message=continues,
+        tools=read_tools(fields, body),
     )

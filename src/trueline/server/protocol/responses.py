@@ -9,7 +9,7 @@ from msgspec import UNSET, UnsetType
 
 from trueline.outputs import Logprobs
 
-FinishReason = Literal["stop", "length"]
+FinishReason = Literal["stop", "length", "tool_calls"]
 
 
 class PromptTokensDetails(msgspec.Struct, frozen=True):
@@ -80,13 +80,51 @@ class ChatLogprobs(msgspec.Struct):
     refusal: None = None
 
 
+class CalledFunction(msgspec.Struct, frozen=True):
+    name: str
+    arguments: str
+    """JSON text."""
+
+
+class CalledTool(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    type: Literal["function"] = "function"
+    function: CalledFunction
+
+
+class MalformedToolCall(msgspec.Struct, frozen=True):
+    """Not OpenAI's: a call that cannot be made. Its text is in the content."""
+
+    index: int | None
+    """Of the call that a stream has begun to tell of; null where there is none."""
+    reason: str
+    text: str
+
+
+class FunctionDelta(msgspec.Struct, frozen=True):
+    name: str | UnsetType = UNSET
+    arguments: str | UnsetType = UNSET
+
+
+class ToolCallDelta(msgspec.Struct, frozen=True, kw_only=True):
+    """A call's first has all but its arguments; the others have pieces of these."""
+
+    index: int
+    id: str | UnsetType = UNSET
+    type: Literal["function"] | UnsetType = UNSET
+    function: FunctionDelta
+
+
 class ChatMessage(msgspec.Struct, kw_only=True):
     role: Literal["assistant"] = "assistant"
-    content: str
+    content: str | None
+    """None where there are calls and nothing is said."""
     refusal: None = None
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
     """The same under its older name."""
+    tool_calls: list[CalledTool] | UnsetType = UNSET
+    malformed_tool_calls: list[MalformedToolCall] | UnsetType = UNSET
 
 
 class ChatChoice(msgspec.Struct, kw_only=True):
@@ -115,6 +153,8 @@ class ChatDelta(msgspec.Struct, kw_only=True):
     content: str | UnsetType = UNSET
     reasoning: str | UnsetType = UNSET
     reasoning_content: str | UnsetType = UNSET
+    tool_calls: list[ToolCallDelta] | UnsetType = UNSET
+    malformed_tool_calls: list[MalformedToolCall] | UnsetType = UNSET
 
 
 class ChatChunkChoice(msgspec.Struct, kw_only=True):

@@ -13,6 +13,7 @@ import msgspec
 from msgspec import UNSET, UnsetType
 
 from trueline.outputs import CompletionOutput, Logprobs, RequestOutput
+from trueline.server.protocol.call_deltas import CallProgress, has_calls
 from trueline.server.protocol.failure import failure
 from trueline.server.protocol.logprobs import (
     CompletionScores,
@@ -52,6 +53,7 @@ class Sent:
         self.templates: dict[str, list[bytes]] = {}
         """By what is new: a chunk that says nothing else, cut where that stands."""
         self.scores: CompletionScores | None = None
+        self.calls = CallProgress()
 
 
 ChunkChoice = TypeVar("ChunkChoice", CompletionChoice, ChatChunkChoice)
@@ -186,6 +188,8 @@ class Writer(Generic[ChunkChoice, Scores]):
         sent.reasoning += len(reasoning)
         sent.tokens += len(ids)
         ended = _ENDS.get(completion.finish_reason or "")
+        if ended == "stop" and has_calls(completion):
+            ended = "tool_calls"
         sent.finished = completion.finished
         shown_ids = ids if self._request.return_token_ids else UNSET
         return Delta(text, reasoning, logprobs, shown_ids, ended, completion.stop_reason)

@@ -6,6 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Protocol
 
+from trueline.errors import short_repr
 from trueline.text.formats.events import Arguments, CallEnd, CallStart, Event, Malformed
 from trueline.text.formats.markers import Markers
 from trueline.text.formats.reader import ENDED, Literals, Reader, Reading, literals
@@ -38,6 +39,12 @@ class CallSyntax(Protocol):
     @property
     def opens(self) -> tuple[str, ...]:
         """What begins calls, in an answer's content."""
+        ...
+
+    @property
+    def call_id(self) -> str | None:
+        """How ids of calls are written in prompts, with {name} and {number}; None where they are
+        not."""
         ...
 
     def read(self, calls: CallReader, opened: str) -> Reading[None]:
@@ -135,8 +142,10 @@ class CallReader:
         return self.markers.spelled("".join(pieces)), stop
 
     def start(self, name: str, call_id: str | None = None) -> None:
-        if not name or any(char.isspace() for char in name):
-            raise Broken(f"{name!r} names no function" if name else "it names no function")
+        if not name:
+            raise Broken("it names no function")
+        if name not in self.functions.names:
+            raise Broken(f"{short_repr(name)} names none of the functions offered")
         self._index = self.started
         self.started += 1
         self.say(CallStart(self._index, call_id, name))

@@ -19,6 +19,7 @@ class DeepSeekV3Calls:
     fenced: bool
     spellings = (CALLS, END_CALLS, CALL, SEPARATOR, END_CALL)
     opens = (CALLS, CALL)
+    call_id = None
 
     def read(self, calls: CallReader, opened: str) -> Reading[None]:
         return calls.section(opened, CALL, END_CALLS, lambda: self._call(calls), END_CALL)

@@ -21,6 +21,7 @@ class DsmlCalls:
     block: str
     """The name of the element around all calls."""
     spellings = (DSML,)
+    call_id = None
 
     @property
     def opens(self) -> tuple[str, ...]:

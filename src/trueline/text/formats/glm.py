@@ -20,6 +20,7 @@ class GlmCalls:
     """As written by the model: read are both."""
     spellings = (CALL, END_CALL, KEY, END_KEY, VALUE, END_VALUE)
     opens = (CALL,)
+    call_id = None
 
     def read(self, calls: CallReader, opened: str) -> Reading[None]:
         found: str | None = opened

@@ -20,6 +20,7 @@ class HermesCalls:
     name: str = "hermes"
     spellings = (CALL, END_CALL)
     opens = (CALL,)
+    call_id = None
 
     def read(self, calls: CallReader, opened: str) -> Reading[None]:
         found: str | None = opened

@@ -20,6 +20,7 @@ class KimiK2Calls:
     name: str = "kimi_k2"
     spellings = (SECTION, END_SECTION, CALL, END_CALL, ARGUMENTS)
     opens = (SECTION, CALL)
+    call_id = PREFIX + "{name}:{number}"
 
     def read(self, calls: CallReader, opened: str) -> Reading[None]:
         return calls.section(opened, CALL, END_SECTION, lambda: self._call(calls), END_CALL)
