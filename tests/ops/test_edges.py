@@ -21,7 +21,8 @@ from trueline.ops.mla_decode import reference as decode_reference
 from trueline.ops.route import reference as route_reference
 from trueline.ops.sparse_rows import Run, SparseRows
 from trueline.spec.feedforward import RouterSpec
-from trueline.verify.ops import paged, randn
+from trueline.verify.ops import hyper_connections as streams
+from trueline.verify.ops import paged, randn, sink
 from trueline.verify.ops.data import Dims, close
 
 EPS = torch.finfo(torch.float32).eps
@@ -201,6 +202,30 @@ def test_attention(module: str) -> None:
         close(f"{dims}, {heads} heads, blocks of {block}", ours[1:], exact[1:], EDGE_GATE)
         assert not ours[0].any()
         assert torch.allclose(lse[1:].double(), exact_lse[1:].double(), atol=EDGE_GATE, rtol=0)
+
+
+@every("sink_attention")
+def test_attention_with_sinks(module: str) -> None:
+    """The same of both lists of keys: windows and entries of every length around tiles, some of
+    them none. Held to what its numbers may lose."""
+    op = runnable("sink_attention", module)
+    for n in range(1, 36):
+        size, ratio = (1, 2, 3, 63, 64, 65, 127, 128, 129)[n % 9], n % 4
+        topk = n % 3 * (3 + n) if ratio else 0
+        shape = sink.Shape(size, ratio, 1 + 7 * n % 20, 1 + n % 5, topk)
+        around = max(ratio, 1) * (64 - n % 3)
+        step = sink.sink_step(shape, [(0, 2), (size, 1), (around, 3)], dims=(n, 2 + 2 * (n % 9)))
+        dtype, heads = torch.float32, 1 + n % 18
+        sink.compare(op, f"{shape}, {n}, {heads}", step, heads, dtype, (sink.FULL,))
+
+
+@every("hyper_connections")
+def test_streams(module: str) -> None:
+    """Streams of any number and width; tokens by as many as share a reading of the weights."""
+    op = runnable("hyper_connections", module)
+    for n in range(1, 36):
+        shape = (1 + n % 4, n, 1 + n % 11, 1e-6, 1e-6, 1 + n % 3)
+        streams.hyper_connections(op, shapes=[shape])
 
 
 @every("index_scores")

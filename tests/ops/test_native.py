@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -13,11 +15,15 @@ from torch import Tensor
 
 from implementations import with_threads
 from trueline import native
+from trueline.cache.layout import LatentLayout
+from trueline.cache.store import LatentStore
 from trueline.errors import UsageError
 from trueline.ops.capabilities import NATIVE, Context
 from trueline.ops.registry import implementation
+from trueline.ops.sink_attention import SinkRows, SinkRun
 from trueline.utils.environment import calm_openmp
-from trueline.verify.ops import randn
+from trueline.verify.ops import hyper_connections as streams
+from trueline.verify.ops import randn, sink
 
 
 def test_built_once_and_kept(fresh: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,6 +68,66 @@ def test_a_cache_that_cannot_be_written_is_a_reason(
 
 def test_other_dtypes_are_refused() -> None:
     assert NATIVE.refusals(Context(dtype=torch.bfloat16)) == ["float32 only"]
+
+
+@pytest.fixture(name="attention")
+def sink_attention() -> Any:
+    if native.unavailable():
+        pytest.skip(f"not built here: {native.unavailable()}")
+    return implementation("sink_attention", "native")
+
+
+def test_threads_do_not_change_bits_of_attention_with_sinks(attention: Any) -> None:
+    step = sink.sink_step(sink.Shape(70, 4, 64, 16, 90), [(0, 90), (700, 3), (3, 1)])
+    q, sinks = randn(step.num_tokens, 13, 47, seed=3), sink.head_sinks(13)
+    first, *others = with_threads(lambda: step.run(attention, q, sinks, sink.FULL))
+    assert all(torch.equal(first, other) for other in others)
+
+
+def test_threads_do_not_change_bits_of_streams(attention: Any) -> None:
+    op = implementation("hyper_connections", "native")
+    for case in streams.cases(torch.float32, [(4, 129, 41, 1e-6, 1e-6, 20)]):
+        y = randn(41, 129, seed=4)
+
+        def outputs(case: streams.Case = case, y: Tensor = y) -> Tensor:
+            h, mixed = case.advanced(op, y, case.mixed(op))
+            parts = (h, mixed.x, mixed.post, mixed.carry, case.head(op))
+            return torch.cat([part.flatten() for part in parts])
+
+        first, *others = with_threads(outputs)
+        assert all(torch.equal(first, other) for other in others)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_numbers_of_16_bits_are_read_as_they_are(dtype: torch.dtype, attention: Any) -> None:
+    """Every one of them, next to zero too: a key alone is what comes out."""
+    every = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16).view(dtype)
+    store = LatentStore(LatentLayout(100, 28, 16), 1, 33, dtype)
+    finite = torch.where(every.isfinite(), every, 0).view(512, 128)
+    view, cells = store.views[0], torch.arange(16, 528)
+    view.write(cells, finite[:, :100], finite[:, 100:])
+    rows = SinkRows((SinkRun(list(range(1, 33)), [], 0, 512),))
+    q, alone = torch.zeros(512, 1, 128, dtype=dtype), torch.full((1,), -torch.inf)
+
+    def read() -> Tensor:
+        given = attention.prepare(rows, view, None, sink.FULL, size=1, ratio=0)
+        out = attention.run(q, view, None, given, sinks=alone, softmax_scale=1.0, chosen=None)
+        return cast("Tensor", out)[:, 0]
+
+    assert torch.equal(read(), finite)
+    for at, number in enumerate(every[~every.isfinite()][::97].tolist()):
+        store.rows[0, 16 + at, at % 128] = number
+        assert read()[at].isnan().all()
+
+
+def test_nothing_beyond_a_sequence_s_blocks_is_read(attention: Any) -> None:
+    """Whoever says that a token sees more than was given is told."""
+    shape = sink.Shape(7, 4, 8, 3)
+    step = sink.sink_step(shape, [(21, 3)])
+    q, (run,) = randn(3, 5, 47), step.rows.runs
+    for short in (replace(run, window=run.window[:-1]), replace(run, entries=run.entries[:-1])):
+        with pytest.raises(ValueError, match="a token sees"):
+            sink.attend(attention, step, SinkRows((short,)), q, sink.head_sinks(5), sink.FULL, None)
 
 
 @pytest.mark.parametrize("rows", [1, 7, 200])

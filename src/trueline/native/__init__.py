@@ -39,7 +39,7 @@ TARGETS = {
 """What TRUELINE_NATIVE_TARGET may say, and what a CPU must have for it."""
 
 _POINTER, _INT, _FLOAT = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-_CACHED_ROWS = (_POINTER, _INT, _INT, _INT, _INT, _INT, _INT, _FLOAT, _INT)
+_CACHED_ROWS = (_POINTER, _INT, _INT, _INT, _INT, _INT, _INT, _FLOAT, _INT, _INT)
 SIGNATURES = {
     "pack_weight": (_POINTER, _INT, _INT, _POINTER),
     "pack_gate_up": (_POINTER, _INT, _INT, _POINTER),
@@ -81,6 +81,17 @@ SIGNATURES = {
         *(_INT, _FLOAT, _INT, _POINTER, _POINTER, _INT, _POINTER, _INT, _INT, _POINTER, _INT),
     ),
     "index_topk": (_POINTER, _INT, _POINTER, _INT, _INT, _POINTER),
+    "sink_attention": (
+        *(_POINTER, *_CACHED_ROWS, *_CACHED_ROWS, _POINTER, _INT, _INT, _POINTER, _INT, _INT),
+        *(_POINTER, _POINTER, _POINTER, _POINTER, _POINTER, _INT, _POINTER),
+        *(_INT, _INT, _FLOAT, _POINTER),
+    ),
+    "hc_mix": (
+        *(_POINTER, _POINTER, _POINTER, _POINTER, _FLOAT, _FLOAT, _INT, _INT, _INT, _INT),
+        *(_POINTER, _POINTER, _POINTER),
+    ),
+    "hc_head": (_POINTER, _POINTER, _POINTER, _POINTER, _FLOAT, _FLOAT, _INT, _INT, _INT, _POINTER),
+    "hc_merge": (_POINTER, _POINTER, _POINTER, _POINTER, _INT, _INT, _INT, _POINTER),
     "use_threads": (_INT,),
     "sparse_mla": (
         *(_POINTER, *_CACHED_ROWS, _POINTER, _INT, _POINTER, _INT, _INT, _FLOAT),

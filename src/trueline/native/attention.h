@@ -1,8 +1,11 @@
-// Absorbed attention of a few heads over a list of cached rows, in tiles of 64 list entries.
+// Attention of a few heads over lists of cached rows, in tiles of 64 list entries.
 
 #pragma once
 
+#include <type_traits>
+
 #include "fp8.h"
+#include "halves.h"
 #include "pool.h"
 #include "vectors.h"
 
@@ -16,21 +19,27 @@ constexpr int RUNS = 1;
 constexpr int TILE = 64;  // keys taken together, counted from the first
 constexpr int HEADS = 8;  // heads that share one reading of the keys
 
-// Rows of the latent cache: [latent | rotated key] in float32, or fp8 codes of the latent, a scale
-// per group of its channels from byte `scales` on, and the key in float32 from byte `key` on.
+// Rows of the latent cache: [latent | rotated key], plain; or fp8 codes of the latent, a scale per
+// group of its channels from byte `scales` on, and the plain key from byte `key` on.
 struct CachedRows {
   const uint8_t* bytes;
   int64_t row_bytes, latent, rope;
   int64_t group, scales, key;
-  float step;  // fp8: the smallest number; 0 where rows are float32
+  float step;  // fp8: the smallest number; 0 where rows are plain
   int32_t nan;  // fp8: the byte that is none
+  Plain plain;
 
   int64_t width() const { return latent + rope; }
+  bool decoded() const { return step || plain != Plain::FLOAT32; }
   // The numbers of a cell: where they lie, or decoded into row `place` of `tile`.
   const float* read(int64_t cell, float* tile, int64_t place) const {
     const uint8_t* row = bytes + cell * row_bytes;
-    if (!step) return reinterpret_cast<const float*>(row);
+    if (!decoded()) return reinterpret_cast<const float*>(row);
     float* to = tile + place * width();
+    if (!step) {
+      widen(row, plain, width(), to);
+      return to;
+    }
     const uint8_t* scale_at = row + scales;
     for (int64_t first = 0; first < latent; first += group, scale_at += sizeof(float)) {
       float scale;
@@ -38,18 +47,20 @@ struct CachedRows {
       int64_t count = latent - first < group ? latent - first : group;
       decode_group(row + first, count, scale, step, nan, to + first);
     }
-    std::memcpy(to + latent, row + key, rope * sizeof(float));
+    widen(row + key, plain, rope, to + latent);
     return to;
   }
 };
 
 // How Python passes them.
-#define CACHED_ROWS                                                                        \
-  const uint8_t *bytes, int64_t row_bytes, int64_t latent, int64_t rope, int64_t group,    \
-      int64_t scales, int64_t key, float step, int64_t nan
-#define THE_CACHED_ROWS                                                                    \
-  CachedRows {                                                                             \
-    bytes, row_bytes, latent, rope, group, scales, key, step, static_cast<int32_t>(nan)    \
+#define CACHED_ROWS(of)                                                                     \
+  const uint8_t *of##_bytes, int64_t of##_row, int64_t of##_latent, int64_t of##_rope,      \
+      int64_t of##_group, int64_t of##_scales, int64_t of##_key, float of##_step,           \
+      int64_t of##_nan, int64_t of##_plain
+#define THE_CACHED_ROWS(of)                                                                 \
+  CachedRows {                                                                              \
+    of##_bytes, of##_row, of##_latent, of##_rope, of##_group, of##_scales, of##_key,        \
+        of##_step, static_cast<int32_t>(of##_nan), static_cast<Plain>(of##_plain)           \
   }
 
 static thread_local Scratch decoded_scratch;
@@ -114,48 +125,90 @@ static void add_tile(const float (*p)[TILE], const float** keys, int64_t count, 
     }
 }
 
-// `cell(j)` is that of the j-th key.
+// One softmax of N heads over lists of keys, which come one after the other.
+template <int N>
+struct Softmax {
+  const float* q;      // [N, width]
+  float* out;          // [N, values]
+  int64_t values;      // the first numbers of a key, which are its value
+  float scale;
+  bool begun = false;
+  float top[N], norm[N];
+
+  Softmax(const float* q, float* out, int64_t values, float scale)
+      : q(q), out(out), values(values), scale(scale) {
+    for (int h = 0; h < N; h++) top[h] = -__builtin_inff(), norm[h] = 0;
+    std::memset(out, 0, N * values * sizeof(float));
+  }
+
+  // `cell(j)` is that of the j-th key. Tiles begin with the list.
+  template <typename Cell>
+  void add(const CachedRows& cached, Cell cell, int64_t length) {
+    const int64_t width = cached.width();
+    float* decoded = cached.decoded() ? decoded_scratch.get(TILE * width) : nullptr;
+    float scores[N][TILE];
+    const float* keys[TILE];
+    for (int64_t start = 0; start < length; start += TILE) {
+      int64_t count = length - start < TILE ? length - start : TILE;
+      for (int64_t j = 0; j < count; j++) keys[j] = cached.read(cell(start + j), decoded, j);
+      int64_t j = 0;
+      for (; j + KEYS <= count; j += KEYS) dot<N, KEYS>(q, keys + j, width, &scores[0][j]);
+      for (; j < count; j++) dot<N, 1>(q, keys + j, width, &scores[0][j]);
+      for (int h = 0; h < N; h++) weigh(h, scores[h], count);
+      add_tile<N>(scores, keys, count, out, values);
+      begun = true;
+    }
+  }
+
+  // Scores become weights, and what there was is weighed anew.
+  void weigh(int h, float* scores, int64_t count) {
+    float best = top[h];
+    for (int64_t j = 0; j < count; j++) {
+      scores[j] *= scale;
+      best = scores[j] > best ? scores[j] : best;
+    }
+    for (int64_t j = count; j < TILE; j++) scores[j] = -__builtin_inff();
+    Vec sums = {};
+    for (int64_t j = 0; j < TILE; j += LANES) {
+      Vec p = exp_lanes(load(scores + j) - same(best));
+      store(scores + j, p);
+      sums += p;
+    }
+    float fade = begun ? exp_lanes(same(top[h] - best))[0] : 0.0f;
+    norm[h] = norm[h] * fade + sum_lanes(sums);
+    top[h] = best;
+    if (begun && fade != 1.0f) times(h, fade);
+  }
+
+  void times(int h, float factor) {
+    for (int64_t c = 0; c < values; c++) out[h * values + c] *= factor;
+  }
+};
+
 template <int N, typename Cell>
 static void attend_heads(const float* q, const CachedRows& cached, Cell cell, int64_t length,
                          float scale, float* out, float* lse) {
-  const int64_t width = cached.width(), latent = cached.latent;
-  float* decoded = cached.step ? decoded_scratch.get(TILE * width) : nullptr;
-  float top[N], norm[N];
-  float scores[N][TILE];
-  const float* keys[TILE];
-  for (int h = 0; h < N; h++) top[h] = -__builtin_inff(), norm[h] = 0;
-  std::memset(out, 0, N * latent * sizeof(float));
-  for (int64_t start = 0; start < length; start += TILE) {
-    int64_t count = length - start < TILE ? length - start : TILE;
-    for (int64_t j = 0; j < count; j++) keys[j] = cached.read(cell(start + j), decoded, j);
-    int64_t j = 0;
-    for (; j + KEYS <= count; j += KEYS) dot<N, KEYS>(q, keys + j, width, &scores[0][j]);
-    for (; j < count; j++) dot<N, 1>(q, keys + j, width, &scores[0][j]);
-    for (int h = 0; h < N; h++) {
-      float best = top[h];
-      for (int64_t j = 0; j < count; j++) {
-        scores[h][j] *= scale;
-        best = scores[h][j] > best ? scores[h][j] : best;
-      }
-      for (int64_t j = count; j < TILE; j++) scores[h][j] = -__builtin_inff();
-      Vec sums = {};
-      for (int64_t j = 0; j < TILE; j += LANES) {
-        Vec p = exp_lanes(load(scores[h] + j) - same(best));
-        store(scores[h] + j, p);
-        sums += p;
-      }
-      float fade = start ? exp_lanes(same(top[h] - best))[0] : 0.0f;
-      norm[h] = norm[h] * fade + sum_lanes(sums);
-      top[h] = best;
-      if (start && fade != 1.0f)
-        for (int64_t c = 0; c < latent; c++) out[h * latent + c] *= fade;
-    }
-    add_tile<N>(scores, keys, count, out, latent);
-  }
+  Softmax<N> sum(q, out, cached.latent, scale);
+  sum.add(cached, cell, length);
   for (int h = 0; h < N; h++) {
-    float inverse = norm[h] > 0 ? 1.0f / norm[h] : 0.0f;
-    for (int64_t c = 0; c < latent; c++) out[h * latent + c] *= inverse;
-    lse[h] = norm[h] > 0 ? top[h] + __builtin_logf(norm[h]) : -__builtin_inff();
+    bool some = sum.norm[h] > 0;
+    sum.times(h, some ? 1.0f / sum.norm[h] : 0.0f);
+    lse[h] = some ? sum.top[h] + __builtin_logf(sum.norm[h]) : -__builtin_inff();
+  }
+}
+
+// use(n) for as many heads as are left, at most HEADS; n.value is known when it is compiled.
+template <typename Use>
+static inline void with_heads(int64_t left, const Use& use) {
+  switch (left < HEADS ? left : HEADS) {
+    case 1: return use(std::integral_constant<int, 1>());
+    case 2: return use(std::integral_constant<int, 2>());
+    case 3: return use(std::integral_constant<int, 3>());
+    case 4: return use(std::integral_constant<int, 4>());
+    case 5: return use(std::integral_constant<int, 5>());
+    case 6: return use(std::integral_constant<int, 6>());
+    case 7: return use(std::integral_constant<int, 7>());
+    case 8: return use(std::integral_constant<int, 8>());
   }
 }
 
@@ -174,15 +227,8 @@ static void attend_rows(const float* q, const CachedRows& cached, Cell cell, con
     const float* from = q + (i * heads + head) * width;
     float* to = out + (i * heads + head) * latent;
     float* z = lse + i * heads + head;
-    switch (heads - head < HEADS ? heads - head : HEADS) {
-      case 1: attend_heads<1>(from, cached, key, length, scale, to, z); break;
-      case 2: attend_heads<2>(from, cached, key, length, scale, to, z); break;
-      case 3: attend_heads<3>(from, cached, key, length, scale, to, z); break;
-      case 4: attend_heads<4>(from, cached, key, length, scale, to, z); break;
-      case 5: attend_heads<5>(from, cached, key, length, scale, to, z); break;
-      case 6: attend_heads<6>(from, cached, key, length, scale, to, z); break;
-      case 7: attend_heads<7>(from, cached, key, length, scale, to, z); break;
-      case 8: attend_heads<8>(from, cached, key, length, scale, to, z); break;
-    }
+    with_heads(heads - head, [=](auto n) {
+      attend_heads<n.value>(from, cached, key, length, scale, to, z);
+    });
   });
 }

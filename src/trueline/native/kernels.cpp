@@ -513,14 +513,14 @@ static void routed_experts(const float* x, int64_t x_row, const int64_t* ids, co
 // ---- latent attention over the paged cache ----------------------------------------------
 
 // Keys are the positions from 0 on; block_ids [rows, most].
-extern "C" void mla_decode(const float* q, CACHED_ROWS, const int64_t* block_ids, int64_t most,
+extern "C" void mla_decode(const float* q, CACHED_ROWS(cached), const int64_t* block_ids, int64_t most,
                            const int64_t* lengths, int64_t block_size, int64_t rows, int64_t heads,
                            float scale, float* out, float* lse) {
   auto cell = [=](int64_t i, int64_t position) {
     int64_t block = block_ids[i * most + position / block_size];
     return block * block_size + position % block_size;
   };
-  attend_rows(q, THE_CACHED_ROWS, cell, lengths, rows, heads, scale, out, lse);
+  attend_rows(q, THE_CACHED_ROWS(cached), cell, lengths, rows, heads, scale, out, lse);
 }
 
 // ---- for weights in float32, in bfloat16 and as stored --------------------------------------

@@ -205,9 +205,9 @@ extern "C" void index_topk(const float* scores, int64_t stride, const int64_t* l
 // ---- attention over chosen cells ----------------------------------------------------------
 
 // cells [rows, most], of which the first counts[row] are a row's keys.
-extern "C" void sparse_mla(const float* q, CACHED_ROWS, const int64_t* cells, int64_t most,
+extern "C" void sparse_mla(const float* q, CACHED_ROWS(cached), const int64_t* cells, int64_t most,
                            const int64_t* counts, int64_t rows, int64_t heads, float scale,
                            float* out, float* lse) {
   auto cell = [=](int64_t i, int64_t j) { return cells[i * most + j]; };
-  attend_rows(q, THE_CACHED_ROWS, cell, counts, rows, heads, scale, out, lse);
+  attend_rows(q, THE_CACHED_ROWS(cached), cell, counts, rows, heads, scale, out, lse);
 }

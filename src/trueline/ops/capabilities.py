@@ -144,6 +144,8 @@ NATIVE = Capabilities(
 )
 NATIVE_PACKING = replace(NATIVE, keeps=scaled.FORMATS)
 """Of the ops that keep weights."""
+NATIVE_ACTIVATIONS = replace(NATIVE, dtypes=FLOATS, weight_dtypes=())
+"""Of the ops that have no weights of a GEMM's size; they read numbers of 16 bits too."""
 NUMERICS = ("weights", "activations")
 """Of an implementation that leaves all products to the op `linear`."""
 PUBLISHED = "published"

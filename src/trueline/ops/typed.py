@@ -12,6 +12,10 @@ if TYPE_CHECKING:
     from trueline.ops.batched_gemm import native as batched_gemm_native
     from trueline.ops.batched_gemm import reference as batched_gemm_reference
     from trueline.ops.batched_gemm import triton as batched_gemm_triton
+    from trueline.ops.compress import Compress, CompressInto
+    from trueline.ops.compress import cpu as compress_cpu
+    from trueline.ops.compress import reference as compress_reference
+    from trueline.ops.compress import triton as compress_triton
     from trueline.ops.experts import Experts, InvariantExperts, SharedExperts
     from trueline.ops.experts import cpu as experts_cpu
     from trueline.ops.experts import hopper_w4a16 as experts_hopper_w4a16
@@ -24,6 +28,7 @@ if TYPE_CHECKING:
     from trueline.ops.gated_norm import triton as gated_norm_triton
     from trueline.ops.hyper_connections import HyperConnections
     from trueline.ops.hyper_connections import cpu as hyper_connections_cpu
+    from trueline.ops.hyper_connections import native as hyper_connections_native
     from trueline.ops.hyper_connections import reference as hyper_connections_reference
     from trueline.ops.hyper_connections import triton as hyper_connections_triton
     from trueline.ops.index_scores import IndexScores
@@ -93,6 +98,11 @@ if TYPE_CHECKING:
     from trueline.ops.sampling import cpu as sampling_cpu
     from trueline.ops.sampling import reference as sampling_reference
     from trueline.ops.sampling import triton as sampling_triton
+    from trueline.ops.sink_attention import SinkAttention
+    from trueline.ops.sink_attention import cpu as sink_attention_cpu
+    from trueline.ops.sink_attention import native as sink_attention_native
+    from trueline.ops.sink_attention import reference as sink_attention_reference
+    from trueline.ops.sink_attention import triton as sink_attention_triton
     from trueline.ops.sink_prepare import SinkPrepare
     from trueline.ops.sink_prepare import composed as sink_prepare_composed
     from trueline.ops.sink_prepare import reference as sink_prepare_reference
@@ -128,6 +138,12 @@ if TYPE_CHECKING:
     def index_scores(op: IndexScores[First]) -> None: ...
 
     def sparse_mla(op: SparseMLA[First]) -> None: ...
+
+    def compress(op: Compress[First]) -> None: ...
+
+    def compress_into(op: CompressInto[First]) -> None: ...
+
+    def sink_attention(op: SinkAttention[First]) -> None: ...
 
     def route(op: Route[First]) -> None: ...
 
@@ -206,6 +222,7 @@ if TYPE_CHECKING:
         sink_prepare_triton,
     )
     hyper_connections: tuple[HyperConnections, ...] = (
+        hyper_connections_native,
         hyper_connections_cpu,
         hyper_connections_reference,
         hyper_connections_triton,
@@ -225,6 +242,13 @@ if TYPE_CHECKING:
     sparse_mla(sparse_mla_reference)
     sparse_mla(sparse_mla_hopper)
     sparse_mla(sparse_mla_triton)
+    compress(compress_cpu)
+    compress(compress_reference)
+    compress_into(compress_triton)
+    sink_attention(sink_attention_native)
+    sink_attention(sink_attention_cpu)
+    sink_attention(sink_attention_reference)
+    sink_attention(sink_attention_triton)
     route(route_native)
     route(route_cpu)
     route(route_reference)

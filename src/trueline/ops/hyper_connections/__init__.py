@@ -25,7 +25,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from trueline.ops.capabilities import CPU, GPU, Capabilities
+from trueline.ops.capabilities import CPU, GPU, NATIVE_ACTIVATIONS, Capabilities
 from trueline.ops.rms_norm import RMSNorm
 
 
@@ -74,4 +74,4 @@ class HyperConnections(Protocol):
     ) -> Tensor: ...
 
 
-IMPLEMENTATIONS = {"cpu": CPU, "reference": CPU, "triton": GPU}
+IMPLEMENTATIONS = {"native": NATIVE_ACTIVATIONS, "cpu": CPU, "reference": CPU, "triton": GPU}

@@ -14,6 +14,9 @@ from trueline.ops.mla_decode import IMPLEMENTATIONS, DecodeRows, DecodeTable, Ti
 
 capabilities = IMPLEMENTATIONS["native"]
 
+PLAIN = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2}
+"""As in native/halves.h."""
+
 
 @dataclass(frozen=True, slots=True)
 class Prepared:
@@ -48,11 +51,10 @@ def run(
 
 def cached_rows(view: LatentView) -> tuple[int | float, ...]:
     """As kernels take them."""
-    layout, fp8 = view.layout, view.layout.fp8
-    assert view.dtype == torch.float32
+    layout, fp8, plain = view.layout, view.layout.fp8, PLAIN[view.dtype]
     row = (view.rows.data_ptr(), view.rows.stride(0) * view.rows.itemsize)
     dims = (layout.latent, layout.rope)
     if fp8 is None:
-        return (*row, *dims, 0, 0, 0, 0.0, 0)
+        return (*row, *dims, 0, 0, 0, 0.0, 0, plain)
     starts = (fp8.group, layout.scales_start, layout.rope_start)
-    return (*row, *dims, *starts, fp8.variant.step, fp8.variant.nan)
+    return (*row, *dims, *starts, fp8.variant.step, fp8.variant.nan, plain)

@@ -29,7 +29,7 @@ from typing import Protocol, TypeVar
 from torch import Tensor
 
 from trueline.cache.store import LatentView
-from trueline.ops.capabilities import CPU, GPU, Capabilities, Context
+from trueline.ops.capabilities import CPU, GPU, NATIVE_ACTIVATIONS, Capabilities, Context
 from trueline.ops.mla_decode import Tiling
 
 
@@ -96,4 +96,4 @@ def _fp8_refusals(context: Context) -> list[str]:
 
 
 GPU_SINK = replace(GPU, refuses=_fp8_refusals)
-IMPLEMENTATIONS = {"cpu": CPU, "reference": CPU, "triton": GPU_SINK}
+IMPLEMENTATIONS = {"native": NATIVE_ACTIVATIONS, "cpu": CPU, "reference": CPU, "triton": GPU_SINK}

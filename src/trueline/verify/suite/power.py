@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from trueline.engine.executor import local_runner
+from trueline.layers.compressed import Compressed
 from trueline.layers.decoder import Decoder, Layer
 from trueline.verify.report import Place, Power
 from trueline.verify.suite import compositions
@@ -59,17 +60,27 @@ def injections(num_layers: int, layers: list[Layer]) -> Iterator[Injection]:
             Place(layer=layer, part="feed forward"), "noise on the output of the feed-forward part",
             _on_output(layer, "feed_forward"),
         )  # fmt: skip
-        for name, what in (("kv_norm", "rows of the KV cache"), ("q_norm", "attention scores")):
-            if hasattr(at.mixer, name):
-                yield Injection(
-                    Place(layer=layer, part="mixer"), f"{what}, too large by this factor",
-                    _scaled(layer, name),
-                )  # fmt: skip
+        yield from _on_norms(layer, at.mixer)
     yield Injection(
         Place(layer=middle, part="entry"), "noise on the weights of the norm before token mixing",
         _on_norm(middle),
     )  # fmt: skip
     yield Injection(Place(part="head"), "noise on the weights of the last norm", _on_last_norm)
+
+
+def _on_norms(layer: int, mixer: Any) -> Iterator[Injection]:
+    """Of latents. A factor on queries that are normed again, head by head, changes nothing."""
+    again = isinstance(mixer, Compressed)
+    factors = {"kv_norm": "rows of the KV cache"} | (
+        {} if again else {"q_norm": "attention scores"}
+    )
+    place = Place(layer=layer, part="mixer")
+    for name, what in factors.items():
+        if hasattr(mixer, name):
+            yield Injection(place, f"{what}, too large by this factor", _scaled(layer, name))
+    if again:
+        what = "noise on the weights of the queries' norm"
+        yield Injection(place, what, _noisy_weights(layer, "q_norm"))
 
 
 def measure(numbers: Numbers, progress: Callable[[int, int], None]) -> Iterator[Power]:
@@ -182,6 +193,14 @@ def _scaled(layer: int, name: str) -> Put:
         mixer: Any = decoder.layers[layer].mixer
         weight: Tensor = getattr(mixer, name)
         return _changed(mixer, name, (weight.double() * (1 + size)).to(weight.dtype))
+
+    return put
+
+
+def _noisy_weights(layer: int, name: str) -> Put:
+    def put(decoder: Decoder, size: float) -> Callable[[], None]:
+        mixer = decoder.layers[layer].mixer
+        return _changed(mixer, name, noisy(getattr(mixer, name), size))
 
     return put
 
