@@ -2,28 +2,10 @@
 
 from __future__ import annotations
 
-from functools import cache
-
-from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
+from llguidance import LLMatcher
 
 from trueline.grammar.compiled import parser_limits
-
-
-class _Bytes:
-    """A token for every byte, and an end."""
-
-    bos_token_id = None
-    eos_token_id = 256
-    tokens = (*(bytes([each]) for each in range(256)), b"<end>")
-    special_token_ids = (256,)
-
-    def __call__(self, text: bytes | str) -> list[int]:
-        return list(text.encode() if isinstance(text, str) else text)
-
-
-@cache
-def byte_vocabulary() -> LLTokenizer:
-    return LLTokenizer(TokenizerWrapper(_Bytes()))
+from trueline.grammar.vocabulary import byte_vocabulary
 
 
 def matcher(grammar: str) -> LLMatcher:

@@ -4,13 +4,16 @@ or a grammar holds for every output, or is refused here."""
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from trueline.errors import UsageError, short, short_repr
-from trueline.grammar.json_schema import SchemaError, dotted, enforced
+from trueline.grammar.json_schema import SchemaError, dotted, enforced, parts
+from trueline.grammar.json_strict import strict
+from trueline.grammar.vocabulary import byte_vocabulary
 from trueline.utils.json_types import JSON, JsonValue
 
 if TYPE_CHECKING:
@@ -19,9 +22,9 @@ if TYPE_CHECKING:
 MAX_BYTES = 1 << 18
 """Of a schema, an expression, all choices together, or a grammar."""
 MAX_CHOICES = 4096
-MAX_BLAMED = 256
-"""Parts of a schema that are looked at to name the keyword that another one does not go with."""
-SPACE = r"[\x20\x0A\x0D\x09]+"
+MAX_BLAMED, MAX_BLAMING_S = 256, 2.0
+"""Parts of a schema that are looked at to name the keyword that another one does not go with, and
+how long."""
 
 LIMITS: Final[Mapping[str, int]] = {
     "max_items_in_row": 2_000,
@@ -58,19 +61,23 @@ def json_grammar(
 ) -> str:
     """Of JSON that the schema accepts. `name`: what errors call the schema. `whitespace`: False for
     none between tokens of JSON."""
+    options: JSON = {"whitespace_flexible": whitespace}
     try:
         kept = enforced(schema)
+        if kept is False:
+            raise SchemaError((), "found false; accepted: a schema that accepts something")
+        kept, letters = strict({} if kept is True else kept)
     except SchemaError as error:
         where = dotted((name, *error.path))
         raise UsageError(f"{where}: {error.problem}") from None
-    if kept is False:
-        raise UsageError(f"{name} = False: accepted: a schema that accepts something")
-    if kept is True:
-        kept = {}
-    options: JSON = {"whitespace_flexible": whitespace}
+    if letters is not None:
+        options["json_allowed_escapes"] = letters
     if whitespace_pattern is not None:
-        options["whitespace_pattern"] = whitespace_pattern
-    made = _of_schema(kept, options)
+        options["whitespace_pattern"] = _only_space(whitespace_pattern)
+    try:
+        made = _of_schema(kept, options)
+    except (TypeError, UnicodeError) as error:  # not from a request, which is JSON
+        raise UsageError(f"{name}: not JSON ({error})") from None
     _check_length(made, name)
     if problem := _problem(made):
         path, words = _blamed(kept, options, problem)
@@ -135,47 +142,55 @@ def _problem(grammar: str) -> str:
     from llguidance import LLMatcher
 
     failed, words = LLMatcher.validate_grammar_with_warnings(grammar, limits=parser_limits())
-    return " ".join(words[0].split()) if failed else ""
+    if failed:
+        return " ".join(words[0].split())
+    # what takes too long to start, or has no text, shows only now; bytes as tokens cost little
+    made = LLMatcher(byte_vocabulary(), grammar, log_level=0, limits=parser_limits())
+    if not made.is_error():
+        made.compute_bitmask()
+    if not made.is_error():
+        return ""
+    problem = made.get_error()
+    return "no text is possible" if problem.startswith("NoExtensionBias") else problem
+
+
+def _only_space(pattern: str) -> str:
+    """UsageError where it matches something else: the output would be no JSON."""
+    alone = {"type": "string", "pattern": f"^(?:{pattern})$"}
+    other = {**alone, "allOf": [{"pattern": "[^ \\t\\n\\r]"}]}
+    if "Unsatisfiable" not in _problem(_of_schema(other, {})):
+        accepted = "a regular expression for spaces, tabs and line ends alone"
+        raise UsageError(f"whitespace_pattern = {short_repr(pattern)}: accepted: {accepted}")
+    return pattern
 
 
 def _blamed(schema: JsonValue, options: JSON, problem: str) -> tuple[tuple[str, ...], str]:
     """Where in the schema the problem is, as far as its parts by themselves show it: the innermost
-    schema that has a problem, and of its keywords the first without which it has none."""
+    schema that has a problem, and of its keywords the last that has to go until there is none."""
     if not isinstance(schema, dict):
         return (), problem
     shared = {name: schema[name] for name in ("$defs", "definitions") if name in schema}
     path: tuple[str, ...] = ()
     inner: JSON = schema
-    left = [MAX_BLAMED]
+    left, end = [MAX_BLAMED], time.monotonic() + MAX_BLAMING_S
 
-    def wrong(part: JsonValue) -> str:
+    def wrong(part: JSON) -> str:
         left[0] -= 1
-        if not isinstance(part, dict):
+        if left[0] < 0 or time.monotonic() > end:
             return ""
-        return _problem(_of_schema({**shared, **part}, options)) if left[0] > 0 else ""
+        return _problem(_of_schema({**shared, **part}, options))
 
     while found := next(
-        ((at, part, words) for at, part in _parts(inner) if (words := wrong(part))), None
+        ((at, part, words) for at, part in parts(inner) if (words := wrong(part))), None
     ):
         path, inner, problem = (*path, *found[0]), found[1], found[2]
+    rest = inner
     for keyword in inner:
-        rest = {key: value for key, value in inner.items() if key != keyword}
-        if keyword not in ("$defs", "definitions", "type") and left[0] > 0 and not wrong(rest):
-            return (*path, keyword), short(problem, 300)
+        if keyword not in ("$defs", "definitions", "type"):
+            rest = {key: value for key, value in rest.items() if key != keyword}
+            if not wrong(rest):
+                return (*path, keyword), short(problem, 300)
     return path, short(problem, 300)
-
-
-def _parts(schema: JSON) -> list[tuple[tuple[str, ...], JSON]]:
-    """The schemas directly within, each with the way to it."""
-    found: list[tuple[tuple[str, ...], JSON]] = []
-    for keyword, value in schema.items():
-        if keyword in ("$defs", "definitions", "properties", "patternProperties"):
-            found += [((keyword, name), part) for name, part in value.items()]
-        elif keyword in ("allOf", "anyOf", "oneOf", "prefixItems"):
-            found += [((keyword, str(i)), part) for i, part in enumerate(value)]
-        elif keyword in ("items", "additionalProperties"):
-            found.append(((keyword,), value))
-    return [(at, part) for at, part in found if isinstance(part, dict)]
 
 
 def read_schema(text: str, name: str = "json") -> JsonValue:

@@ -3,8 +3,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
+from urllib.parse import quote
 
 from trueline.errors import TruelineError, short, short_repr
 from trueline.utils.json_types import JSON, JsonValue
@@ -13,6 +14,8 @@ MAX_DEPTH = 64
 """Of nested lists and objects."""
 MAX_COUNT = 1 << 20
 """Of minItems, maxLength and the like."""
+MAX_NUMBER = 2**53 - 1
+"""llguidance computes with doubles, which tell whole numbers apart up to here."""
 
 ANNOTATIONS: Final = frozenset(
     "$anchor $comment $schema contentEncoding contentMediaType contentSchema default deprecated "
@@ -34,6 +37,8 @@ _NOTHING: Mapping[str, JsonValue] = {
     "uniqueItems": False,
 }
 """Values that ask for nothing."""
+_OF_URIS = "#%/?:@!$&'()*+,;=~"
+"""Beside letters, digits and -._, what a reference has as it is."""
 _INSTEAD = {
     "additionalItems": "prefixItems, and items for the rest",
     "nullable": 'type as ["string", "null"]',
@@ -89,6 +94,21 @@ def _schema(schema: JsonValue, path: tuple[str, ...], depth: int) -> JsonValue:
     return kept
 
 
+def parts(schema: JSON) -> Iterator[tuple[tuple[str, ...], JSON]]:
+    """The schemas directly within, each with the way to it."""
+    found: list[tuple[tuple[str, ...], JsonValue]]
+    for keyword, value in schema.items():
+        if keyword in ("$defs", "definitions", "properties", "patternProperties"):
+            found = [((keyword, name), part) for name, part in value.items()]
+        elif keyword in ("allOf", "anyOf", "oneOf", "prefixItems"):
+            found = [((keyword, str(i)), part) for i, part in enumerate(value)]
+        elif keyword in ("items", "additionalProperties"):
+            found = [((keyword,), value)]
+        else:
+            continue
+        yield from ((at, part) for at, part in found if isinstance(part, dict))
+
+
 def _check_properties(schema: JSON, path: tuple[str, ...]) -> None:
     """JSON may say a property twice, which counts once: only required ones are sure to differ."""
     least = schema.pop("minProperties", 0)
@@ -131,6 +151,13 @@ def _count(value: JsonValue, path: tuple[str, ...], depth: int) -> JsonValue:
 def _number(value: JsonValue, path: tuple[str, ...], depth: int) -> JsonValue:
     if type(value) not in (int, float):
         raise SchemaError(path, f"found {short_repr(value)}; accepted: a number")
+    return _exact(value, path)
+
+
+def _exact(value: JsonValue, path: tuple[str, ...]) -> JsonValue:
+    if not abs(value) <= MAX_NUMBER:  # NaN neither
+        accepted = f"numbers from -{MAX_NUMBER} to {MAX_NUMBER}, which are exact"
+        raise SchemaError(path, f"found {short_repr(value)}; accepted: {accepted}")
     return value
 
 
@@ -170,7 +197,7 @@ def _value(value: JsonValue, path: tuple[str, ...], depth: int) -> JsonValue:
         raise SchemaError(path, f"nested deeper than {MAX_DEPTH} levels")
     for part in value.values() if isinstance(value, dict) else value if type(value) is list else ():
         _value(part, path, depth + 1)
-    return value
+    return _exact(value, path) if type(value) in (int, float) else value
 
 
 def _items(value: JsonValue, path: tuple[str, ...], depth: int) -> JsonValue:
@@ -183,7 +210,7 @@ def _ref(value: JsonValue, path: tuple[str, ...], depth: int) -> JsonValue:
     if not isinstance(value, str) or not (value == "#" or value.startswith("#/")):
         accepted = "a place in the schema itself, as #/$defs/name"
         raise SchemaError(path, f"$ref {short_repr(value)}; accepted: {accepted}")
-    return value
+    return quote(value, safe=_OF_URIS, errors="surrogatepass")
 
 
 Reader = Callable[[JsonValue, tuple[str, ...], int], JsonValue]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING
 
 from trueline.text.tokenizer import Tokenizer
@@ -34,6 +35,26 @@ class _Spelled:
         ask of it."""
         spelled = text.encode() if isinstance(text, str) else text
         return [self._first[byte] for byte in spelled if byte in self._first]
+
+
+class _Bytes:
+    """A token for every byte, and an end."""
+
+    bos_token_id = None
+    eos_token_id = 256
+    tokens = (*(bytes([each]) for each in range(256)), b"<end>")
+    special_token_ids = (256,)
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        return list(text.encode() if isinstance(text, str) else text)
+
+
+@cache
+def byte_vocabulary() -> LLTokenizer:
+    """Of no model: what a grammar allows is the same in every vocabulary that has all bytes."""
+    from llguidance import LLTokenizer, TokenizerWrapper
+
+    return LLTokenizer(TokenizerWrapper(_Bytes()))
 
 
 def mask_words(vocab_size: int) -> int:
