@@ -21,6 +21,8 @@ from trueline.tiny.configs import change_config, family_config
 from trueline.tiny.make import TinyOptions, make_checkpoint
 from trueline.weights.formats import Storage
 
+# No test asks a hub, except one of its own (hub_stub.py). Before anything imports huggingface_hub.
+os.environ["HF_HUB_OFFLINE"] = "1"
 torch.set_num_threads(int(os.environ.get("TEST_THREADS", "1")))
 if not torch.cuda.is_available():  # before anything imports Triton
     import interpreter  # noqa: F401

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import fields
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -14,6 +15,7 @@ from trueline.engine.grammars import grammars_of
 from trueline.engine.loading import Progress, load_engine
 from trueline.engine.params import SamplingParams, default_params
 from trueline.errors import EngineBroken, UsageError, described, did_you_mean
+from trueline.models import read_model
 from trueline.output_processor import (
     PreparedParams,
     Prompt,
@@ -42,10 +44,11 @@ class LLMEngine:
         **options: Any,
     ) -> None:
         self.config = engine_config(options)
-        directory = find_model(model)
+        directory = find_model(model, check=partial(read_model, facts=self.config.facts))
         self.tokenizer: Tokenizer | None = None
         if not skip_tokenizer_init:
-            self.tokenizer = Tokenizer.load(find_model(tokenizer) if tokenizer else directory)
+            own = find_model(tokenizer, weights=False) if tokenizer else directory
+            self.tokenizer = Tokenizer.load(own)
         loaded = load_engine(directory, self.config, progress)
         self.spec, self.plan, self.core = loaded.spec, loaded.plan, loaded.core
         self.plan_lines = list(loaded.lines())
@@ -161,8 +164,9 @@ class LLMEngine:
 
 
 class LLM:
-    """Generate for many prompts at once. `model` is a directory, a hub id in the local cache or a
-    built-in model, which answers `chat`; by default the built-in witness-v3.
+    """Generate for many prompts at once. `model` is a directory, a hub id (owner/name, or
+    owner/name@revision) or a built-in model, which answers `chat`; by default the built-in
+    witness-v3.
 
     >>> llm = LLM("path/to/model")
     >>> llm.generate(["Hello"], SamplingParams(max_tokens=8))[0].outputs[0].text

@@ -111,9 +111,10 @@ def test_commands_without_a_model(installed: Path, tmp_path: Path) -> None:
 def test_a_wheel_serves_in_a_clean_environment(built: Path, tmp_path: Path) -> None:
     """With what it says it needs and nothing else, at the pinned versions."""
     pins = ROOT / "constraints.txt"
-    requirement, pinned = f"{built}[server]", ("--constraint", str(pins))
+    requirement, pinned = f"{built}[server,hub]", ("--constraint", str(pins))
     needs = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    wanted = [*needs["dependencies"], *needs["optional-dependencies"]["server"]]
+    extras = needs["optional-dependencies"]
+    wanted = [*needs["dependencies"], *extras["server"], *extras["hub"]]
     python = python_with("wheel", wanted, *pinned, made_from=[pins])
     install(python, *pinned, "--force-reinstall", "--no-deps", requirement)
     subprocess.run([python, "-m", "pip", "check"], check=True)

@@ -16,7 +16,7 @@ from trueline.cli.arguments import model_or_default
 from trueline.utils.hub import cached_models, find_model
 
 Run = Callable[..., tuple[int, str, str]]
-CACHED = "models--org--a--b"
+CACHED = "models--org--a-b"
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ LINES = {
     "trueline serve --max-model": "trueline serve --max-model-len",
     "trueline serve --log-format j": "trueline serve --log-format json",
     "trueline serve witness-li": "trueline serve witness-ling",
-    "trueline chat org/": "trueline chat org/a--b",
+    "trueline chat org/": "trueline chat org/a-b",
     "trueline verify he": "trueline verify here",
     "trueline serve --config scr": "trueline serve --config script.",
 }
@@ -98,6 +98,6 @@ def test_what_is_completed_is_found(
     shell_env: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("HF_HUB_CACHE", shell_env["HF_HUB_CACHE"])
-    assert cached_models() == ["org/a--b"]
-    assert find_model("org/a--b").name == "abc"
-    assert model_or_default("org/a--b") == "org/a--b"
+    assert cached_models() == ["org/a-b"]
+    assert find_model("org/a-b").name == "abc"
+    assert model_or_default("org/a-b") == "org/a-b"

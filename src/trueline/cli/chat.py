@@ -17,6 +17,7 @@ from trueline.cli.messages import piped, said, typed
 from trueline.cli.remote import ConnectionOptions, SamplingOptions, parse_fields
 from trueline.errors import UsageError, nearest
 from trueline.utils.builtin import BUILTIN_MODELS, SAMPLE_PROBLEM, TRAINED_LEN, builtin_model
+from trueline.utils.hub import SCHEME
 
 if TYPE_CHECKING:
     from trueline.client.endpoint import Endpoint
@@ -49,7 +50,7 @@ def chat(
     url
         As http://127.0.0.1:8000, with or without /v1. A model directory or the name of a
         built-in model instead starts a private server of it, which ends on leaving; so does
-        --model without URL, which also takes a hub id in the local cache. Default: a private
+        --model without URL, which also takes a hub id (here: hf://owner/name). Default: a private
         server of the built-in witness-v3.
     message
         Say this and leave; - is all of stdin. May be given several times: one turn each.
@@ -104,7 +105,7 @@ def _server(
 
 def _is_model(text: str) -> bool:
     """Also what was meant as one: its error then names the models there are."""
-    if text.startswith((".", "/", "~")) or Path(text).is_dir():
+    if text.startswith((".", "/", "~", SCHEME)) or Path(text).is_dir():
         return True
     return nearest(text, BUILTIN_MODELS) is not None
 

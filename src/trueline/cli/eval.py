@@ -55,7 +55,7 @@ def evaluate(
     Parameters
     ----------
     model
-        A model directory, a built-in model, a hub id in the local cache, or the address of a
+        A model directory, a built-in model, a hub id (owner/name), or the address of a
         server, as 127.0.0.1:8000. Default: the built-in witness-v3.
     out
         Keep samples and results in this directory, and go on where an earlier run with the same

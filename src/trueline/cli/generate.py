@@ -139,7 +139,7 @@ def generate(
     Parameters
     ----------
     model
-        A model directory, a built-in model, or a hub id in the local cache. Default: the
+        A model directory, a built-in model, or a hub id (owner/name). Default: the
         built-in witness-v3.
     prompt
         Text to continue. May be given several times: all run together. A built-in model has a

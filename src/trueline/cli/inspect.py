@@ -37,8 +37,9 @@ def inspect_model(
     Parameters
     ----------
     model
-        A model directory, a built-in model, a hub id in the local cache, or a config.json.
-        Default: the built-in witness-v3.
+        A model directory, a built-in model, a hub id (owner/name), or a config.json. Default:
+        the built-in witness-v3. Of a hub's weights, only --read-weights fetches those that are
+        not in the local cache.
     as_json
         Print one JSON object instead of tables.
     read_weights
@@ -48,7 +49,7 @@ def inspect_model(
         (known: latent_norm_eps, linear_layer_factor). May be given several times.
     """
     overrides = parse_facts(fact)
-    path = _path(model_or_default(model))
+    path = _path(model_or_default(model), read_weights)
     report = describe(path, overrides)
     if read_weights:
         report["weights_read"] = _read_weights(path, overrides)
@@ -61,9 +62,9 @@ def inspect_model(
     return 1 if bad else 0
 
 
-def _path(model: str) -> Path:
+def _path(model: str, weights: bool) -> Path:
     file = Path(model)
-    return file if file.is_file() else find_model(model)
+    return file if file.is_file() else find_model(model, weights=weights)
 
 
 def _read_weights(model: Path, overrides: JSON) -> JSON:

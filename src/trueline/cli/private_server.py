@@ -17,7 +17,9 @@ from contextlib import contextmanager, suppress
 from trueline.client.endpoint import Endpoint, endpoint
 from trueline.client.wire import ServerError
 from trueline.errors import TruelineError, UsageError
+from trueline.models import read_model
 from trueline.utils.environment import environment_with_key
+from trueline.utils.hub import find_model, hub_id
 from trueline.utils.json_types import JSON
 
 # The child imports what we would import, whatever made our path, and nothing from where it starts.
@@ -35,6 +37,8 @@ LAST_LINES = 12
 @contextmanager
 def private_server(model: str, timeout: float, *, quiet: bool = False) -> Iterator[Endpoint]:
     """The server of a model, once it is ready; progress is told on stderr."""
+    if hub_id(model) is not None:
+        find_model(model, check=read_model)  # here, where somebody sees how far it is
     key = secrets.token_urlsafe(24)
     process = subprocess.Popen(
         [sys.executable, "-P", "-c", BOOT],

@@ -40,8 +40,8 @@ def replay(
     file
         What trueline verify --replay-dir wrote.
     model
-        The checkpoint that it was recorded with: a directory, a built-in model, or a hub id in
-        the local cache. Another one is refused.
+        The checkpoint that it was recorded with: a directory, a built-in model, or a hub
+        id. Another one is refused.
     op
         Another implementation of an op than the plan chooses, as mla_decode=reference. May be
         given several times.

@@ -60,7 +60,7 @@ def score(
     Parameters
     ----------
     model
-        A model directory, a built-in model, or a hub id in the local cache. Default: the
+        A model directory, a built-in model, or a hub id (owner/name). Default: the
         built-in witness-v3.
     prompt
         Text to score; needs a tokenizer.json. A built-in model has a problem of its own to

@@ -46,7 +46,7 @@ def serve(
     Parameters
     ----------
     model
-        A model directory, a built-in model, or a hub id in the local cache. Default: the
+        A model directory, a built-in model, or a hub id (owner/name). Default: the
         built-in witness-v3.
     config
         A TOML or JSON file with options.
@@ -101,7 +101,7 @@ def _dry_run(model: str, options: EngineConfig) -> int:
     from trueline.plan.plan import make_plan
     from trueline.utils.hub import find_model
 
-    spec = read_model(find_model(model), options.facts)
+    spec = read_model(find_model(model, weights=False), options.facts)
     print(f"model        {spec.family}, {spec.num_layers} layers")
     print("\n".join(make_plan(spec, options, find_device(options.device)).lines()))
     return 0

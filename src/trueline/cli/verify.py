@@ -61,7 +61,7 @@ def verify(
     Parameters
     ----------
     model
-        Model directories, built-in models, or hub ids in the local cache. Default: all built-in
+        Model directories, built-in models, or hub ids (owner/name). Default: all built-in
         models.
     smoke
         Less than a minute for a built-in model: facts, layers, logits and the commonest batches.

@@ -11,6 +11,7 @@ from trueline.models import bailing, deepseek, deepseek_v4, kimi_k25
 from trueline.plugins import Registry
 from trueline.spec.fields import Fields, read_json
 from trueline.spec.model import ModelSpec
+from trueline.utils.model_files import CONFIG
 
 
 class Family(Protocol):
@@ -68,7 +69,7 @@ OVERRIDES: Mapping[str, str] = {
 def config_file(model: str | Path) -> Path:
     """The config.json of a model directory, or the file itself."""
     path = Path(model)
-    file = path / "config.json" if path.is_dir() else path
+    file = path / CONFIG if path.is_dir() else path
     if not file.is_file():
         raise ConfigError(
             f"{file}: no such file; accepted: a model directory holding config.json, "

@@ -17,6 +17,7 @@ import uvicorn
 
 from trueline.config import EngineConfig
 from trueline.errors import UsageError
+from trueline.models import read_model
 from trueline.server.app import build_app
 from trueline.server.config import ServerConfig
 from trueline.server.connection import connection
@@ -30,7 +31,7 @@ from trueline.server.process.replicas import Replicas, replica_configs
 from trueline.server.service import Service
 from trueline.text.tokenizer import Tokenizer
 from trueline.utils.gc_frozen import gc_frozen
-from trueline.utils.hub import find_model
+from trueline.utils.hub import find_model, model_name
 
 FLUSH_SECONDS = 5.0
 """For responses that are complete, and that slow clients still read."""
@@ -67,12 +68,13 @@ class _Lifespan:
     def __init__(self, model: str, engine: EngineConfig, config: ServerConfig) -> None:
         self.began = time.monotonic()
         self.config = config
-        self.directory = find_model(model)
+        self.directory = find_model(model, check=partial(read_model, facts=engine.facts))
         self.keys = read_keys(config.api_key, config.api_key_file)
         self.tls = tls_context(config)
-        own = find_model(config.tokenizer) if config.tokenizer else self.directory
+        named = config.tokenizer
+        own = find_model(named, weights=False) if named else self.directory
         self.tokenizer = Tokenizer.load(own)
-        self.models = config.served_model_name or (Path(model).name or model,)
+        self.models = config.served_model_name or (model_name(model),)
         if config.chat_template is not None:
             self.tokenizer.chat_templates = {"default": _read(config.chat_template)}
         self.options = engine

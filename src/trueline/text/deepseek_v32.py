@@ -36,13 +36,13 @@ from trueline.text.dsml_prompts import (
 from trueline.text.encoder_program import constants, thinking_default
 from trueline.text.encoding_arguments import SWITCHES, flag, known, thinking_said
 from trueline.utils.json_types import JSON
+from trueline.utils.model_files import ENCODER_V32
 
 if TYPE_CHECKING:
     from trueline.text.vocabulary import Vocabulary
 
 FAMILY = "deepseek_v32"
 TITLE = "DeepSeek-V3.2"
-ENCODER = "encoding/encoding_dsv32.py"
 CALLS = "function_calls"
 ROLES = ("system", "developer", "user", "assistant", "tool")
 ARGUMENTS = (*SWITCHES, "drop_thinking")
@@ -106,11 +106,11 @@ class V32Defaults:
 
 
 def read_defaults(config: JSON, directory: Path | None) -> V32Defaults:
-    said = constants(directory / ENCODER) if directory else {}
+    said = constants(directory / ENCODER_V32) if directory else {}
     why = f"{FAMILY}: as other engines serve it"
     return V32Defaults(
-        thinking=thinking_default(said, ENCODER, False, why),
-        tools=tools_text(said, ENCODER, "TOOLS_SYSTEM_TEMPLATE", TOOLS),
+        thinking=thinking_default(said, ENCODER_V32, False, why),
+        tools=tools_text(said, ENCODER_V32, "TOOLS_SYSTEM_TEMPLATE", TOOLS),
     )
 
 

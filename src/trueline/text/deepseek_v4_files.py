@@ -16,9 +16,9 @@ from trueline.spec.source import Fact, Source, default, formula
 from trueline.text.dsml_prompts import ToolsText, tools_text
 from trueline.text.encoder_program import constants, thinking_default
 from trueline.utils.json_types import JSON
+from trueline.utils.model_files import ENCODER_V4
 
 FAMILY = "deepseek_v4"
-ENCODER = "encoding/encoding_dsv4.py"
 DRAFTING = "dspark_"
 """What config keys begin with that came with the official profile."""
 
@@ -112,11 +112,11 @@ class V4Defaults:
 
 def read_defaults(config: JSON, directory: Path | None) -> V4Defaults:
     """Without a directory, from the config alone."""
-    said = constants(directory / ENCODER) if directory else {}
+    said = constants(directory / ENCODER_V4) if directory else {}
     return V4Defaults(
         profile=_said_profile(said) or _profile_of(config),
-        thinking=thinking_default(said, ENCODER, True, f"{FAMILY}: as its makers serve it"),
-        tools=tools_text(said, ENCODER, "TOOLS_TEMPLATE", TOOLS),
+        thinking=thinking_default(said, ENCODER_V4, True, f"{FAMILY}: as its makers serve it"),
+        tools=tools_text(said, ENCODER_V4, "TOOLS_TEMPLATE", TOOLS),
     )
 
 
@@ -135,7 +135,7 @@ def _said_profile(said: Mapping[str, object]) -> Fact[EffortProfile] | None:
     else:
         return None
     name = next((known.name for known in PROFILES.values() if known.texts == texts), "its own")
-    return Fact(EffortProfile(name, texts, chosen), Source("key", f"{ENCODER}: {key}"))
+    return Fact(EffortProfile(name, texts, chosen), Source("key", f"{ENCODER_V4}: {key}"))
 
 
 def _is_table(value: object) -> TypeGuard[dict[str, str]]:

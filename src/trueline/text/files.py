@@ -9,12 +9,13 @@ from pathlib import Path
 
 from trueline.errors import UsageError
 from trueline.utils.json_types import JSON
-
-CONFIG = "tokenizer_config.json"
-MODEL = "config.json"
-GENERATION = "generation_config.json"
-TEMPLATE = "chat_template.jinja"
-MORE_TEMPLATES = "additional_chat_templates"
+from trueline.utils.model_files import (
+    GENERATION,
+    MORE_TEMPLATES,
+    SPECIAL_TOKENS,
+    TEMPLATE,
+    TOKENIZER_CONFIG,
+)
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,9 @@ class TokenizerFiles:
 
 
 def read_files(directory: Path) -> TokenizerFiles:
-    config = read_object(directory / CONFIG)
+    config = read_object(directory / TOKENIZER_CONFIG)
     # the named tokens moved from the older file to the newer one, which wins
-    older = read_object(directory / "special_tokens_map.json")
+    older = read_object(directory / SPECIAL_TOKENS)
     tokens = older | {key: value for key, value in config.items() if value is not None}
     named = {
         key: content
@@ -65,7 +66,7 @@ def read_files(directory: Path) -> TokenizerFiles:
     return TokenizerFiles(
         named=named,
         more_special=tuple(dict.fromkeys(more)),
-        added=_added_tokens(directory / CONFIG, config),
+        added=_added_tokens(directory / TOKENIZER_CONFIG, config),
         add_bos=_flag(directory, config, "add_bos_token"),
         add_eos=_flag(directory, config, "add_eos_token"),
         generation_eos=_generation_eos(directory / GENERATION, generation),
@@ -104,7 +105,7 @@ def _flag(directory: Path, config: Mapping[str, object], key: str) -> bool | Non
     value = config.get(key)
     if value is None or isinstance(value, bool):
         return value
-    raise UsageError(f"{directory / CONFIG}: {key} = {value!r}; accepted: true or false")
+    raise UsageError(f"{directory / TOKENIZER_CONFIG}: {key} = {value!r}; accepted: true or false")
 
 
 def _added_tokens(file: Path, config: Mapping[str, object]) -> tuple[AddedToken, ...]:
@@ -160,8 +161,8 @@ def _templates(directory: Path, config: Mapping[str, object]) -> dict[str, str]:
         template = entry.get("template") if isinstance(entry, Mapping) else None
         if not isinstance(name, str) or not isinstance(template, str):
             raise UsageError(
-                f"{directory / CONFIG}: chat_template holds {str(entry)[:60]!r}; accepted: a "
-                "template, or a list of objects with name and template"
+                f"{directory / TOKENIZER_CONFIG}: chat_template holds {str(entry)[:60]!r}; "
+                "accepted: a template, or a list of objects with name and template"
             )
         found[name] = template
     return found

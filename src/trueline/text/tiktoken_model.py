@@ -13,9 +13,9 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from trueline.errors import UsageError
-from trueline.text.files import CONFIG, AddedToken
+from trueline.text.files import AddedToken
+from trueline.utils.model_files import TIKTOKEN, TOKENIZER_CONFIG
 
-FILE = "tiktoken.model"
 NUM_RESERVED = 256
 MAX_TEXT = 400_000
 MAX_RUN = 25_000
@@ -99,9 +99,11 @@ def _read_ranks(file: Path) -> dict[bytes, int]:
 
 
 def _special_tokens(file: Path, first: int, added: Sequence[AddedToken]) -> dict[str, int]:
-    config = file.with_name(CONFIG)
+    config = file.with_name(TOKENIZER_CONFIG)
     if not added:
-        raise UsageError(f"{config}: no added_tokens_decoder; {FILE} needs it for special tokens")
+        raise UsageError(
+            f"{config}: no added_tokens_decoder; {TIKTOKEN} needs it for special tokens"
+        )
     if added[0].id < first:
         raise UsageError(
             f"{config}: added token '{added[0].content}' has id {added[0].id}, but {file.name} "

@@ -8,12 +8,10 @@ from pathlib import Path
 
 from trueline.errors import UsageError
 from trueline.text.encodings import ChatEncoding, find_encoding
-from trueline.text.files import CONFIG, MODEL, TokenizerFiles, read_files, read_object
-from trueline.text.tiktoken_model import FILE as TIKTOKEN_FILE
+from trueline.text.files import TokenizerFiles, read_files, read_object
 from trueline.text.tiktoken_model import TiktokenVocabulary
 from trueline.text.vocabulary import JsonVocabulary, Vocabulary
-
-JSON_FILE = "tokenizer.json"
+from trueline.utils.model_files import CONFIG, TEMPLATE, TIKTOKEN, TOKENIZER, TOKENIZER_CONFIG
 
 
 class Tokenizer:
@@ -42,14 +40,14 @@ class Tokenizer:
         files = read_files(directory)
         special = (*files.named.values(), *files.more_special)
         vocabulary: Vocabulary
-        if (directory / JSON_FILE).is_file():
-            vocabulary = JsonVocabulary(directory / JSON_FILE, files.added, special)
-        elif (directory / TIKTOKEN_FILE).is_file():
-            vocabulary = TiktokenVocabulary(directory / TIKTOKEN_FILE, files.added, special)
+        if (directory / TOKENIZER).is_file():
+            vocabulary = JsonVocabulary(directory / TOKENIZER, files.added, special)
+        elif (directory / TIKTOKEN).is_file():
+            vocabulary = TiktokenVocabulary(directory / TIKTOKEN, files.added, special)
         else:
             raise UsageError(
-                f"{directory / JSON_FILE}: no such file; accepted: a {JSON_FILE}, a "
-                f"{TIKTOKEN_FILE}, or token ids instead of text"
+                f"{directory / TOKENIZER}: no such file; accepted: a {TOKENIZER}, a "
+                f"{TIKTOKEN}, or token ids instead of text"
             )
         return cls(directory, vocabulary, files)
 
@@ -58,8 +56,8 @@ class Tokenizer:
         found = None if token is None else self.vocabulary.token_id(token)
         if required and token is not None and found is None:
             raise UsageError(
-                f"{self.directory / CONFIG}: {key} = '{token}' is not in the vocabulary; accepted: "
-                "one of its tokens, or null"
+                f"{self.directory / TOKENIZER_CONFIG}: {key} = '{token}' is not in the "
+                "vocabulary; accepted: one of its tokens, or null"
             )
         return found
 
@@ -73,8 +71,8 @@ class Tokenizer:
         ):
             if wanted and token is None:
                 raise UsageError(
-                    f"{self.directory / CONFIG}: add_{key}_token is true, but there is no "
-                    f"{key}_token; name one, or set it to false"
+                    f"{self.directory / TOKENIZER_CONFIG}: add_{key}_token is true, but there is "
+                    f"no {key}_token; name one, or set it to false"
                 )
             ends.append([token] if wanted and token is not None else [])
         return ends[0], ends[1]
@@ -154,7 +152,7 @@ class Tokenizer:
 
     @cached_property
     def _encoding(self) -> ChatEncoding | None:
-        found = find_encoding(read_object(self.directory / MODEL), self.directory)
+        found = find_encoding(read_object(self.directory / CONFIG), self.directory)
         return None if found is None else found.make(self.vocabulary, self.special_tokens)
 
     def chat_template(self, name: str | None = None, *, with_tools: bool = False) -> str:
@@ -167,7 +165,8 @@ class Tokenizer:
             accepted = f"it has {', '.join(sorted(known))}" if known else "it has none"
             raise UsageError(
                 f"{self.directory}: no chat template '{name}' ({accepted}); accepted: a "
-                f"chat_template in {CONFIG}, a chat_template.jinja, or a prompt instead of messages"
+                f"chat_template in {TOKENIZER_CONFIG}, a {TEMPLATE}, or a prompt instead of "
+                "messages"
             )
         return known[name]
 

@@ -25,7 +25,7 @@ from trueline.spec.parameters import Parameter
 from trueline.tiny.quantise import quantise
 from trueline.tiny.tokenizer import write_tokenizer
 from trueline.utils.json_types import JSON
-from trueline.weights.checkpoint import INDEX_NAME
+from trueline.utils.model_files import WEIGHT_INDEX
 from trueline.weights.dummy import draw_parameter
 from trueline.weights.formats import Storage
 
@@ -178,4 +178,4 @@ def write_shards(
         file.rename(directory / final)
         weight_map.update(dict.fromkeys(names, final))
     index = {"metadata": {"total_size": total_size}, "weight_map": weight_map}
-    (directory / INDEX_NAME).write_text(json.dumps(index, indent=1) + "\n")
+    (directory / WEIGHT_INDEX).write_text(json.dumps(index, indent=1) + "\n")

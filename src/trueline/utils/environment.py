@@ -56,10 +56,10 @@ def bare_environment() -> dict[str, str]:
 
 def hub_cache() -> Path:
     """Where Hugging Face's tools put models."""
-    if named := os.environ.get("HF_HUB_CACHE"):
-        return Path(named)
-    home = os.environ.get("HF_HOME")
-    return (Path(home) if home else Path.home() / ".cache" / "huggingface") / "hub"
+    cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    home = os.environ.get("HF_HOME") or f"{cache}/huggingface"
+    named = os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE")
+    return Path(os.path.expandvars(named or f"{home}/hub")).expanduser()
 
 
 # -- who has the cores, as Linux counts it ---------------------------------------------

@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         group.addoption(name, action="append", default=[], metavar=metavar, help=words)
 
     several("--model", "MODEL", "a model to check as trueline verify does: a directory, a built-in "
-            "model, or a hub id in the local cache; may be given several times")  # fmt: skip
+            "model, or a hub id; may be given several times")  # fmt: skip
     several("--op", "OP=NAME", "an implementation of an op to check, as lightning=example; may be "
             "given several times")  # fmt: skip
     several("--layer", "KIND=NAME", "a layer to check, as lightning=counting; may be given several "

@@ -15,6 +15,7 @@ from typing import Final, TypeGuard
 
 from trueline.errors import CheckpointError, ConfigError
 from trueline.spec.fields import read_json
+from trueline.utils.model_files import WEIGHT_INDEX, WEIGHTS
 
 DTYPE_BITS: Final[Mapping[str, int]] = {
     **dict.fromkeys(("F64", "I64", "U64"), 64),
@@ -26,7 +27,6 @@ DTYPE_BITS: Final[Mapping[str, int]] = {
     "F4": 4,
 }
 MAX_HEADER_BYTES: Final = 100_000_000
-INDEX_NAME: Final = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,12 +58,12 @@ def open_checkpoint(directory: Path) -> Checkpoint | None:
     """All tensors of a model directory; None where it holds no weight files."""
     if not directory.is_dir():
         return None
-    index = directory / INDEX_NAME
+    index = directory / WEIGHT_INDEX
     weight_map = _read_index(index) if index.is_file() else None
     if weight_map is not None:
         files = tuple(directory / name for name in sorted(set(weight_map.values())))
     else:
-        files = tuple(sorted(directory.glob("*.safetensors")))
+        files = tuple(sorted(directory.glob(f"*{WEIGHTS}")))
     if not files:
         return None
     tensors: dict[str, StoredTensor] = {}

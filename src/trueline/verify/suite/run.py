@@ -7,11 +7,13 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
 from trueline.config import EngineConfig
 from trueline.errors import UsageError
+from trueline.models import read_model
 from trueline.text.tokenizer import Tokenizer
 from trueline.utils.hub import find_model
 from trueline.verify.report import Check, Report, Status, TokenDiff
@@ -89,7 +91,7 @@ def verify(
     selection = selection or Selection()
     started, clock = datetime.datetime.now(datetime.UTC), time.perf_counter()
     options.require_covered(config)
-    directory = find_model(model)
+    directory = find_model(model, check=partial(read_model, facts=config.facts))
     session = Session(str(model), directory, config, _prompt(directory, prompt))
     measured = Numbers(session)
     todos = list(all_checks(measured, selection.tier))
