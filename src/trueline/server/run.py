@@ -25,6 +25,7 @@ from trueline.server.keys import read_keys
 from trueline.server.listen import close, listen, tls_context, url
 from trueline.server.logs import event, keep_stderr, start_logs
 from trueline.server.metrics import Metrics
+from trueline.server.notify import notify
 from trueline.server.process.client import EngineClient, EngineFailed
 from trueline.server.process.messages import Progress, Ready
 from trueline.server.process.replicas import Replicas, replica_configs
@@ -68,9 +69,9 @@ class _Lifespan:
     def __init__(self, model: str, engine: EngineConfig, config: ServerConfig) -> None:
         self.began = time.monotonic()
         self.config = config
-        self.directory = find_model(model, check=partial(read_model, facts=engine.facts))
         self.keys = read_keys(config.api_key, config.api_key_file)
         self.tls = tls_context(config)
+        self.directory = find_model(model, check=partial(read_model, facts=engine.facts))
         named = config.tokenizer
         own = find_model(named, weights=False) if named else self.directory
         self.tokenizer = Tokenizer.load(own)
@@ -136,6 +137,7 @@ class _Lifespan:
 
     async def _drain(self) -> int:
         self.service.drain()
+        notify("STOPPING=1")
         running = self.engine.num_open
         event(self.logger, "draining", sequences=running, seconds=self.config.shutdown_timeout)
         await self.engine.stop(self.config.shutdown_timeout)
@@ -180,6 +182,7 @@ class _Lifespan:
             self.logged[replica] = progress.phase, now
             which = {"replica": replica} if len(self.engine.clients) > 1 else {}
             event(self.logger, "loading", phase=str(progress), **which)
+            notify(f"STATUS=loading: {progress}")
 
     def _announce(self, ready: Ready, url: str) -> None:
         phases = ", ".join(f"{name} {s:.1f}" for name, s in ready.startup_seconds.items())
@@ -197,6 +200,7 @@ class _Lifespan:
             event(self.logger, "ready", url=url, plan=lines)
         else:
             print("\n".join(lines), file=sys.stderr, flush=True)
+        notify(f"READY=1\nSTATUS={', '.join(self.models)} on {url}")
 
     def _replica_lines(self) -> list[str]:
         count = len(self.engine.clients)

@@ -54,6 +54,11 @@ def bare_environment() -> dict[str, str]:
     return {name: os.environ[name] for name in names if name in os.environ}
 
 
+def notify_socket() -> str | None:
+    """Where systemd listens for how a service is."""
+    return os.environ.get("NOTIFY_SOCKET") or None
+
+
 def hub_cache() -> Path:
     """Where Hugging Face's tools put models."""
     cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
