@@ -106,7 +106,7 @@ def test_chat_is_that_of_llm(client: OpenAI, llm: LLM) -> None:
     assert texts[0] == offline[0].outputs[0].text
     with pytest.raises(openai.BadRequestError) as caught:
         client.chat.completions.create(**asked, tools=[{"type": "function"}])
-    assert caught.value.param == "tools"
+    assert caught.value.param == "tools[0].function"
 
 
 def test_logprobs_are_those_of_llm(client: OpenAI, llm: LLM) -> None:
