@@ -119,6 +119,19 @@ def lark_grammar(grammar: str, name: str = "grammar") -> str:
     return _checked(LLMatcher.grammar_from_lark(lark), name)
 
 
+def of_lark(lark: str) -> str:
+    """Made here, not by a client: unchecked."""
+    from llguidance import LLMatcher
+
+    return str(LLMatcher.grammar_from_lark(lark))
+
+
+def problem_of(grammar: str, name: str) -> str:
+    """Empty where there is none."""
+    _check_length(grammar, name)
+    return _problem(grammar)
+
+
 def _checked(made: str, name: str) -> str:
     if problem := _problem(made):
         raise UsageError(f"{name}: {short(problem, 300)}")

@@ -13,6 +13,8 @@ class Reasoning(msgspec.Struct, frozen=True, kw_only=True):
     """The tokens of the marker that ends it."""
     budget: int | None = None
     """After so many tokens without the marker, it is forced, token by token."""
+    without: tuple[int, ...] = ()
+    """Tokens that would end it in a way of their own, and are not drawn in it."""
 
 
 class Trigger(msgspec.Struct, frozen=True, kw_only=True):

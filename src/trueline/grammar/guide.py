@@ -154,7 +154,9 @@ class Guide:
         if reasoning.budget is not None and self._num_reasoned >= reasoning.budget:
             return Only((self._end.next_forced(),))
         # an output that ended here would lack what the grammar asks for
-        return AllBut(self._eos) if self._constraint.grammar is not None and self._eos else None
+        ends = self._eos if self._constraint.grammar is not None else ()
+        barred = (*ends, *reasoning.without)
+        return AllBut(barred) if barred else None
 
     def _follow(self, matcher: LLMatcher, token: int) -> None:
         if token in self._eos:

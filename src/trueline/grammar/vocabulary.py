@@ -22,7 +22,9 @@ class _Spelled:
     def __init__(self, tokenizer: Tokenizer, size: int) -> None:
         # ids without a token spell nothing, and are never allowed
         self.tokens = [tokenizer.token_bytes(token) for token in range(size)]
-        self.special_token_ids = sorted(token for token in tokenizer.special_ids if token < size)
+        # an added token may be a mark of the chat's format: it is never part of a text
+        apart = tokenizer.special_ids | tokenizer.vocabulary.added
+        self.special_token_ids = sorted(token for token in apart if token < size)
         # which tokens end an output is not the vocabulary's to say: this one is none of the model's
         self.eos_token_id = size
         self.tokens.append(b"<|end of the output|>")

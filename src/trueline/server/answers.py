@@ -7,6 +7,7 @@ from functools import partial
 
 import msgspec
 
+from trueline.grammar.calls.forms import CallableFunction, CallsForm
 from trueline.grammar.constraint import Constraint, Reasoning
 from trueline.server.protocol.errors import bad_request
 from trueline.server.protocol.prompts import begun
@@ -28,12 +29,6 @@ class ChatAnswers:
                 "tools: how this model writes calls cannot be told from its files; accepted: "
                 'tool_choice "none", or a server started with --tool-call-parser',
                 "tools",
-            )
-        if tools is not None and (
-            tools.choice == "required" or any(f.strict for f in tools.functions)
-        ):
-            raise bad_request(
-                "tool_choice, strict: not enforced yet; accepted: auto, false", "tools"
             )
         state = format.reasoning_state(ids, begun(asked.conversation))
         if asked.thinking_budget is not None and state == "not begun":
@@ -60,10 +55,40 @@ class ChatAnswers:
             ends_after_call=tools is not None and not tools.parallel,
         )
 
+    @property
+    def calls_form(self) -> CallsForm | None:
+        """What calls have to be like; None: free."""
+        asked, calls = self.asked.conversation.tools, self.format.format.calls
+        if asked is None or calls is None:
+            return None
+        required = asked.choice == "required"
+        if not required and not any(each.strict for each in asked.callable):
+            return None
+        return CallsForm(
+            syntax=calls.name,
+            tokens={s: self.format.tokens[s] for s in calls.spellings if s in self.format.tokens},
+            functions=tuple(
+                CallableFunction(
+                    each.name, each.parameters if required or each.strict else None, each.where
+                )
+                for each in asked.callable
+            ),
+            required=required,
+            parallel=asked.parallel,
+        )
+
     def constraint(self, content: Constraint | None) -> Constraint | None:
         """`content`: of what follows the reasoning, which is free."""
         budget = self.asked.thinking_budget
         if self.state != "open" or (content is None and budget is None):
             return content
-        reasoning = Reasoning(end_ids=self.format.end_ids, budget=budget)
+        without = self._opens_calls() if content is not None else ()
+        reasoning = Reasoning(end_ids=self.format.end_ids, budget=budget, without=without)
         return msgspec.structs.replace(content or Constraint(), reasoning=reasoning)
+
+    def _opens_calls(self) -> tuple[int, ...]:
+        """Tokens that begin calls within reasoning, and end it so: no grammar would begin there."""
+        calls, reasoning = self.format.format.calls, self.format.reasoning
+        if calls is None or reasoning is None or not reasoning.ended_by_calls:
+            return ()
+        return tuple(self.format.tokens[each] for each in calls.opens if each in self.format.tokens)

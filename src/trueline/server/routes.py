@@ -13,11 +13,13 @@ from starlette.responses import Response
 
 from trueline import __version__
 from trueline.engine.messages import CoreRequest
+from trueline.grammar.calls.forms import CallsForm
 from trueline.grammar.constraint import Constraint
 from trueline.output_processor import PreparedParams, RequestOutputState
 from trueline.server.answers import ChatAnswers
 from trueline.server.protocol import prompts
 from trueline.server.protocol.chat_chunks import ChatWriter
+from trueline.server.protocol.forms import AskedForm
 from trueline.server.protocol.limits import RequestLimits
 from trueline.server.protocol.requests import (
     GenerateRequest,
@@ -120,7 +122,10 @@ async def _reply(
 ) -> Reply:
     service = _service(request)
     num_sequences = len(found) * asked.params.n
-    constraint = await service.grammars.constraint(asked.form)
+    form: AskedForm | CallsForm | None = asked.form
+    if answers is not None and (calls := answers.calls_form) is not None:
+        form = calls
+    constraint = await service.grammars.constraint(form)
     reader = None
     if answers is not None:
         constraint, reader = answers.constraint(constraint), answers.reader

@@ -46,6 +46,8 @@ class AnswerFormat:
         )
         spellings = self.format.spellings
         tokens = {each: token for each in spellings if (token := self._token_id(each)) is not None}
+        self.tokens = tokens
+        """The format's marks that are tokens."""
         self.markers = Markers(spellings, tokens)
         self.special = frozenset(each for each in tokens if tokens[each] in tokenizer.special_ids)
         """Markers that text leaves out along with special tokens."""

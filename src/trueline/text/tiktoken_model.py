@@ -60,6 +60,7 @@ class TiktokenVocabulary:
         flagged = {token.id for token in added if token.special}
         flagged |= {self._specials[name] for name in special if name in self._specials}
         self.flagged = frozenset(flagged)
+        self.added = frozenset(self._specials.values())
 
     def token_id(self, token: str) -> int | None:
         return self._specials.get(token)

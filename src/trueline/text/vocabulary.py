@@ -41,6 +41,11 @@ class Vocabulary(Protocol):
         ...
 
     @property
+    def added(self) -> frozenset[int]:
+        """Ids of the tokens that stand for themselves in a text, and are never made of pieces."""
+        ...
+
+    @property
     def longest_bytes(self) -> int | None:
         """A token stands for so many bytes of a text at most; None where nobody knows."""
         ...
@@ -75,6 +80,7 @@ class JsonVocabulary:
         entries = self._tokenizer.get_added_tokens_decoder()
         flags = {token: entry.special for token, entry in entries.items()}
         flags |= {token.id: token.special for token in added}  # the later word
+        self.added = frozenset(flags)
         self.flagged = frozenset(token for token, is_special in flags.items() if is_special)
         self._bytes: dict[int, bytes | None] = {}  # of tokens that somebody has asked for
 

@@ -161,12 +161,18 @@ def read_chat(body: bytes, limits: RequestLimits) -> ChatRequest:
     }
     params = _params(fields, limits, changes)
     _check_sequences(1, params.n, limits)
+    conversation, shared = _conversation(fields, limits, body), _generating(asked)
+    form, tools = shared["form"], conversation.tools
+    if form is not None and tools is not None and tools.callable:
+        raise bad_request(
+            f'{form.field}: accepted: without tools, or with tool_choice "none"', form.field
+        )
     return ChatRequest(
         model=model,
         params=params,
         logprobs=logprobs,
         prompt_logprobs=prompt_logprobs,
-        conversation=_conversation(fields, limits, body),
+        conversation=conversation,
         include_reasoning=fields.include_reasoning is not False,
         thinking_budget=_either(
             fields, "thinking_token_budget", "thinking_budget", "its name elsewhere"
@@ -174,7 +180,7 @@ def read_chat(body: bytes, limits: RequestLimits) -> ChatRequest:
         answer_length=_answer_length(
             fields, limits, "max_completion_tokens", "max_tokens", "min_tokens"
         ),
-        **_generating(asked),
+        **shared,
     )
 
 
