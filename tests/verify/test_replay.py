@@ -25,10 +25,10 @@ from trueline.verify.replay.file import Recorded
 from trueline.verify.replay.rerun import NOT_RUN, RIGHT, WRONG, Replayed, replay_file
 from trueline.verify.report import Check, Place, Status
 from trueline.verify.suite import compositions
-from trueline.verify.suite.compositions import Composition
-from trueline.verify.suite.judge import PART_OF
+from trueline.verify.suite.composition import Composition
 from trueline.verify.suite.numbers import Numbers
 from trueline.verify.suite.run import Selection, verify
+from trueline.verify.suite.sequences import PART_OF
 from trueline.verify.suite.session import Session
 
 Run = Callable[..., tuple[int, str, str]]

@@ -19,6 +19,7 @@ from trueline.engine.graphs import DecodeGraphs
 from trueline.errors import UsageError
 from trueline.reference import ENDS
 from trueline.verify.cases import CASES, Subject, make_subject
+from trueline.verify.engine import EngineRun
 from trueline.verify.failed import CheckFailed
 from trueline.verify.graphs import emulated
 from trueline.verify.report import Check, Report, Status
@@ -350,8 +351,9 @@ def test_missing_positions_fail(session: Session) -> None:
         watch = Watch(core, 1)
         watch.close()
     watch.requests[0].paths = {0: "prefill", 2: "prefill"}
+    done = EngineRun([[]], [{}], [0], [[]], core)
     with pytest.raises(CheckFailed, match="position 1"):
-        watch.finish([[1, 2, 3]], [{}])
+        watch.finish([[1, 2, 3]], done)
 
 
 def test_modes_prove_that_they_happened(session: Session) -> None:

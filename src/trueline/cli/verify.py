@@ -22,8 +22,9 @@ from trueline.utils.progress import lines_between
 if TYPE_CHECKING:
     from trueline.config import EngineConfig
     from trueline.verify.report import FaultRow, Report
+    from trueline.verify.suite.composition import Tier
     from trueline.verify.suite.estimate import Estimate
-    from trueline.verify.suite.run import Progress, Tier
+    from trueline.verify.suite.run import Progress
 
 ENGINE = Parameter(name="*", group="Engine")
 SECONDS_BETWEEN_LINES = 10.0
@@ -66,7 +67,9 @@ def verify(
     smoke
         Less than a minute for a built-in model: facts, layers, logits and the commonest batches.
     full
-        Also what takes long: long contexts, every option of caches, ranks, batch invariance.
+        Also what takes long: the longest context that the definition can hold, more ranks, and the
+        model with one option changed at a time: caches, blocks, batch invariance, each op by every
+        other implementation that runs here.
     only
         Groups (preflight, layers, logits, modes, ops), invariants or ids of checks to run; * stands
         for anything. May be given several times.

@@ -60,6 +60,9 @@ class EngineRun:
     cached: list[int]
     outputs: list[list[CoreOutput]]
     core: EngineCore
+    sampled_from: list[dict[int, Tensor]] = field(default_factory=list)
+    """Logits of positions that were computed again later, as they were first: what a preempted
+    request had drawn its tokens from."""
     stored: Sequence[CachedLatents | RoundedRows] = ()
     """What is kept of each request, where that is not as computed: latents in fp8, and what
     numerics `published` have rounded."""
@@ -117,7 +120,7 @@ def serve(
     """All of them, to their end. A request that ends with an error fails the check, unless it
     `may_fail`."""
     logits: list[dict[int, Tensor]] = [{} for _ in asks]
-
+    first: list[dict[int, Tensor]] = [{} for _ in asks]
     ids: dict[int, int] = {}
     recorder = LatentRecorder.of(core) or RowRecorder.of(core)
 
@@ -125,8 +128,11 @@ def serve(
         if recorder is not None:
             recorder.take(batch)
         for row in batch.rows:
-            for offset, value in enumerate(values[row.tokens]):
-                logits[ids[row.id]][row.start + offset] = value.clone()
+            mine, earlier = logits[ids[row.id]], first[ids[row.id]]
+            for position, value in enumerate(values[row.tokens], row.start):
+                if position in mine:
+                    earlier.setdefault(position, mine[position])
+                mine[position] = value.clone()
         if observer is not None:
             observer(batch, ids)
 
@@ -146,11 +152,13 @@ def serve(
         if step > 100_000:
             raise CheckFailed("the engine made no progress")
     local_runner(core.executor).probe = None
+    if isinstance(recorder, LatentRecorder):
+        recorder.close()
     tokens = [[token for output in each for token in output.token_ids] for each in outputs]
     cached = [max((output.num_cached_tokens for output in each), default=0) for each in outputs]
     numbers = sorted(ids, key=lambda number: ids[number])
     stored = [recorder.kept(number) for number in numbers] if recorder else []
-    return EngineRun(tokens, logits, cached, outputs, core, stored)
+    return EngineRun(tokens, logits, cached, outputs, core, first, stored)
 
 
 def _step(core: EngineCore, may_fail: bool) -> list[CoreOutput]:

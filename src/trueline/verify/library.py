@@ -10,7 +10,8 @@ from trueline.llm import engine_config
 from trueline.utils.builtin import DEFAULT_MODEL
 from trueline.verify.report import Report
 from trueline.verify.suite import run
-from trueline.verify.suite.run import Progress, Selection, Tier
+from trueline.verify.suite.composition import Tier
+from trueline.verify.suite.run import Progress, Selection
 
 
 def verify(

@@ -1,4 +1,5 @@
-"""What a running engine keeps where its numerics are `published`, and the reference over just that.
+"""What a running engine keeps of DeepSeek V4 where it is rounded, by numerics `published` or by a
+cache in fp8, and the reference over just that.
 
 Two computations of one row may differ in the last bit, and so by a whole code; of index rows, by
 another selection. So the reference attends to the rows that the engine stored, and to the entries
@@ -7,9 +8,10 @@ float32 before the rounding; and all but a few choices against its own."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
@@ -49,6 +51,9 @@ class RowRecorder:
 
     runner: Runner
     kinds: list[Kind]
+    by_name: bool
+    """Numerics `published`; else an fp8 cache of other numerics, whose index rows are as computed
+    or in fp8 of their own."""
     rows: dict[int, dict[Part, dict[int, Tensor]]] = field(default_factory=dict)
     """By position, or by entry."""
     choices: dict[int, dict[int, dict[int, Tensor]]] = field(default_factory=dict)
@@ -57,13 +62,17 @@ class RowRecorder:
     @staticmethod
     def of(core: EngineCore) -> RowRecorder | None:
         """Of a core whose rows are rounded."""
-        if core.plan.numerics.name != PUBLISHED:
+        kinds = sorted(
+            (kind for kind in core.plan.kinds if isinstance(kind, KINDS)),
+            key=lambda kind: KINDS.index(type(kind)),
+        )
+        by_name = core.plan.numerics.name == PUBLISHED
+        if not by_name and not any(kind.layout.fp8 for kind in kinds if _attended(kind)):
             return None
         runner = local_runner(core.executor)
         if runner.graphs is None:  # choices that are recorded do not pass through a graph
             runner.recorded = []
-        kinds = (kind for kind in core.plan.kinds if isinstance(kind, KINDS))
-        return RowRecorder(runner, sorted(kinds, key=lambda kind: KINDS.index(type(kind))))
+        return RowRecorder(runner, kinds, by_name)
 
     def take(self, batch: Batch) -> None:
         """Of the step that has just been computed."""
@@ -103,7 +112,8 @@ class RowRecorder:
                 kept[position] = entries
 
     def kept(self, request: int) -> RoundedRows:
-        return RoundedRows(self.kinds, self.rows[request], self.choices.get(request, {}))
+        rows, choices = self.rows.get(request, {}), self.choices.get(request, {})
+        return RoundedRows(self.kinds, self.by_name, rows, choices)
 
 
 @dataclass(frozen=True)
@@ -111,21 +121,49 @@ class RoundedRows:
     """Of one request."""
 
     kinds: list[Kind]
+    by_name: bool
     rows: dict[Part, dict[int, Tensor]]
     choices: dict[int, dict[int, Tensor]]
 
     @contextmanager
     def attended(self) -> Iterator[None]:
         """Meanwhile the reference attends to these rows, and to the entries chosen."""
-        replay = _Replay(self)
-        own = published.stored_key, published.index_row, compressor.largest
-        published.stored_key, published.index_row = replay.stored_key, replay.index_row
+        replay, own = _Replay(self), compressor.largest
         compressor.largest = replay.largest
         try:
-            yield
+            with rows_are(replay.stored_key, replay.index_row):
+                yield
         finally:
-            published.stored_key, published.index_row, compressor.largest = own
+            compressor.largest = own
         replay.finish()
+
+
+@contextmanager
+def rows_are(
+    stored_key: Callable[[Params, Tensor, int], Tensor],
+    index_row: Callable[[Params, Tensor], Tensor],
+) -> Iterator[None]:
+    """Meanwhile the reference attends to what these make of its own rows."""
+    own = published.stored_key, published.index_row
+    published.stored_key, published.index_row = stored_key, index_row  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        published.stored_key, published.index_row = own
+
+
+def _attended(kind: Kind) -> TypeGuard[Window | EntriesSparse | EntriesAll]:
+    """Not only by an indexer."""
+    return not isinstance(kind, EntriesIndex)
+
+
+def right_rows(kind: Kind | None, held: Tensor, exact: Tensor, off: Tensor, rotated: int) -> Tensor:
+    """Which rows are those of numbers no farther from `exact` than `off`. `kind`: None, or whose
+    cache in fp8 rounds them."""
+    if kind is None:
+        return rounding.keys_of(held, exact, off, rotated)
+    assert _attended(kind)
+    return rounding.fp8_rows_of(held, exact, off, kind.layout)
 
 
 class _Replay:
@@ -133,6 +171,7 @@ class _Replay:
 
     def __init__(self, given: RoundedRows) -> None:
         self.given = given
+        self.kinds = {} if given.by_name else {kind.name: kind for kind in given.kinds}
         order = sorted((layer, i) for i, kind in enumerate(given.kinds) for layer in kind.layers)
         parts = [(given.kinds[i].name, layer) for layer, i in order]
         self.keys = iter([part for part in parts if part[0] != EntriesIndex.name])
@@ -143,14 +182,17 @@ class _Replay:
 
     def stored_key(self, params: Params, row: Tensor, rotated: int) -> Tensor:
         held, off = self._held(part := next(self.keys), row)
-        self._require(part, rounding.keys_of(held, row, off, rotated))
+        self._require(part, right_rows(self.kinds.get(part[0]), held, row, off, rotated))
         return held
 
     def index_row(self, params: Params, row: Tensor) -> Tensor:
         """Queries are the reference's own."""
         if row.dim() == 3:
             return self.index_row_of(params, row)
-        held, off = self._held(part := next(self.index), row)
+        part = next(self.index)
+        if not self.given.by_name:
+            return row
+        held, off = self._held(part, row)
         self._require(part, rounding.index_rows_of(held, row, off))
         return held
 

@@ -1,5 +1,5 @@
-"""The rounding of numerics `published`, by its definition: of exact numbers, and of numbers that
-are known up to an error. Where that error spans the middle between two codes, either is right."""
+"""What caches round, by its definition: of exact numbers, and of numbers that are known up to an
+error. Where that error spans the middle between two codes, either is right."""
 
 from __future__ import annotations
 
@@ -10,6 +10,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
+from trueline.cache.fp8 import DTYPES
+from trueline.cache.layout import AMAX_FLOOR, LatentLayout
 from trueline.reference import published
 from trueline.reference.functional import FLOOR, LARGEST, power_of_two_above
 from trueline.verify import bounds
@@ -68,12 +70,41 @@ def index_rows_of(held: Tensor, exact: Tensor, off: Tensor) -> Tensor:
     return _coded(held, low, high, code)
 
 
+def fp8_rows_of(held: Tensor, exact: Tensor, off: Tensor, layout: LatentLayout) -> Tensor:
+    """The same of rows of a cache in fp8: codes of the latent's groups, and the rotated key as it
+    is."""
+    fp8, width = layout.fp8, layout.latent
+    assert fp8 is not None
+    found = ((held[:, width:] - exact[:, width:]).abs() <= off).all(1)
+    dtype = DTYPES[fp8.storage]
+    for start in range(0, width, fp8.group):
+        at = slice(start, min(start + fp8.group, width))
+        mine, size = held[:, at], exact[:, at].abs().amax(1, keepdim=True)
+        fits = torch.zeros_like(found)
+        for amax in (size - off, size, size + off):
+            scale = amax.clamp_min(AMAX_FLOOR) / fp8.variant.largest
+            if fp8.power_of_two:
+                scale = power_of_two_above(scale)
+            # a scale that is no power of two is as uncertain as what it comes from
+            loose = 0.0 if fp8.power_of_two else off / size.clamp_min(AMAX_FLOOR)
+            by = off + 2 * loose * exact[:, at].abs()
+            low, high = (_to(dtype, (exact[:, at] + way * by) / scale) for way in (-1, 1))
+            slack = 2 * loose * mine.abs() / scale
+            fits |= ((low - slack <= mine / scale) & (mine / scale <= high + slack)).all(1)
+        found &= fits
+    return found
+
+
+def _to(dtype: torch.dtype, x: Tensor) -> Tensor:
+    return x.to(dtype).to(x.dtype)
+
+
 def _short(x: Tensor) -> Tensor:
-    return x.to(torch.bfloat16).to(x.dtype)
+    return _to(torch.bfloat16, x)
 
 
 def _e4m3(x: Tensor) -> Tensor:
-    return x.to(torch.float8_e4m3fn).to(x.dtype)
+    return _to(torch.float8_e4m3fn, x)
 
 
 def _coded(held: Tensor, low: Tensor, high: Tensor, code: Code) -> Tensor:

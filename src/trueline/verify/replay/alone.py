@@ -5,23 +5,30 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from trueline.config import EngineConfig
+from trueline.device import find_device
+from trueline.engine.executor import local_runner
 from trueline.errors import RequestRejected, UsageError
+from trueline.models import read_model
+from trueline.plan.plan import make_plan
 from trueline.utils.json_types import JSON
 from trueline.verify.engine import Ask
 from trueline.verify.failed import CheckFailed
 from trueline.verify.replay.file import HALVES, HEAD, Asked, HalfOfLayer, Recorded
 from trueline.verify.replay.half import Given, engine_of
 from trueline.verify.suite import compositions
-from trueline.verify.suite.compositions import Composition
+from trueline.verify.suite.composition import Composition
 from trueline.verify.suite.definition import EXACT, Definition, Part
+from trueline.verify.suite.held import Rounded
 from trueline.verify.suite.judge import Judge
-from trueline.verify.suite.judgement import Judgement
+from trueline.verify.suite.judgement import CACHE_ROWS, Judgement
 from trueline.verify.suite.observe import Observed
 from trueline.verify.suite.session import DrawnTokens
 
@@ -91,7 +98,7 @@ class PartAlone:
         verdict = self._verdict("the record", judgement)
         then = self.recorded.of_request("exact", self.request)
         now = exact[self.half.part]
-        if then is None or self.half.part in ("experts", "selection"):
+        if then is None or self.half.part in ("experts", "selection", CACHE_ROWS):
             return verdict
         if self.half.part == HEAD:
             at = self.recorded.of_request("at", self.request)
@@ -126,6 +133,7 @@ class PartAlone:
         if chosen is not None:
             places = self._of("chosen_at").tolist()
             made.chosen[half.layer] = dict(zip(places, chosen, strict=True))
+        made.stored[half.layer] = dict(self.recorded.stored(at))
         return made
 
     def _of(self, name: str) -> Tensor:
@@ -163,10 +171,14 @@ class PartAlone:
             with engine_of(name, self.half.layer, self.directory, config, given) as core:
                 ran = compositions.serve_watched(self._drawn(core.plan), composition, core)
                 compute = core.plan.compute_dtype
+                alone: Any = local_runner(core.executor).decoder
         except (CheckFailed, RequestRejected) as error:
             raise UsageError(f"{way}: {error}") from error
         observed = ran.requests.observed[at]
         observed.tokens = self.half.requests[self.request].tokens
+        # an engine of some layers numbers them by their places
+        rows = observed.stored.get(alone.at) if half == "mixer" and part != "entry" else None
+        observed.stored = {self.half.layer: rows} if rows else {}
         if part == "entry":
             observed.outputs.clear()
         return observed, compute
@@ -194,6 +206,14 @@ class PartAlone:
                 found[i] = Given(followed.tokens, rows, *more)
         return found
 
+    @cached_property
+    def _rounded(self) -> Rounded | None:
+        """How caches rounded then: by options, whatever the machine is."""
+        header = self.recorded.header
+        config = header.engine_config(device="cpu", ops={}, layers={}, **ONE_RANK)
+        spec = read_model(self.directory, config.facts)
+        return Rounded.of(make_plan(spec, config, find_device("cpu")))
+
     # -- judging -----------------------------------------------------------------------
 
     def _judged(
@@ -211,7 +231,9 @@ class PartAlone:
         self, observed: Observed, compute: torch.dtype, *, measured: bool
     ) -> tuple[Judgement, dict[str, Tensor]]:
         half = self.half
-        judge = Judge(self.definition, compute, key_noise=half.key_noise)
+        judge = Judge(
+            self.definition, compute, key_noise=half.key_noise, rounded=self._rounded
+        )  # fmt: skip
         rows = self._of("input").to(self.definition.device)
         if half.half == HEAD:
             return judge.the_head(observed, rows.to(EXACT), self.bands, measured=measured)

@@ -32,6 +32,8 @@ KEY = "trueline_replay"
 WEIGHTS = "weights."
 HALVES: Mapping[str, Half] = {"mixer": MIX, "feed forward": FEED}
 HEAD = "head"
+STORED, STORED_AT = "stored.", "stored_at."
+"""Rows of a kind of cache that rounds them, and the positions at which they are complete."""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -132,6 +134,13 @@ class Recorded:
 
     def of_request(self, name: str, request: int) -> Tensor | None:
         return self.tensors.get(f"{request}.{name}")
+
+    def stored(self, request: int) -> Iterator[tuple[str, dict[int, Tensor]]]:
+        """By kind of cache: rows by position."""
+        for name, rows in self.tensors.items():
+            if name.startswith(prefix := f"{request}.{STORED}"):
+                at = self.tensors[f"{request}.{STORED_AT}{name.removeprefix(prefix)}"]
+                yield name.removeprefix(prefix), dict(zip(at.tolist(), rows, strict=True))
 
     @contextmanager
     def as_model(self) -> Iterator[Path]:

@@ -21,6 +21,8 @@ from trueline.reference.weights import Prefix, is_foreign, is_of, renamed
 from trueline.verify.replay.file import (
     HALVES,
     HEAD,
+    STORED,
+    STORED_AT,
     Asked,
     Followed,
     HalfOfLayer,
@@ -31,9 +33,9 @@ from trueline.verify.replay.file import (
 )
 from trueline.verify.report import Check, Place
 from trueline.verify.suite import environment
-from trueline.verify.suite.compositions import Composition
+from trueline.verify.suite.composition import Composition
 from trueline.verify.suite.definition import EXACT
-from trueline.verify.suite.judgement import Judgement, Off
+from trueline.verify.suite.judgement import CACHE_ROWS, Judgement, Off
 from trueline.verify.suite.numbers import Numbers
 from trueline.verify.suite.observe import Key, Observed
 from trueline.verify.suite.session import Session
@@ -78,7 +80,7 @@ def record(
 
 def half_of(part: str | None) -> str | None:
     """Where this part's weights are; an entry may be either half's."""
-    if part in ("mixer", "selection"):
+    if part in ("mixer", "selection", CACHE_ROWS):
         return "mixer"
     return "feed forward" if part in ("feed forward", "experts") else None
 
@@ -239,6 +241,9 @@ class _Half:
         if self.half == "mixer" and (chosen := failed.chosen.get(self.layer)):
             made.tensors[at + "chosen_at"] = torch.tensor(sorted(chosen))
             made.tensors[at + "chosen"] = torch.stack([chosen[p] for p in sorted(chosen)])
+        for kind, held in failed.stored.get(self.layer, {}).items() if self.half == "mixer" else ():
+            made.tensors[f"{at}{STORED_AT}{kind}"] = torch.tensor(sorted(held))
+            made.tensors[f"{at}{STORED}{kind}"] = torch.stack([held[p] for p in sorted(held)])
 
     def _given(self, i: int) -> dict[str, Tensor]:
         request = self.observed[i]

@@ -21,7 +21,7 @@ from trueline.verify.replay.file import Asked, Header, OpChecked, Recorded, read
 from trueline.verify.replay.record import dtype_name, names_of
 from trueline.verify.report import Check, Status
 from trueline.verify.suite import distribution, ops, preflight
-from trueline.verify.suite.compositions import Composition
+from trueline.verify.suite.composition import Composition
 from trueline.verify.suite.definition import Definition
 from trueline.verify.suite.environment import fingerprint
 from trueline.verify.suite.numbers import Numbers, layer_checks, mode_checks

@@ -13,7 +13,7 @@ from trueline.engine.graphs import DecodeGraphs
 from trueline.verify.engine import EngineRun, serve
 from trueline.verify.report import Measure, Place
 from trueline.verify.suite import compositions
-from trueline.verify.suite.compositions import Composition
+from trueline.verify.suite.composition import Composition
 from trueline.verify.suite.forced import NotForced
 from trueline.verify.suite.judgement import FACTOR
 from trueline.verify.suite.outcome import Outcome, Wrong

@@ -3,63 +3,27 @@ afterwards that it was forced."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 
 import torch
 
+from trueline.cache.blocks import BlockPool
 from trueline.engine.core import EngineCore
 from trueline.errors import RequestRejected, UsageError
-from trueline.utils.json_types import JSON
 from trueline.verify.engine import Ask, EngineRun, Observer, serve
 from trueline.verify.failed import CheckFailed
 from trueline.verify.ranks import serve_on_ranks
 from trueline.verify.suite import forced
+from trueline.verify.suite.composition import Composition, Ran
 from trueline.verify.suite.forced import NotForced
 from trueline.verify.suite.judgement import Requests
 from trueline.verify.suite.observe import Watch
 from trueline.verify.suite.session import DrawnTokens, Session, Started, lengths_around
 
-
-@dataclass
-class Ran:
-    """A composition, run."""
-
-    core: EngineCore
-    done: EngineRun
-    requests: Requests
-    prompts: list[int]
-    """Their lengths."""
-    steps: list[tuple[int, int, int]] = field(default_factory=list)
-    """Of each step: decode rows, prefill rows, tokens."""
-    step_seconds: float = 0.0
-    """Of a step, the median."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Composition:
-    name: str
-    invariant: str
-    what: str
-    asks: list[Ask]
-    forced: Callable[[Ran], str]
-    """What shows that it happened; raises NotForced where it did not."""
-    changes: JSON = field(default_factory=dict)
-    """Of the engine's options."""
-    same_bits: JSON | None = None
-    """Changes under which a second run must have the same bits, since its steps are the same."""
-    alone: int | None = None
-    """A request that must have the same bits without the others."""
-    captured: bool = False
-    """Decode steps are captured: nothing inside of them can be watched."""
-    abort: dict[int, int] = field(default_factory=dict)
-    """Request -> step before which it is aborted."""
-    turned_over: bool = False
-    """Whether other requests have used the cache up several times before."""
-    ranks: int = 1
-    """Threads of this process that share the model."""
-    expert_parallel: bool = False
-    smoke: bool = False
+TILE = 64
+"""Positions that many kernels read at a time."""
+MOST_CACHE_BYTES = 1_000_000_000
+"""Of a cache whose last blocks are used."""
 
 
 def compositions(session: Session) -> Iterator[Composition]:
@@ -71,7 +35,7 @@ def compositions(session: Session) -> Iterator[Composition]:
         what="one request: its prompt in one step, then decode",
         asks=[Ask(s.opening(long), 12)],
         forced=lambda ran: forced.paths(ran, "prefill", "decode"),
-        smoke=True,
+        tier="smoke",
     )
     yield Composition(
         name="decode",
@@ -79,7 +43,7 @@ def compositions(session: Session) -> Iterator[Composition]:
         what="a prompt of one token; all else is decoded",
         asks=[Ask(s.tokens(1), min(40, long))],
         forced=lambda ran: forced.paths(ran, "decode"),
-        smoke=True,
+        tier="smoke",
     )
     yield Composition(
         name="mixed step",
@@ -93,7 +57,7 @@ def compositions(session: Session) -> Iterator[Composition]:
             Ask(s.tokens(7, 4), 6, arrives=4),
         ],
         forced=lambda ran: forced.paths(ran, "decode, mixed", "prefill, mixed"),
-        smoke=True,
+        tier="smoke",
     )
     for budget in (8, 13):
         yield Composition(
@@ -103,7 +67,7 @@ def compositions(session: Session) -> Iterator[Composition]:
             asks=[Ask(s.tokens(3 * budget), 3), Ask(s.tokens(2 * budget + 1, 1), 4, arrives=1)],
             changes={"max_num_batched_tokens": budget},
             forced=forced.chunked,
-            smoke=budget == 8,
+            tier="smoke" if budget == 8 else "standard",
         )
     yield Composition(
         name="one-token tail",
@@ -119,6 +83,14 @@ def compositions(session: Session) -> Iterator[Composition]:
         what="prompts and answers that end at a block's edge, one before and one after it",
         asks=[Ask(s.tokens(n, i), 4) for i, n in enumerate(lengths_around(block, s.longest - 8))],
         forced=lambda ran: forced.ends_at(ran, block),
+    )
+    yield Composition(
+        name="tile edges",
+        invariant="split = whole",
+        what=f"prompts and answers that end around {TILE} and {2 * TILE} positions, which kernels "
+        "read in tiles",
+        asks=[Ask(s.tokens(n, i), 3) for i, n in enumerate(lengths_around(TILE, s.longest - 8))],
+        forced=lambda ran: forced.ends_at(ran, TILE),
     )
     yield from _sizes(session)
     head, other = s.tokens(2 * block, 7), s.tokens(2 * block, 8)
@@ -137,7 +109,7 @@ def compositions(session: Session) -> Iterator[Composition]:
             ],
             changes={"snapshot_spacing": block} if session.plan.slots else {},
             forced=forced.hits,
-            smoke=True,
+            tier="smoke",
         )
         yield Composition(
             name="n samples of a prompt",
@@ -151,15 +123,8 @@ def compositions(session: Session) -> Iterator[Composition]:
         )
     yield from _under_pressure(session, block)
     yield from _on_ranks(session)
-    yield Composition(
-        name="same bits alone",
-        invariant="batch-invariant",
-        what="batch-invariant mode: a request's bits beside others, in chunks, and alone",
-        asks=[Ask(s.tokens(20), 6), Ask(s.tokens(31, 1), 6, arrives=1), Ask(s.tokens(9, 2), 8)],
-        changes={"batch_invariant": True, "max_num_batched_tokens": 16},
-        alone=1,
-        forced=lambda ran: "batch_invariant=True, chunks of at most 16 tokens",
-    )
+    yield from _invariant(session, block)
+    yield from _long(session)
     yield Composition(
         name="captured steps",
         invariant="graph = eager",
@@ -234,6 +199,15 @@ def _under_pressure(session: Session, block: int) -> Iterator[Composition]:
         forced=forced.preempted,
     )
     yield Composition(
+        name="highest blocks",
+        invariant="steady state",
+        what="the last blocks of a cache of the size that the engine would have",
+        asks=[Ask(s.tokens(40), 5), Ask(s.tokens(1, 1), 6, arrives=1), Ask(s.tokens(50, 2), 4)],
+        changes={"num_gpu_blocks_override": _own_blocks(s)},
+        highest=True,
+        forced=forced.highest,
+    )
+    yield Composition(
         name="aborted requests",
         invariant="steady state",
         what="requests are aborted in prefill and decode; their blocks go to others at once",
@@ -253,12 +227,20 @@ def _under_pressure(session: Session, block: int) -> Iterator[Composition]:
     )
 
 
+def _own_blocks(session: Session) -> int:
+    """Of the first group, as far as there is room."""
+    groups = session.plan.groups
+    size = sum(group.num_blocks * group.block_bytes for group in groups)
+    part = min(MOST_CACHE_BYTES / max(size, 1), 1.0)
+    return max(int(groups[0].num_blocks * part), 64)
+
+
 def _on_ranks(session: Session) -> Iterator[Composition]:
     """As threads, unless every composition runs on the user's own ranks."""
     s = session
     if s.in_processes:
         return
-    for size, whole in ((2, False), (2, True), (4, False)):
+    for size, whole in ((2, False), (2, True), (4, False), (4, True), (8, False)):
         experts = "experts whole" if whole else "experts by width"
         yield Composition(
             name=f"{size} ranks, {experts}",
@@ -267,8 +249,50 @@ def _on_ranks(session: Session) -> Iterator[Composition]:
             asks=[Ask(s.tokens(30), 5), Ask(s.tokens(7, 1), 4, arrives=1)],
             ranks=size,
             expert_parallel=whole,
+            tier="standard" if (size, whole) in ((2, False), (2, True), (4, False)) else "full",
             forced=lambda ran, size=size: f"{size} ranks as threads",  # type: ignore[misc]
         )
+
+
+def _invariant(session: Session, block: int) -> Iterator[Composition]:
+    """A request's bits beside others, and alone."""
+    s = session
+    yield Composition(
+        name="same bits alone",
+        invariant="batch-invariant",
+        what="batch-invariant mode: a request's bits beside others, in chunks, and alone",
+        asks=[Ask(s.tokens(20), 6), Ask(s.tokens(31, 1), 6, arrives=1), Ask(s.tokens(9, 2), 8)],
+        changes={"batch_invariant": True, "max_num_batched_tokens": 16},
+        alone=1,
+        forced=lambda ran: "batch_invariant=True, chunks of at most 16 tokens",
+    )
+    shared = s.tokens(2 * block, 7)
+    if 3 * block + 16 <= s.longest:
+        yield Composition(
+            name="same bits after a prefix hit",
+            invariant="batch-invariant",
+            what="batch-invariant mode: a request that begins with cached blocks, and alone, cold",
+            asks=[Ask([*shared, 1, 2, 3], 4), Ask([*shared, 4, 5], 6, arrives=8)],
+            changes={"batch_invariant": True}
+            | ({"snapshot_spacing": block} if s.plan.slots else {}),
+            alone=1,
+            forced=forced.hits,
+            tier="full",
+        )
+
+
+def _long(session: Session) -> Iterator[Composition]:
+    s = session
+    length = s.longest - 24
+    yield Composition(
+        name="long context",
+        invariant="engine = definition",
+        what=f"{length:,} positions, as long as the definition can hold here, and decode behind "
+        "them; a second one in chunks of another size",
+        asks=[Ask(s.tokens(length), 6), Ask(s.tokens(length // 2 + 1, 1), 4, arrives=1)],
+        forced=lambda ran: forced.ends_at(ran, length),
+        tier="full",
+    )
 
 
 def run(session: Session, composition: Composition, **changes: object) -> Ran:
@@ -288,6 +312,7 @@ def serve_watched(drawn: DrawnTokens, composition: Composition, core: EngineCore
             asks = [Ask(drawn.tokens(30 + i, 20 + i), 4), Ask(drawn.tokens(20, 40 + i), 4)]
             serve(core, asks)
     watch = Watch(core, len(composition.asks))
+    kept = _keep_lowest(core, composition) if composition.highest else []
 
     def before_step(core: EngineCore, step: int) -> None:
         for request, at in composition.abort.items():
@@ -298,7 +323,21 @@ def serve_watched(drawn: DrawnTokens, composition: Composition, core: EngineCore
         done = serve(core, composition.asks, before_step, observer=watch)
     finally:
         watch.close()
+        for pool, blocks in kept:
+            pool.release(blocks)
     return _finished(composition, done, watch)
+
+
+def _keep_lowest(core: EngineCore, composition: Composition) -> list[tuple[BlockPool, list[int]]]:
+    """Blocks that nobody else gets: all but what the requests need, and some."""
+    positions = sum(len(ask.prompt) + ask.max_tokens for ask in composition.asks)
+    kept = []
+    for pool in core.blocks.pools:
+        needed = 2 * (positions // pool.block_size + len(composition.asks)) + 8
+        blocks = pool.allocate(pool.num_free)
+        pool.release(blocks[: -needed - 1 : -1])  # the last one is given first
+        kept.append((pool, blocks[:-needed]))
+    return kept
 
 
 def _serve_on_ranks(session: Session, composition: Composition) -> Ran:
@@ -330,7 +369,7 @@ def _serve_on_ranks(session: Session, composition: Composition) -> Ran:
 
 def _finished(composition: Composition, done: EngineRun, watch: Watch) -> Ran:
     asked = zip(composition.asks, done.tokens, strict=True)
-    watch.finish([[*ask.prompt, *out] for ask, out in asked], done.logits)
+    watch.finish([[*ask.prompt, *out] for ask, out in asked], done)
     prompts = [len(ask.prompt) for ask in composition.asks]
     requests = Requests(composition.name, watch.requests)
     return Ran(done.core, done, requests, prompts, watch.steps, watch.step_seconds)

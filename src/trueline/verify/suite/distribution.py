@@ -7,7 +7,7 @@ from torch import Tensor
 
 from trueline.text.tokenizer import Tokenizer
 from trueline.verify.report import Alternative, Measure, Place, TokenDiff
-from trueline.verify.suite.compositions import Composition
+from trueline.verify.suite.composition import Composition
 from trueline.verify.suite.judgement import FACTOR
 from trueline.verify.suite.numbers import Numbers
 from trueline.verify.suite.outcome import Outcome, Wrong

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from trueline.verify.report.wording import seconds
-from trueline.verify.suite.compositions import Composition
+from trueline.verify.suite.composition import Composition
 from trueline.verify.suite.definition import EXACT
 from trueline.verify.suite.judgement import Judgement
 from trueline.verify.suite.numbers import Numbers

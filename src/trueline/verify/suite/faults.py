@@ -18,13 +18,14 @@ from trueline.verify.faults import Fault
 from trueline.verify.faults.table import FAULTS
 from trueline.verify.report import Check, FaultRow, Status
 from trueline.verify.suite import compositions
+from trueline.verify.suite.composition import Tier
 from trueline.verify.suite.numbers import Numbers
 from trueline.verify.suite.outcome import carry_out
-from trueline.verify.suite.run import Tier, all_checks
+from trueline.verify.suite.run import all_checks
 from trueline.verify.suite.session import Session
 
 # Cheapest first, and what tells most: a fault is reported by the first check that it turns red.
-ORDER = ("preflight", "layers", "modes", "logits", "ops", "options")
+ORDER = ("preflight", "layers", "modes", "logits", "ops", "variants", "options")
 Logits = list[dict[int, Tensor]]
 
 
@@ -83,14 +84,14 @@ def one_fault(patient: Patient, fault: Fault, healthy: Logits) -> FaultRow:
                 row, outcome="caught", caught_by="start", invariant="start",
                 evidence=described(error),
             )  # fmt: skip
-        red = _first_red(session, fault, patient.tier)
+        red = first_red(Numbers(session), patient.tier, _ops_of(fault))
         if red is not None:
             return _changed(
                 row,
                 outcome="caught",
                 caught_by=red.id,
                 invariant=red.invariant,
-                layer=_layer(red),
+                layer=wrong_layer(red),
                 position=red.place.position if red.place else None,
                 evidence=red.evidence,
             )
@@ -106,12 +107,12 @@ def one_fault(patient: Patient, fault: Fault, healthy: Logits) -> FaultRow:
     )
 
 
-def _first_red(session: Session, fault: Fault, tier: Tier) -> Check | None:
-    measured = Numbers(session)
+def first_red(measured: Numbers, tier: Tier, concerned: set[str] | None) -> Check | None:
+    """The check that fails first, cheapest first. `concerned`: ops that are checked alone; None:
+    all of them."""
     todos = sorted(
         all_checks(measured, tier), key=lambda todo: ORDER.index(todo.id.partition("/")[0])
     )
-    concerned = _ops_of(fault)
     for todo in todos:
         group, _, name = todo.id.partition("/")
         if group == "ops" and concerned is not None and name.partition("=")[0] not in concerned:
@@ -135,7 +136,8 @@ def _ops_of(fault: Fault) -> set[str] | None:
     return {op} if op in OPS else None
 
 
-def _layer(check: Check) -> str:
+def wrong_layer(check: Check) -> str:
+    """The first, "all" or "none"."""
     if "wrong in all layers" in check.evidence:
         return "all"
     return "none" if check.place is None or check.place.layer is None else str(check.place.layer)

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from trueline.verify.suite.compositions import Ran
+    from trueline.verify.suite.composition import Ran
 
 
 class NotForced(Exception):
@@ -65,6 +65,15 @@ def preempted(ran: Ran) -> str:
     if not count:
         raise NotForced("nothing was preempted")
     return f"{count} preemptions"
+
+
+def highest(ran: Ran) -> str:
+    observed = ran.requests.observed
+    used = {block for each in observed for held in each.blocks.values() for block in held}
+    last = ran.core.plan.num_blocks - 1
+    if last not in used:
+        raise NotForced(f"block {last:,} was not used")
+    return f"blocks up to {last:,}"
 
 
 def turned_over(ran: Ran) -> str:

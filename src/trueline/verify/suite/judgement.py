@@ -18,7 +18,9 @@ FACTOR = 12.0
 form of attention. What a run would have seen is measured beside it (power.py)."""
 SMALL = 0.1
 """A row is measured against its own norm, or this part of the median row's where that is more."""
-PARTS = ("entry", "selection", "experts", "mixer", "feed forward", "head")
+CACHE_ROWS = "cache rows"
+"""What the caches hold, where that is rounded: then the definition attends to it."""
+PARTS = ("entry", CACHE_ROWS, "selection", "experts", "mixer", "feed forward", "head")
 
 
 class Off(NamedTuple):
@@ -68,8 +70,8 @@ class Judgement:
         return FACTOR * max(self.band(layer, part), floor)
 
     def accepted(self, layer: int, part: str) -> float:
-        """Choices are measured beyond what noise can swap."""
-        return 0.0 if part in ("experts", "selection") else self.gate(layer, part)
+        """Choices and codes are measured beyond what noise can swap."""
+        return 0.0 if part in ("experts", "selection", CACHE_ROWS) else self.gate(layer, part)
 
     def wrong(self) -> Iterator[tuple[Off, int, float]]:
         """Each part that is off too far, at its first such position, with its worst value."""

@@ -19,7 +19,7 @@ from trueline.verify.replay.file import HEAD, OpChecked, Recorded, write
 from trueline.verify.replay.record import MOST_WEIGHTS, add_weights, dtype_name, record
 from trueline.verify.report import Check, Place, Status
 from trueline.verify.suite import compositions
-from trueline.verify.suite.compositions import Composition
+from trueline.verify.suite.composition import Composition
 from trueline.verify.suite.numbers import KINDS_OF_OPS, Numbers, replace_place
 from trueline.verify.suite.ops import names_in, runs_here
 

@@ -10,9 +10,10 @@ import torch
 from trueline.verify.engine import EngineRun
 from trueline.verify.report import Measure, Place
 from trueline.verify.suite import captured, compositions
-from trueline.verify.suite.compositions import Composition, Ran
+from trueline.verify.suite.composition import Composition, Ran
+from trueline.verify.suite.held import Rounded
 from trueline.verify.suite.judge import Judge
-from trueline.verify.suite.judgement import PARTS, Judgement, Off, Requests, place_of
+from trueline.verify.suite.judgement import CACHE_ROWS, PARTS, Judgement, Off, Requests, place_of
 from trueline.verify.suite.observe import Observed
 from trueline.verify.suite.outcome import Outcome, Todo, Wrong
 from trueline.verify.suite.session import Session
@@ -22,6 +23,7 @@ KINDS_OF_OPS: Mapping[str, tuple[str, ...]] = {
         *("mla_prefill", "mla_decode", "sparse_mla", "sink_attention", "lightning", "compress"),
         *("latent_write", "qkv_prepare", "gated_norm", "batched_gemm", "rope", "linear"),
     ),
+    CACHE_ROWS: ("latent_write", "row_rounding", "compress", "qkv_prepare", "rope"),
     "selection": ("index_scores", "index_write", "topk"),
     "experts": ("route",),
     "feed forward": ("experts", "mlp", "linear"),
@@ -47,7 +49,10 @@ class Numbers:
 
     def __post_init__(self) -> None:
         plan = self.session.plan
-        self.judge = Judge(self.session.definition, plan.compute_dtype, key_noise=key_noise(plan))
+        self.judge = Judge(
+            self.session.definition, plan.compute_dtype,
+            key_noise=key_noise(plan), rounded=Rounded.of(plan),
+        )  # fmt: skip
 
     def run(self, composition: Composition) -> Judgement:
         """Alone, or with all others where layers are too large to be read for each."""
@@ -90,7 +95,7 @@ class Numbers:
         observed = self.ran[off.composition].requests.observed[off.request]
         place = place_of(off, position, observed)
         chosen = self.session.plan.selections
-        if off.part in ("mixer", "selection"):
+        if off.part in ("mixer", "selection", CACHE_ROWS):
             place = replace_place(
                 place, block=self._block(off.layer, position, observed),
                 slot=self._slot(off.layer, position, observed),
@@ -149,7 +154,7 @@ def layer_checks(numbers: Numbers, first: Composition) -> Iterator[Todo]:
         "engine = definition",
         "each half of each layer, on the engine's own inputs, at every position of the prompt and "
         "of the answer",
-        lambda: _layers(numbers, first),
+        lambda: judged_layers(numbers, first),
     )
 
 
@@ -159,11 +164,11 @@ def mode_checks(numbers: Numbers, others: Sequence[Composition]) -> Iterator[Tod
             f"modes/{composition.name}",
             composition.invariant,
             composition.what,
-            lambda composition=composition: _mode(numbers, composition),  # type: ignore[misc]
+            lambda composition=composition: judged_mode(numbers, composition),  # type: ignore[misc]
         )
 
 
-def _layers(numbers: Numbers, composition: Composition) -> Outcome:
+def judged_layers(numbers: Numbers, composition: Composition) -> Outcome:
     judgement = numbers.run(composition)
     measures = _measures(numbers, judgement, composition.name)
     _require_right(numbers, judgement, composition, measures)
@@ -179,7 +184,7 @@ def judgement_layers(judgement: Judgement) -> int:
     return len({off.layer for off in judgement.offs if off.part != "head"})
 
 
-def _mode(numbers: Numbers, composition: Composition) -> Outcome:
+def judged_mode(numbers: Numbers, composition: Composition) -> Outcome:
     if composition.captured:
         outcome = captured.check(numbers, composition)
         return replace(outcome, ran=_chosen(numbers.session))
@@ -273,7 +278,7 @@ def require_likeliest(composition: Composition, done: EngineRun) -> None:
             continue
         for n, token in enumerate(tokens):
             at = len(ask.prompt) - 1 + n
-            row = done.logits[i].get(at)
+            row = done.sampled_from[i].get(at, done.logits[i].get(at))
             if row is not None and int(row.argmax()) != token and row[token] != row.max():
                 raise Wrong(
                     f"greedy: request {i}, position {at}: token {token} was sampled, "

@@ -18,7 +18,9 @@ from trueline.engine.core import EngineCore
 from trueline.engine.executor import local_runner
 from trueline.layers.context import StepInput
 from trueline.reference.model import FEED, MIX, Half
+from trueline.verify.engine import EngineRun
 from trueline.verify.failed import CheckFailed
+from trueline.verify.suite.held import Rows, rows_by_layer
 
 Key = tuple[int, Half]
 """A layer's half."""
@@ -43,6 +45,8 @@ class Observed:
     logits: dict[int, Tensor] = field(default_factory=dict)
     chunks: list[int] = field(default_factory=list)
     """Tokens of each prefill step."""
+    stored: dict[int, Rows] = field(default_factory=dict)
+    """By layer: rows of caches that round them."""
     reused: set[int] = field(default_factory=set)
     """Positions that the prefix cache had: their inputs are those of the request that computed
     them."""
@@ -78,6 +82,10 @@ class Observed:
             ):
                 if p in rows:
                     mine[p] = rows[p]
+            for layer, kinds in other.stored.items():
+                for name, stored in kinds.items():
+                    if p in stored:
+                        self.stored.setdefault(layer, {}).setdefault(name, {})[p] = stored[p]
 
 
 @dataclass
@@ -153,11 +161,13 @@ class Watch:
         """The median."""
         return median([b - a for a, b in pairwise(self.ended)] or [0.0])
 
-    def finish(self, tokens: Sequence[Sequence[int]], logits: Sequence[dict[int, Tensor]]) -> None:
+    def finish(self, tokens: Sequence[Sequence[int]], done: EngineRun) -> None:
         """What was asked and answered; positions that were cached have the rows of whoever computed
         them."""
-        for request, ids, rows in zip(self.requests, tokens, logits, strict=True):
+        for request, ids, rows in zip(self.requests, tokens, done.logits, strict=True):
             request.tokens, request.logits = list(ids), rows
+        for request, stored in zip(self.requests, done.stored, strict=False):
+            request.stored = rows_by_layer(stored)
         for request in self.requests:
             for other in self.requests:
                 if other is not request:

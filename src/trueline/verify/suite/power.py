@@ -16,7 +16,7 @@ from trueline.layers.compressed import Compressed
 from trueline.layers.decoder import Decoder, Layer
 from trueline.verify.report import Place, Power
 from trueline.verify.suite import compositions
-from trueline.verify.suite.compositions import Ran
+from trueline.verify.suite.composition import Ran
 from trueline.verify.suite.judgement import Judgement
 from trueline.verify.suite.numbers import Numbers
 

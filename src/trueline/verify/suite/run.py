@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fnmatch import fnmatch
 from functools import partial
 from pathlib import Path
-from typing import Literal, get_args
+from typing import get_args
 
 from trueline.config import EngineConfig
 from trueline.errors import UsageError
@@ -26,8 +26,9 @@ from trueline.verify.suite import (
     options,
     power,
     preflight,
+    variants,
 )
-from trueline.verify.suite.compositions import Composition
+from trueline.verify.suite.composition import TIERS, Composition, Tier
 from trueline.verify.suite.curves import curves
 from trueline.verify.suite.estimate import Estimate, estimate
 from trueline.verify.suite.localise import Failures
@@ -35,7 +36,6 @@ from trueline.verify.suite.numbers import Numbers
 from trueline.verify.suite.outcome import Todo, carry_out
 from trueline.verify.suite.session import Session
 
-Tier = Literal["smoke", "standard", "full"]
 Progress = Callable[[str, int, int], None]
 """Called with (check, number done, number in all)."""
 
@@ -146,7 +146,8 @@ def _follow(measured: Numbers, check: str, tell: Callable[[str], None]) -> None:
 
 def tier_compositions(session: Session, tier: Tier) -> list[Composition]:
     first, *others = compositions.compositions(session)
-    return [first, *(each for each in others if tier != "smoke" or each.smoke)]
+    wanted = TIERS.index(tier)
+    return [first, *(each for each in others if TIERS.index(each.tier) <= wanted)]
 
 
 def all_checks(measured: Numbers, tier: Tier) -> Iterator[Todo]:
@@ -165,6 +166,8 @@ def all_checks(measured: Numbers, tier: Tier) -> Iterator[Todo]:
     yield from numbers.mode_checks(measured, others)
     if tier != "smoke":
         yield from ops.checks(session)
+    if tier == "full":
+        yield from variants.checks(session)
     yield from options.checks(session)
 
 

@@ -1,0 +1,345 @@
+"""One request followed through the layers: what the definition makes of the engine's own inputs,
+how far the engine is off that, and how far an independent evaluation in the model's dtype is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from trueline.reference import ENDS, Reference
+from trueline.reference.model import FEED, MIX, Half
+from trueline.reference.v4_facts import SPARSE
+from trueline.verify.suite import choices, held, ties
+from trueline.verify.suite.definition import EXACT, Part
+from trueline.verify.suite.held import Own
+from trueline.verify.suite.judgement import CACHE_ROWS, Judgement, Off, relative
+from trueline.verify.suite.observe import Observed
+
+if TYPE_CHECKING:
+    from trueline.verify.suite.judge import Judge
+
+PART_OF = {MIX: "mixer", FEED: "feed forward"}
+"""A layer's halves, in their order."""
+
+
+class RequestRows:
+    """One request's rows, as the definition takes them."""
+
+    def __init__(self, judge: Judge, request: Observed) -> None:
+        self.judge, self.request = judge, request
+        self.definition = judge.definition
+        self.tokens = request.tokens[: request.count]
+        self.shared: Tensor | None = None
+        """What the last layer that chose for itself has chosen."""
+
+    def rows(self, layer: int, half: Half, *, outputs: bool = False) -> Tensor:
+        return self.request.rows((layer, half), outputs).to(self.definition.device)
+
+    @contextmanager
+    def over_stored_rows(self, layer: int, half: Half = MIX) -> Iterator[list[Own]]:
+        """Meanwhile the definition attends to what the engine has stored, where that is rounded.
+        The list gets its own rows."""
+        rounded, kept = self.judge.rounded, self.request.stored.get(layer)
+        if rounded is None or kept is None or half != MIX:
+            yield []
+            return
+        count, device = self.request.count, self.definition.device
+        rows = {
+            name: torch.stack([row for p, row in sorted(by.items()) if p < count]).to(device)
+            for name, by in kept.items()
+            if any(p < count for p in by)
+        }
+        with rounded.attended(layer, rows) as own:
+            yield own
+
+    def experts(self, layer: int) -> dict[int, Tensor]:
+        found = self.request.experts.get(layer)
+        if not found:
+            return {}
+        rows = torch.stack([found[p] for p in range(self.request.count)])
+        return {layer: rows.to(self.definition.device).long()}
+
+    def selected(self, ref: Reference, layer: int) -> dict[int, Tensor]:
+        """Keys of every position, as the layer has chosen them."""
+        config, count = ref.config, self.request.count
+        if config.v4 is not None:
+            v4 = config.v4_facts
+            if v4.forms[layer] != SPARSE:
+                return {}
+            topk, ratio = v4.index_topk, v4.ratios[layer]
+        elif config.indexer is None:
+            return {}
+        else:
+            topk, ratio = config.indexer_facts.index_topk, 1
+        chosen = self.request.chosen.get(layer, {})
+        made = choices.all_visible(count, topk, ratio, chosen)
+        return {layer: made.to(self.definition.device)}
+
+
+class Noise(RequestRows):
+    """How far the independent evaluation in the model's dtype is off."""
+
+    h: Tensor
+    own: Tensor
+    rough: Tensor
+    own_rough: Tensor
+
+    def __init__(self, judge: Judge, composition: str, index: int, request: Observed) -> None:
+        super().__init__(judge, request)
+        self.key = composition, index
+
+    def start(self) -> None:
+        ids = torch.tensor(self.tokens)
+        self.h = self.own = self.definition.part(ENDS).start(ids)
+        self.rough = self.own_rough = self.definition.part(ENDS, self.judge.compute).start(ids)
+
+    def layer(self, layer: int, ref: Reference, rough: Reference, made: Judgement) -> None:
+        for half in PART_OF:
+            self.entry(layer, half, ref, rough, made)
+            given = self.half(layer, half, ref, rough, made)
+            y = self.rows(layer, half, outputs=True)
+            self.h = ref.add(layer, half, self.h, y.to(EXACT))
+            self.rough = rough.add(layer, half, self.rough, y.to(self.judge.compute))
+            self.own = self._forward(ref, layer, half, self.own, given)
+            with self._other_codes():
+                self.own_rough = self._forward(rough, layer, half, self.own_rough, given)
+
+    def _other_codes(self) -> AbstractContextManager[None]:
+        """Where the definition rounds what it multiplies, noise takes other codes somewhere in a
+        forward, and which ones is chance: so it does here."""
+        if self.definition.numerics not in ties.ROUNDING:
+            return nullcontext()
+        return ties.moved(ties.DRAWS - 1, self.judge.compute)
+
+    def half(
+        self, layer: int, half: Half, ref: Reference, rough: Reference, made: Judgement
+    ) -> dict[str, Any]:
+        """Returns the choices that were taken."""
+        x = self.rows(layer, half)
+        given = {"experts": self.experts(layer), "selected": self.selected(ref, layer)}
+        with self.over_stored_rows(layer, half) as rows:
+            exact = self._half(ref, layer, half, x.to(EXACT), "expanded", given)
+        for form in ("expanded", "absorbed") if half == MIX else ("expanded",):
+            with self.over_stored_rows(layer, half) as rough_rows:
+                ours = self._half(rough, layer, half, x.to(self.judge.compute), form, given)
+            widen(made, layer, PART_OF[half], float(relative(ours, exact).max()))
+            for one, two in zip(rough_rows, rows, strict=True):
+                widen(made, layer, CACHE_ROWS, held.noise(one, two))
+        self._choices(layer, half, x, ref, rough, made)
+        return given
+
+    def _forward(
+        self, ref: Reference, layer: int, half: Half, h: Tensor, given: dict[str, Any]
+    ) -> Tensor:
+        """Without the engine's numbers, but for its choices."""
+        with self.over_stored_rows(layer, half):
+            y = self._half(ref, layer, half, ref.entry(layer, half, h), "expanded", given)
+        return ref.add(layer, half, h, y)
+
+    def _half(
+        self,
+        ref: Reference,
+        layer: int,
+        half: Half,
+        x: Tensor,
+        form: str,
+        given: dict[str, Any],
+    ) -> Tensor:
+        sequence = self.definition.sequence(self.tokens, form=form, **given)
+        return ref.mixed(layer, x, sequence) if half == MIX else ref.fed(layer, x, sequence)
+
+    def entry(
+        self, layer: int, half: Half, ref: Reference, rough: Reference, made: Judgement
+    ) -> None:
+        exact, ours = ref.entry(layer, half, self.h), rough.entry(layer, half, self.rough)
+        widen(made, layer, "entry", float(relative(ours, exact).max()))
+
+    def _choices(
+        self, layer: int, half: Half, x: Tensor, ref: Reference, rough: Reference, made: Judgement
+    ) -> None:
+        if half == FEED:
+            exact = choices.expert_scores(ref, layer, x.to(EXACT))
+            ours = choices.expert_scores(rough, layer, x.to(self.judge.compute))
+        else:
+            sequence = self.definition.sequence(self.tokens)
+            with self.over_stored_rows(layer):
+                exact = choices.key_scores(ref, layer, x.to(EXACT), sequence)
+            with self.over_stored_rows(layer):
+                ours = choices.key_scores(rough, layer, x.to(self.judge.compute), sequence)
+        if exact is not None and ours is not None:
+            part = "experts" if half == FEED else "selection"
+            widen(made, layer, part, choices.noise(ours, exact))
+
+    def head(self, ends: Reference, rough: Reference, made: Judgement) -> None:
+        exact, ours = ends.head(self.h), rough.head(self.rough)
+        widen(made, -1, "head", float(relative(ours, exact).max()))
+        own, own_rough = ends.head(self.own), rough.head(self.own_rough)
+        made.forward[self.key] = _logprobs(own), _logprobs(own_rough)
+
+
+def _logprobs(logits: Tensor) -> Tensor:
+    return logits.double().log_softmax(-1).cpu()
+
+
+def widen(made: Judgement, layer: int, part: str, value: float) -> None:
+    key = part, made.kinds.get(layer, {}).get(part, part)
+    made.bands[key] = max(made.bands.get(key, 0.0), value)
+
+
+class Run(RequestRows):
+    """A request of the engine's, followed through the layers."""
+
+    h: Tensor
+
+    def __init__(self, judge: Judge, composition: str, index: int, request: Observed) -> None:
+        super().__init__(judge, request)
+        self.composition, self.index = composition, index
+        self.at = torch.tensor(request.computed, device="cpu")
+        self.exact: dict[str, Tensor] = {}
+        """What the definition has for each part of the half seen last; of choices, their scores."""
+
+    def start(self) -> None:
+        self.h = self.definition.part(ENDS).start(torch.tensor(self.tokens))
+
+    def note(self, made: Judgement, layer: int, part: str, values: Tensor) -> None:
+        values = values.double().cpu()[self.at]
+        made.offs.append(Off(layer, part, self.composition, self.index, self.at, values))
+
+    def layer(self, layer: int, ref: Reference, made: Judgement) -> None:
+        for half in PART_OF:
+            self.entry(layer, half, ref, made)
+            self.half(layer, half, ref, made)
+            y = self.rows(layer, half, outputs=True)
+            self.h = ref.add(layer, half, self.h, y.to(EXACT))
+
+    def entry(self, layer: int, half: Half, ref: Reference, made: Judgement) -> None:
+        exact = self.exact["entry"] = ref.entry(layer, half, self.h)
+        self.note(made, layer, "entry", relative(self.rows(layer, half), exact))
+
+    def half(self, layer: int, half: Half, ref: Reference, made: Judgement) -> None:
+        """Its choices and its outputs, on its own inputs."""
+        x = self.rows(layer, half).to(EXACT)
+        experts, selected = self.experts(layer), self.selected(ref, layer)
+        if half == MIX:
+            self._selection(layer, x, ref, selected, made)
+        else:
+            self._experts(layer, x, ref, experts, made)
+        sequence = self.definition.sequence(self.tokens, experts=experts, selected=selected)
+        y, part = self.rows(layer, half, outputs=True), PART_OF[half]
+
+        def evaluated() -> tuple[Tensor, list[Own]]:
+            with self.over_stored_rows(layer, half) as rows:
+                mixing = half == MIX
+                return (ref.mixed if mixing else ref.fed)(layer, x, sequence), rows
+
+        self.exact[part], rows = evaluated()
+        self._stored(made, layer, rows)
+        accepted = made.gate(layer, part)
+        off = relative(y, self.exact[part])
+        off = self._settled(off, accepted, lambda: relative(y, evaluated()[0]))
+        self.note(made, layer, part, off)
+
+    def _stored(self, made: Judgement, layer: int, rows: list[Own]) -> None:
+        """What the caches hold, where it is rounded."""
+        if not rows:
+            return
+        assert self.judge.rounded is not None
+        accepted = made.gate(layer, CACHE_ROWS)
+        wrong = [self.judge.rounded.wrong(each, accepted, len(self.tokens)) for each in rows]
+        self.exact[CACHE_ROWS] = rows[0].own
+        self.note(made, layer, CACHE_ROWS, torch.stack(wrong).amax(0))
+
+    def _settled(self, off: Tensor, accepted: float, again: Callable[[], Tensor]) -> Tensor:
+        """[T]: the least error of a row, where noise decides which code a number gets that the
+        definition rounds."""
+        if self.definition.numerics not in ties.ROUNDING:
+            return off
+        for draw in range(ties.DRAWS):
+            if bool((off <= accepted).all()):
+                break
+            with ties.moved(draw, self.judge.compute):
+                off = torch.fmin(off, again())
+        return off
+
+    def follow(self, layer: int) -> None:
+        for half in PART_OF:
+            self.add(layer, half)
+
+    def add(self, layer: int, half: Half) -> None:
+        part: Part = ENDS
+        if self.definition.config.v4 is not None:  # streams are mixed by weights of the layer
+            small = (f"model.layers.{layer}.{half.mixing}.",)
+            part = layer if self.definition.room is None else small
+        ref = self.definition.part(part)
+        self.h = ref.add(layer, half, self.h, self.rows(layer, half, outputs=True).to(EXACT))
+
+    def _experts(
+        self, layer: int, x: Tensor, ref: Reference, experts: dict[int, Tensor], made: Judgement
+    ) -> None:
+        if not experts:
+            return
+        ids = experts[layer]
+        table = choices.hashed_experts(ref, layer, torch.tensor(self.tokens))
+        if table is not None:
+            self.exact["experts"] = table
+            same = (ids.sort(-1).values == table.sort(-1).values).all(-1)
+            self.note(made, layer, "experts", _infinite(~same))
+            return
+        scores = choices.expert_scores(ref, layer, x)
+        assert scores is not None, "experts were chosen"
+        self.exact["experts"] = scores.values
+        accepted = made.gate(layer, "experts")
+        off = choices.wrong_choice(scores, ids, accepted).clamp_min(0)
+        right = choices.counts_are_right(ids, ref.config.num_experts_per_tok)
+        self.note(made, layer, "experts", off.where(right, torch.inf))
+
+    def _selection(
+        self, layer: int, x: Tensor, ref: Reference, selected: dict[int, Tensor], made: Judgement
+    ) -> None:
+        if not selected:
+            return
+        sequence = self.definition.sequence(self.tokens)
+
+        def scored() -> choices.Scores | None:
+            with self.over_stored_rows(layer):
+                return choices.key_scores(ref, layer, x, sequence)
+
+        scores = scored()
+        if scores is None:  # it takes what the layer before has chosen
+            before = self.shared
+            assert before is not None, "some layer before has chosen"
+            same = (selected[layer].sort(-1).values == before.sort(-1).values).all(-1)
+            self.note(made, layer, "selection", _infinite(~same))
+            return
+        ids = self.shared = selected[layer]
+        self.exact["selection"] = scores.values
+        visible = scores.values.isfinite().sum(-1).clamp_max(ids.shape[1])
+        accepted = made.gate(layer, "selection") + self.judge.key_noise
+
+        def wrong(found: choices.Scores | None) -> Tensor:
+            assert found is not None, "it has chosen"
+            return choices.wrong_choice(found, ids, accepted).clamp_min(0)
+
+        off = self._settled(wrong(scores), 0.0, lambda: wrong(scored()))
+        right = choices.counts_are_right(ids, visible)
+        self.note(made, layer, "selection", off.where(right, torch.inf))
+
+    def head(self, ends: Reference, made: Judgement) -> None:
+        """Logits of what the engine's own halves add up to."""
+        exact = ends.head(self.h).cpu()
+        made.logits[self.composition, self.index] = exact
+        ours = self.request.logits
+        at = [p for p in self.request.computed if p in ours]
+        values = relative(torch.stack([ours[p] for p in at]), exact[at])
+        made.offs.append(Off(
+            self.definition.num_layers, "head", self.composition, self.index,
+            torch.tensor(at, device="cpu"), values,
+        ))  # fmt: skip
+
+
+def _infinite(wrong: Tensor) -> Tensor:
+    return torch.zeros(len(wrong), dtype=EXACT).to(wrong.device).masked_fill(wrong, torch.inf)
