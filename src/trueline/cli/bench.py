@@ -17,6 +17,7 @@ from trueline.cli.bench_canaries import canaries
 from trueline.cli.bench_context import context
 from trueline.cli.bench_formats import formats
 from trueline.cli.bench_gpu import gpu
+from trueline.cli.bench_grammars import grammars
 from trueline.cli.bench_memory import memory
 from trueline.cli.bench_neighbours import neighbours
 from trueline.cli.bench_overhead import overhead
@@ -39,6 +40,7 @@ bench.command(canaries, name="canaries")
 bench.command(context, name="context")
 bench.command(formats, name="formats")
 bench.command(gpu, name="gpu")
+bench.command(grammars, name="grammars")
 bench.command(memory, name="memory")
 bench.command(neighbours, name="neighbours")
 bench.command(processes, name="processes")
