@@ -66,6 +66,8 @@ class Phase:
     tokens_per_s: float
     gaps_ms: list[float] = field(default_factory=list)
     """Between two tokens of those that never have a schema."""
+    cpu_ms: float = 0.0
+    """A step, of this process: what other programs use of the cores is not in it."""
     masks_ms: float = 0.0
     """A step, on the host: masks computed, and waiting for the tokens that they depend on."""
 
@@ -85,6 +87,11 @@ class GrammarCost:
         return [half.tokens_per_s / without.tokens_per_s for half, without in pairs]
 
     @property
+    def cpu_ratio(self) -> float:
+        half, without = (median(p.cpu_ms for p in each) for each in (self.half, self.without))
+        return half / max(without, 1e-9)
+
+    @property
     def p99_ms(self) -> tuple[float, float]:
         """Between tokens of the plain ones: without schemas beside them, and with."""
         without, half = (
@@ -99,6 +106,7 @@ class GrammarCost:
             "streams": self.streams,
             "throughput_ratio": median(self.throughput_ratios),
             "throughput_ratios": self.throughput_ratios,
+            "cpu_ratio": self.cpu_ratio,
             "p99_ms": {"without": without, "half": half},
             "p99_ratio": half / without,
             "compile_ms": self.compile_ms,
@@ -191,7 +199,7 @@ def measure_grammars(
 def _phase(there: _Streams, clock: Clock, steps: int, arrivals: int, constrained: bool) -> Phase:
     last: dict[str, float] = {}
     made, num_tokens, masks = Phase(0.0), 0, clock.seconds
-    start = time.perf_counter()
+    start, cpu = time.perf_counter(), time.process_time()
     next_one = len(there.names) // 2
     for step in range(steps):
         if arrivals and step % arrivals == arrivals - 1:
@@ -205,6 +213,7 @@ def _phase(there: _Streams, clock: Clock, steps: int, arrivals: int, constrained
                 made.gaps_ms.append(1e3 * (now - last[name]))
             last[name] = now
     made.tokens_per_s = num_tokens / (time.perf_counter() - start)
+    made.cpu_ms = 1e3 * (time.process_time() - cpu) / steps
     made.masks_ms = 1e3 * (clock.seconds - masks) / steps
     return made
 

@@ -72,7 +72,7 @@ def _print(found: list[tuple[int, GrammarCost]]) -> None:
     from rich.table import Table
 
     heads = ("streams", "a new one every", "tokens/s without", "half with", "ratio", "lowest",
-             "highest", "p99 ms without", "half with", "ratio", "masks ms a step",
+             "highest", "CPU", "p99 ms without", "half with", "ratio", "masks ms a step",
              "ms a schema")  # fmt: skip
     table = Table(*heads, box=box.SIMPLE_HEAD)
     for arrivals, cost in found:
@@ -82,6 +82,7 @@ def _print(found: list[tuple[int, GrammarCost]]) -> None:
             *(str(cost.streams), f"{arrivals} steps" if arrivals else "–"),
             *(f"{median(p.tokens_per_s for p in each):.1f}" for each in (cost.without, cost.half)),
             *(f"{ratio:.3f}" for ratio in (median(ratios), min(ratios), max(ratios))),
+            f"{cost.cpu_ratio:.3f}",
             *(f"{without:.2f}", f"{half:.2f}", f"{half / without:.3f}"),
             f"{median(phase.masks_ms for phase in cost.half):.2f}",
             f"{cost.compile_ms:.1f}",

@@ -1,5 +1,7 @@
 // One answer: what has come of it, and how fast.
 
+import { tokensOf } from "./tokens.js";
+
 /** Adds the chunks of a stream to a message. */
 export class Answer {
   #reasonedFrom = null;
@@ -22,6 +24,8 @@ export class Answer {
     this.#reason(reasoning_content ?? reasoning ?? "");
     message.content += content ?? "";
     for (const call of tool_calls ?? []) this.#call(call);
+    const tokens = tokensOf(choice.logprobs);
+    if (tokens.length) (message.tokens ??= []).push(...tokens);
     if (choice.finish_reason) message.finish = choice.finish_reason;
   }
 

@@ -22,7 +22,7 @@ let running = null;
 // -- the conversation ------------------------------------------------------------------
 
 function show(message) {
-  const view = new MessageView(message, { copy, edit, retry, giveResults });
+  const view = new MessageView(message, { copy, edit, retry, giveResults, recordTokens });
   views.set(message, view);
   byId("messages").append(view.node);
   return view;
@@ -130,6 +130,12 @@ function giveResults(results) {
 
 function copy(message) {
   copyText(message.content);
+}
+
+/** Of an answer that was made without. */
+function recordTokens() {
+  settings.check("tokens");
+  say("Tokens are kept with answers from now on. Retry makes this one again.", { shown: true });
 }
 
 function clear() {

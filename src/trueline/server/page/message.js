@@ -5,6 +5,7 @@ import { CallView, ResultsForm } from "./calls.js";
 import { button, element } from "./dom.js";
 import { MarkdownView } from "./markdown_view.js";
 import { ReasoningView } from "./reasoning.js";
+import { TokensView } from "./tokens.js";
 
 const TITLES = { user: "You", assistant: "Model", tool: "Result" };
 
@@ -20,6 +21,7 @@ export class MessageView {
     this.markdown = new MarkdownView(this.content);
     this.reasoning = message.role === "assistant" ? new ReasoningView() : null;
     this.calls = element("div", { class: "calls" });
+    this.tokens = message.role === "assistant" ? new TokensView() : null;
     this.error = element("p", { class: "error", role: "alert", hidden: true });
     this.stats = element("span", { class: "stats" });
     this.node = element(
@@ -29,6 +31,7 @@ export class MessageView {
       this.reasoning?.node,
       this.content,
       this.calls,
+      this.tokens?.node,
       this.error,
       element("div", { class: "foot" }, this.stats, this.#buttons()),
     );
@@ -43,6 +46,7 @@ export class MessageView {
     this.reasoning?.update(this.message);
     calls.slice(this.#calls.length).forEach((call) => this.#addCall(call));
     this.#calls.forEach((view) => view.update(this.isBusy));
+    this.tokens?.update(this.message.tokens ?? []);
     this.error.hidden = !error;
     this.error.textContent = error ?? "";
     this.stats.textContent = statsLine(this.message);
@@ -66,6 +70,17 @@ export class MessageView {
     }
   }
 
+  /** The tokens in place of the text that they make, and back. */
+  #showTokens(event) {
+    if (!this.message.tokens) {
+      this.does.recordTokens();
+      return;
+    }
+    this.tokens.open = !this.tokens.open;
+    this.node.classList.toggle("as-tokens", this.tokens.open);
+    event.target.setAttribute("aria-pressed", this.tokens.open);
+  }
+
   #addCall(call) {
     const view = new CallView(call);
     this.#calls.push(view);
@@ -84,6 +99,9 @@ export class MessageView {
       user: () => button("Edit", () => does.edit(message)),
       assistant: () => button("Retry", () => does.retry(message)),
     }[message.role];
-    return element("span", { class: "tools" }, copy, other?.());
+    const tokens = message.role === "assistant" ? button("Tokens", (event) => this.#showTokens(event), {
+      "aria-pressed": "false", title: "How sure the model was of each token",
+    }) : null;
+    return element("span", { class: "tools" }, copy, other?.(), tokens);
   }
 }

@@ -1,5 +1,7 @@
 // Settings: a form, kept in this browser, and the fields of requests that they make.
 
+import { CANDIDATES } from "./tokens.js";
+
 const KEY = "trueline.settings";
 const NUMBERS = ["temperature", "top_p", "max_tokens", "seed"];
 
@@ -15,6 +17,12 @@ export class Settings {
   get(name) {
     const field = this.form.elements[name];
     return field.type === "checkbox" ? field.checked : field.value.trim();
+  }
+
+  /** Of a checkbox. */
+  check(name) {
+    this.form.elements[name].checked = true;
+    this.save();
   }
 
   save() {
@@ -40,7 +48,7 @@ export class Settings {
     for (const name of NUMBERS) {
       if (this.get(name) !== "") fields[name] = Number(this.get(name));
     }
-    return fields;
+    return this.get("tokens") ? { ...fields, logprobs: true, top_logprobs: CANDIDATES } : fields;
   }
 
   #fields() {
