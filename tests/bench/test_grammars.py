@@ -70,9 +70,9 @@ def test_the_stand_in_has_all_bytes_and_nothing_twice(count: int) -> None:
 def test_the_verb_prints_every_phase(tiny: Tiny, capsys: pytest.CaptureFixture[str]) -> None:
     model = str(tiny("deepseek_v3"))
     options = ["--streams", "2", "--rounds", "2", "--steps", "4", "--json"]
-    with pytest.raises(SystemExit, match="^0$"):
+    with pytest.raises(SystemExit, match=r"^0$"):
         main(["bench", "grammars", model, *options])
     (found,) = json.loads(capsys.readouterr().out)
     assert (found["streams"], found["arrivals"], len(found["half"])) == (2, 0, 2)
-    with pytest.raises(SystemExit, match="^2$"):
+    with pytest.raises(SystemExit, match=r"^2$"):
         main(["bench", "grammars", model, "--streams", "1"])
