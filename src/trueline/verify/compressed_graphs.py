@@ -1,5 +1,5 @@
 """Captured decode steps of compressed attention: which rows complete a window, which see entries,
-and how many, is known to the device alone."""
+and how many, is in their buffers alone."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@ B positions holds B / ratio of them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import ClassVar, Generic, Self, TypeVar
 
@@ -14,7 +14,14 @@ from trueline.cache.index import IndexStore, IndexView
 from trueline.cache.kinds import KindContext, PagedKind, PagedStore
 from trueline.cache.kinds.compressed import compressed_layers, entry_block
 from trueline.cache.kinds.index_keys import IndexInput, IndexInputs, index_layout
-from trueline.cache.kinds.inputs import FixedRows, InputContext, KindInputs, blocks_of, places
+from trueline.cache.kinds.inputs import (
+    Column,
+    FixedRows,
+    InputContext,
+    KindInputs,
+    blocks_of,
+    places,
+)
 from trueline.cache.kinds.latent import storage
 from trueline.cache.kinds.window import Window
 from trueline.cache.layout import IndexLayout, LatentLayout
@@ -23,7 +30,7 @@ from trueline.cache.rows import BatchRow
 from trueline.cache.store import LatentStore, LatentView
 from trueline.device import send
 from trueline.ops.capabilities import Context, Opaque
-from trueline.ops.compress import CompressRows, CompressRun, CompressTable
+from trueline.ops.compress import CompressRows, CompressRun
 from trueline.ops.registry import implementation
 from trueline.ops.sink_attention import SinkRows, SinkRun, SinkTable
 from trueline.ops.sparse_rows import Run
@@ -65,8 +72,8 @@ class AttendingRows:
 
 @dataclass(frozen=True, slots=True)
 class EntryRows:
-    made: CompressRows | CompressTable
-    """For where new entries go."""
+    cells: Tensor  # [entries] where those that the step makes go
+    positions: Tensor  # [entries] at which they are rotated
     seeing: AttendingRows | None
     """Tokens that attend to every entry that they see."""
     choosing: AttendingRows | None
@@ -163,6 +170,9 @@ class EntriesAll(Entries):
 
 
 class EntryInputs(KindInputs[EntryRows, EntryInput]):
+    columns: ClassVar = {"cells": Column(torch.int64), "positions": Column(torch.int64)}
+    """Of the entry that a token completes; others have the null block's first cell."""
+
     def __init__(self, kind: Entries, context: InputContext[LatentView]) -> None:
         self.kind, self.context = kind, context
         name = context.implementations["sink_attention"]
@@ -190,10 +200,7 @@ class EntryInputs(KindInputs[EntryRows, EntryInput]):
             AttendingRows(SinkRows(tuple(run)), places) if run else None
             for run, places in zip(runs, at, strict=True)
         )
-        made = CompressRows(
-            tuple(CompressRun([], row.tables[group], row.start, row.count) for row in rows)
-        )
-        return EntryRows(made, seeing, choosing)
+        return EntryRows(*self._made(self._runs(rows)), seeing, choosing)
 
     def read_fixed(self, fixed: FixedRows) -> EntryRows:
         """Where some token may see more than it may attend to, all choose: those that see less take
@@ -203,16 +210,38 @@ class EntryInputs(KindInputs[EntryRows, EntryInput]):
         lengths, each = fixed.lengths, fixed.tokens_per_row
         table = SinkTable(window, blocks, lengths, each)
         everything = AttendingRows(table, slice(0, len(lengths)))
-        made = CompressTable(blocks, blocks, lengths, each)
+        made = fixed.columns["cells"], fixed.columns["positions"]
         if self.kind.topk is not None and fixed.longest // self.kind.ratio > self.kind.topk:
-            return EntryRows(made, None, everything)
-        return EntryRows(made, everything, None)
+            return EntryRows(*made, None, everything)
+        return EntryRows(*made, everything, None)
+
+    def values(self, rows: Sequence[BatchRow]) -> Mapping[str, Sequence[int]]:
+        runs = self._runs(rows)
+        made = zip(*(each.tolist() for each in self._made(runs)), strict=True)
+        each = [
+            next(made) if (position + 1) % self.kind.ratio == 0 else (0, 0)
+            for run in runs.runs
+            for position in range(run.start, run.stop)
+        ]
+        return {"cells": [cell for cell, _ in each], "positions": [at for _, at in each]}
+
+    def _runs(self, rows: Sequence[BatchRow]) -> CompressRows:
+        group = self.context.group
+        return CompressRows(
+            tuple(CompressRun([], row.tables[group], row.start, row.count) for row in rows)
+        )
+
+    def _made(self, runs: CompressRows) -> tuple[Tensor, Tensor]:
+        """Cells and positions of the entries that these complete, on the host."""
+        kind = self.kind
+        cells = runs.entry_cells(kind.ratio, kind.layout.block_size)
+        return cells, runs.entry_positions(kind.ratio)
 
     def build(self, rows: EntryRows, cells: Sequence[Tensor]) -> EntryInput:
-        kind, device = self.kind, self.context.device
+        device = self.context.device
         return EntryInput(
-            cells=send(rows.made.entry_cells(kind.ratio, kind.layout.block_size), device),
-            positions=send(rows.made.entry_positions(kind.ratio), device),
+            cells=send(rows.cells, device),
+            positions=send(rows.positions, device),
             seeing=self._attending(rows.seeing),
             choosing=self._attending(rows.choosing),
         )

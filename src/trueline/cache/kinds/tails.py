@@ -136,7 +136,6 @@ class TailInputs(KindInputs[CompressRows | CompressTable, TailInput]):
     def read_fixed(self, fixed: FixedRows) -> CompressTable:
         return CompressTable(
             blocks_of(fixed, self.context.group, self.kind.block_size),
-            fixed.tables[self.entries],
             fixed.lengths,
             fixed.tokens_per_row,
         )

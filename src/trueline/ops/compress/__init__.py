@@ -15,10 +15,9 @@ ape=[ratio, width], norm=[dim], eps=…, cos=[m, rope/2], sin=…, pairing=…)`
   rows of the layer's table at the entries' positions ratio·w. All in float32, rounded once.
 
 Where the rows are the host's, m is the number of windows that the step completes, in the order of
-its tokens. On a GPU `prepare` also takes a `CompressTable`, whose numbers the host does not know:
-there m = n, and the rows of tokens that complete nothing are undefined. `entry_cells` and
-`entry_positions` of both say where entries go and at which positions they are rotated; those of
-tokens that complete nothing go to cell 0, of the null block.
+its tokens; `entry_cells` and `entry_positions` say where their entries go and at which positions
+they are rotated. On a GPU `prepare` also takes a `CompressTable`, whose numbers the host does not
+know: there m = n, and the rows of tokens that complete nothing are undefined.
 
 Optional, because the cache's own write does as well: `run_into(…, entries=view, at=[m])`, which is
 `run`, but that each entry goes to its row of a cache that is not in fp8; on a GPU, of tokens that
@@ -87,23 +86,8 @@ class CompressTable:
     """The same on a device, of rows with `tokens_per_row` tokens each that follow each other."""
 
     tails: Tensor  # [rows, most]
-    entries: Tensor  # [rows, most]
     lengths: Tensor  # [rows * tokens_per_row]: a token's position + 1; 0: it only fills the table
     tokens_per_row: int
-
-    def completes(self, ratio: int) -> Tensor:
-        """[n] whether a token completes a window."""
-        return (self.lengths > 0) & (self.lengths % ratio == 0)
-
-    def entry_positions(self, ratio: int) -> Tensor:
-        """[n]; 0 for tokens that complete nothing."""
-        return torch.where(self.completes(ratio), self.lengths - ratio, 0).long()
-
-    def entry_cells(self, ratio: int, size: int) -> Tensor:
-        w = self.entry_positions(ratio) // ratio
-        row = torch.arange(len(w), device=w.device) // self.tokens_per_row
-        cells = self.entries[row, w // size].long() * size + w % size
-        return torch.where(self.completes(ratio), cells, 0)
 
 
 Prepared = TypeVar("Prepared")

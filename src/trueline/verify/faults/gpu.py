@@ -13,13 +13,13 @@ from trueline.cache.kinds.inputs import Column, FixedRows
 from trueline.cache.kinds.latent import LatentInputs
 from trueline.cache.kinds.lightning import RecurrentInputs
 from trueline.cache.kinds.tails import TailInputs
+from trueline.cache.rows import BatchRow
 from trueline.cache.store import LatentView
 from trueline.engine import graphs
 from trueline.engine.batch import Batch
 from trueline.engine.graphs import DecodeGraphs, InputBuffers
 from trueline.layers.mla import MLA
 from trueline.ops.capabilities import Opaque
-from trueline.ops.compress import CompressTable
 from trueline.ops.mla_decode.launch_plan import LaunchPlan
 from trueline.verify.faults import Fault, Make
 
@@ -131,16 +131,24 @@ def _lists_from_the_front(split: Make) -> Make:
     return broken
 
 
-def _one_late(completes: Make) -> Make:
-    return lambda self, ratio: completes(replace(self, lengths=self.lengths - 1), ratio)
+def _one_late(values: Make) -> Make:
+    return lambda self, rows: values(self, [replace(row, start=row.start - 1) for row in rows])
 
 
-def _rotated_at_its_end(positions: Make) -> Make:
-    return lambda self, ratio: positions(self, ratio) + ratio - 1
+def _rotated_at_its_end(values: Make) -> Make:
+    def broken(self: EntryInputs, rows: Sequence[BatchRow]) -> object:
+        made = values(self, rows)
+        return made | {"positions": [at + self.kind.ratio - 1 for at in made["positions"]]}
+
+    return broken
 
 
-def _in_the_next_cell(cells: Make) -> Make:
-    return lambda self, ratio, size: cells(self, ratio, size) + 1
+def _in_the_next_cell(values: Make) -> Make:
+    def broken(self: EntryInputs, rows: Sequence[BatchRow]) -> object:
+        made = values(self, rows)
+        return made | {"cells": [cell + 1 for cell in made["cells"]]}
+
+    return broken
 
 
 def _tails_of_the_row_before(read: Make) -> Make:
@@ -195,12 +203,12 @@ GPU_FAULTS = [
           MLA, "_attend_masked", _nothing_hidden),
     Fault("masked-lists-from-the-front", "beside masked prefill, rows with lists take others'",
           _H, _V, LatentInputs, "split", _lists_from_the_front),
-    Fault("captured-window-completes-late", "on the device a window is complete one token late",
-          _C, _V4, CompressTable, "completes", _one_late),
-    Fault("captured-entry-rotated-at-its-end", "on the device entries are rotated at the last of "
-          "their positions", _C, _V4, CompressTable, "entry_positions", _rotated_at_its_end),
-    Fault("captured-entry-cell-off", "on the device entries go to the cell after theirs", _C, _V4,
-          CompressTable, "entry_cells", _in_the_next_cell),
+    Fault("captured-window-completes-late", "in a graph a window is complete one token late",
+          _C, _V4, EntryInputs, "values", _one_late),
+    Fault("captured-entry-rotated-at-its-end", "in a graph entries are rotated at the last of "
+          "their positions", _C, _V4, EntryInputs, "values", _rotated_at_its_end),
+    Fault("captured-entry-cell-off", "in a graph entries go to the cell after theirs", _C, _V4,
+          EntryInputs, "values", _in_the_next_cell),
     Fault("captured-tails-of-the-row-before", "rows of a graph pool the tails of another", _C, _V4,
           TailInputs, "read_fixed", _tails_of_the_row_before),
     Fault("captured-entries-of-the-row-before", "rows of a graph see the entries of another", _C,
