@@ -215,6 +215,13 @@ def compute_capability() -> tuple[int, int] | None:
 
 
 @cache
+def converts_fp8() -> bool:
+    """Whether the GPU's own instructions make numbers of e4m3 codes, where there is a GPU."""
+    capability = compute_capability()
+    return capability is None or capability >= (8, 9)
+
+
+@cache
 def runs_gluon() -> bool:
     """Whether our kernels for Hopper GPUs run on this machine, whatever the model's dims."""
     return not hopper_refusals(compute_capability())
@@ -236,6 +243,42 @@ def mark() -> Callable[[], None]:
     event.record()
     wait: Callable[[], None] = event.synchronize
     return wait
+
+
+class Branch:
+    """`with branch:` … `branch.join()`: while a step is captured, kernels launched inside run
+    beside those before the join; elsewhere all run in their order. Whoever opens it holds the
+    tensors that are read inside until it joins: their memory would be given to others."""
+
+    def __init__(self) -> None:
+        self._beside = _second_stream(torch.cuda.current_device()) if _on_gpu() else None
+        self._forked = self._beside is not None and torch.cuda.is_current_stream_capturing()
+
+    def __enter__(self) -> None:
+        if self._forked:
+            assert self._beside is not None
+            self._beside.wait_stream(torch.cuda.current_stream())
+            self._inside = torch.cuda.stream(self._beside)
+            self._inside.__enter__()  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *error: object) -> None:
+        if self._forked:
+            self._inside.__exit__(*error)
+
+    def join(self) -> None:
+        if self._forked:
+            assert self._beside is not None
+            torch.cuda.current_stream().wait_stream(self._beside)
+
+
+def _on_gpu() -> bool:
+    return bool(torch.cuda.is_initialized())  # type: ignore[no-untyped-call]
+
+
+@cache
+def _second_stream(gpu: int) -> torch.cuda.Stream:
+    """Made before the first capture: its kernels go first wherever both have some that wait."""
+    return torch.cuda.Stream(gpu, priority=-1)  # type: ignore[no-untyped-call]
 
 
 def recover() -> None:

@@ -11,6 +11,7 @@ import pytest
 from paths import RESULTS
 from trueline.bench.gpu import end_to_end
 from trueline.cli import bench_gpu, main
+from trueline.errors import UsageError
 from trueline.utils.json_types import JSON
 
 Tiny = Callable[..., Path]
@@ -47,6 +48,19 @@ def measured(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> dict[str, JSON]:
         result = end_to_end.run_format(str(model), form, 0.0)
         found[form] = json.loads(json.dumps(result).replace(str(model), MODEL))
     return found
+
+
+def test_some_of_the_cells(tiny: Tiny, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In the order asked for, and no longer ones."""
+    decode = [{"B": batch, "inp": 8, "out": 2} for batch in (1, 2, 3)]
+    monkeypatch.setattr(end_to_end, "FORMAT_DECODE", [*decode, {"B": 2, "inp": 10**6}])
+    model = str(tiny("deepseek_v3", dtype="bfloat16"))
+    found = end_to_end.main(model, "bfloat16", "0", "3,1")
+    assert [cell["B"] for cell in found["decode"]] == [3, 1]
+    assert all(cell["ms_step"] > 0 for cell in found["decode"])
+    assert found["prefill"] == []
+    with pytest.raises(UsageError, match="5 requests: there are cells of 1, 2, 3"):
+        end_to_end.main(model, "bfloat16", "0", "3,5")
 
 
 def recorded(tmp_path: Path, **parts: list[JSON]) -> Path:

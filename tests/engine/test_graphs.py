@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from trueline import device
 from trueline.cache.kinds.lightning import RecurrentInputs
 from trueline.engine.graphs import CELLS, COLUMNS, FEW, FixedTable, InputBuffers, capture_sizes
 from trueline.engine.inputs import Inputs
@@ -111,3 +112,41 @@ def test_recorded_and_forced_steps_are_not_captured(
     runner.plan = SimpleNamespace(limits=SimpleNamespace(num_draft_tokens=2))
     batch: Any = SimpleNamespace(tokens_per_row=1, samples=[0], tokens=[0])
     assert runner._capturable(batch) is free
+
+
+class Stream:
+    """Of a GPU: what waits for what, and when kernels go to it."""
+
+    def __init__(self, name: str, told: list[str]) -> None:
+        self.name, self.told = name, told
+
+    def wait_stream(self, other: Stream) -> None:
+        self.told.append(f"{self.name} waits for {other.name}")
+
+    def __enter__(self) -> None:
+        self.told.append(f"to {self.name}")
+
+    def __exit__(self, *error: object) -> None:
+        self.told.append("to main")
+
+
+@pytest.mark.parametrize("capturing", [True, False])
+def test_a_branch_begins_after_what_is_before_and_ends_before_what_is_after_its_join(
+    capturing: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Eager steps have one stream: memory that the allocator gives out again is only safe there."""
+    told: list[str] = []
+    main, beside = Stream("main", told), Stream("beside", told)
+    monkeypatch.setattr(device, "_on_gpu", lambda: True)
+    monkeypatch.setattr(device, "_second_stream", lambda _: beside)
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda: main)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing)
+    monkeypatch.setattr(torch.cuda, "stream", lambda stream: stream)
+    branch = device.Branch()
+    with branch:
+        told.append("inside")
+    told.append("beside it")
+    branch.join()
+    forked = ["beside waits for main", "to beside", "inside", "to main", "beside it"]
+    assert told == ([*forked, "main waits for beside"] if capturing else ["inside", "beside it"])

@@ -199,6 +199,10 @@ def test_w4a16_experts_in_tiles(label: str, group: int, rows: int) -> None:
             ours = hopper_w4a16.run_with(rows, x, ids, weights, packed)
             off += stored_bound(exact, torch.bfloat16)
             require_within(f"{hidden} × {width}, {tokens} tokens", ours, exact, off)
+            ours = hopper_w4a16.run_with(rows, x, ids, weights, packed, more=x.clone)
+            exact = exact + x.double()
+            off += stored_bound(exact, torch.bfloat16)
+            require_within(f"{hidden} × {width}, {tokens} tokens, and more", ours, exact, off)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -319,6 +319,8 @@ MISTAKES = [
     Mistake("bits of the columns", "linear", "ranks", "run", of_the_columns),
     Mistake("heads reversed", "batched_gemm", "numbers", "run",
             lambda run: lambda x, packed: run(x, packed).flip(1)),
+    Mistake("scales of the row before", "batched_gemm", "stored", "pack",
+            of_weights(neighbours_scale)),
     Mistake("bits of the count", "batched_gemm", "bits", "run", of_the_count),
     Mistake("bits of the heads", "batched_gemm", "ranks", "run", of_the_heads),
     Mistake("gate and up swapped", "mlp", "numbers", "pack",

@@ -23,6 +23,7 @@ from trueline.cache.kinds.entries import (
 from trueline.cache.kinds.tails import Tails, TailsAll, TailsIndex, TailsSparse
 from trueline.cache.kinds.window import Window
 from trueline.cache.store import LatentView
+from trueline.device import Branch
 from trueline.layers.context import ANYWHERE, Build, StepInput, Weights
 from trueline.layers.entry_indexer import EntryIndexer
 from trueline.layers.linear import WeightGemm
@@ -53,13 +54,12 @@ class Compressed:
         self.q_b = WeightGemm(build, weights.stored(f"{name}.q_b_proj.weight"))
         self.sinks = weights.take(f"{name}.sinks").float()
         check_shape(f"{name}.sinks", tuple(self.sinks.shape), spec.heads.count)
-        # a GEMM per group: dequantised, whatever it is stored as
         groups, rank = spec.o_groups, spec.o_lora_rank
-        o_a = weights.stored(f"{name}.o_a_proj.weight").dequantise()
+        o_a = weights.stored(f"{name}.o_a_proj.weight")
         width = spec.heads.total // groups.total * spec.head_dim
-        check_shape(f"{name}.o_a_proj", tuple(o_a.shape), groups.count * rank, width)
+        check_shape(f"{name}.o_a_proj", o_a.shape, groups.count * rank, width)
         self.o_a = build.ops.batched_gemm.pack(
-            o_a.view(groups.count, rank, width), build.ops.linear, build.plan.batch_invariant
+            o_a.stacked(groups.count), build.ops.linear, build.plan.batch_invariant
         )
         o_b = weights.stored(f"{name}.o_b_proj.weight")
         build.row_parallel.check(f"{name}.o_b_proj", o_b.shape, groups, rank)
@@ -83,7 +83,14 @@ class Compressed:
     def forward(self, x: Replicated, step: StepInput, views: LayerViews, rope: Rope) -> Replicated:
         assert rope is not None
         rotation = Rotation(*rope, self.spec.rope.pairing, self.ops.rope)
-        q_latent, q = self._write(x, step, views, rotation)
+        if self.compressor is None:
+            q_latent, q = self._write(x, step, views, rotation)
+        else:
+            branch = Branch()
+            with branch:
+                self._make_entries(self.compressor, x, step, views)
+            q_latent, q = self._write(x, step, views, rotation)
+            branch.join()
         out = self._attend(x, q_latent, q, step, views, rotation)
         out = self.op.sink_prepare.rotate(out, rope=rotation, back=True)
         groups: Span = self.spec.o_groups
@@ -112,6 +119,18 @@ class Compressed:
         q = self.q_b(q_latent).view(len(x), -1, self.spec.head_dim)
         return q_latent, op.queries(q, eps=eps, rope=rope, rms_norm=rms_norm)
 
+    def _make_entries(
+        self, compressor: Compressor, x: Tensor, step: StepInput, views: LayerViews
+    ) -> None:
+        """Those that the step completes; the indexer's keys too, where nobody chooses: later tokens
+        may."""
+        given = step[self.entries]
+        if given.rope is None:
+            given.rope = self.table[0][given.positions], self.table[1][given.positions]
+        compressor.write(x, step, views, given.rope, views[self.entries], given.cells)
+        if self.indexer is not None:
+            self.index_keys.write(x, step, views, given.rope, views[EntriesIndex], given.cells)
+
     def _attend(
         self,
         x: Tensor,
@@ -126,12 +145,8 @@ class Compressed:
             attend = step[Window].attend
             assert attend is not None, "the kind knows of layers with a window alone"
             return self._over(q, window, None, attend, None)
-        given, entries = step[self.entries], views[self.entries]
-        if given.rope is None:
-            given.rope = self.table[0][given.positions], self.table[1][given.positions]
-        self.compressor.write(x, step, views, given.rope, entries, given.cells)
-        chosen = self._choose(x, q_latent, step, views, rope, given)
-        return self._over_parts(q, window, entries, given, chosen)
+        chosen = self._choose(x, q_latent, step, views, rope)
+        return self._over_parts(q, window, views[self.entries], step[self.entries], chosen)
 
     def _over_parts(
         self,
@@ -176,14 +191,10 @@ class Compressed:
         step: StepInput,
         views: LayerViews,
         rope: Rotation,
-        given: EntryInput,
     ) -> Tensor | None:
-        """The entries [tokens that choose, topk] that they attend to; None where nobody chooses.
-        Keys are made all the same: later tokens may."""
+        """The entries [tokens that choose, topk] that they attend to; None where nobody chooses."""
         if self.indexer is None:
             return None
-        assert given.rope is not None
-        self.index_keys.write(x, step, views, given.rope, views[EntriesIndex], given.cells)
         index = step[EntriesIndex]
         if not index.count:
             return None

@@ -13,7 +13,7 @@ from trueline.cache.kinds import LayerViews, StateKind
 from trueline.layers.ropes import Rope, Ropes
 from trueline.ops.capabilities import Capabilities, Opaque
 from trueline.ops.compress import CompressInto
-from trueline.ops.experts import InvariantExperts, SharedExperts
+from trueline.ops.experts import AddingExperts, InvariantExperts, SharedExperts
 from trueline.ops.latent_write import Parts
 from trueline.ops.mla_prefill import MaskedPrefill
 from trueline.ops.mlp import InvariantMLP
@@ -115,8 +115,10 @@ class Packing:
         self.invariant_experts = (
             cast("InvariantExperts[Opaque]", self.experts) if invariant else None
         )
-        shared = "pack_with_shared" in self.experts.capabilities.optional
+        optional = self.experts.capabilities.optional
+        shared, adds = "pack_with_shared" in optional, "run_added" in optional
         self.shared_experts = cast("SharedExperts[Opaque]", self.experts) if shared else None
+        self.adding_experts = cast("AddingExperts[Opaque]", self.experts) if adds else None
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from trueline.device import Branch
 from trueline.errors import UsageError
 from trueline.layers.context import ANYWHERE, Build, Weights
 from trueline.parallel.placement import (
@@ -101,7 +102,7 @@ class MoE:
         self.shared: GatedMLP | None = None
         shared, chosen = f"{name}.shared_experts", build.packing(gate_up, down)
         self.op, self.linear, fused = chosen.experts, chosen.linear, chosen.shared_experts
-        self.invariant = chosen.invariant_experts
+        self.invariant, self.adding = chosen.invariant_experts, chosen.adding_experts
         more = _gate_up_down(weights, shared) if spec.shared_width else None
         every, limit = (gate_up, down, *(more or ())), spec.swiglu_limit
         if more and fused is not None and _fits(spec) and len({w.format for w in every}) == 1:
@@ -141,15 +142,37 @@ class MoE:
 
     def forward(self, x: Replicated, forced: Tensor | None) -> tuple[Replicated, Tensor | None]:
         """The output, and the experts chosen (so that they can be recorded)."""
-        ids, weights = self._route(x, forced)
         if self.row_parallel.invariant_sums:
+            ids, weights = self._route(x, forced)
             y = self._in_order(x, ids, weights)
             return y if self.shared is None else Replicated(y + self.shared.forward(x)), ids
-        first = self.spec.experts.start
-        part = Partial(self.op.run(x, ids, weights, self.experts, self.linear, first=first))
-        if self.shared is not None:
-            part = Partial(part + self.shared.part(x))
-        return self.collective.all_reduce(part), ids
+        if self.shared is None:
+            ids, weights = self._route(x, forced)
+            first = self.spec.experts.start
+            part = self.op.run(x, ids, weights, self.experts, self.linear, first=first)
+        else:
+            part, ids = self._with_shared(self.shared, x, forced)
+        return self.collective.all_reduce(Partial(part)), ids
+
+    def _with_shared(
+        self, shared: GatedMLP, x: Replicated, forced: Tensor | None
+    ) -> tuple[Tensor, Tensor]:
+        """This rank's part of the sum, and the experts chosen. The shared expert, which waits for
+        no choice, runs beside the others."""
+        branch = Branch()
+        with branch:
+            made = shared.part(x)
+        ids, weights = self._route(x, forced)
+
+        def more() -> Tensor:
+            branch.join()
+            return made
+
+        packed, linear, first = self.experts, self.linear, self.spec.experts.start
+        if self.adding is None:
+            part = self.op.run(x, ids, weights, packed, linear, first=first)
+            return part + more(), ids
+        return self.adding.run_added(x, ids, weights, more, packed, linear, first=first), ids
 
     def _in_order(self, x: Replicated, ids: Tensor, weights: Tensor) -> Replicated:
         """A token's experts in the order of its ids, whoever holds them."""

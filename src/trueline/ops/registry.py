@@ -85,7 +85,7 @@ INVARIANT = {
 CAPTURED = {"sampling": functions(sampling.CapturedSampling)}
 """And one that a graph may hold."""
 OPTIONAL = {
-    "experts": functions(experts.SharedExperts),
+    "experts": (*functions(experts.SharedExperts), *functions(experts.AddingExperts)),
     "mla_prefill": functions(mla_prefill.MaskedPrefill),
     "compress": functions(compress.CompressInto),
 }

@@ -116,6 +116,20 @@ class Weight:
         shape = (*self.shape[:axis], span.count, *self.shape[axis + 1 :])
         return replace(self, shape=shape, parts=tuple(part for part in cuts if part is not None))
 
+    def stacked(self, count: int) -> Weight:
+        """[count, rows / count, columns]: of a matrix, rows that follow each other."""
+        rows = self.shape[0] // count
+        parts: list[StoredPart] = []
+        for part in self.parts:
+            begin, stop = part.begin[0], part.begin[0] + part.size[0]
+            for at in range(begin // rows, -(-stop // rows)):
+                cut = part.cut(0, at * rows, (at + 1) * rows)
+                assert cut is not None, "the range has no others"
+                # its file's pages are given back after the last
+                read = part.read if (at + 1) * rows >= stop else None
+                parts.append(replace(cut, begin=(at, *cut.begin), read=read))
+        return replace(self, shape=(count, rows, *self.shape[1:]), parts=tuple(parts))
+
     def unstack(self) -> Iterator[Weight]:
         """Of stacked matrices, one after the other."""
         held: list[list[StoredPart]] = [[] for _ in range(self.shape[0])]

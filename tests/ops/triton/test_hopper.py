@@ -60,7 +60,7 @@ MODELS: dict[str, tuple[dict[str, Any], set[str]]] = {
         {"num_hidden_layers": 4, "compress_ratios": [0, 4, 128, 4], "n_routed_experts": 16}
         | {"num_hash_layers": 1},
         {"write_rows", "prepare_queries", "rotate_rows", "attend", "compress", "scores", "select"}
-        | {"project", "read", "few", "gemm", "quantise"}
+        | {"project", "read", "few", "gemm", "quantise", "grouped_product", "dequantised"}
         | {"stream_fragments", "grouped_gemm", "permute_columns"},
     ),
 }

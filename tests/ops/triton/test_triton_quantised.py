@@ -13,6 +13,7 @@ from trueline.ops.experts import triton_quantised as experts
 from trueline.ops.linear import triton_quantised as linear
 from trueline.ops.registry import implementation
 from trueline.verify.ops import OP_CHECKS
+from trueline.verify.ops.data import torch_linear
 from trueline.weights.formats.block_fp8 import Fp8Stored
 from trueline.weights.formats.fp4 import Fp4Stored
 from trueline.weights.formats.pack_int4 import Int4Stored
@@ -142,3 +143,13 @@ def test_experts(form: str) -> None:
 def test_conforms(op: str) -> None:
     check = next(check for check in OP_CHECKS[op] if check.stored)
     check.run(implementation(op, "triton_quantised"))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
+def test_batched_gemm(dtype: torch.dtype) -> None:
+    """Whole published blocks stay as they are stored; others are dequantised."""
+    op = implementation("batched_gemm", "triton")
+    (check,) = (each for each in OP_CHECKS["batched_gemm"] if each.stored)
+    check.run(op, dtype)
+    kept = matrix("fp8", 256, 128).stacked(2)
+    assert isinstance(op.pack(kept, torch_linear(), False), Tensor)

@@ -1,11 +1,18 @@
-"""One model's decode and prefill cells, in a process of its own: what start-up takes counts."""
+"""One model's decode and prefill cells, in a process of its own: what start-up takes counts.
+
+    python -m trueline.bench.gpu.end_to_end MODEL STARTED
+    python -m trueline.bench.gpu.end_to_end MODEL FORMAT STARTED [REQUESTS,…]
+
+STARTED: `date +%s`. REQUESTS: of the cells of short contexts these, in this order, and no others:
+less is compiled for them.
+"""
 
 from __future__ import annotations
 
 import json
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from trueline.bench.footprint import tensor_bytes
@@ -15,6 +22,7 @@ from trueline.bench.gpu.steps import decode_profile
 from trueline.bench.workload import Workload, bench_engine, measure
 from trueline.device import find_device, peak_resident_bytes, resident_bytes
 from trueline.engine.executor import local_runner
+from trueline.errors import UsageError
 from trueline.llm import LLMEngine
 from trueline.utils.json_types import JSON
 
@@ -40,18 +48,26 @@ def run_cells(name: str, started: float) -> JSON:
     return {"model": name} | _measured(engine, decode, prefill, started)
 
 
-def run_format(name: str, form: str, started: float) -> JSON:
+def run_format(name: str, form: str, started: float, requests: Sequence[int] = ()) -> JSON:
     """The cells of a model whose weights are drawn in a format, and what it takes of memory."""
     find_device("auto")  # what a GPU's driver takes once is not the model's
     before = resident_bytes()
-    engine = format_engine(name, form, max_model_len=_longest(FORMAT_DECODE + FORMAT_PREFILL))
+    cells, prompts, options = FORMAT_DECODE, FORMAT_PREFILL, {}
+    if requests:
+        short = {int(cell["B"]): cell for cell in FORMAT_DECODE if int(cell["inp"]) <= LONG}
+        if unknown := set(requests) - set(short):
+            accepted = ", ".join(map(str, short))
+            raise UsageError(f"{min(unknown)} requests: there are cells of {accepted}")
+        cells, prompts = [short[batch] for batch in requests], []
+        options["max_num_seqs"] = max(requests)
+    engine = format_engine(name, form, max_model_len=_longest(cells + prompts), **options)
     memory: JSON = {
         "loaded_bytes": tensor_bytes(local_runner(engine.core.executor).decoder),
         "checkpoint_bytes": checkpoint_bytes(engine.spec),
         "host_peak_bytes": None if before is None else (peak_resident_bytes() or 0) - before,
     }
-    decode = [{"model": name} | cell | _roofline(engine, cell) for cell in FORMAT_DECODE]
-    prefill = [{"model": name} | cell for cell in FORMAT_PREFILL]
+    decode = [{"model": name} | cell | _roofline(engine, cell) for cell in cells]
+    prefill = [{"model": name} | cell for cell in prompts]
     implementations = {
         label: {op: each.name for op, each in ops.items()}
         for label, ops in engine.plan.by_format.items()
@@ -129,7 +145,17 @@ def _prefill(engine: LLMEngine, cell: JSON) -> JSON:
     return {"tok_s": figures.prefill_tokens_per_s, "s": figures.first_token_s}
 
 
+def main(model: str, *given: str) -> JSON:
+    match given:
+        case (started,):
+            return run_cells(model, float(started))
+        case (form, started):
+            return run_format(model, form, float(started))
+        case (form, started, requests):
+            batches = [int(batch) for batch in requests.split(",")]
+            return run_format(model, form, float(started), batches)
+    raise SystemExit(__doc__)
+
+
 if __name__ == "__main__":
-    model, *form, started = sys.argv[1:]
-    found = run_format(model, form[0], float(started)) if form else run_cells(model, float(started))
-    print(json.dumps(found))
+    print(json.dumps(main(*sys.argv[1:])))

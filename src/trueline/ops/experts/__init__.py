@@ -13,11 +13,14 @@ than x; the others then return them. Only batch-invariant mode calls the three.
 
 An implementation may also take the shared expert in, where its width is a multiple of the others':
 `pack_with_shared(gate_up, down, shared_gate_up [2 shared, hidden], shared_down [hidden, shared],
-linear, limit=None)` in place of `pack`; `run` then adds what it gives, with weight 1. Layers use it
-where it is declared."""
+linear, limit=None)` in place of `pack`; `run` then adds what it gives, with weight 1. Or
+`run_added(x, ids, weights, more, packed, linear, first=0)`: what `run` gives plus `more()` [n,
+hidden], rounded once. `more` is called when all but the sum is launched: it may wait for what runs
+beside that. Layers use either where it is declared."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol, TypeVar
 
@@ -88,14 +91,29 @@ class SharedExperts(Experts[Packed], Protocol[Packed]):
     ) -> Packed: ...
 
 
+class AddingExperts(Experts[Packed], Protocol[Packed]):
+    """Optional, declared as `run_added`."""
+
+    def run_added(
+        self,
+        x: Tensor,
+        ids: Tensor,
+        weights: Tensor,
+        more: Callable[[], Tensor],
+        packed: Packed,
+        linear: LinearOp,
+        first: int = 0,
+    ) -> Tensor: ...
+
+
 IMPLEMENTATIONS = {
     "native": NATIVE_PACKING,
     "cpu": replace(CPU, numerics=NUMERICS),
     "reference": CPU,
     "hopper_fp8": replace(HOPPER_FP8, optional=("pack_with_shared",)),
-    "hopper_w4a16": HOPPER_W4A16,
+    "hopper_w4a16": replace(HOPPER_W4A16, optional=("run_added",)),
     "triton_quantised": replace(
-        GPU, formats=("block fp8", "int4", "fp4"), optional=("pack_with_shared",)
+        GPU, formats=("block fp8", "int4", "fp4"), optional=("pack_with_shared", "run_added")
     ),
-    "triton": replace(GPU, optional=("pack_with_shared",)),
+    "triton": replace(GPU, optional=("pack_with_shared", "run_added")),
 }

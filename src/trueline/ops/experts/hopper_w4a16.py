@@ -10,9 +10,9 @@ from dataclasses import dataclass
 import triton
 from torch import Tensor
 
-from trueline.ops.experts import IMPLEMENTATIONS, kernels, quantised_kernels, triton_quantised
+from trueline.ops.experts import IMPLEMENTATIONS, quantised_kernels, triton_quantised
 from trueline.ops.experts.fragments import CHUNK, STEP, TILE_ROWS, Fragments, fragments_of
-from trueline.ops.experts.triton import SUM_BLOCK, sort_pairs
+from trueline.ops.experts.triton import More, sort_pairs, sum_pairs
 from trueline.ops.launch import num_sms, power_of_two, unit_stride
 from trueline.ops.linear import LinearOp
 from trueline.weights.value import Weight
@@ -78,8 +78,25 @@ def run(
 ) -> Tensor:
     if isinstance(packed, triton_quantised.Packed):
         return triton_quantised.run(x, ids, weights, packed, linear, first)
-    rows = launch(len(x), ids.shape[1], len(packed.down.words))
-    return run_with(rows, x, ids, weights, packed, first)
+    return run_with(_launched(x, ids, packed), x, ids, weights, packed, first)
+
+
+def run_added(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    more: More,
+    packed: Packed | triton_quantised.Packed,
+    linear: LinearOp,
+    first: int = 0,
+) -> Tensor:
+    if isinstance(packed, triton_quantised.Packed):
+        return triton_quantised.run_added(x, ids, weights, more, packed, linear, first)
+    return run_with(_launched(x, ids, packed), x, ids, weights, packed, first, more=more)
+
+
+def _launched(x: Tensor, ids: Tensor, packed: Packed) -> int:
+    return launch(len(x), ids.shape[1], len(packed.down.words))
 
 
 def run_with(
@@ -90,20 +107,20 @@ def run_with(
     packed: Packed,
     first: int = 0,
     long: int = LONG_STREAM,
+    more: More | None = None,
 ) -> Tensor:
     x, ids, weights = unit_stride(x), ids.contiguous(), weights.contiguous()
     hidden, top, pairs = x.shape[1], ids.shape[1], ids.numel()
     experts = len(packed.down.words)
-    order = sort_pairs(ids, experts, pairs, (first, experts), {"TOP": top, "SHARED": 0}, rows)
+    held, choices = (first, experts), {"TOP": top, "SHARED": 0}
+    order = sort_pairs(ids, experts, pairs, held, choices, rows)
     parts = x.new_empty(pairs, hidden)
     if rows == STREAMED:
         _stream(x, packed, weights, parts, order, top, long)
     else:
         _gemm(x, packed, weights, parts, order, top, rows)
     out = x.new_empty(len(x), hidden)
-    kernels.combine[(len(x), triton.cdiv(hidden, SUM_BLOCK))](
-        *(parts, ids, out, first, experts, hidden), TOP=top, SHARED=0, BLOCK=SUM_BLOCK
-    )
+    sum_pairs(parts, ids, held, choices, out, more)
     return out
 
 

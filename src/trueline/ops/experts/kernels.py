@@ -176,11 +176,12 @@ def grouped(
 
 @kernel(do_not_specialize=["first", "held"])
 def combine(
-    x, ids, out, first, held, hidden,
+    x, ids, more, out, first, held, hidden,
     TOP: tl.constexpr, SHARED: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """out [tokens, hidden] = the sum over a token's pairs, in their order. Rows of pairs that
-    another rank holds were never written, and are not read."""
+    """out [tokens, hidden] = the sum over a token's pairs, in their order, and of `more` [tokens,
+    hidden] where it is given. Rows of pairs that another rank holds were never written, and are not
+    read."""
     pdl_wait()
     token = tl.program_id(0)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
@@ -190,5 +191,8 @@ def combine(
         here = expert_of(ids, pair, pair >= 0, first, held, TOP, SHARED) >= 0
         at = x + pair.to(tl.int64) * hidden + column
         acc += tl.load(at, mask=here & (column < hidden), other=0).to(tl.float32)
-    to = out + token.to(tl.int64) * hidden + column
+    place = token.to(tl.int64) * hidden + column
+    if more is not None:
+        acc += tl.load(more + place, mask=column < hidden, other=0).to(tl.float32)
+    to = out + place
     tl.store(to, acc.to(out.dtype.element_ty), mask=column < hidden)

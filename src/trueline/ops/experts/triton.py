@@ -5,6 +5,7 @@ number of tokens."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -119,21 +120,48 @@ def pack_with_shared(
     return Packed(*both, count, limit)
 
 
+More = Callable[[], Tensor]
+"""What is added to the experts' sum; asked for when all else is launched."""
+
+
 def run(
     x: Tensor, ids: Tensor, weights: Tensor, packed: Packed, linear: LinearOp, first: int = 0
 ) -> Tensor:
-    count, hidden, width = packed.down.shape
-    shared = packed.shared
-    how = launch(len(x), ids.shape[1], shared, count - shared, hidden, width, x.dtype)
-    return run_with(how, x, ids, weights, packed, first)
+    return run_with(_launched(x, ids, packed), x, ids, weights, packed, first)
+
+
+def run_added(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    more: More,
+    packed: Packed,
+    linear: LinearOp,
+    first: int = 0,
+) -> Tensor:
+    return run_with(_launched(x, ids, packed), x, ids, weights, packed, first, more)
+
+
+def _launched(x: Tensor, ids: Tensor, packed: Packed) -> ExpertsLaunch:
+    (count, hidden, width), shared = packed.down.shape, packed.shared
+    return launch(len(x), ids.shape[1], shared, count - shared, hidden, width, x.dtype)
 
 
 def run_with(
-    how: ExpertsLaunch, x: Tensor, ids: Tensor, weights: Tensor, packed: Packed, first: int = 0
+    how: ExpertsLaunch,
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    packed: Packed,
+    first: int = 0,
+    more: More | None = None,
 ) -> Tensor:
     x, ids, weights = unit_stride(x), ids.contiguous(), weights.contiguous()
     step = _Step(x, ids, weights, packed, first)
-    return step.few(how) if how.way == "few" else step.many(how)
+    if how.way != "few":
+        return step.many(how, more)
+    made = step.few(how)
+    return made if more is None else made + more()
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,14 +204,14 @@ class _Step:
         )
         return out
 
-    def many(self, how: ExpertsLaunch) -> Tensor:
+    def many(self, how: ExpertsLaunch, more: More | None) -> Tensor:
         x, (_, hidden, width) = self.x, self.packed.down.shape
         middle, parts = x.new_empty(self.pairs, width), x.new_empty(self.pairs, hidden)
         order = self._sorted(how.first.rows)
         self._product(x, self.packed.gate_up, middle, how.first, order, True)
         self._product(middle, self.packed.down, parts, how.second, order, False)
         out = x.new_empty(len(x), hidden)
-        sum_pairs(parts, self.ids, self.held, self.choices, out)
+        sum_pairs(parts, self.ids, self.held, self.choices, out, more)
         return out
 
     def _sorted(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -244,11 +272,16 @@ def sort_pairs(
 
 
 def sum_pairs(
-    parts: Tensor, ids: Tensor, held: tuple[int, int], choices: dict[str, int], out: Tensor
+    parts: Tensor,
+    ids: Tensor,
+    held: tuple[int, int],
+    choices: dict[str, int],
+    out: Tensor,
+    more: More | None,
 ) -> None:
-    hidden = out.shape[1]
+    hidden, added = out.shape[1], None if more is None else more().contiguous()
     kernels.combine[(len(out), triton.cdiv(hidden, SUM_BLOCK))](
-        *(parts, ids, out, *held, hidden), **choices, BLOCK=SUM_BLOCK
+        *(parts, ids, added, out, *held, hidden), **choices, BLOCK=SUM_BLOCK
     )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from trueline.ops.codes import Codes, codes_of
 from trueline.ops.experts import IMPLEMENTATIONS, quantised_kernels
 from trueline.ops.experts.shared import with_shared
-from trueline.ops.experts.triton import sort_pairs, sum_pairs
+from trueline.ops.experts.triton import More, sort_pairs, sum_pairs
 from trueline.ops.launch import power_of_two, unit_stride
 from trueline.ops.linear import LinearOp
 from trueline.weights.value import Weight
@@ -80,8 +80,24 @@ def pack_with_shared(
 def run(
     x: Tensor, ids: Tensor, weights: Tensor, packed: Packed, linear: LinearOp, first: int = 0
 ) -> Tensor:
-    how = launch(len(x), ids.shape[1], len(packed.down.numbers) - packed.shared)
-    return run_with(how, x, ids, weights, packed, first)
+    return run_with(_launched(x, ids, packed), x, ids, weights, packed, first)
+
+
+def run_added(
+    x: Tensor,
+    ids: Tensor,
+    weights: Tensor,
+    more: More,
+    packed: Packed,
+    linear: LinearOp,
+    first: int = 0,
+) -> Tensor:
+    how = _launched(x, ids, packed)
+    return run_with(how, x, ids, weights, packed, first, more=more)
+
+
+def _launched(x: Tensor, ids: Tensor, packed: Packed) -> Tiles:
+    return launch(len(x), ids.shape[1], len(packed.down.numbers) - packed.shared)
 
 
 def run_with(
@@ -92,6 +108,7 @@ def run_with(
     packed: Packed,
     first: int = 0,
     through: Callable[[Tensor], Tensor] = unit_stride,
+    more: More | None = None,
 ) -> Tensor:
     """`through`: what activations go through before each of the two GEMMs."""
     dtype, x, ids, weights = x.dtype, through(x), ids.contiguous(), weights.contiguous()
@@ -104,7 +121,7 @@ def run_with(
     product(x, packed.gate_up, middle, gated=True, limit=packed.limit)
     product(through(middle), packed.down, parts, gated=False, limit=None)
     out = x.new_empty(len(x), hidden, dtype=dtype)
-    sum_pairs(parts, ids, held, choices, out)
+    sum_pairs(parts, ids, held, choices, out, more)
     return out
 
 

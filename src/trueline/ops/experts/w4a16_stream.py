@@ -125,14 +125,19 @@ def stream_fragments(
     """A program per tile of T pairs of one expert and `each` of the `columns` tiles of 64 rows of
     the weight, which are one stream; as `kernels.grouped` otherwise. STEPS: whether there are steps
     of 256 columns; TAIL: chunks of 64 columns after the last, whose columns may end before they do;
-    `each` is 1 then."""
+    `each` is 1 then. What is not GATED follows the kernel that is, which waited for the pairs to be
+    sorted: their order, and the first weights, are loaded while that one still runs."""
     EACH: gl.constexpr = 256 // GROUP
     TAIL_GROUPS: gl.constexpr = (TAIL * 64 + GROUP - 1) // GROUP
     SCALES: gl.constexpr = scale_layout(EACH)
-    gdc_wait()
-    gdc_launch_dependents()
+    if GATED:
+        gdc_wait()
+        gdc_launch_dependents()
     m, n = gl.program_id(1), gl.program_id(0) * each
     if m >= gl.load(total):
+        if not GATED:
+            gdc_wait()
+            gdc_launch_dependents()
         return
     steps = depth // 256
     tile = gl.load(tiles + m).to(gl.int64) * columns + n
@@ -158,6 +163,10 @@ def stream_fragments(
         step = 0
         w0, w1, w2, w3 = load_words(word_at, 4)
         stored = gl.load(scale_at + row * EACH + group)
+    if not GATED:
+        gdc_wait()
+        gdc_launch_dependents()
+    if STEPS:
         for at in range(last + 1):
             words, mine = (w0, w1, w2, w3), stored
             then = gl.minimum(at + 1, last)

@@ -86,6 +86,7 @@ OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
     ),
     "batched_gemm": (
         OpCheck("numbers", basic.batched_gemm),
+        OpCheck("stored", stored.batched_gemm, stored=True),
         OpCheck("bits", basic.batched_gemm_bits, True),
         OpCheck("ranks", ranks.batched_gemm, True),
     ),

@@ -13,7 +13,7 @@ from torch import Tensor
 from trueline.ops.batched_gemm import BatchedGemm
 from trueline.ops.batched_gemm import reference as batched_gemm_reference
 from trueline.ops.capabilities import Opaque
-from trueline.ops.experts import Experts, SharedExperts
+from trueline.ops.experts import AddingExperts, Experts, SharedExperts
 from trueline.ops.experts import reference as experts_reference
 from trueline.ops.linear import LinearOp
 from trueline.ops.linear import reference as linear_reference
@@ -356,6 +356,11 @@ def _experts(
     zero = exact.norm(dim=-1) == 0  # tokens whose experts are all elsewhere
     require(bool((ours[zero] == 0).all()), f"{what}: others' experts")
     within(what, ours[~zero], exact[~zero], off[~zero])
+    if "run_added" in op.capabilities.optional:
+        adding, added = cast("AddingExperts[Opaque]", op), randn(tokens, D, seed=8).to(x.dtype)
+        ours = adding.run_added(x, ids, weights, lambda: added, packed, torch_linear(), first)
+        exact = exact + added.double()
+        within(f"{what}, and more", ours, exact, off + bounds.stored(exact, x.dtype))
 
 
 def experts_bound(

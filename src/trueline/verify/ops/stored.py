@@ -6,10 +6,12 @@ once."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from trueline.ops.batched_gemm import BatchedGemm
 from trueline.ops.capabilities import Capabilities, Opaque
 from trueline.ops.experts import Experts
 from trueline.ops.experts import reference as experts_reference
@@ -49,12 +51,14 @@ def _codes(rows: int, columns: int, zero: int, count: int, seed: int) -> Tensor:
     return torch.where(third, torch.where(alone, needle, zero), codes)
 
 
-def fp8(rows: int, columns: int, group: int, seed: int) -> Fp8Stored:
+def fp8(
+    rows: int, columns: int, group: int, seed: int, block: tuple[int, int] = BLOCK
+) -> Fp8Stored:
     codes = _codes(rows, columns, 0, 256, seed).to(torch.uint8)
     codes[codes & 127 == 127] = 128  # no NaN; −0 instead
-    blocks = -(-rows // BLOCK[0]), -(-columns // BLOCK[1])
+    blocks = -(-rows // block[0]), -(-columns // block[1])
     scales = 1.3 * torch.exp2(_draw(-8 - POWERS, -8, *blocks, seed=seed + 2).float())
-    return Fp8Stored(codes.view(torch.float8_e4m3fn), scales, BLOCK)
+    return Fp8Stored(codes.view(torch.float8_e4m3fn), scales, block)
 
 
 def int4(rows: int, columns: int, group: int, seed: int) -> Int4Stored:
@@ -103,6 +107,26 @@ def stack(
     )
     home = torch.get_default_device()
     return Weight(shape, dtype, parts, home, home)
+
+
+def batched_gemm(op: BatchedGemm[Opaque], dtype: torch.dtype = torch.float32) -> None:
+    """Heads under each other in one stored matrix, of which a rank has some: whole published
+    blocks, and others."""
+    for block, heads, out, inner in (((128, 128), 2, 256, 1280), (BLOCK, 3, 40, 64)):
+        stored = fp8((heads + 1) * out, inner, 0, 7, block)
+        matrix = Weight(stored.shape, dtype, (StoredPart(stored, "block fp8", (0, 0)),))
+        matrix = replace(matrix, home=stored.numbers.device, device=stored.numbers.device)
+        weight = matrix.cut(0, Span(out, (heads + 1) * out, (heads + 1) * out)).stacked(heads)
+        numbers = weight.dequantise(torch.float32)
+        packed = op.pack(weight, torch_linear(), False)
+        for rows in (1, 5, 70, 300):
+            x = (randn(rows, heads, inner + 16, seed=8) / 16).to(dtype)[..., :inner]
+            exact = (x.double().transpose(0, 1) @ numbers.double().mT).transpose(0, 1)
+            off = bounds.gemm(x.transpose(0, 1), numbers, dtype, rounded=dtype).transpose(0, 1)
+            off = off + bounds.stored(exact, dtype)
+            what = f"batched_gemm of block fp8, {heads} × {out} × {inner}, {rows} rows"
+            for turn in ("", ", again"):
+                within(what + turn, op.run(x, packed), exact, off)
 
 
 def _labels(declared: Capabilities) -> Iterator[tuple[str, int]]:
