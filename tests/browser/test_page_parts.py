@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -101,6 +102,30 @@ def test_calls_that_nobody_answers_are_not_sent(here: Visit, stub: PageStub) -> 
         {"role": "user", "content": "never mind"},
     ]
     assert here.find(".results").count() == 0
+
+
+def test_a_call_that_is_none_after_all_is_text(here: Visit, stub: PageStub) -> None:
+    dropped = {"content": "now(", "malformed_tool_calls": [{"index": 1, "reason": "", "text": ""}]}
+    stub.answers = [[*CALLS[:5], dropped]]
+    here.send("go")
+    (shown,) = here.find(".call").all_inner_texts()
+    assert "get_config" in shown
+    assert "Let me see.now(" in here.find(".assistant > .content").inner_text()
+
+
+def test_tools_are_a_setting(here: Visit, stub: PageStub) -> None:
+    stub.say("ok")
+    tools = [{"type": "function", "function": {"name": "now"}}]
+    here.find("#open-settings").click()
+    here.page.get_by_label("Tools (JSON)").fill(json.dumps(tools))
+    here.button("Done").click()
+    here.send("go")
+    assert stub.bodies[-1]["tools"] == tools
+    here.find("#open-settings").click()
+    here.page.get_by_label("Tools (JSON)").fill("{}")
+    assert here.page.get_by_label("Tools (JSON)").evaluate("e => e.validationMessage") == (
+        "not a list in JSON"
+    )
 
 
 def test_arguments_that_are_no_json_stay_as_they_are(here: Visit, stub: PageStub) -> None:

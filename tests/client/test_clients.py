@@ -414,6 +414,37 @@ def test_chat_of_several_lines(
     assert err.count("tokens/s") == 3
 
 
+def test_calls_of_tools(
+    stub: Stub, run: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are shown, and the next messages are what they found."""
+    stub.models = ["calls"]
+    tools = tmp_path / "tools.json"
+    tools.write_text('[{"type": "function", "function": {"name": "look"}}]')
+    monkeypatch.setattr("sys.stdin", io.StringIO("hi\nblue\n\nthanks\n"))
+    code, out, err = run("chat", stub.url, "--tools", tools)
+    assert code == 0
+    assert out == (
+        'calls look {"a":1}\ncalls now {"a":1}\ncalls no {"a":1}no\nblue and \nblue and \n'
+    )
+    assert "(what did look find?)" in err
+    assert "(what did now find?)" in err
+    first, second, third = stub.bodies
+    assert first["tools"] == json.loads(tools.read_text())
+    call = {"id": "c0", "type": "function", "function": {"name": "look", "arguments": '{"a":1}'}}
+    user, said, *found = second["messages"]
+    assert (user["content"], said["tool_calls"][0], len(said["tool_calls"])) == ("hi", call, 2)
+    assert found == [{"role": "tool", "tool_call_id": "c0", "content": "blue"},
+                     {"role": "tool", "tool_call_id": "c1", "content": ""}]  # fmt: skip
+    assert third["messages"][-1] == {"role": "user", "content": "thanks"}
+    code, out, _ = run("chat", stub.url, "--message", "hi", "--json", "--quiet")
+    assert json.loads(out)["tool_calls"][0] == call
+    for text in ("{}", "["):
+        tools.write_text(text)
+        code, _, err = run("chat", stub.url, "--tools", tools, "--message", "hi")
+        assert (code, f"--tools {tools}" in err) == (2, True)
+
+
 def test_messages_of_the_command_line(stub: Stub, run: Run) -> None:
     code, out, err = run(
         "chat", stub.url, "--message", "a", "--message", "b", "--json", "--quiet", "--max-tokens", 1

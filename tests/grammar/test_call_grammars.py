@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -12,11 +13,14 @@ import pytest
 from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from chat_answers import Call, calls_of, chat_format, write_calls
+from chat_tokenizers import FIRST as FIRST_MARK
+from chat_tokenizers import VOCAB, chat_tokenizer
 from trueline.errors import UsageError
 from trueline.grammar.calls.forms import CallableFunction, CallsForm, constraint_of
 from trueline.grammar.compiled import parser_limits
-from trueline.grammar.constraint import Constraint
-from trueline.grammar.guide import ByGrammar, Guide
+from trueline.grammar.constraint import Constraint, Reasoning
+from trueline.grammar.guide import AllBut, ByGrammar, Guide
+from trueline.grammar.vocabulary import grammar_vocabulary
 from trueline.text.formats.choose import CALLS
 from trueline.text.formats.events import Event, Malformed, joined
 from trueline.text.formats.markers import Markers
@@ -256,6 +260,8 @@ OF_TEXTS: dict[str, tuple[JSON, str]] = {
     "additionalProperties": ({"additionalProperties": {"type": "integer"}},
                              "additionalProperties"),
     "name": ({"properties": {"</arg_key>": {}}}, "properties.</arg_key>"),
+    "begins": ({"properties": {"a": {"type": "string", "pattern": "^a|b"}}},
+               "properties.a.pattern"),
     "alternatives": ({"properties": {"a": {"type": "string", "pattern": "^a|b$"}}},
                      "properties.a.pattern"),
     "no type": ({"properties": {"a": {"minimum": 1}}}, "properties.a.minimum"),
@@ -307,3 +313,53 @@ def test_texts_as_they_are(syntax: str) -> None:
         assert takes(either, "seven"[:4])
         assert not takes(either, "3")
         assert not takes(either, 3)
+
+
+def test_marks_are_in_no_text(tmp_path: Path) -> None:
+    """Tokens that text has to spell, special or not."""
+    tokenizer = chat_tokenizer(tmp_path, ["<tool_call>", "</tool_call>"])
+    grammar = LLMatcher.grammar_from_json_schema('{"type": "string"}')
+    made = LLMatcher(grammar_vocabulary(tokenizer, VOCAB), grammar)
+    (quote,) = tokenizer.encode('"', add_special_tokens=False)
+    assert made.consume_token(quote)
+    mask = made.compute_bitmask()
+    allowed = {i for i in range(VOCAB) if mask[i // 8] >> i % 8 & 1}
+    assert quote in allowed
+    assert not allowed & {FIRST_MARK, FIRST_MARK + 1}
+
+
+def test_texts_end_where_they_are_closed() -> None:
+    """Where marks are spelled, a pattern could go on beyond the first."""
+    text = {"type": "string", "pattern": "^(22|1</arg_value>x)$"}
+    asked = {"f": {"properties": {"a": text}, "required": ["a"]}}
+    made = required("glm47", schemas=asked, tokens={})
+    for value, whole in (("22", True), ("1</arg_value>x", False)):
+        ids = list(write_calls("glm47", [Call("f", {"a": value})]).encode())
+        assert (made.deep_copy().try_consume_tokens(ids) == len(ids)) == whole
+
+
+def test_no_call_begins_in_reasoning() -> None:
+    """Kimi's would end it, and the grammar waits for another end."""
+    grammar = constraint_of(form("kimi_k2")).grammar
+    assert grammar is not None
+    section, end = FIRST + 2, FIRST + 1
+    reasoning = Reasoning(end_ids=(end,), without=(section,))
+    made = Constraint(name="tools", reasoning=reasoning, grammar=grammar)
+    guide = Guide(made, {grammar: matcher("kimi_k2", grammar)}, [FIRST + MARKS])
+    assert guide.allowed() == AllBut((FIRST + MARKS, section))
+    guide.accept(end)
+    assert isinstance(guide.allowed(), ByGrammar)
+    free = Guide(Constraint(reasoning=Reasoning(end_ids=(end,), without=(section,))), {}, [1])
+    assert free.allowed() == AllBut((section,))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("syntax", SYNTAXES)
+def test_much_that_is_drawn_is_read(syntax: str) -> None:
+    rng, calls = random.Random(syntax), 0
+    made = required(syntax)
+    for _ in range(1000):
+        ids = drawn(made.deep_copy(), rng)
+        if ids is not None:
+            calls += check(syntax, ids, call_tokens(syntax))
+    assert calls > 500

@@ -111,6 +111,23 @@ class Stub:
             yield whole[i : i + 7]
             await asyncio.sleep(0)
 
+    async def _calls(self, body: dict[str, Any]) -> AsyncIterator[bytes]:
+        """Calls two functions, and tells what they found; a third call is none after all."""
+        found = [each["content"] for each in body["messages"] if each["role"] == "tool"]
+        if found:
+            yield frame(body, " and ".join(found), finish_reason="stop")
+            return
+        for index, name in enumerate(("look", "now", "no")):
+            begun = {"id": f"c{index}", "function": {"name": name, "arguments": ""}}
+            pieces = [begun, *({"function": {"arguments": each}} for each in ('{"a":', "1}"))]
+            for piece in pieces:
+                yield frame(body, "", delta={"tool_calls": [{"index": index, **piece}]})
+        dropped = {
+            "content": "no",
+            "malformed_tool_calls": [{"index": 2, "reason": "", "text": ""}],
+        }
+        yield frame(body, "", delta=dropped, finish_reason="tool_calls")
+
     async def _broken(self, body: dict[str, Any]) -> AsyncIterator[bytes]:
         yield frame(body, "half")
         yield event({"error": {"message": "the engine died", "code": 500}})

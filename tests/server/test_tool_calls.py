@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
+import subprocess
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+import trueline.server.chat_page
 from chat_answers import Call, write_calls
 from chat_tokenizers import TEMPLATE
 from offered_tools import LIMITS, TOOLS, USER, WEATHER, Chat, calling_tokenizer, tool
@@ -171,6 +175,8 @@ def test_stop_strings_are_of_the_content(tokenizers: dict[str, Tokenizer]) -> No
     message = chat.told("a b" + write_calls("kimi_k2", [ROME]))
     assert calls_in(message) == [ROME]
     assert message["content"] == "a b"
+    message = chat.told("a b" + write_calls("kimi_k2", [ROME]) + "{c")
+    assert (message["content"], calls_in(message)) == ("a b{c", [ROME]), "not across a call"
     message = chat.told("in Rome" + write_calls("kimi_k2", [ROME]))
     assert (message["content"], chat.whole["stop_reason"]) == ("in ", "Rome")
     assert chat.whole["finish_reason"] == "stop"
@@ -219,6 +225,38 @@ def test_any_cut_says_the_same(
     assert told([ids[a:b] for a, b in pairwise(ends)] or [[]]) == single
 
 
+NODE = shutil.which("node")
+
+
+@pytest.mark.skipif(NODE is None, reason="no node here")
+def test_the_page_reads_them(tokenizers: dict[str, Tokenizer], tmp_path: Path) -> None:
+    """What the page makes of a stream is what the whole says."""
+    chat = Chat(tokenizers["kimi_k2"], "kimi_k2")
+    text = "Well. " + write_calls("kimi_k2", [ROME, NOW])
+    chat.told(text + write_calls("kimi_k2", [ROME])[:-50], "length")
+    page = Path(trueline.server.chat_page.__file__).parent / "page"
+    shutil.copytree(page, tmp_path, dirs_exist_ok=True)
+    (tmp_path / "package.json").write_text('{"type": "module"}')
+    code = (
+        f"import {{ Answer }} from '{tmp_path}/answer.js';"
+        "const message = {content: ''}; const answer = new Answer(message);"
+        f"for (const chunk of {json.dumps(chat.chunks)}) answer.take(chunk);"
+        "console.log(JSON.stringify(message));"
+    )
+    assert NODE is not None
+    made = subprocess.run(
+        [NODE, "--input-type=module", "-"], input=code, capture_output=True, text=True, timeout=60
+    )
+    found = json.loads(made.stdout)
+    whole = chat.whole["message"]
+    assert found["content"] == whole["content"]
+    assert [
+        {"id": c["id"], "type": "function",
+         "function": {"name": c["name"], "arguments": c["arguments"]}} for c in found["calls"]
+    ] == whole["tool_calls"]  # fmt: skip
+    assert found["finish"] == chat.whole["finish_reason"]
+
+
 # -- history ---------------------------------------------------------------------------------
 
 SAID = {
@@ -227,9 +265,13 @@ SAID = {
                     "function": {"name": "now", "arguments": '{"a":  1}'}}],
 }  # fmt: skip
 FOUND = {"role": "tool", "tool_call_id": "c1", "content": "noon"}
-OBJECTS = TEMPLATE.replace(
+WRITES_ARGUMENTS = (
     "{{ call.function.arguments if call.function.arguments is string else "
-    "call.function.arguments | tojson }}",
+    "call.function.arguments | tojson }}"
+)
+AS_JSON = TEMPLATE.replace(WRITES_ARGUMENTS, "{{ call.function.arguments | tojson }}")
+OBJECTS = TEMPLATE.replace(
+    WRITES_ARGUMENTS,
     "{% for key, value in call.function.arguments.items() %}{{ key ~ '=' ~ value }}{% endfor %}",
 )
 
@@ -249,6 +291,8 @@ def test_calls_and_results_in_the_history(
     assert OBJECTS != TEMPLATE
     as_objects = calling_tokenizer(directory / "objects", "glm47", template=OBJECTS)
     assert "[c1 now a=1]" in prompt_of(as_objects, SAID, FOUND)
+    as_json = calling_tokenizer(directory / "json", "glm47", template=AS_JSON)
+    assert '[c1 now {"a": 1}]' in prompt_of(as_json, SAID, FOUND)
     given = json.loads(json.dumps(SAID))
     given["tool_calls"][0]["function"]["arguments"] = {"a": 1}
     assert '[c1 now {"a": 1}]' in prompt_of(as_text, given, FOUND)

@@ -13,7 +13,7 @@ from cyclopts import Parameter
 
 from trueline.cli.arguments import ANY_TEXT, model_or_default
 from trueline.cli.completion import MODEL
-from trueline.cli.messages import piped, said, typed
+from trueline.cli.messages import piped, read_tools, said, typed
 from trueline.cli.remote import ConnectionOptions, SamplingOptions, parse_fields
 from trueline.errors import UsageError, nearest
 from trueline.utils.builtin import BUILTIN_MODELS, SAMPLE_PROBLEM, TRAINED_LEN, builtin_model
@@ -33,6 +33,7 @@ def chat(
     system: Annotated[str | None, ANY_TEXT] = None,
     max_tokens: int | None = None,
     template_kwargs: tuple[str, ...] = (),
+    tools: Path | None = None,
     sampling: SamplingOptions = SamplingOptions(),  # noqa: B008
     connection: ConnectionOptions = ConnectionOptions(),  # noqa: B008
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
@@ -60,6 +61,9 @@ def chat(
         Of an answer. Default: the server's.
     template_kwargs
         For the model's chat template, as enable_thinking=false. May be given several times.
+    tools
+        A JSON file with a list of tools that the model may call, as OpenAI's. Calls are shown, not
+        run: the next message is what the call found, and so on for each of them.
     as_json
         Print one JSON object per answer instead of its text.
     quiet
@@ -72,6 +76,8 @@ def chat(
         body["max_tokens"] = max_tokens
     if template_kwargs:
         body["chat_template_kwargs"] = parse_fields("--template-kwargs", template_kwargs)
+    if tools is not None:
+        body["tools"] = read_tools(tools)
     interactive = not message and sys.stdin.isatty()
     with _server(url, connection, quiet) as (server, model):
         talk = ChatSession(server, {"model": model, **body}, system)
@@ -123,10 +129,14 @@ def _converse(
             print(reply, file=sys.stderr)
             continue
         text = line[1:] if line.startswith("//") else line
-        if not text.strip():
+        if not text.strip() and not talk.calls:
+            continue
+        answers = bool(talk.calls)
+        if answers and not talk.result(text):
+            _ask_result(talk)
             continue
         try:
-            _turn(talk, text, as_json, quiet)
+            _turn(talk, None if answers else text, as_json, quiet)
         except ServerError as error:
             if not interactive:
                 raise
@@ -140,7 +150,11 @@ def _converse(
     return 0
 
 
-def _turn(talk: ChatSession, text: str, as_json: bool, quiet: bool) -> None:
+def _ask_result(talk: ChatSession) -> None:
+    print(f"(what did {talk.calls[0].name} find?)", file=sys.stderr)
+
+
+def _turn(talk: ChatSession, text: str | None, as_json: bool, quiet: bool) -> None:
     from trueline.client.live import Screen
     from trueline.client.response import StreamedResponse
 
@@ -156,6 +170,8 @@ def _turn(talk: ChatSession, text: str, as_json: bool, quiet: bool) -> None:
         finally:
             if answer.first is not None:
                 print(flush=True)
+    if talk.calls:
+        _ask_result(talk)
     if not quiet:
         print(f"({answer.account()})", file=sys.stderr)
         _doubt_long_conversation(answer)

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from importlib import import_module
+from pathlib import Path
 
 from trueline.errors import UsageError
+from trueline.utils.json_types import JsonValue
 
 FENCE = '"""'
 """Before and after a message of several lines."""
@@ -59,6 +62,16 @@ def _message(read: Callable[[str], str]) -> str:
         except EOFError:
             raise UsageError(f"a message that begins with {FENCE} ends with {FENCE}") from None
     return literal("\n".join(lines).rstrip().removesuffix(FENCE).strip("\n"))
+
+
+def read_tools(file: Path) -> list[JsonValue]:
+    try:
+        found = json.loads(file.read_text())
+    except (OSError, ValueError) as error:
+        raise UsageError(f"--tools {file}: {error}") from None
+    if not isinstance(found, list):
+        raise UsageError(f"--tools {file}: accepted: a list of tools")
+    return found
 
 
 def read_stdin() -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from trueline.client.response import StreamedResponse
-from trueline.client.wire import Chunk
+from trueline.client.wire import CallPiece, Chunk
 
 SECONDS_BETWEEN = 0.1
 DIM, PLAIN = "\x1b[2m", "\x1b[0m"
@@ -46,10 +46,20 @@ class Screen:
             if choice.answer:
                 self._speak(False)
                 self._write(choice.answer)
+            for piece in choice.calls:
+                self._speak(False)
+                self._call(piece, answer)
         sys.stdout.flush()
         if self.live and time.perf_counter() >= self._next:
             self._next = time.perf_counter() + SECONDS_BETWEEN
             self._status(answer)
+
+    def _call(self, piece: CallPiece, answer: StreamedResponse) -> None:
+        """On a line of its own: the name, and the arguments as they come."""
+        if piece.function.name:
+            begun = bool(answer.text) or len(answer.calls) > 1
+            self._write(("\n" if begun else "") + f"calls {piece.function.name} ")
+        self._write(piece.function.arguments or "")
 
     def _write(self, text: str) -> None:
         sys.stdout.write(text.translate(STEERING) if self.shares else text)

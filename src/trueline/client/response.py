@@ -6,7 +6,18 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 
-from trueline.client.wire import Chunk, TokenUsage
+from trueline.client.wire import Chunk, ResponseChoice, TokenUsage
+
+
+@dataclass(slots=True)
+class ReceivedCall:
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+    def as_message(self) -> dict[str, object]:
+        function = {"name": self.name, "arguments": self.arguments}
+        return {"id": self.id, "type": "function", "function": function}
 
 
 @dataclass(slots=True)
@@ -14,6 +25,7 @@ class StreamedResponse:
     start: float = 0.0
     pieces: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
+    calls: dict[int, ReceivedCall] = field(default_factory=dict)
     chunks_with_text: int = 0
     listed_tokens: int = 0
     first: float | None = None
@@ -51,12 +63,28 @@ class StreamedResponse:
         for choice in chunk.choices:
             self.finish_reason = choice.finish_reason or self.finish_reason
             self.listed_tokens += len(choice.token_ids or ())
-            if choice.answer or choice.thought or choice.token_ids:
+            self._call(choice)
+            if choice.answer or choice.thought or choice.token_ids or choice.calls:
                 self.last = time.perf_counter()
                 self.first = self.first or self.last
                 self.chunks_with_text += 1
                 self.pieces.append(choice.answer)
                 self.thoughts.append(choice.thought)
+
+    @property
+    def call_messages(self) -> list[dict[str, object]]:
+        """As a message has them."""
+        return [call.as_message() for call in self.calls.values()]
+
+    def _call(self, choice: ResponseChoice) -> None:
+        for piece in choice.calls:
+            place = len(self.calls) if piece.index is None else piece.index
+            call = self.calls.setdefault(place, ReceivedCall())
+            call.id += piece.id or ""
+            call.name += piece.function.name or ""
+            call.arguments += piece.function.arguments or ""
+        for place in choice.malformed:
+            self.calls.pop(place, None)
 
     def account(self) -> str:
         """One line for the end."""
@@ -81,6 +109,7 @@ class StreamedResponse:
             "model": self.model,
             "text": self.text,
             "reasoning": "".join(self.thoughts) or None,
+            **({"tool_calls": self.call_messages} if self.calls else {}),
             "finish_reason": self.finish_reason,
             "usage": usage
             and {

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from trueline.client.endpoint import Endpoint
-from trueline.client.response import StreamedResponse, gather
+from trueline.client.response import ReceivedCall, StreamedResponse, gather
 from trueline.client.wire import Chunk
 
 HELP = """/reset          forget the conversation, keep the system prompt
@@ -23,28 +23,43 @@ class ChatSession:
         self.body = body
         """What every request says beside its messages."""
         self.system = system
-        self.turns: list[dict[str, str]] = []
+        self.turns: list[dict[str, object]] = []
+        self.calls: list[ReceivedCall] = []
+        """What was called and has no result yet: the next lines are results, one for each."""
 
     @property
-    def messages(self) -> list[dict[str, str]]:
-        first = [{"role": "system", "content": self.system}] if self.system else []
+    def messages(self) -> list[dict[str, object]]:
+        first: list[dict[str, object]] = []
+        if self.system:
+            first.append({"role": "system", "content": self.system})
         return first + self.turns
+
+    def result(self, text: str) -> bool:
+        """What the first of `calls` has found; whether that was the last of them."""
+        call = self.calls.pop(0)
+        self.turns.append({"role": "tool", "tool_call_id": call.id, "content": text})
+        return not self.calls
 
     def say(
         self,
-        text: str,
+        text: str | None,
         answer: StreamedResponse,
         show: Callable[[StreamedResponse, Chunk], None] | None = None,
     ) -> None:
         """A turn that is stopped half-way keeps what came; one that fails before any text never
-        was."""
-        asked = [*self.messages, {"role": "user", "content": text}]
-        chunks = self.server.ask("chat/completions", self.body | {"messages": asked})
+        was. Without a text, the model goes on from the results of its calls."""
+        said: list[dict[str, object]] = []
+        if text is not None:
+            said = [{"role": "user", "content": text}]
+        chunks = self.server.ask("chat/completions", self.body | {"messages": self.messages + said})
         try:
             gather(chunks, answer, show)
         finally:
             if answer.first is not None or answer.finish_reason:
-                self.turns += [asked[-1], {"role": "assistant", "content": answer.text}]
+                calls = list(answer.calls.values()) if answer.finish_reason == "tool_calls" else []
+                called = {"tool_calls": answer.call_messages} if calls else {}
+                self.turns += [*said, {"role": "assistant", "content": answer.text, **called}]
+                self.calls = calls
 
     def command(self, line: str) -> str | None:
         """What to tell the user; None is the end."""
@@ -54,6 +69,7 @@ class ChatSession:
             return None
         if name == "/reset":
             self.turns.clear()
+            self.calls.clear()
             return "(a new conversation)"
         if name == "/system":
             if rest:

@@ -20,12 +20,34 @@ class ServerError(TruelineError):
         """For counting: few words, the same for the same cause."""
 
 
+class CallWords(msgspec.Struct, frozen=True):
+    name: str | None = None
+    arguments: str | None = None
+
+
+class CallPiece(msgspec.Struct):
+    """A call of a function, or the next piece of one."""
+
+    index: int | None = None
+    """In a stream: of which."""
+    id: str | None = None
+    function: CallWords = CallWords()
+
+
+class MalformedCall(msgspec.Struct):
+    """Ours alone: a call that is text after all."""
+
+    index: int | None = None
+
+
 class Words(msgspec.Struct):
     """A chat's message, or the next piece of one."""
 
     content: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    tool_calls: list[CallPiece] | None = None
+    malformed_tool_calls: list[MalformedCall] | None = None
 
 
 class ResponseChoice(msgspec.Struct):
@@ -44,6 +66,17 @@ class ResponseChoice(msgspec.Struct):
     def thought(self) -> str:
         words = self.delta or self.message
         return (words and (words.reasoning_content or words.reasoning)) or ""
+
+    @property
+    def calls(self) -> list[CallPiece]:
+        words = self.delta or self.message
+        return (words and words.tool_calls) or []
+
+    @property
+    def malformed(self) -> list[int]:
+        """Calls of a stream that are none."""
+        found = (self.delta and self.delta.malformed_tool_calls) or []
+        return [each.index for each in found if each.index is not None]
 
 
 class PromptDetails(msgspec.Struct):

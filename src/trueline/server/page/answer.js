@@ -20,12 +20,13 @@ export class Answer {
     const message = this.message;
     if (chunk.usage) this.#count(chunk.usage);
     if (!choice) return;
-    const { content, reasoning, reasoning_content, tool_calls } = choice.delta ?? {};
+    const { content, reasoning, reasoning_content, tool_calls, malformed_tool_calls } = choice.delta ?? {};
     this.#reason(reasoning_content ?? reasoning ?? "");
     message.content += content ?? "";
     for (const call of tool_calls ?? []) this.#call(call);
     const tokens = tokensOf(choice.logprobs);
     if (tokens.length) (message.tokens ??= []).push(...tokens);
+    for (const { index } of malformed_tool_calls ?? []) this.#drop(index);
     if (choice.finish_reason) message.finish = choice.finish_reason;
   }
 
@@ -44,6 +45,13 @@ export class Answer {
     call.id += id ?? "";
     call.name += name ?? "";
     call.arguments += text ?? "";
+  }
+
+  /** A call that cannot be made: what there was of it is text. */
+  #drop(index) {
+    const calls = this.message.calls?.filter((call) => call.index !== index) ?? [];
+    if (calls.length) this.message.calls = calls;
+    else delete this.message.calls;
   }
 
   #count({ prompt_tokens, completion_tokens, prompt_tokens_details }) {

@@ -44,6 +44,7 @@ export class MessageView {
     if (role === "assistant") this.markdown.update(content);
     else if (this.content.textContent !== content) this.content.textContent = content;
     this.reasoning?.update(this.message);
+    this.#calls.filter((view) => !calls.includes(view.call)).forEach((view) => this.#dropCall(view));
     calls.slice(this.#calls.length).forEach((call) => this.#addCall(call));
     this.#calls.forEach((view) => view.update(this.isBusy));
     this.tokens?.update(this.message.tokens ?? []);
@@ -85,6 +86,12 @@ export class MessageView {
     const view = new CallView(call);
     this.#calls.push(view);
     this.calls.append(view.node);
+  }
+
+  /** One that is none after all. */
+  #dropCall(view) {
+    view.node.remove();
+    this.#calls = this.#calls.filter((each) => each !== view);
   }
 
   #title() {

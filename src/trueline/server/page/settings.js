@@ -11,7 +11,11 @@ export class Settings {
     this.form = form;
     this.storage = storage;
     this.#fill(read(storage));
-    form.addEventListener("input", () => this.save());
+    this.#checkTools();
+    form.addEventListener("input", () => {
+      this.#checkTools();
+      this.save();
+    });
   }
 
   get(name) {
@@ -48,7 +52,14 @@ export class Settings {
     for (const name of NUMBERS) {
       if (this.get(name) !== "") fields[name] = Number(this.get(name));
     }
+    if (this.get("tools") !== "") fields.tools = JSON.parse(this.get("tools"));
     return this.get("tokens") ? { ...fields, logprobs: true, top_logprobs: CANDIDATES } : fields;
+  }
+
+  /** The server says what is wrong with tools; what is no list is told here. */
+  #checkTools() {
+    const text = this.get("tools");
+    this.form.elements.tools.setCustomValidity(text === "" || isList(text) ? "" : "not a list in JSON");
   }
 
   #fields() {
@@ -61,6 +72,14 @@ export class Settings {
       if (typeof value === "boolean") field.checked = value;
       else if (typeof value === "string") field.value = value;
     }
+  }
+}
+
+function isList(text) {
+  try {
+    return Array.isArray(JSON.parse(text));
+  } catch {
+    return false;
   }
 }
 
