@@ -7,7 +7,7 @@ import hashlib
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ import pytest
 from trueline.utils.environment import cache_directory
 
 SECONDS = 900.0
+NO_REGISTRY = ("ENOTFOUND", "ECONNREFUSED", "ETIMEDOUT", "EAI_AGAIN", "E404", "ETARGET")
 
 
 def python_with(
@@ -25,17 +26,41 @@ def python_with(
     key = hashlib.sha256(repr((sys.version, requirements, options)).encode())
     for file in made_from:
         key.update(file.read_bytes())
-    folder = cache_directory() / "test-environments" / f"{name}-{key.hexdigest()[:12]}"
-    python = folder / "bin" / "python"
+
+    def make(folder: Path) -> None:
+        subprocess.run([sys.executable, "-m", "venv", folder], check=True)
+        install(folder / "bin" / "python", *options, *requirements)
+
+    return _kept(name, key.hexdigest(), make) / "bin" / "python"
+
+
+def node_modules(name: str, packages: Sequence[str]) -> Path:
+    """The folder with these packages, NAME@VERSION, for Node; without a registry the test is
+    skipped."""
+
+    def make(folder: Path) -> None:
+        folder.mkdir()
+        options = ("--no-package-lock", "--no-audit", "--no-fund", "--ignore-scripts")
+        command = ["npm", "install", "--prefix", str(folder), *options, *packages]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=SECONDS)
+        if done.returncode != 0 and any(word in done.stderr for word in NO_REGISTRY):
+            pytest.skip(f"no package registry at hand: npm install {' '.join(packages)}")
+        assert done.returncode == 0, done.stderr
+
+    return _kept(name, hashlib.sha256(repr(packages).encode()).hexdigest(), make) / "node_modules"
+
+
+def _kept(name: str, key: str, make: Callable[[Path], None]) -> Path:
+    """A folder that is made once for a key."""
+    folder = cache_directory() / "test-environments" / f"{name}-{key[:12]}"
     folder.parent.mkdir(parents=True, exist_ok=True)
     with (folder.parent / f"{name}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / "complete").exists():
             shutil.rmtree(folder, ignore_errors=True)
-            subprocess.run([sys.executable, "-m", "venv", folder], check=True)
-            install(python, *options, *requirements)
+            make(folder)
             (folder / "complete").touch()
-    return python
+    return folder
 
 
 def install(python: Path, *arguments: str) -> None:

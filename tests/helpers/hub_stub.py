@@ -9,6 +9,8 @@ import os
 import re
 import socket
 import struct
+import time
+from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -20,6 +22,7 @@ from urllib.parse import unquote, urlsplit
 
 import pytest
 
+PIECE = 50_000
 LARGE = ".safetensors"
 """Such files are in large file storage: they are somewhere else than the hub says at first."""
 
@@ -40,6 +43,10 @@ class Hub:
     repos: dict[str, StubRepo] = field(default_factory=dict)
     cut: dict[str, list[tuple[int, bool]]] = field(default_factory=dict)
     """By file: after how many bytes the next connections end, and whether by a reset."""
+    pace: dict[str, float] = field(default_factory=dict)
+    """By file: seconds between its pieces."""
+    sent: Counter[str] = field(default_factory=Counter)
+    """By file: bytes that somebody took."""
     requests: list[str] = field(default_factory=list)
     """METHOD path, with the range."""
 
@@ -89,7 +96,7 @@ def asked_hub(cache: Path) -> Iterator[Hub]:
         template = hub.url + "/{repo_id}/resolve/{revision}/{filename}"
         patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", template)
         patch.setattr(constants, "HF_HUB_OFFLINE", False)
-        patch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 50_000)  # what is kept of a lost connection
+        patch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", PIECE)  # what is kept of a lost connection
         patch.setattr(constants, "HF_TOKEN_PATH", str(cache / "no-token"))
         patch.setenv("HF_HUB_CACHE", str(cache))
         patch.delenv("HF_TOKEN", raising=False)
@@ -201,7 +208,14 @@ class _Handler(BaseHTTPRequestHandler):
             begin, status = int(ranged.removeprefix("bytes=").removesuffix("-")), 206
             headers["Content-Range"] = f"bytes {begin}-{len(data) - 1}/{len(data)}"
         cuts = self.hub.cut.get(path, []) if self.command == "GET" else []
-        self._send(status, data[begin:], headers, cuts.pop(0) if cuts else None)
+        if path not in self.hub.pace or self.command == "HEAD":
+            self._send(status, data[begin:], headers, cuts.pop(0) if cuts else None)
+            return
+        self._head(status, len(data) - begin, headers)
+        for at in range(begin, len(data), PIECE):
+            self.wfile.write(data[at : at + PIECE])
+            self.hub.sent[path] += PIECE
+            time.sleep(self.hub.pace[path])
 
     def _json(self, value: object) -> None:
         self._send(200, json.dumps(value).encode(), {"Content-Type": "application/json"})
@@ -210,13 +224,16 @@ class _Handler(BaseHTTPRequestHandler):
         headers = {"X-Error-Message": message} | ({"X-Error-Code": code} if code else {})
         self._send(status, b"", headers)
 
+    def _head(self, status: int, size: int, headers: dict[str, str]) -> None:
+        self.send_response(status)
+        for key, value in (headers | {"Content-Length": str(size)}).items():
+            self.send_header(key, value)
+        self.end_headers()
+
     def _send(
         self, status: int, body: bytes, headers: dict[str, str], cut: tuple[int, bool] | None = None
     ) -> None:
-        self.send_response(status)
-        for key, value in (headers | {"Content-Length": str(len(body))}).items():
-            self.send_header(key, value)
-        self.end_headers()
+        self._head(status, len(body), headers)
         if self.command == "HEAD":
             return
         if cut is None:

@@ -6,21 +6,25 @@ import errno
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
 from hub_stub import Hub, asked_hub
 from trueline.errors import ConfigError, UsageError
 from trueline.models import read_model
-from trueline.utils import hub_download
+from trueline.utils import hub_download, progress
 from trueline.utils.environment import hub_cache
 from trueline.utils.hub import find_config, find_model, hub_id, model_name
 
 Tiny = Callable[..., Path]
+Run = Callable[..., tuple[int, str, str]]
 NAME = "owner/name"
 SHARD = "model-00001-of-00002.safetensors"
 
@@ -129,6 +133,38 @@ def test_what_is_complete_stays_after_an_end(
         again.repos = hub.repos
         assert files_below(find_model(NAME)) == WANTED
         assert "config.json" not in again.bodies()
+
+
+def test_an_interrupt_does_not_wait_for_files(hub: Hub, sharded: dict[str, bytes]) -> None:
+    hub.pace[SHARD] = 0.3
+
+    def interrupt() -> None:
+        while not hub.sent[SHARD]:
+            time.sleep(0.01)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    before = signal.getsignal(signal.SIGINT)
+    Thread(target=interrupt).start()
+    with pytest.raises(KeyboardInterrupt):
+        find_model(NAME)
+    assert hub.sent[SHARD] < len(sharded[SHARD])
+    assert signal.getsignal(signal.SIGINT) is before
+    hub.pace.clear()
+    assert files_below(find_model(NAME)) == WANTED
+
+
+def test_progress_is_told(
+    hub: Hub, sharded: dict[str, bytes], monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
+    find_model(NAME)
+    lines = capfd.readouterr().err.splitlines()
+    assert lines[0].startswith(f"{NAME}: 400 KB of weights to fetch, to ")
+    percent = [int(line.split()[2]) for line in lines[1:]]
+    assert percent == sorted(percent)
+    assert percent[-1] == 100
+    assert lines[-1].startswith("fetching weights: 100 % (400 KB of 400 KB, ")
 
 
 def test_a_killed_download_goes_on(hub: Hub, sharded: dict[str, bytes], tmp_path: Path) -> None:
@@ -309,6 +345,22 @@ def test_a_model_from_the_hub_is_the_model(hub: Hub, tiny: Tiny) -> None:
         wanted = {file.name for file in directory.iterdir() if file.is_file()}
         assert {file.name for file in found.iterdir()} == wanted
     assert find_config("org/deepseek_v3") == (find_model("org/deepseek_v3"), True)
+
+
+def test_verbs_fetch_what_they_need(hub: Hub, tiny: Tiny, run: Run) -> None:
+    hub.add("org/tiny", tiny("deepseek_v3"))
+    for command in (("inspect", "org/tiny"), ("serve", "org/tiny", "--dry-run")):
+        code, out, err = run(*command)
+        assert (code, err) == (0, "")
+        assert "deepseek_v3" in out
+    assert "model.safetensors" not in hub.bodies()
+    code, out, err = run("generate", "org/tiny", "--prompt", "x", "--max-tokens", "2", "--json")
+    assert code == 0
+    assert len(json.loads(out)["outputs"][0]["token_ids"]) == 2
+    assert err.startswith("org/tiny: ")
+    assert hub.bodies().count("model.safetensors") == 1
+    code, _, err = run("generate", "org/none", "--prompt", "x")
+    assert (code, err.count("\n")) == (2, 1)
 
 
 def test_names_that_models_are_served_as() -> None:
