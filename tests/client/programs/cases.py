@@ -27,7 +27,7 @@ def check_trip(city, days, sunny):
 
 
 def check_weather(arguments):
-    assert set(arguments) == {"city", "days"}, arguments
+    """There may be others where a client leaves out that there may not."""
     check_trip(arguments["city"], arguments["days"], True)
 
 

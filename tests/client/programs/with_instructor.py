@@ -5,7 +5,7 @@ from typing import Literal
 import instructor
 from cases import ASKED, DRAWN, PROMPT, check_trip, run
 from openai import OpenAI
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field
 
 ALWAYS = {
     "model": ASKED["model"],
@@ -18,6 +18,7 @@ ALWAYS = {
 class Trip(BaseModel):
     """A trip to a city."""
 
+    model_config = ConfigDict(extra="forbid")
     city: Literal["Rome", "Oslo"]
     days: int = Field(ge=1, le=9)
     sunny: bool

@@ -17,7 +17,7 @@ from cases import (
 
 USER = {"role": "user", "content": PROMPT}
 ALWAYS = {
-    "model": f"hosted_vllm/{ASKED['model']}",
+    "model": f"openai/{ASKED['model']}",
     "api_base": ASKED["url"],
     "api_key": "none",
     "temperature": 0,
