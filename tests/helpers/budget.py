@@ -33,7 +33,7 @@ BUDGETS = {
     "tasks": 3,
     "text": 13,
     "tiny": 6,
-    "utils": 3,
+    "utils": 5,
     "verify": 72,
     "weights": 24,
     "witness": 42,
