@@ -175,8 +175,9 @@ def serve(core: Any, load: Load) -> None:
     while load or core.has_unfinished():
         while load and load[0][0] <= step:
             _, length, asked = load.pop(0)
-            prompt = [step % 5, *[1] * (length - 1)]
             options = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 3} | asked
+            length = min(length, core.plan.max_model_len - options["max_tokens"])
+            prompt = [step % 5, *[1] * (length - 1)]
             name = f"{step}-{len(load)}"
             core.add(
                 CoreRequest(
@@ -192,13 +193,14 @@ def shapes(dry: Any, rng: random.Random) -> None:
     longest, limits = dry.plan.max_model_len, dry.plan.limits
     for _ in range(150):
         decode = rng.choice([0, 0, 1, 2, 3, 4, 5, rng.randrange(48, 96), rng.randrange(256)])
-        reach = rng.choice([3, 2040, 2060, 5000, LONGEST, longest - 1])
+        reach = min(rng.choice([3, 2040, 2060, 5000, LONGEST, longest - 1]), longest - 1)
         rows = [(rng.randrange(1, reach), 1) for _ in range(decode)]
         left = rng.choice([16, 200, 2000, limits.max_num_batched_tokens]) - decode
         for _ in range(rng.choice([1, 1, 2, 7, 40])):
             count = rng.choice([1, 2, 5, 16, 17, 63, 500, 1025, left])
-            if 0 < count <= left and len(rows) < limits.max_num_seqs:
-                start = 0 if count == 1 else rng.choice([0, rng.randrange(LONGEST)])
+            if 0 < count <= min(left, longest) and len(rows) < limits.max_num_seqs:
+                latest = min(LONGEST, longest - count + 1)
+                start = 0 if count == 1 else rng.choice([0, rng.randrange(latest)])
                 rows.append((start, count))
                 left -= count
         if rows:

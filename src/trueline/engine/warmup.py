@@ -125,8 +125,8 @@ def _axes(dry: DryRun) -> Iterator[tuple[list[int], Callable[[int], None]]]:
     yield powers(longest - 1), forward(lambda n: [(n, 1)])
     # the last tokens of the longest prompts
     yield powers(tokens), forward(lambda n: [(longest - n, n)])
-    for count in powers(tokens):
-        most = min(seqs, tokens // count)
+    for count in powers(tokens):  # together more than one sequence may have
+        most = min(seqs, limits.max_num_batched_tokens // count)
         yield powers(most), forward(lambda n, count=count: [(0, count)] * n)  # type: ignore[misc]
     for params in SAMPLED:
         yield points(seqs), lambda n, params=params: dry.sample(n, params)  # type: ignore[misc]
