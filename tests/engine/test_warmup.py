@@ -175,7 +175,7 @@ def test_steps_that_are_warmed_up(longest: int) -> None:
     steps: list[Any] = []
     limits = SimpleNamespace(max_num_batched_tokens=512, max_num_seqs=6)
     plan = SimpleNamespace(max_model_len=longest, limits=limits)
-    dry: Any = SimpleNamespace(plan=plan, forward=steps.append, sample=lambda *_: None)
+    dry: Any = SimpleNamespace(plan=plan, forward=steps.append, sample=lambda *_, **__: None)
     for numbers, step in warmup._axes(dry):
         for number in numbers:
             step(number)

@@ -16,6 +16,7 @@ import random
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import cache
 from itertools import islice
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -39,7 +40,8 @@ from trueline.weights.load import held_dtype
 from trueline.weights.value import Weight
 
 Load = list[tuple[int, int, dict[str, Any]]]
-"""Requests: when each arrives, the length of its prompt, and what it asks for."""
+"""Requests: when each arrives, the length of its prompt, and what it asks for; `grammar` beside the
+fields of SamplingParams."""
 STREAMS = (1, 7, 64, 200)
 LENGTHS = (1, 2, 15, 16, 17, 37, 63, 64, 65, 500, 1023, 1024, 1025, 2047, 2048, 2049, 4000, 9001)
 LONGEST = 20_000
@@ -54,6 +56,9 @@ ASKED: tuple[dict[str, Any], ...] = (
     {"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.1},
     {"logit_bias": {1: 5.0}, "min_tokens": 2, "stop_token_ids": [3]},
     {"allowed_token_ids": [1, 2, 3], "temperature": 1.0},
+    {"grammar": True},
+    {"grammar": True, "temperature": 0.7, "min_p": 0.1},
+    {"grammar": True, "temperature": 0.7, "top_p": 0.9, "logprobs": 5},
 )
 
 
@@ -162,14 +167,36 @@ def loads(rng: random.Random) -> Iterator[Load]:
             for _ in range(streams)
         ]
     yield [(i, rng.choice(LENGTHS[:12]), ASKED[i % len(ASKED)]) for i in range(40)]
+    yield [(i // 9, 17, {"grammar": True}) for i in range(70)]
     yield [(0, LONGEST, {}), (1, LONGEST - 1, {}), (9, 37, {"logprobs": -1})]
+
+
+@cache
+def zeros(vocab_size: int) -> Any:
+    """A vocabulary whose first token alone has a text."""
+    from trueline.grammar.vocabulary import vocabulary_of
+
+    return vocabulary_of([b"0", *[b""] * (vocab_size - 1)])
+
+
+def core_of(dry: Any, plan: Any, config: EngineConfig) -> Any:
+    from trueline.engine.core import EngineCore
+    from trueline.engine.executor import LocalExecutor
+    from trueline.engine.grammars import Grammars
+
+    core = EngineCore(LocalExecutor(dry.runner, threaded=False), plan, config)
+    core.grammars = Grammars(lambda: zeros(dry.runner.spec.vocab.total))
+    return core
 
 
 def serve(core: Any, load: Load) -> None:
     """All of them, in an engine whose tokens are all 0."""
     from trueline.engine.messages import CoreRequest
     from trueline.engine.params import SamplingParams
+    from trueline.grammar.compiled import regex_grammar
+    from trueline.grammar.constraint import Constraint
 
+    form = Constraint(grammar=regex_grammar("0*"))
     load = sorted(load, key=lambda request: request[0])
     step = 0
     while load or core.has_unfinished():
@@ -178,13 +205,17 @@ def serve(core: Any, load: Load) -> None:
             options = {"temperature": 0.0, "ignore_eos": True, "max_tokens": 3} | asked
             length = min(length, core.plan.max_model_len - options["max_tokens"])
             prompt = [step % 5, *[1] * (length - 1)]
-            name = f"{step}-{len(load)}"
+            constraint = form if options.pop("grammar", False) else None
             core.add(
                 CoreRequest(
-                    request_id=name, prompt_token_ids=prompt, params=SamplingParams(**options)
+                    request_id=f"{step}-{len(load)}",
+                    prompt_token_ids=prompt,
+                    params=SamplingParams(**options),
+                    constraint=constraint,
                 )
             )
-        core.step()
+        for output in core.step():
+            assert not output.error, output.error
         step += 1
 
 
@@ -213,26 +244,21 @@ def main(model: Path, cold: bool, most: int | None) -> None:
     ready = set(asked.kernels)
     changed = changed_by_listing(asked)
     from trueline.engine import results
-    from trueline.engine.core import EngineCore
-    from trueline.engine.executor import LocalExecutor
 
     answer(True)  # what is sorted for top-p suffices
     results.to_host = lambda x: torch.zeros(x.shape, dtype=x.dtype)
     rng = random.Random(0)
     if most is not None:  # nothing longer was there to warm up with
-        serve(
-            EngineCore(LocalExecutor(dry.runner, threaded=False), dry.plan, config),
-            [(0, most - 9, {"max_tokens": 9}), (1, most - 10, {})],
-        )
+        served = [(0, most - 9, {"max_tokens": 9}), (1, most - 10, {})]
+        serve(core_of(dry, dry.plan, config), served)
     for load in islice(loads(rng), 3 if cold else None):
-        serve(EngineCore(LocalExecutor(dry.runner, threaded=False), dry.plan, config), load)
+        serve(core_of(dry, dry.plan, config), load)
     if not cold:
         # blocks for hardly more than the longest prompt: requests are preempted
         count = LONGEST // dry.plan.block_size + 3
         groups = tuple(replace(group, num_blocks=count) for group in dry.plan.groups)
         few = replace(dry.plan, groups=groups)
-        core = EngineCore(LocalExecutor(dry.runner, threaded=False), few, config)
-        serve(core, [(i // 4, 40 * i + 1, {}) for i in range(48)])
+        serve(core_of(dry, few, config), [(i // 4, 40 * i + 1, {}) for i in range(48)])
         shapes(dry, rng)
     late = {name: text for name, text in asked.kernels.items() if name not in ready}
     found = {"ready": len(ready), "late": sorted(late.values()), "changed_by_listing": changed}

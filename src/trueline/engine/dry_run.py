@@ -20,9 +20,10 @@ from trueline.device import META
 from trueline.engine.memory import made_up_batch
 from trueline.engine.params import SamplingParams
 from trueline.engine.runner import Runner
+from trueline.grammar.vocabulary import mask_words
 from trueline.layers.decoder import Decoder
 from trueline.ops.launch import KNOWN_MULTIPLE
-from trueline.ops.sampling import SamplingState, build_rows
+from trueline.ops.sampling import SamplingState, TokenMask, build_rows
 from trueline.plan.plan import Plan
 from trueline.spec.model import ModelSpec
 
@@ -47,7 +48,8 @@ class DryRun:
         runner.decoder.logits(hidden[: self.plan.limits.max_num_seqs])
 
     @torch.inference_mode()
-    def sample(self, count: int, params: SamplingParams) -> None:
+    def sample(self, count: int, params: SamplingParams, *, masked: bool = False) -> None:
+        """`masked`: by grammars."""
         states = [
             SamplingState(
                 params=params, prompt_ids=[0], output_ids=[], position=1, eos_ids=[], seed=seed
@@ -56,7 +58,11 @@ class DryRun:
         ]
         runner = self.runner
         logits = runner.decoder.logits(runner.decoder.embedding[:count].to(runner.decoder.compute))
-        runner.sampling.sample(logits, build_rows(states, self.plan.device.torch))
+        mask: TokenMask | None = None
+        if masked:
+            words = torch.empty(count, mask_words(runner.spec.vocab.total), dtype=torch.int32)
+            mask = TokenMask.of_rows(tuple(range(count)), words.to(self.plan.device.torch))
+        runner.sampling.sample(logits, build_rows(states, self.plan.device.torch, mask))
 
     def decode_graphs(self) -> None:
         if self.plan.graphs and self.runner.graphs is not None:

@@ -130,6 +130,7 @@ def _axes(dry: DryRun) -> Iterator[tuple[list[int], Callable[[int], None]]]:
         yield powers(most), forward(lambda n, count=count: [(0, count)] * n)  # type: ignore[misc]
     for params in SAMPLED:
         yield points(seqs), lambda n, params=params: dry.sample(n, params)  # type: ignore[misc]
+    yield points(seqs), lambda n: dry.sample(n, SAMPLED[0], masked=True)
 
 
 def powers(most: int) -> list[int]:
