@@ -21,6 +21,7 @@ from trueline.errors import UsageError
 from trueline.ops.capabilities import NATIVE, Context
 from trueline.ops.registry import implementation
 from trueline.ops.sink_attention import SinkRows, SinkRun
+from trueline.ops.sparse_rows import Run
 from trueline.utils.environment import calm_openmp
 from trueline.verify.ops import hyper_connections as streams
 from trueline.verify.ops import randn, sink
@@ -128,6 +129,13 @@ def test_nothing_beyond_a_sequence_s_blocks_is_read(attention: Any) -> None:
     for short in (replace(run, window=run.window[:-1]), replace(run, entries=run.entries[:-1])):
         with pytest.raises(ValueError, match="a token sees"):
             sink.attend(attention, step, SinkRows((short,)), q, sink.head_sinks(5), sink.FULL, None)
+
+
+def test_tables_of_a_window_are_as_long_as_the_window() -> None:
+    """Not as the context: they are made anew for every step."""
+    held = [0] * 16_382 + [5, 9, 6]
+    rows = SinkRows((SinkRun(held, [], 65_534, 3), SinkRun([4, 8, 2], [], 2, 9)))
+    assert rows.near(7, 4).runs == (Run([5, 9, 6], 7, 3), Run([4, 8, 2], 3, 9))
 
 
 @pytest.mark.parametrize("rows", [1, 7, 200])

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from trueline.cache.layout import LatentLayout
 from trueline.device import send
+from trueline.ops.block_tables import padded
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,14 +84,12 @@ class Table:
 
     @staticmethod
     def of(rows: SparseRows) -> Table:
-        most = max((len(run.block_ids) for run in rows.runs), default=0)
-        padded = [run.block_ids + [0] * (max(most, 1) - len(run.block_ids)) for run in rows.runs]
         owner = [i for i, run in enumerate(rows.runs) for _ in range(run.count)]
-        blocks, run, lengths = (
+        run, lengths = (
             torch.tensor(numbers, dtype=torch.long, device="cpu")
-            for numbers in (padded, owner, rows.lengths)
+            for numbers in (owner, rows.lengths)
         )
-        return Table(blocks.view(len(padded), max(most, 1)), run, lengths)
+        return Table(padded([run.block_ids for run in rows.runs], least=1), run, lengths)
 
     def to(self, device: torch.device) -> Table:
         return Table(*(send(part, device) for part in (self.blocks, self.run, self.lengths)))

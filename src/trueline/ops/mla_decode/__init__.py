@@ -19,6 +19,7 @@ from torch import Tensor
 from trueline.cache.layout import LatentLayout
 from trueline.cache.store import LatentView
 from trueline.device import send
+from trueline.ops.block_tables import padded
 from trueline.ops.capabilities import (
     CPU,
     GPU_LATENT,
@@ -50,9 +51,7 @@ class DecodeRows:
         return layout.cells(self.block_ids[row], 0, self.lengths[row])
 
     def table(self, device: torch.device) -> DecodeTable:
-        most = max(map(len, self.block_ids), default=0)
-        padded = [ids + [0] * (most - len(ids)) for ids in self.block_ids]
-        blocks = torch.tensor(padded, dtype=torch.int32, device="cpu").view(len(padded), most)
+        blocks = padded(self.block_ids, torch.int32)
         lengths = torch.tensor(self.lengths, dtype=torch.int32, device="cpu")
         return DecodeTable(send(lengths, device), send(blocks, device))
 

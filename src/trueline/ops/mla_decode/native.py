@@ -10,6 +10,7 @@ from torch import Tensor
 
 from trueline.cache.store import LatentView
 from trueline.native import library
+from trueline.ops.block_tables import padded
 from trueline.ops.mla_decode import IMPLEMENTATIONS, DecodeRows, DecodeTable, Tiling
 
 capabilities = IMPLEMENTATIONS["native"]
@@ -28,9 +29,7 @@ def prepare(
     rows: DecodeRows | DecodeTable, view: LatentView, tiling: Tiling, heads: int
 ) -> Prepared:
     assert not isinstance(rows, DecodeTable), "tables are for GPUs"
-    most = max(map(len, rows.block_ids), default=0)
-    padded = [ids + [0] * (most - len(ids)) for ids in rows.block_ids]
-    return Prepared(torch.tensor(padded, dtype=torch.long), torch.tensor(rows.lengths))
+    return Prepared(padded(rows.block_ids), torch.tensor(rows.lengths))
 
 
 def run(

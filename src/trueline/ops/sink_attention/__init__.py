@@ -31,6 +31,7 @@ from torch import Tensor
 from trueline.cache.store import LatentView
 from trueline.ops.capabilities import CPU, GPU, NATIVE_ACTIVATIONS, Capabilities, Context
 from trueline.ops.mla_decode import Tiling
+from trueline.ops.sparse_rows import Run, SparseRows
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +48,16 @@ class SinkRun:
 @dataclass(frozen=True, slots=True)
 class SinkRows:
     runs: tuple[SinkRun, ...]
+
+    def near(self, size: int, block_size: int) -> SparseRows:
+        """What the tokens see of the window's cache, over the blocks that they reach into alone:
+        counted from the first of these, whatever the context is."""
+        found = []
+        for run in self.runs:
+            first = max(run.start - size + 1, 0) // block_size
+            blocks = run.window[first : -(-(run.start + run.count) // block_size)]
+            found.append(Run(blocks, run.start + 1 - first * block_size, run.count))
+        return SparseRows(tuple(found))
 
 
 @dataclass(frozen=True, slots=True)

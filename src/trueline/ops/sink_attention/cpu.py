@@ -79,7 +79,7 @@ def prepare(
     ratio: int,
 ) -> Prepared:
     assert not isinstance(rows, SinkTable), "tables are for GPUs"
-    positions = Table.of(SparseRows(tuple(Run(r.window, r.start + 1, r.count) for r in rows.runs)))
+    near = Table.of(rows.near(size, window.layout.block_size))
     table = None
     if entries is not None:
         seen = tuple(Run(r.entries, r.start + 1, r.count, ratio) for r in rows.runs)
@@ -95,7 +95,7 @@ def prepare(
         first += run.count
     return Prepared(
         groups=tuple(
-            _group(torch.tensor(members[i : i + MOST]), positions, window, tiling, size)
+            _group(torch.tensor(members[i : i + MOST]), near, window, tiling, size)
             for members in _alike(single, table)
             for i in range(0, len(members), MOST)
         ),

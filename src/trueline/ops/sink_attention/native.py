@@ -22,7 +22,7 @@ capabilities = IMPLEMENTATIONS["native"]
 @dataclass(frozen=True, slots=True)
 class Prepared:
     window: Table
-    oldest: Tensor  # [n] position
+    oldest: Tensor  # [n] position, counted from the table's first
     near: Tensor  # [n] positions from there on
     entries: Table | None
 
@@ -37,7 +37,7 @@ def prepare(
     ratio: int,
 ) -> Prepared:
     assert not isinstance(rows, SinkTable), "tables are for GPUs"
-    near = Table.of(SparseRows(tuple(Run(r.window, r.start + 1, r.count) for r in rows.runs)))
+    near = Table.of(rows.near(size, window.layout.block_size))
     _check(near, window)
     oldest = (near.lengths - size).clamp_min(0)
     far = None
