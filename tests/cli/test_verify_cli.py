@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from trueline.cli import main
+from trueline.config import EngineConfig
 from trueline.verify.cases import make_subject
 from trueline.verify.faults.table import FAULTS
+from trueline.verify.report import FaultRow, Place, Power, Status, read
+from trueline.verify.suite import faults as suite_faults
+from trueline.verify.suite import numbers, ops, power, preflight
+from trueline.verify.suite.outcome import Todo
+from trueline.verify.suite.run import verify
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +48,60 @@ def test_a_wrong_one(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:
     fault = next(fault for fault in FAULTS if fault.id == "latent-unnormed")
     with fault.seeded():
         assert code_of(tiny, "--smoke", "--only", "layers", "--json") == 1
-    report = json.loads(capsys.readouterr().out)
+    shown = capsys.readouterr()
+    assert "FAILED layers/each half: layer 0, mixer" in shown.err  # at once
+    report = json.loads(shown.out)
     assert [check["status"] for check in report["checks"]] == ["failed"]
     assert report["checks"][0]["place"]["layer"] == 0
     assert report["checks"][0]["place"]["part"] == "mixer"
+
+
+def test_an_interrupted_run_reports_what_it_has(
+    tiny: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupted(*_: object) -> Iterator[Todo]:
+        for name in ("modes/one", "modes/two"):
+            yield Todo(name, "modes", "", lambda: os.kill(os.getpid(), signal.SIGTERM))  # type: ignore[arg-type,return-value]
+
+    monkeypatch.setattr(numbers, "mode_checks", interrupted)
+    handler = signal.getsignal(signal.SIGTERM)
+    given = (tiny, tiny, "--only", "logits", "--only", "modes", "--out", tmp_path)
+    assert code_of(*given) == 130
+    assert signal.getsignal(signal.SIGTERM) is handler
+    shown = capsys.readouterr().out
+    assert shown.count("INTERRUPTED") == 1  # the second model is not begun
+    report = read(tmp_path / "tiny-v3.json")
+    assert report.interrupted
+    assert not report.passed
+    assert [check.status for check in report.checks] == [Status.PASSED, *[Status.NOT_COVERED] * 2]
+    assert report.checks[-1].evidence == "the run was interrupted before it"
+
+
+def test_interrupted_while_power_is_measured(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def some(*_: object) -> Iterator[Power]:
+        yield Power(place=Place(), what="", smallest=1.0, unseen=None, caught_by=None, named=None)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(power, "measure", some)
+    for module, name in ((numbers, "mode_checks"), (ops, "checks"), (preflight, "checks")):
+        monkeypatch.setattr(module, name, lambda *_: iter(()))
+    report = verify(tiny, EngineConfig())
+    assert len(report.power) == 1
+    assert report.interrupted
+
+
+def test_interrupted_among_known_bugs(
+    tiny: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def some(*_: object) -> Iterator[FaultRow]:
+        yield FaultRow(id="first", what="", outcome="caught")
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(suite_faults, "fault_rows", some)
+    assert code_of(tiny, "--smoke", "--only", "logits", "--faults", "--json") == 130
+    report = json.loads(capsys.readouterr().out)
+    assert [row["id"] for row in report["faults"]] == ["first"]
+    assert report["interrupted"]
 
 
 def test_known_bugs(tiny: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ should."""
 from __future__ import annotations
 
 import shlex
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from trueline.utils.progress import lines_between
 
 if TYPE_CHECKING:
     from trueline.config import EngineConfig
-    from trueline.verify.report import FaultRow, Report
+    from trueline.verify.report import Check, Report
     from trueline.verify.suite.composition import Tier
     from trueline.verify.suite.estimate import Estimate
     from trueline.verify.suite.run import Progress
@@ -57,7 +58,7 @@ def verify(
     Each half of each layer is held against a float64 definition that shares no code with the
     engine, on the engine's own inputs. What is accepted is measured in the same run, and so is
     how small an error it would have noticed (docs/verify.md). Ends with exit code 1 where
-    something is wrong.
+    something is wrong. Ctrl-C (or SIGTERM) ends it with a report of what was checked until then.
 
     Parameters
     ----------
@@ -119,41 +120,59 @@ def verify(
     config = engine.config(op, layer, fact)
     reports: list[Report] = []
     for name in model or tuple(BUILTIN_MODELS):
-        with _progress(name) as shown:
+        with _progress(name) as shown, _interruptible():
             report = verify_model(
                 name, config, selection, prompt=prompt, progress=shown.progress,
                 with_power=not faults, replay_dir=_replays(name, out, replay_dir),
-                estimated=shown.estimated,
+                estimated=shown.estimated, checked=shown.checked,
             )  # fmt: skip
-            if faults:
-                report.faults = _faults(name, config, selection.tier, fault, shown.progress)
+            if faults and not report.interrupted:
+                _add_faults(report, name, config, selection.tier, fault, shown.progress)
         report.command = shlex.join(["trueline", *sys.argv[1:]])
         reports.append(report)
         if out is not None:
             _write(out, report)
         if not as_json:
             _print(report, quiet)
+        if report.interrupted:
+            break
     if as_json:
         from trueline.verify.report import encode
 
         encoded = [encode(report) for report in reports]
         text = encoded[0] if len(model) == 1 else b"[" + b",".join(encoded) + b"]"
         print(text.decode())
-    return int(not all(report.passed for report in reports))
+    if any(report.failed for report in reports):
+        return 1
+    return 130 if reports[-1].interrupted else int(not all(report.passed for report in reports))
 
 
-def _faults(
+@contextmanager
+def _interruptible() -> Iterator[None]:
+    """SIGTERM, as `timeout` and batch systems send it, as Ctrl-C."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _add_faults(
+    report: Report,
     name: str,
     config: EngineConfig,
     tier: Tier,
     ids: tuple[str, ...],
     progress: Progress,
-) -> list[FaultRow]:
+) -> None:
     from trueline.utils.hub import find_model
     from trueline.verify.suite.faults import Patient, fault_rows, named_faults
 
     patient = Patient(name, find_model(name), config, tier)
-    return list(fault_rows(patient, named_faults(ids), progress))
+    try:
+        report.faults.extend(fault_rows(patient, named_faults(ids), progress))
+    except KeyboardInterrupt:
+        report.interrupted = True
 
 
 def _print(report: Report, quiet: bool) -> None:
@@ -193,6 +212,7 @@ class _Shown(NamedTuple):
 
     progress: Progress
     estimated: Callable[[Estimate], None]
+    checked: Callable[[Check], None]
 
 
 @contextmanager
@@ -204,6 +224,7 @@ def _progress(name: str) -> Iterator[_Shown]:
         yield _Shown(
             lambda check, done, total: tell(f"{name}: {done} of {total} checks, {check}"),
             lambda estimate: print(f"{name}: {estimate}", file=sys.stderr),
+            lambda check: _tell_failed(check, lambda line: print(line, file=sys.stderr)),
         )
         return
     from rich.console import Console
@@ -230,4 +251,16 @@ def _progress(name: str) -> Iterator[_Shown]:
                 task, completed=done, total=total, description=check
             ),
             lambda estimate: console.print(f"{name}: {estimate}", highlight=False),
+            lambda check: _tell_failed(
+                check, lambda line: console.print(line, highlight=False, markup=False)
+            ),
         )
+
+
+def _tell_failed(check: Check, tell: Callable[[str], None]) -> None:
+    """At once: a long run need not be waited for."""
+    from trueline.verify.report import Status, wording
+
+    if check.status in (Status.FAILED, Status.ERROR):
+        found = wording.finding(check.place, check.evidence)
+        tell(f"{check.status.upper()} {wording.line(check.id)}: {found}")

@@ -209,6 +209,8 @@ class Report(msgspec.Struct, kw_only=True):
     started: str
     """ISO 8601, UTC."""
     seconds: float
+    interrupted: bool = False
+    """By the user: checks that had not begun are not covered."""
     estimated: float | None = None
     """Seconds, as told before the checks began."""
     environment: Environment
@@ -226,8 +228,9 @@ class Report(msgspec.Struct, kw_only=True):
 
     @property
     def passed(self) -> bool:
-        """Nothing failed, and something passed."""
-        return not self.failed and any(check.status == Status.PASSED for check in self.checks)
+        """Nothing failed, something passed, and all was run that was asked for."""
+        some = any(check.status == Status.PASSED for check in self.checks)
+        return some and not self.failed and not self.interrupted
 
     def counts(self) -> dict[Status, int]:
         return {status: sum(c.status == status for c in self.checks) for status in Status}

@@ -125,6 +125,8 @@ def verdict(report: Report) -> Verdict:
     said = counted(report.counts())
     if report.failed:
         return Verdict("FAILED", False, said)
+    if report.interrupted:
+        return Verdict("INTERRUPTED", False, said)
     if not report.passed:
         return Verdict("NOTHING PASSED", False, said)
     return Verdict("PASSED", True, said)

@@ -33,7 +33,7 @@ from trueline.verify.suite.curves import curves
 from trueline.verify.suite.estimate import Estimate, estimate
 from trueline.verify.suite.localise import Failures
 from trueline.verify.suite.numbers import Numbers
-from trueline.verify.suite.outcome import Todo, carry_out
+from trueline.verify.suite.outcome import Todo, carry_out, not_run
 from trueline.verify.suite.session import Session
 
 Progress = Callable[[str, int, int], None]
@@ -85,9 +85,11 @@ def verify(
     progress: Progress = lambda check, done, total: None,
     replay_dir: Path | None = None,
     estimated: Callable[[Estimate], None] = lambda estimate: None,
+    checked: Callable[[Check], None] = lambda check: None,
 ) -> Report:
     """`replay_dir`: where a file for `trueline replay` is written of each check that fails.
-    `estimated`: told how long it will take, before the checks begin."""
+    `estimated`: told how long it will take, before the checks begin. `checked`: told each check
+    as it ends. On KeyboardInterrupt the report is of the checks before it."""
     selection = selection or Selection()
     started, clock = datetime.datetime.now(datetime.UTC), time.perf_counter()
     options.require_covered(config)
@@ -107,10 +109,16 @@ def verify(
         estimated(expected)
     checks: list[Check] = []
     failures = Failures(measured, replay_dir)
-    for number, todo in enumerate(todos):
-        _follow(measured, todo.id, lambda what, n=number: progress(what, n, len(todos)))  # type: ignore[misc]
-        checks.append(carry_out(todo))
-        failures.explain(checks[-1])
+    interrupted = False
+    try:
+        for number, todo in enumerate(todos):
+            _follow(measured, todo.id, lambda what, n=number: progress(what, n, len(todos)))  # type: ignore[misc]
+            checks.append(carry_out(todo))
+            failures.explain(checks[-1])
+            checked(checks[-1])
+    except KeyboardInterrupt:
+        interrupted = True
+        checks += [not_run(todo) for todo in todos[len(checks) :]]
     report = Report(
         model=environment.model(session),
         tier=selection.tier,
@@ -119,6 +127,7 @@ def verify(
         options={name: str(getattr(config, name)) for name in options.given_options(config)},
         started=started.isoformat(timespec="seconds"),
         seconds=0.0,
+        interrupted=interrupted,
         estimated=None if expected is None else expected.total,
         environment=environment.environment(session),
         plan=session.plan_lines,
@@ -129,12 +138,20 @@ def verify(
         report.curves = curves(measured)
         report.token_diffs = _diffs(measured, checks, directory)
         # what a wrong engine would notice says nothing
-        if with_power and not any(c.group in ("layers", "modes") for c in report.failed):
-            report.power = list(
-                power.measure(measured, lambda done, total: progress("power", done, total))
-            )
+        wrong = any(c.group in ("layers", "modes") for c in report.failed)
+        if with_power and not wrong and not interrupted:
+            _add_power(report, measured, progress)
     report.seconds = time.perf_counter() - clock
     return report
+
+
+def _add_power(report: Report, measured: Numbers, progress: Progress) -> None:
+    try:
+        report.power.extend(
+            power.measure(measured, lambda done, total: progress("power", done, total))
+        )
+    except KeyboardInterrupt:
+        report.interrupted = True
 
 
 def _follow(measured: Numbers, check: str, tell: Callable[[str], None]) -> None:
