@@ -62,7 +62,7 @@ def test_deaths(tiny: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -
         "killed in a step", "killed while idle", "stopped in a step",
     ]  # fmt: skip
     for row in rows:
-        assert row["clients"] == 2
+        assert row["clients"] == 3
         assert 0 < row["heard_s"] <= row["heard_worst_s"] < row["gone_worst_s"]
         assert row["left"] == []
     assert rows[-1]["heard_s"] > 5.0  # engine_timeout

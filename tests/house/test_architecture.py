@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+import tomllib
 from collections.abc import Callable, Iterator
 from functools import cache
 from pathlib import Path
@@ -112,6 +113,22 @@ def test_imports_point_downwards(file: Path) -> None:
 @for_each(ENGINE_FILES)
 def test_transformers_is_only_an_oracle(file: Path) -> None:
     assert not any(name.split(".")[0] == "transformers" for name in imports(file))
+
+
+DISTRIBUTIONS = {"zmq": "pyzmq", "prometheus_client": "prometheus-client"}
+# What others bring: a CUDA build of torch, jinja2; who uses the plug-in; a peer to measure beside.
+BROUGHT = {"triton", "markupsafe", "pytest", "transformers"}
+
+
+def test_what_is_imported_is_a_dependency() -> None:
+    """numpy comes with most environments, and not with ours."""
+    project = tomllib.loads((TESTS.parent / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = [*project["dependencies"], *(each for e in extras if e != "dev" for each in extras[e])]
+    declared = {re.split(r"[^\w-]", each)[0] for each in wanted} - {"httptools"}  # for uvicorn
+    own = {*sys.stdlib_module_names, trueline.__name__, *BROUGHT}
+    used = {name.partition(".")[0] for file in FILES for name in imports(file)} - own
+    assert {DISTRIBUTIONS.get(name, name) for name in used} == declared
 
 
 def bookkeeping(file: Path) -> bool:
