@@ -139,6 +139,16 @@ def test_both_forms_are_one_model(config: dict[str, Any], write_config: WriteCon
     assert read_model(write_config(as_saved(config))) == read_model(write_config(config))
 
 
+@pytest.mark.parametrize("key", ["rope_theta", "compress_rope_theta"])
+def test_bases_of_the_sections_count(key: str, write_config: WriteConfig) -> None:
+    """transformers writes its class default beside them; anything else contradicts them."""
+    other = family_config("deepseek_v4") | {"rope_theta": 700.0, "compress_rope_theta": 300.0}
+    saved, beside = as_saved(other), {"rope_theta": 1e4, "compress_rope_theta": 16e4}
+    assert read_model(write_config(saved | beside)) == read_model(write_config(other))
+    with pytest.raises(ConfigError, match=rf"'{key}': found 7000.0; accepted: [37]00"):
+        read_model(write_config(saved | {key: 7e3}))
+
+
 def test_the_layer_type_names_the_form(write_config: WriteConfig) -> None:
     """Whatever the ratios are: here the selected form's is the larger one."""
     spec = read_model(write_config(as_saved(family_config("deepseek_v4"), 128, 4)))
@@ -195,7 +205,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "two counts": (SAVED | {"num_hash_layers": 2}, "mlp_layer_types calls hash_moe"),
     "half a nest": (SAVED | {"rope_parameters": without(ROPES, "main")}, "rope_parameters.main"),
     "yarn for windows": (SAVED | {"rope_parameters": ROPES | {"main": ROPES["compress"]}},
-                         "'rope_theta'"),
+                         "window layers have no YaRN"),
     "other base": (SAVED | {"compress_rope_theta": 4e4}, "'compress_rope_theta'"),
     "odd groups": (FLASH | {"o_groups": 7}, "a divisor of num_attention_heads = 64"),
     "shared": (FLASH | {"n_shared_experts": 2}, "one shared expert"),

@@ -40,6 +40,8 @@ PUBLISHED_RATIOS: Final[dict[int, Form]] = {0: "window", 4: "sparse", 128: "all"
 MAX_RATIO: Final = 65536
 NO_MAGNITUDE: Final = formula(False, "deepseek_v4: no mscale, neither on cos/sin nor on the scale")
 STORED_EXPERTS: Final = ("fp4", "fp8")
+# What transformers writes beside the sections that it computes with, whatever these say.
+CLASS_BASES: Final = {"rope_theta": 10000.0, "compress_rope_theta": 160000.0}
 DRAFTING_KEYS: Final = (
     "dspark_block_size",
     "dspark_markov_rank",
@@ -252,7 +254,8 @@ def _read_base(fields: Fields, key: str, section: Fields | None) -> Fact[float]:
     if section is None or not section.has("rope_theta"):
         return fields.number(key, above=1.0)
     inside = section.number("rope_theta", above=1.0)
-    fields.must_equal(key, section.raw["rope_theta"], f"as '{section.prefix}rope_theta' says")
+    if not fields.has(key) or fields.raw[key] != CLASS_BASES[key]:
+        fields.must_equal(key, section.raw["rope_theta"], f"as '{section.prefix}rope_theta' says")
     return inside
 
 
