@@ -454,6 +454,7 @@ def test_bench_context(family: str, tiny: Tiny, run: Run) -> None:
     assert report["prefill_tokens_per_s"][name] > 0
     assert (short["context"], long["context"]) == (40, 200)
     assert long["step_ms"] >= long["attention_ms"] > 0
+    assert long["cpu_ms"] >= long["attention_cpu_ms"] > 0
     assert long["sequence_bytes"] > short["sequence_bytes"]
     state = family != "deepseek_v3"
     assert (long["sequence_bytes"] == long["all_latent_bytes"]) is not state
@@ -465,12 +466,15 @@ def test_bench_context(family: str, tiny: Tiny, run: Run) -> None:
 def test_bench_context_beside_dense(tiny: Tiny, run: Run, tmp_path: Path) -> None:
     model, plot = tiny("deepseek_v32"), tmp_path / "plot.svg"
     flags = ["--length", "40", "--length", "200", "--batch", "2", "--steps", "4", "--beside-dense"]
-    report = json.loads(run("bench", "context", model, *flags, "--plot", plot, "--json")[1])
+    plots = ["--plot", plot, "--plot-cpu", tmp_path / "cpu.svg"]
+    report = json.loads(run("bench", "context", model, *flags, *plots, "--json")[1])
     sparse, dense = report["decode"].values()
     assert list(report["decode"]) == [model.name, f"{model.name} dense"]
     assert [row["context"] for row in dense] == [40, 200]
     assert sparse[1]["sequence_bytes"] > dense[1]["sequence_bytes"]
-    assert f"<!-- {model.name} dense -->" in plot.read_text()
+    for at, unit in ((plot, "decode tokens/s"), (tmp_path / "cpu.svg", "ms of processor time")):
+        assert f"<!-- {model.name} dense -->" in at.read_text()
+        assert f"<!-- {unit}" in at.read_text()
     code, _, err = run("bench", "context", tiny("deepseek_v3"), *flags)
     assert code == 2
     assert "only deepseek_v32 has a dense counterpart" in err

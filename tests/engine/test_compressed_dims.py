@@ -1,0 +1,101 @@
+"""Compressed attention at dims that nobody chose: drawn DeepSeek-V4 models, every position of every
+schedule against the reference."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import pytest
+import torch
+
+from drawn_v4 import LONGEST, TYPES, drawn_config, make_drawn
+from trueline.utils.json_types import JSON
+from trueline.verify import schedules
+from trueline.verify.cases import Subject
+from trueline.verify.engine import Ask, oracle, run, same, same_bits_under
+from trueline.verify.schedules import prompt
+
+QUICK = 3
+"""Seeds of every run of the tests; the others are slow."""
+SEEDS = [seed if seed < QUICK else pytest.param(seed, marks=pytest.mark.slow) for seed in range(40)]
+FEW = [seed if seed < 1 else pytest.param(seed, marks=pytest.mark.slow) for seed in range(12)]
+Drawn = Callable[..., Subject]
+
+
+@pytest.fixture(scope="module")
+def drawn(tmp_path_factory: pytest.TempPathFactory) -> Drawn:
+    made: dict[tuple[int, int], Subject] = {}
+
+    def make(seed: int, ranks: int = 1) -> Subject:
+        if (seed, ranks) not in made:
+            model = tmp_path_factory.mktemp("drawn") / f"v4-{seed}"
+            make_drawn(model, drawn_config(seed, ranks=ranks), seed)
+            nothing = torch.empty(0, dtype=torch.long)
+            options = {"max_model_len": LONGEST, "num_gpu_blocks_override": LONGEST}
+            made[seed, ranks] = Subject(model.name, model, nothing, nothing, options=options)
+        return made[seed, ranks]
+
+    return make
+
+
+def edges(config: JSON) -> list[int]:
+    """Lengths of prompts: every residue of both rates, with the window before; the window's edges;
+    and one that sees more entries than are chosen."""
+    rates, window = config["compress_rates"], config["sliding_window"]
+    longest = max(2 * max(rates.values()), window + 1)
+    return [*range(1, longest + 2), (config["index_topk"] + 2) * rates[TYPES[1]] + 1]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_every_position(seed: int, drawn: Drawn) -> None:
+    """Chunks that end inside of windows, NaN in all that nobody owns; and everything at once."""
+    subject = drawn(seed)
+    lengths = edges(drawn_config(seed))
+    asks = [Ask(prompt(n, seed), 3, arrives=n % 4) for n in lengths]
+    asks.append(Ask(prompt(7, seed), lengths[-1]))
+    config = schedules.base(subject)
+    budget, block = 8 + seed % 9, 1 + 2 * seed % 17
+    cut = {"max_num_batched_tokens": budget, "block_size": block, "poison": True}
+    done = run(subject.model, asks, config, **cut)
+    oracle(subject.model, asks, done)
+    same("whole", run(subject.model, asks, config, max_num_batched_tokens=512), done)
+
+
+@pytest.mark.parametrize("seed", FEW)
+def test_bits_do_not_depend_on_the_schedule(seed: int, drawn: Drawn) -> None:
+    subject = drawn(seed)
+    config = replace(schedules.base(subject), batch_invariant=True)
+    first, *others = edges(drawn_config(seed))[-1:-8:-2]
+    asks = [Ask(prompt(first, seed), 9), *(Ask(prompt(n, seed), 4, arrives=1) for n in others)]
+    cuts = {
+        f"{budget} tokens": {"max_num_batched_tokens": budget, "block_size": size, "poison": True}
+        for budget, size in ((8, 3), (9, 16), (13, 1))
+    }
+    same_bits_under(subject.model, asks, config, cuts)
+
+
+@pytest.mark.parametrize("seed", FEW)
+def test_a_prefix_hit_has_the_bits_of_a_cold_run(seed: int, drawn: Drawn) -> None:
+    subject = drawn(seed)
+    options = subject.options | {"batch_invariant": True, "poison": True, "block_size": 1}
+    schedules.prefix_is_cold(replace(subject, options=options), bitwise=True)
+
+
+@pytest.mark.parametrize("seed", FEW)
+def test_preempted_requests_resume(seed: int, drawn: Drawn) -> None:
+    """Blocks for one request, and hardly for a second."""
+    subject = drawn(seed)
+    asks = [Ask(prompt(30, i), 30) for i in range(4)]
+    config = replace(schedules.base(subject), max_num_batched_tokens=8, block_size=4, poison=True)
+    free = run(subject.model, asks, config)
+    few = max(free.core.blocks.most_held(59, 8)) + 2
+    tight = run(subject.model, asks, config, num_gpu_blocks_override=few)
+    assert tight.core.scheduler.counters.num_preemptions
+    same("preempt = resume", tight, free)
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seed", FEW)
+def test_ranks(seed: int, size: int, drawn: Drawn) -> None:
+    schedules.RANK_CHECKS["ranks = one, bitwise"](drawn(seed, size), size)
