@@ -3,7 +3,7 @@ where, and what it could not force is never "passed"."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,8 +24,10 @@ from trueline.verify.failed import CheckFailed
 from trueline.verify.graphs import emulated
 from trueline.verify.report import Check, Report, Status
 from trueline.verify.suite import captured, choices, compositions, power
+from trueline.verify.suite import estimate as estimates
 from trueline.verify.suite.choices import Scores
-from trueline.verify.suite.estimate import estimate
+from trueline.verify.suite.composition import Composition
+from trueline.verify.suite.estimate import Pace, estimate, measure
 from trueline.verify.suite.forced import NotForced
 from trueline.verify.suite.judge import Judge
 from trueline.verify.suite.judgement import FACTOR, Judgement, Off, Requests, relative
@@ -222,9 +224,16 @@ def test_layers_are_kept_as_far_as_there_is_room(session: Session) -> None:
         definition.room = None
 
 
-def test_a_run_is_estimated(session: Session) -> None:
+def test_a_run_is_estimated(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """More checks are expected to take longer; the composition that was timed is not run again."""
     tier = tier_compositions(session, "standard")
+
+    def paced(measured: Numbers, first: Composition) -> Pace:
+        pace = measure(measured, first)
+        assert pace is not None
+        return replace(pace, step=0.1, read=0.1, layer=0.1, head=0.1)
+
+    monkeypatch.setattr(estimates, "measure", paced)
     found = {}
     for name in ("layers", "modes", "ops", "preflight", "*"):
         measured = Numbers(session)
@@ -241,6 +250,43 @@ def test_a_run_is_estimated(session: Session) -> None:
     assert found["*"].power > 0
     assert 0 < found["layers"].total < found["modes"].total < found["*"].total
     assert str(found["layers"]).startswith("about ")
+
+
+def test_a_head_is_counted_once_and_not_with_every_layer(
+    session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock of our own. What is slow the first time only is in neither figure."""
+    measured, tier = Numbers(session), tier_compositions(session, "smoke")
+    now, begun = 0.0, set[str]()
+
+    def take(seconds: float, what: str) -> None:
+        nonlocal now
+        now += seconds if what in begun else 1000 * seconds
+        begun.add(what)
+
+    def judge(given: Any, baseline: Any, bands: Any, layers: Sequence[int]) -> Judgement:
+        take(9.0, "head")
+        for layer in layers:
+            take(2.0, f"layer {layer}")
+        return Judgement()
+
+    def part(layer: int, dtype: torch.dtype) -> None:
+        nonlocal now
+        now += 3.0
+
+    monkeypatch.setattr(measured.judge, "judge", judge)
+    monkeypatch.setattr(session.definition, "part", part)
+    pace = measure(measured, tier[0], lambda: now)
+    assert pace is not None
+    assert (pace.read, pace.layer, pace.head) == (6.0, 2.0, 9.0)
+    asked = len(tier[0].asks[0].prompt) + tier[0].asks[0].max_tokens
+    step = replace(pace, step=0.0, tokens=asked)
+    monkeypatch.setattr(estimates, "measure", lambda *given: step)
+    layers = [todo for todo in all_checks(measured, "smoke") if todo.id.startswith("layers/")]
+    made = estimate(measured, layers, tier, with_power=False)
+    evaluations = estimates.NOISE + 1
+    count = session.definition.num_layers
+    assert made == estimates.Estimate(definition=count * 6.0 + (count * 2.0 + 9.0) * evaluations)
 
 
 def test_what_cannot_be_timed_is_not_estimated(

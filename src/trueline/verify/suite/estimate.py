@@ -1,5 +1,5 @@
 """How long a run will take, told before its checks begin: from a composition that the engine has
-run and one layer of the definition, both timed."""
+run, one layer of the definition and its head, all timed."""
 
 from __future__ import annotations
 
@@ -52,6 +52,9 @@ class Pace:
     """Of reading a layer of the definition, in float64 and in the model's dtype."""
     layer: float
     """Of one request through a layer that is in memory."""
+    head: float
+    """Of what a request takes once, however many layers there are: its logits above all, which
+    with a large vocabulary take longer than a layer."""
     tokens: int
     """Of that request."""
 
@@ -78,11 +81,12 @@ def estimate(
     evaluations = NOISE + sum(max(size / pace.tokens, LEAST) for size in sizes)
     power = 0.0
     if with_power:
-        step = pace.step * (ANSWER + 1) + 3 * pace.layer * max(PROMPT / pace.tokens, LEAST)
-        power = INJECTIONS * (TRIES * step + (2 * pace.read if large else 0.0))
+        judged = (3 * pace.layer + pace.head) * max(PROMPT / pace.tokens, LEAST)
+        attempt = pace.step * (ANSWER + 1) + judged
+        power = INJECTIONS * (TRIES * attempt + (2 * pace.read if large else 0.0))
     return Estimate(
         engine=pace.step * sum(map(_steps, wanted)),
-        definition=layers * (pace.read + pace.layer * evaluations),
+        definition=layers * pace.read + (layers * pace.layer + pace.head) * evaluations,
         ops=ops,
         power=power,
     )
@@ -98,7 +102,9 @@ def _steps(composition: Composition) -> int:
     return steps * (1 + again) + steps * (composition.alone is not None)
 
 
-def measure(numbers: Numbers, first: Composition) -> Pace | None:
+def measure(
+    numbers: Numbers, first: Composition, clock: Callable[[], float] = time.perf_counter
+) -> Pace | None:
     """Runs the first composition, whose check takes it over, and judges a layer of it."""
     numbers.serve(first)
     ran = numbers.ran.get(first.name)
@@ -107,19 +113,20 @@ def measure(numbers: Numbers, first: Composition) -> Pace | None:
     judge, definition = numbers.judge, numbers.session.definition
     middle = definition.num_layers // 2
 
-    def one_layer() -> None:
-        judge.judge([ran.requests], [], Judgement(), [middle])
+    def timed(run: Callable[[], object]) -> float:
+        start = clock()
+        run()
+        return clock() - start
+
+    def judged(*layers: int) -> float:
+        return timed(lambda: judge.judge([ran.requests], [], Judgement(), layers))
 
     try:
-        read = _seconds(lambda: [definition.part(middle, d) for d in (judge.compute, EXACT)])
-        one_layer()  # what happens once
-        layer = _seconds(one_layer)
+        judged()  # what happens once: the ends are read, a device begins
+        head = judged()
+        read = timed(lambda: [definition.part(middle, d) for d in (judge.compute, EXACT)])
+        judged(middle)  # and what such a layer does once
+        layer = max(judged(middle) - head, 0.0)
     except Exception:  # what is broken is told by the check that meets it
         return None
-    return Pace(ran.step_seconds, read, layer, max(ran.requests.observed[0].count, 1))
-
-
-def _seconds(run: Callable[[], object]) -> float:
-    start = time.perf_counter()
-    run()
-    return time.perf_counter() - start
+    return Pace(ran.step_seconds, read, layer, head, max(ran.requests.observed[0].count, 1))
