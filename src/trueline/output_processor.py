@@ -13,7 +13,15 @@ from trueline.engine.messages import CoreOutput, CoreRequest, TokenScore
 from trueline.engine.params import SamplingParams, sequence_seed
 from trueline.errors import UsageError
 from trueline.grammar.constraint import Constraint
-from trueline.outputs import CompletionOutput, Logprob, MalformedCall, RequestOutput, ToolCall
+from trueline.outputs import (
+    CompletionOutput,
+    Logprob,
+    MalformedCall,
+    OutputPart,
+    PartKind,
+    RequestOutput,
+    ToolCall,
+)
 from trueline.text.answers import AnswerReader
 from trueline.text.detokenize import Detokenizer
 from trueline.text.formats.events import (
@@ -160,6 +168,8 @@ class RequestOutputState:
             StopChecker(prepared.stops, params.include_stop_str_in_output) for _ in range(params.n)
         ]
         self._stopped: list[str] = []
+        self._num_read = 0
+        """Tokens of the sequence that is being read."""
 
     def completion(self, sequence_id: str) -> CompletionOutput:
         return self.output.outputs[self._indices[sequence_id]]
@@ -210,6 +220,7 @@ class RequestOutputState:
             shows_end = self._params.include_stop_str_in_output
             hides_end = reason == "stop" and not (shows_end or (last and last.complete))
             # the end token is not part of the text
+            self._num_read = len(completion.token_ids) - (hides_end and bool(ids))
             self._read(index, ids[:-1] if hides_end else ids)
         if last is not None and reason and not completion.finished:
             self._add_text(index, self._rest(index), last=True)
@@ -246,13 +257,15 @@ class RequestOutputState:
                 case _ if completion.finished:
                     return
                 case Reasoning(text):
+                    self._extend(completion, "reasoning", len(completion.reasoning))
                     completion.reasoning += text
                 case Content(text):
                     self._add_text(index, text)
                 case CallStart(_, call_id, name):
                     assert call_id is not None, "AnswerReader gives those ids that a format has not"
                     # what a call stands behind begins no stop string any more
-                    completion.text += self._stop_checkers[index].flush()
+                    self._append(completion, self._stop_checkers[index].flush())
+                    self._extend(completion, "call", len(completion.calls))
                     completion.calls.append(ToolCall(call_id, name, len(completion.text)))
                 case Arguments(call, text):
                     completion.calls[call].arguments += text
@@ -273,16 +286,28 @@ class RequestOutputState:
     def _add_text(self, index: int, text: str, last: bool = False) -> None:
         completion, stop_checker = self.output.outputs[index], self._stop_checkers[index]
         if len(completion.token_ids) < self._params.min_tokens:
-            completion.text += text  # too early to stop
+            self._append(completion, text)  # too early to stop
         elif text:
             found = stop_checker.push(text)
-            completion.text += found.text
+            self._append(completion, found.text)
             if found.matched is not None:
                 completion.finish_reason, completion.stop_reason = "stop", found.matched
                 self._stopped.append(self.sequence_ids[index])
                 return
         if last:
-            completion.text += stop_checker.flush()
+            self._append(completion, stop_checker.flush())
+
+    def _append(self, completion: CompletionOutput, text: str) -> None:
+        if text:
+            self._extend(completion, "content", len(completion.text))
+            completion.text += text
+
+    def _extend(self, completion: CompletionOutput, kind: PartKind, start: int) -> None:
+        """The answer's last part grows, or one of this kind begins."""
+        parts, read = completion.parts, self._num_read
+        if not parts or kind == "call" or parts[-1].kind != kind:
+            parts.append(OutputPart(kind, start, read - 1 if parts else 0, read))
+        parts[-1].end_token = read
 
     def _logprobs(self, score: TokenScore) -> dict[int, Logprob]:
         """The likeliest tokens by rank, and the token itself."""

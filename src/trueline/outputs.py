@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +41,22 @@ class MalformedCall:
     """As the model wrote it."""
 
 
+PartKind = Literal["reasoning", "content", "call"]
+
+
+@dataclass(slots=True)
+class OutputPart:
+    """A stretch of an answer. Its text ends where the next one of its kind begins."""
+
+    kind: PartKind
+    start: int
+    """Where in the reasoning or the text it begins; of a call, which of them it is."""
+    first_token: int
+    """Of the answer's tokens: the one that began it."""
+    end_token: int
+    """Behind the last one that it has text of, so far."""
+
+
 @dataclass(slots=True)
 class CompletionOutput:
     index: int
@@ -62,6 +79,8 @@ class CompletionOutput:
     """In the order in which they began; one that has not ended when the answer has is malformed."""
     malformed: list[MalformedCall] = field(default_factory=list)
     """Calls that cannot be made, as they broke off."""
+    parts: list[OutputPart] = field(default_factory=list)
+    """What the answer consists of, in order."""
 
     @property
     def finished(self) -> bool:

@@ -24,6 +24,7 @@ from schemathesis.specs.openapi.checks import (
     status_code_conformance,
 )
 
+from answered import named_events
 from servers import Served, serving
 from wire import events
 
@@ -37,14 +38,19 @@ CHECKS = [
     negative_data_rejection,
 ]
 OPERATIONS = {
-    "POST": ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"),
+    "POST": ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize",
+             "/detokenize"),
     "GET": ("/v1/models", "/v1/models/{model}", "/version", "/health", "/health/ready",
             "/health/live", "/metrics", "/tokenizer_info"),
 }  # fmt: skip
+NAMED = {
+    "/v1/responses": {f"response.{end}" for end in ("completed", "incomplete", "failed")},
+}
+"""Streams whose events have names, and how they end."""
 RULES = {
-    r"(prompt|messages)(\[\d+\])?: (at least )?\d+ tokens; accepted: up to 47": "in tokens",
+    r"(prompt|messages|input)(\[\d+\])?: (at least )?\d+ tokens; accepted: up to 47": "in tokens",
     r"prompt(\[\d+\])?: the prompt is empty": "some put a token before it",
-    r"messages: the template makes an empty prompt": "others do not",
+    r"(messages|input): the template makes an empty prompt": "others do not",
     r"chat template (refuses these messages|failed)": "every template has rules of its own",
     r"model '.*' is not served here": "in a path, where it is any text",
     r"logit_bias has token \d+": "names of fields have no bounds",
@@ -55,21 +61,26 @@ RULES = {
     r"top_logprobs: accepted: where logprobs is true": "two fields",
     r"stream_options: accepted: where stream is true": "two fields",
     r"max_completion_tokens = \d+: max_tokens": "two fields",
-    r"(max_tokens|max_completion_tokens|min_tokens) = \d+: the prompt has": "in tokens",
+    r"(max_(completion_|output_)?tokens|min_tokens) = \d+: the prompt has": "in tokens",
     r"\w+: accepted: without \w+, which says it too": "two fields",
     r"no token is left that ": "several fields, and what the model draws",
     r"continue_final_message": "two fields, and what the template shows",
     r"(guided_grammar|structured_outputs\.grammar)": "a grammar, which has a syntax",
     r"(guided_regex|structured_outputs\.(regex|whitespace_pattern))": "likewise",
-    r"(guided_json|structured_outputs\.json|response_format\.json_schema\.schema)": "a schema",
+    r"(guided_json|structured_outputs\.json|response_format\.json_schema\.schema"
+    r"|text\.format\.schema)": "a schema",
     r"chat_template_kwargs\.\w+: accepted: as a field": "a name of another field",
-    r"(chat_template_kwargs\.)?reasoning_effort = ": "the template's",
+    r"(chat_template_kwargs\.)?reasoning(_|\.)effort = ": "the template's",
     r"chat_template_kwargs\.\w+: this model's chat template has no switch": "likewise",
     r"thinking_token_budget = \d+: thinking_budget": "two fields",
     r"tools: (this model's chat template shows none|how this model writes)": "the template's",
-    r"tools\[\d+\]\.function\.name = .*: another tool has it": "two tools",
+    r"tools\[\d+\](\.function)?\.name = .*: another tool has it": "two tools",
     r"tool_choice(: accepted: with tools| = .*: no tool has this name)": "two fields",
     r"messages\[\d+\]\.tool_calls": "a message's fields are its template's",
+    r"top_logprobs: accepted: where include has": "two fields",
+    r"text\.format: accepted: without tools": "two fields",
+    r"input\[\d+\]\.(call_id|arguments) = ": "two items, and a text of JSON",
+    r"input: accepted: items that say something": "several fields",
 }
 """What the document cannot say, by how the refusal begins, and why it cannot."""
 
@@ -106,7 +117,10 @@ def check(server: Served, case: Any, session: requests.Session) -> int:
         assert any(re.match(rule, told) for rule in RULES), told
     streams = response.headers["content-type"][0].startswith("text/event-stream")
     if streams and not response.stream_cut_short:  # it stops reading after some dozens
-        assert events(response.content)[-1] is None
+        if case.path in NAMED:
+            assert named_events(response.content)[-1][0] in NAMED[case.path]
+        else:
+            assert events(response.content)[-1] is None
     return response.status_code
 
 

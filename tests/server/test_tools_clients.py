@@ -81,6 +81,45 @@ def test_calls_go_back_with_their_results(client: OpenAI) -> None:
     assert again.usage is not None
 
 
+def test_responses(client: OpenAI) -> None:
+    model = client.models.list().data[0].id
+    ways: Any = {"model": model, "input": "hi", "max_output_tokens": 12,
+                 "extra_body": OFF | {"seed": 1}}  # fmt: skip
+    whole = client.responses.create(**ways)
+    assert whole.status == "incomplete"
+    assert whole.usage is not None
+    assert whole.usage.output_tokens == 12
+    text, kinds = "", []
+    for event in client.responses.create(**ways, stream=True):
+        kinds.append(event.type)
+        text += event.delta if event.type == "response.output_text.delta" else ""
+    assert text == whole.output_text
+    assert (kinds[0], kinds[-1]) == ("response.created", "response.incomplete")
+
+
+def test_responses_that_are_parsed(client: OpenAI) -> None:
+    model = client.models.list().data[0].id
+    ways: Any = {"model": model, "input": "hi", "max_output_tokens": 700, "temperature": 1,
+                 "extra_body": OFF | {"seed": 1}}  # fmt: skip
+    parsed = client.responses.parse(**ways, text_format=Look)
+    assert isinstance(parsed.output_parsed, Look)
+    with client.responses.stream(**ways, text_format=Look) as stream:
+        for _ in stream:
+            pass
+        assert stream.get_final_response().output_parsed == parsed.output_parsed
+    tool: Any = {"type": "function", "strict": True, **LOOK["function"]}
+    calling = ways | {"tools": [tool], "tool_choice": "required", "parallel_tool_calls": False}
+    with client.responses.stream(**calling) as stream:
+        kinds = {event.type for event in stream}
+        (call,) = stream.get_final_response().output
+    assert {f"response.function_call_arguments.{end}" for end in ("delta", "done")} <= kinds
+    assert call.type == "function_call"
+    jsonschema.validate(call.parsed_arguments, Look.model_json_schema())
+    result = {"type": "function_call_output", "call_id": call.call_id, "output": "4"}
+    ways["input"] = [{"role": "user", "content": "hi"}, call, result]
+    assert client.responses.create(**ways | {"max_output_tokens": 4}).usage is not None
+
+
 def test_a_schema_that_cannot_be_held_to(client: OpenAI) -> None:
     schema = {"type": "object", "properties": {"a": {"not": {}}}}
     tool = {"type": "function", "function": {"name": "f", "parameters": schema}}

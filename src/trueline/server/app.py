@@ -31,6 +31,7 @@ from trueline.server.protocol.bodies import FIELDS
 from trueline.server.protocol.errors import ApiError
 from trueline.server.protocol.openapi import OPEN, openapi
 from trueline.server.protocol.responses import Health, Version
+from trueline.server.protocol.responses_api.bodies import ResponsesBody
 from trueline.server.replies import error_response
 from trueline.server.routes import (
     chat,
@@ -38,12 +39,14 @@ from trueline.server.routes import (
     detokenize,
     models,
     one_model,
+    responses,
     tokenize,
     tokenizer_info,
 )
 from trueline.server.service import Service
 
 LONGEST_ID = 128
+_FIELDS = FIELDS.union(ResponsesBody.__struct_fields__)
 _FIELD = re.compile("[a-z_]+")
 LEFT = 499
 """The status that is logged where the client disconnected before there was one, as nginx does."""
@@ -54,6 +57,7 @@ def build_app(service: Service, keys: Keys, logger: logging.Logger) -> ASGIApp:
     routes = [
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/chat/completions", chat, methods=["POST"]),
+        Route("/v1/responses", responses, methods=["POST"]),
         Route("/v1/models", models, methods=["GET"]),
         Route("/v1/models/{model:path}", one_model, methods=["GET"]),
         Route("/tokenize", tokenize, methods=["POST"]),
@@ -142,7 +146,7 @@ def _for_log(error: ApiError) -> dict[str, str | None]:
         return {"error": error.message}
     field = _FIELD.match(error.param or "")
     return {"error": error.code or error.type,
-            "param": field[0] if field and field[0] in FIELDS else None}  # fmt: skip
+            "param": field[0] if field and field[0] in _FIELDS else None}  # fmt: skip
 
 
 async def _our_error(request: Request, error: TruelineError) -> Response:

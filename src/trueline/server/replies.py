@@ -16,7 +16,6 @@ from trueline.server.protocol.errors import ApiError
 from trueline.server.protocol.failure import failure
 from trueline.server.service import PER_SCORE, Generation
 
-DONE = b"data: [DONE]\n\n"
 SSE = [
     (b"content-type", b"text/event-stream; charset=utf-8"),
     (b"cache-control", b"no-cache"),
@@ -33,7 +32,9 @@ class ResponseWriter(Protocol):
 
     def weight(self, outputs: Sequence[RequestOutput]) -> int: ...
 
-    def final_usage(self) -> bytes | None: ...
+    def end(self) -> bytes: ...
+
+    def failed(self, error: ApiError) -> bytes: ...
 
     def whole(self, outputs: Sequence[RequestOutput]) -> bytes: ...
 
@@ -103,11 +104,11 @@ class Reply(Response):
                     if data:
                         await send({"type": "http.response.body", "body": data, "more_body": True})
             failed = failure(self.outputs)
-            data = b"" if failed else (self.writer.final_usage() or b"") + DONE
+            data = b"" if failed else self.writer.end()
         except ApiError as error:
             if not started:
                 raise
-            failed, data = error, error.event()
+            failed, data = error, self.writer.failed(error)
         if failed:
             self.log_fields["error"] = failed.message
         await send({"type": "http.response.body", "body": data})

@@ -19,6 +19,7 @@ from trueline.output_processor import PreparedParams, RequestOutputState
 from trueline.server.answers import ChatAnswers
 from trueline.server.protocol import prompts
 from trueline.server.protocol.chat_chunks import ChatWriter
+from trueline.server.protocol.errors import renamed
 from trueline.server.protocol.forms import AskedForm
 from trueline.server.protocol.limits import RequestLimits
 from trueline.server.protocol.requests import (
@@ -29,6 +30,9 @@ from trueline.server.protocol.requests import (
     read_tokenize,
 )
 from trueline.server.protocol.responses import ModelCard, ModelList
+from trueline.server.protocol.responses_api.request import NAMES as RESPONSES_NAMES
+from trueline.server.protocol.responses_api.request import read_responses
+from trueline.server.protocol.responses_api.writer import ResponsesWriter
 from trueline.server.protocol.stream_chunks import CompletionWriter
 from trueline.server.replies import Reply, ResponseWriter
 from trueline.server.service import Generation, Service
@@ -61,6 +65,19 @@ async def chat(request: Request) -> Response:
     )
     answers = await service.offload(size, ChatAnswers.of, service.answers, asked, found[1])
     return await _reply(request, size, asked, [found], writer, answers)
+
+
+async def responses(request: Request) -> Response:
+    service = _service(request)
+    limits, size, asked = await _read(request, read_responses)
+    name = f"resp_{uuid.uuid4().hex}"
+    with renamed(RESPONSES_NAMES):
+        found = await service.offload(
+            size, prompts.chat_prompt, asked, service.tokenizer, limits, None
+        )
+        writer = ResponsesWriter(name, int(time.time()), asked, service.tokenizer)
+        answers = await service.offload(size, ChatAnswers.of, service.answers, asked, found[1])
+        return await _reply(request, size, asked, [found], writer, answers)
 
 
 async def tokenize(request: Request) -> Response:

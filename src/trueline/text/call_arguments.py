@@ -44,8 +44,13 @@ def _checked(where: str, message: JSON) -> JSON:
                 f"{place} = {short_repr(call)}: accepted: a call as {{'id': 'call_1', 'type': "
                 "'function', 'function': {'name': 'get_weather', 'arguments': '{}'}}"
             )
-        _object(f"{place}.function.arguments", function.get("arguments"))
+        check_arguments(f"{place}.function.arguments", function.get("arguments"))
     return {"content": None} | message  # templates ask whether it is none
+
+
+def check_arguments(where: str, value: JsonValue) -> None:
+    """UsageError where they are no object, nor the text of one."""
+    _object(where, value)
 
 
 def _object(where: str, value: JsonValue) -> JSON:

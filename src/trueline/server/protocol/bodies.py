@@ -7,7 +7,7 @@ What SamplingParams knows is taken from there, bounds and words.
 from __future__ import annotations
 
 import math
-from typing import Annotated, Literal, Protocol, TypeVar, cast
+from typing import Annotated, ClassVar, Literal, Protocol, TypeVar, cast
 
 import msgspec
 from msgspec import Meta
@@ -115,7 +115,8 @@ _OTHERS: dict[str, object] = {
     ],
     **dict.fromkeys(("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"), Flag),
 }
-_SAMPLING = _REALS | _WHOLES | _OTHERS
+KINDS = _REALS | _WHOLES | _OTHERS
+"""By field of SamplingParams, what a body takes."""
 SAMPLING = tuple(
     field.name
     for field in msgspec.structs.fields(SamplingParams)
@@ -125,6 +126,8 @@ SAMPLING = tuple(
 
 
 class Body(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    not_offered: ClassVar[frozenset[str]] = frozenset()
+    """Fields that are accepted only where the answer is the same without them."""
     model: Annotated[
         Annotated[str, Meta(max_length=MAX_CHARS["model"])] | None,
         Meta(description=f"a text of up to {MAX_CHARS['model']} characters"),
@@ -213,6 +216,7 @@ class Generating(msgspec.Struct):
 
 
 class CompletionFields(Body, frozen=True, kw_only=True):
+    not_offered: ClassVar[frozenset[str]] = frozenset(NotOffered.__struct_fields__)
     prompt: Annotated[
         str | list[str | TokenId | list[TokenId]],
         Meta(description="a text, a list of token ids, or a list of either, none of them empty"),
@@ -264,6 +268,9 @@ class Templating(Body, frozen=True, kw_only=True):
 
 
 class ChatFields(Templating, frozen=True, kw_only=True):
+    not_offered: ClassVar[frozenset[str]] = CompletionFields.not_offered.difference(
+        Templating.__struct_fields__
+    )
     logprobs: Flag = None
     include_reasoning: Flag = None
     thinking_token_budget: Budget = None
@@ -295,14 +302,18 @@ class ChatGenerationFields(GenerationFields, Protocol):
 B = TypeVar("B", bound=Body)
 
 
+def types_of(*parts: type[msgspec.Struct]) -> dict[str, object]:
+    return {field.name: field.type for part in parts for field in msgspec.structs.fields(part)}
+
+
 def _generating(name: str, own: type[B], more: dict[str, object]) -> type[B]:
     """The fields of `own`, and all that generation takes."""
-    shared = {
-        field.name: field.type
-        for part in (Generating, Forms, Ignored, NotOffered)
-        for field in msgspec.structs.fields(part)
-    }
-    fields = shared | more | {field: _SAMPLING[field] for field in SAMPLING}
+    shared = types_of(Generating, Forms, Ignored, NotOffered)
+    return body_with(name, own, shared | more | {field: KINDS[field] for field in SAMPLING})
+
+
+def body_with(name: str, own: type[B], fields: dict[str, object]) -> type[B]:
+    """The fields of `own`, and these, which default to null."""
     made = msgspec.defstruct(
         name,
         [
@@ -321,7 +332,7 @@ CompletionBody = _generating("CompletionBody", CompletionFields, {})
 ChatBody = _generating(
     "ChatBody",
     ChatFields,
-    {"top_logprobs": _WHOLES["logprobs"], "max_completion_tokens": _WHOLES["max_tokens"]},
+    {"top_logprobs": KINDS["logprobs"], "max_completion_tokens": KINDS["max_tokens"]},
 )
 
 

@@ -10,7 +10,7 @@ from typing import TypeVar, cast
 import msgspec
 
 from trueline.errors import did_you_mean
-from trueline.server.protocol.bodies import NotOffered, Templating
+from trueline.server.protocol.bodies import Body
 from trueline.server.protocol.errors import ApiError, bad_request
 from trueline.server.protocol.forms import FREE
 from trueline.server.protocol.limits import RequestLimits
@@ -21,6 +21,7 @@ _WHERE = re.compile(r"(.*?)(?: - at (?:`key` in )?`\$?([^`]*)`)?", re.DOTALL)
 _FIELD = re.compile(r"Object (?:missing required|contains unknown) field `(.*)`", re.DOTALL)
 _TYPES = re.compile(r"Expected `(.*)`, got `(.*)`")
 _ENUM = re.compile(r"Invalid enum value (.*)", re.DOTALL)
+_VALUE = re.compile(r"Invalid value (.*)", re.DOTALL)
 _TOO_LONG = re.compile(r"Expected `(array|object|str)` of length <= \d+")
 _WORDS = {
     "int": "a whole number",
@@ -34,7 +35,7 @@ _WORDS = {
 
 MAX_QUOTED = 200
 """Characters of msgspec's message: a field's name is a client's, and may be of any length."""
-_FREE = ("messages", "tools", "chat_template_kwargs", *FREE)
+_FREE = ("messages", "input", "tools", "text", "chat_template_kwargs", *FREE)
 """What goes to a template as it is, and schemas."""
 
 
@@ -134,7 +135,7 @@ def _explained(message: str, body: type, data: bytes) -> ApiError:
         param = path
     head = re.split(r"[.\[]", param)[0]
     accepted = _accepted(body).get(head)
-    if _is_not_offered(body, head) and accepted is not None:
+    if issubclass(body, Body) and head in body.not_offered:
         return bad_request(f"{head} is not offered yet; accepted: {accepted}", head)
     if field and "unknown" in what:
         return _unknown(param, path, body)
@@ -155,9 +156,28 @@ def _explained(message: str, body: type, data: bytes) -> ApiError:
     return bad_request(f"{param}: {given}accepted: {accepted}", param)
 
 
-def _is_not_offered(body: type, field: str) -> bool:
-    own = Templating.__struct_fields__ if issubclass(body, Templating) else ()
-    return field in NotOffered.__struct_fields__ and field not in own
+def converted(kind: type[T], value: JSON, where: str, parts: str) -> T:
+    """A list's item of a kind that its `type` says; `where` it stands in the request. `parts`: the
+    types that the items of its own lists may have."""
+    try:
+        return msgspec.convert(value, kind)
+    except msgspec.ValidationError as error:
+        message = _shortened(str(error), MAX_QUOTED)
+    found = _WHERE.fullmatch(message)
+    assert found is not None
+    what, place = found[1], where + (found[2] or "")
+    if field := _FIELD.fullmatch(what):
+        place = f"{place}.{field[1]}"
+        if "unknown" in what:
+            raise bad_request(f"{place} is not known", place, "unknown_field")
+        raise bad_request(f"{place} is missing", place)
+    if types := _TYPES.fullmatch(what):
+        told = f"found {_in_words(types[2])}; accepted: {_in_words(types[1])}"
+    elif (value_found := _VALUE.fullmatch(what)) and place.endswith("].type"):
+        told = f"found {value_found[1]}; accepted: {parts}"
+    else:
+        told = what.replace("`", "")
+    raise bad_request(f"{place}: {told}", place)
 
 
 def _unknown(param: str, path: str, body: type) -> ApiError:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 
 import msgspec
 
@@ -52,6 +53,34 @@ class ApiError(TruelineError):
     def event(self) -> bytes:
         """As a server-sent event, for a stream whose status has been sent."""
         return b"data: " + self.body() + b"\n\n"
+
+
+@contextmanager
+def renamed(names: Mapping[str, str]) -> Iterator[None]:
+    """Errors within call fields as `names` do: of an endpoint that has others than chats."""
+    try:
+        yield
+    except ApiError as error:
+        raise _renamed(error, names) from None
+
+
+def _renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
+    found = _NAMED.match(error.message)
+    if found is None or found[1] not in names:
+        return error
+    name, param = names[found[1]], error.param
+    if param is not None and param.startswith(found[1]):
+        param = name + param.removeprefix(found[1])
+    return ApiError(
+        error.status,
+        name + error.message.removeprefix(found[1]),
+        param=param,
+        code=error.code,
+        retry_after=error.retry_after,
+    )
+
+
+_NAMED = re.compile(r"([a-z_]+(?:\.[a-z_]+)?)(?=[\[.:]| = )")
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:

@@ -18,6 +18,8 @@ from trueline.server.protocol.errors import ApiError, bad_request
 
 MAX_ITEMS = {
     "messages": 4096,
+    "input": 4096,
+    "include": 16,
     "chat_template_kwargs": 256,
     "tools": 128,
     "stop": 64,

@@ -44,6 +44,12 @@ class TokenNames:
 def chat_logprobs(
     names: TokenNames, ids: Iterable[int], logprobs: Logprobs, count: int
 ) -> ChatLogprobs:
+    return ChatLogprobs(in_pieces(token_logprobs(names, ids, logprobs, count)))
+
+
+def token_logprobs(
+    names: TokenNames, ids: Iterable[int], logprobs: Logprobs, count: int
+) -> list[TokenLogprob]:
     content = []
     for token, entry in zip(ids, logprobs, strict=True):
         assert entry is not None
@@ -56,7 +62,7 @@ def chat_logprobs(
         ]
         own = entry[token]
         content.append(TokenLogprob(text, _finite(own.logprob), list(spelled), top, own.rank))
-    return ChatLogprobs(in_pieces(content))
+    return content
 
 
 class CompletionScores:

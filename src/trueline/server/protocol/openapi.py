@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import get_args
+
 import msgspec
 from msgspec import UNSET
 
@@ -9,17 +12,23 @@ from trueline import __version__
 from trueline.server.protocol import bodies, responses
 from trueline.server.protocol.errors import ErrorResponse
 from trueline.server.protocol.limits import RequestLimits
+from trueline.server.protocol.responses_api import events, items, objects
+from trueline.server.protocol.responses_api.bodies import ResponsesBody
 from trueline.utils.json_types import JSON
 
 _REQUESTS: tuple[type, ...] = (
     *(bodies.CompletionBody, bodies.ChatBody, bodies.DetokenizeBody),
     *(bodies.TokenizePromptBody, bodies.TokenizeChatBody),
+    ResponsesBody,
 )
+_WITHIN = (*items.KINDS.values(),)
+"""Of requests: what stands in their lists."""
 _RESPONSES: tuple[type, ...] = (
     *(responses.Completion, responses.ChatCompletion, responses.ChatChunk),
     *(responses.ModelList, responses.ModelCard, responses.Tokenized, responses.Detokenized),
     responses.TokenizerInfo,
     *(responses.Version, responses.Health, ErrorResponse),
+    *(objects.ResponseObject, *get_args(events.ResponseEvent)),
 )
 _ERRORS = {
     "400": "The request is wrong; `param` names the field.",
@@ -37,13 +46,12 @@ OPEN = frozenset(
 )
 """Routes that do no work for anybody, and need no key: the server asks for one on all others."""
 _LOGPROBS = ("logprobs", "top_logprobs", "prompt_logprobs")
-_STREAM = "A stream of server-sent events, each a chunk, after the last `data: [DONE]`."
 
 
 def openapi(limits: RequestLimits, *, with_keys: bool = True) -> JSON:
     """What this server takes and gives. `with_keys`: whether it asks for an API key."""
     _, schemas = msgspec.json.schema_components(
-        (*_REQUESTS, *_RESPONSES), ref_template="#/components/schemas/{name}"
+        (*_REQUESTS, *_WITHIN, *_RESPONSES), ref_template="#/components/schemas/{name}"
     )
     for kind in _REQUESTS:
         _bound_fields(schemas[kind.__name__]["properties"], limits)
@@ -77,28 +85,33 @@ def _errors(*statuses: str) -> JSON:
     return {status: _answer(_ERRORS[status], _ref("ErrorResponse")) for status in statuses}
 
 
-def _post(summary: str, takes: list[str], gives: str, chunk: str | None = None) -> JSON:
+def _post(summary: str, takes: list[str], gives: str, stream: JSON | None = None) -> JSON:
     schemas = [_ref(name) for name in takes]
     schema = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
     answer = _answer("The answer.", _ref(gives))
-    if chunk is not None:
-        answer["description"] = f"The answer; where `stream` is true, chunks of it. {_STREAM}"
-        answer["content"]["text/event-stream"] = {"schema": _event(chunk)}
+    if stream is not None:
+        answer["description"] = "The answer; where `stream` is true, server-sent events of it."
+        answer["content"]["text/event-stream"] = {"schema": stream}
     errors = _errors(*_ERRORS)
     errors["429"]["headers"] = {"Retry-After": {"schema": {"type": "integer"}}}
     body = {"required": True, "content": {"application/json": {"schema": schema}}}
     return {"summary": summary, "requestBody": body, "responses": {"200": answer, **errors}}
 
 
-def _event(chunk: str) -> JSON:
+def _chunks(chunk: str) -> JSON:
     """One of a stream: OpenAPI 3.1 says nothing of them, and tools take the schema for each."""
-    says = {"anyOf": [_ref(chunk), _ref("ErrorResponse")]}
-    data = {"type": "string", "contentMediaType": "application/json", "contentSchema": says}
-    return {
-        "type": "object",
-        "properties": {"data": {"anyOf": [{"const": "[DONE]"}, data]}},
-        "required": ["data"],
-    }
+    data = {"anyOf": [{"const": "[DONE]"}, _data(chunk, "ErrorResponse")]}
+    return {"type": "object", "properties": {"data": data}, "required": ["data"]}
+
+
+def _named_events(names: Iterable[str]) -> JSON:
+    found = {"event": {"type": "string"}, "data": _data(*names)}
+    return {"type": "object", "properties": found, "required": ["event", "data"]}
+
+
+def _data(*names: str) -> JSON:
+    says = {"anyOf": [_ref(name) for name in names]}
+    return {"type": "string", "contentMediaType": "application/json", "contentSchema": says}
 
 
 def _get(summary: str, gives: str, *errors: str, **more: object) -> JSON:
@@ -114,10 +127,22 @@ def _paths() -> JSON:
     name = {"name": "model", "in": "path", "required": True, "schema": {"type": "string"}}
     return {
         "/v1/completions": {
-            "post": _post("Continue prompts", ["CompletionBody"], "Completion", "Completion")
+            "post": _post(
+                "Continue prompts", ["CompletionBody"], "Completion", _chunks("Completion")
+            )
         },
         "/v1/chat/completions": {
-            "post": _post("Answer a conversation", ["ChatBody"], "ChatCompletion", "ChatChunk")
+            "post": _post(
+                "Answer a conversation", ["ChatBody"], "ChatCompletion", _chunks("ChatChunk")
+            )
+        },
+        "/v1/responses": {
+            "post": _post(
+                "Answer a conversation, as items",
+                ["ResponsesBody"],
+                "ResponseObject",
+                _named_events(kind.__name__ for kind in get_args(events.ResponseEvent)),
+            )
         },
         "/v1/models": {"get": _get("The models served", "ModelList", "401", "503")},
         "/v1/models/{model}": {
@@ -151,7 +176,7 @@ def _bound_fields(fields: JSON, limits: RequestLimits) -> None:
         number = fields.get(name, {}).get("anyOf", [{}])[0]
         if number.get("type") == "integer" and limits.max_logprobs != -1:
             number.update(minimum=0, maximum=min(limits.max_logprobs, limits.vocab_size))
-    for name in ("max_tokens", "max_completion_tokens", "min_tokens"):
+    for name in ("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens"):
         if name in fields:
             fields[name]["anyOf"][0]["maximum"] = limits.max_model_len - 1
     if "n" in fields:
@@ -186,8 +211,13 @@ def _bound_ids(schema: object, vocab_size: int) -> None:
 
 def _require_what_is_always_there(schemas: JSON) -> None:
     """To msgspec a field with a default may be missing; in an answer only UNSET is."""
-    for kind in vars(responses).values():
-        if isinstance(kind, type) and kind.__name__ in schemas:
-            schemas[kind.__name__]["required"] = [
-                field.name for field in msgspec.structs.fields(kind) if field.default is not UNSET
-            ]
+    for module in (responses, objects, events):
+        for kind in vars(module).values():
+            if getattr(kind, "__module__", None) != module.__name__:
+                continue
+            if isinstance(kind, type) and kind.__name__ in schemas:
+                tag = kind.__struct_config__.tag_field  # type: ignore[attr-defined]
+                schemas[kind.__name__]["required"] = [
+                    *([tag] if tag else []),
+                    *(f.name for f in msgspec.structs.fields(kind) if f.default is not UNSET),
+                ]

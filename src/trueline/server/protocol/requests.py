@@ -124,7 +124,7 @@ def read_completion(body: bytes, limits: RequestLimits) -> CompletionRequest:
                 "min_tokens",
             )
         changes["max_tokens"] = 1
-    params = _params(fields, limits, changes)
+    params = sampling_params(fields, limits, changes)
     if fields.best_of is not None and fields.best_of != params.n:
         raise bad_request(
             f"best_of = {fields.best_of}: accepted: n, which is {params.n}; for a choice among "
@@ -159,14 +159,10 @@ def read_chat(body: bytes, limits: RequestLimits) -> ChatRequest:
         "prompt_logprobs": prompt_logprobs,
         "max_tokens": _either(fields, "max_completion_tokens", "max_tokens", "its older name"),
     }
-    params = _params(fields, limits, changes)
+    params = sampling_params(fields, limits, changes)
     _check_sequences(1, params.n, limits)
     conversation, shared = _conversation(fields, limits, body), _generating(asked)
-    form, tools = shared["form"], conversation.tools
-    if form is not None and tools is not None and tools.callable:
-        raise bad_request(
-            f'{form.field}: accepted: without tools, or with tool_choice "none"', form.field
-        )
+    check_form(shared["form"], conversation.tools)
     return ChatRequest(
         model=model,
         params=params,
@@ -210,6 +206,13 @@ def read_detokenize(body: bytes, limits: RequestLimits) -> DetokenizeRequest:
     model = limits.model(fields.model)
     _check_ids("tokens", fields.tokens, limits)
     return DetokenizeRequest(model=model, tokens=fields.tokens)
+
+
+def check_form(form: AskedForm | None, tools: ToolsAsked | None) -> None:
+    if form is not None and tools is not None and tools.callable:
+        raise bad_request(
+            f'{form.field}: accepted: without tools, or with tool_choice "none"', form.field
+        )
 
 
 def _either(fields: Body, name: str, other: str, words: str) -> int | None:
@@ -266,10 +269,12 @@ def _generating(fields: GenerationFields) -> _Generating:
     }
 
 
-def _params(
+def sampling_params(
     fields: Body, limits: RequestLimits, changes: Mapping[str, int | None]
 ) -> SamplingParams:
-    given = {name: value for name in SAMPLING if (value := getattr(fields, name)) is not None}
+    """`changes`: what the body has under other names."""
+    own = [name for name in SAMPLING if name in fields.__struct_fields__]
+    given = {name: value for name in own if (value := getattr(fields, name)) is not None}
     try:
         params = SamplingParams.from_mapping({**limits.default_params, **given, **changes})
         params.check_model(limits.vocab_size, limits.max_logprobs)
@@ -325,6 +330,16 @@ def _check_ids(name: str, ids: Iterable[int], limits: RequestLimits) -> None:
         )
 
 
+def template_arguments(given: JSON | None) -> JSON:
+    for name in _OURS:
+        if name in (given or {}):
+            raise bad_request(
+                f"chat_template_kwargs.{name}: accepted: as a field of the request itself",
+                f"chat_template_kwargs.{name}",
+            )
+    return given or {}
+
+
 def _conversation(fields: Templating, limits: RequestLimits, body: bytes) -> Conversation:
     if fields.chat_template is not None and not limits.request_templates:
         raise bad_request(
@@ -332,13 +347,6 @@ def _conversation(fields: Templating, limits: RequestLimits, body: bytes) -> Con
             "requests bring theirs",
             "chat_template",
         )
-    arguments = fields.chat_template_kwargs or {}
-    for name in _OURS:
-        if name in arguments:
-            raise bad_request(
-                f"chat_template_kwargs.{name}: accepted: as a field of the request itself",
-                f"chat_template_kwargs.{name}",
-            )
     continues = bool(fields.continue_final_message)
     if continues and fields.add_generation_prompt:
         raise bad_request(
@@ -349,7 +357,7 @@ def _conversation(fields: Templating, limits: RequestLimits, body: bytes) -> Con
     return Conversation(
         messages=fields.messages,
         chat_template=fields.chat_template,
-        chat_template_kwargs=arguments,
+        chat_template_kwargs=template_arguments(fields.chat_template_kwargs),
         reasoning_effort=fields.reasoning_effort,
         add_generation_prompt=not continues if prompted is None else prompted,
         continue_final_message=continues,

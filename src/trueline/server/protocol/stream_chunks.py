@@ -14,6 +14,7 @@ from msgspec import UNSET, UnsetType
 
 from trueline.outputs import CompletionOutput, Logprobs, RequestOutput
 from trueline.server.protocol.call_deltas import CallProgress, has_calls
+from trueline.server.protocol.errors import ApiError
 from trueline.server.protocol.failure import failure
 from trueline.server.protocol.logprobs import (
     CompletionScores,
@@ -37,6 +38,7 @@ from trueline.server.protocol.responses import (
 from trueline.text.tokenizer import Tokenizer
 
 encode = msgspec.json.Encoder().encode
+DONE = b"data: [DONE]\n\n"
 BLANK = "\0"
 BLANK_JSON = encode(BLANK)
 _ENDS: dict[str, FinishReason] = {"stop": "stop", "length": "length"}
@@ -121,7 +123,7 @@ class Writer(Generic[ChunkChoice, Scores]):
                     yield from self._completion_delta(prompt, output, self._shown(completion))
         if error is not None and not self._failed:
             self._failed = True
-            yield error.event()
+            yield self.failed(error)
 
     def weight(self, outputs: Sequence[RequestOutput]) -> int:
         """About how many tokens and logprobs the next chunks are made of; text alone is light."""
@@ -137,11 +139,13 @@ class Writer(Generic[ChunkChoice, Scores]):
                 found += tokens * (1 + (request.logprobs or 0))
         return found
 
-    def final_usage(self) -> bytes | None:
-        """The last chunk of a stream with include_usage: no choices."""
-        if not self._request.include_usage:
-            return None
-        return event(self._chunk([], self._usage()))
+    def end(self) -> bytes:
+        """Behind the last chunk; with include_usage one more, without choices."""
+        usage = event(self._chunk([], self._usage())) if self._request.include_usage else b""
+        return usage + DONE
+
+    def failed(self, error: ApiError) -> bytes:
+        return error.event()
 
     def _completion_delta(
         self, prompt: int, output: RequestOutput, completion: CompletionOutput

@@ -119,16 +119,14 @@ class ToolChoiceFields(Protocol):
 
 def read_tools(fields: ToolChoiceFields, body: bytes) -> ToolsAsked | None:
     """None where no tools are offered. `body` is what `fields` were read from."""
-    if not fields.tools:
-        if fields.tool_choice not in (None, "none", "auto"):
-            raise bad_request("tool_choice: accepted: with tools to choose from", "tool_choice")
-        return None
-    written = msgspec.json.decode(body, type=ToolsBody).tools
-    assert written is not None
-    offered = [
-        offered_function(f"tools[{i}].function", tool.function, raw["function"])
-        for i, (tool, raw) in enumerate(zip(fields.tools, written, strict=True))
-    ]
+    offered = []
+    if fields.tools:
+        written = msgspec.json.decode(body, type=ToolsBody).tools
+        assert written is not None
+        offered = [
+            offered_function(f"tools[{i}].function", tool.function, raw["function"])
+            for i, (tool, raw) in enumerate(zip(fields.tools, written, strict=True))
+        ]
     choice = fields.tool_choice
     named = choice.function.name if isinstance(choice, NamedChoice) else None
     return tools_asked(
@@ -139,7 +137,16 @@ def read_tools(fields: ToolChoiceFields, body: bytes) -> ToolsAsked | None:
     )
 
 
-def offered_function(where: str, fields: FunctionFields, written: JSON) -> OfferedFunction:
+class FunctionSaid(Protocol):
+    @property
+    def name(self) -> str: ...
+    @property
+    def parameters(self) -> JSON | None: ...
+    @property
+    def strict(self) -> bool | None: ...
+
+
+def offered_function(where: str, fields: FunctionSaid, written: JSON) -> OfferedFunction:
     """`written`: the function as the client wrote it. One without parameters takes none."""
     if not NAME.fullmatch(fields.name):
         raise bad_request(
@@ -163,8 +170,12 @@ def tools_asked(
     parallel: bool,
     named: str | None = None,
     choice_field: str = "tool_choice",
-) -> ToolsAsked:
-    """Checks what concerns several of them."""
+) -> ToolsAsked | None:
+    """Checks what concerns several of them; None where there are none."""
+    if not offered:
+        if choice == "required":
+            raise bad_request("tool_choice: accepted: with tools to choose from", "tool_choice")
+        return None
     names: set[str] = set()
     for each in offered:
         if each.name in names:

@@ -1,0 +1,1 @@
+"""OpenAI's Responses: read as a chat request, answered as items and events of their own."""
