@@ -13,10 +13,11 @@ from trueline.errors import RequestRejected, UsageError
 from trueline.verify.engine import Ask, EngineRun, Observer, serve
 from trueline.verify.failed import CheckFailed
 from trueline.verify.ranks import serve_on_ranks
-from trueline.verify.suite import forced
+from trueline.verify.suite import forced, not_finite
 from trueline.verify.suite.composition import Composition, Ran
 from trueline.verify.suite.forced import NotForced
 from trueline.verify.suite.judgement import Requests
+from trueline.verify.suite.not_finite import NotFinite
 from trueline.verify.suite.observe import Watch
 from trueline.verify.suite.session import DrawnTokens, Session, Started, lengths_around
 
@@ -304,6 +305,9 @@ def run(session: Session, composition: Composition, **changes: object) -> Ran:
             return serve_watched(session.drawn, composition, core)
     except (UsageError, RequestRejected) as error:
         raise NotForced(f"the engine refuses it: {error}") from error
+    except NotFinite as found:
+        weights = not_finite.of_weights(session.definition, found.first)
+        raise NotFinite(found.first, f"{weights}; {found.told}") from found
 
 
 def serve_watched(drawn: DrawnTokens, composition: Composition, core: EngineCore) -> Ran:
@@ -321,6 +325,11 @@ def serve_watched(drawn: DrawnTokens, composition: Composition, core: EngineCore
 
     try:
         done = serve(core, composition.asks, before_step, observer=watch)
+    except CheckFailed as stopped:
+        place = not_finite.first_not_finite(composition.name, watch.requests)
+        if place is None:
+            raise
+        raise NotFinite(place, str(stopped)) from stopped
     finally:
         watch.close()
         for pool, blocks in kept:

@@ -19,12 +19,16 @@ from trueline.verify.suite.session import Session
 from trueline.weights.checkpoint import open_checkpoint
 from trueline.weights.ledger import balance
 
+ASCII = "".join(map(chr, range(32, 127)))
 TEXTS = (
+    ASCII,
     "The quick brown fox jumps over 13 lazy dogs.",
     "  leading and  double spaces\n\n\ttabs\r\n",
     "naïve café — “quotes” … 東京 🙂👩‍👩‍👧 עברית",
     "def f(x):\n    return x ** 2  # comment",
 )
+UTF_8 = {*range(0x80, 0xF5)} - {*b"\xc0\xc1"}
+"""Bytes of characters beyond ASCII."""
 CONVERSATION = [{"role": "user", "content": "How much is 2 + 2?"}]
 
 
@@ -90,6 +94,8 @@ def _tokenizer(session: Session) -> Outcome:
         if beyond := [token for token in ids if not 0 <= token < vocab]:
             raise CheckFailed(f"{text!r}: token {beyond[0]}, of a vocabulary of {vocab}")
         whole = tokenizer.decode(ids, True)
+        if text == ASCII and (lost := sorted(set(text) - set(whole))):
+            raise CheckFailed(f"{text!r} comes back without {''.join(lost)!r}: no token has it")
         stream = Detokenizer(tokenizer, skip_special_tokens=True)
         pieces = "".join(stream.push([token]) for token in ids) + stream.flush()
         if pieces != whole:
@@ -97,7 +103,20 @@ def _tokenizer(session: Session) -> Outcome:
         again = tokenizer.encode(whole, add_special_tokens=False)
         if again != ids and tokenizer.decode(again, True) != whole:
             raise CheckFailed(f"{text!r}: decodes to {whole!r}, and that to other text")
+    if lost_bytes := _bytes_without_a_token(tokenizer):
+        raise CheckFailed(
+            f"no token has the bytes {lost_bytes}: characters of other languages lose them"
+        )
     return Outcome(f"{len(TEXTS)} texts of {tokens} tokens")
+
+
+def _bytes_without_a_token(tokenizer: Tokenizer) -> str:
+    vocabulary = tokenizer.vocabulary
+    if not vocabulary.spells_bytes:
+        return ""
+    spelt = (vocabulary.token_bytes(token) for token in range(vocabulary.size))
+    alone = {each[0] for each in spelt if each is not None and len(each) == 1}
+    return ", ".join(f"0x{byte:02X}" for byte in sorted(UTF_8 - alone))
 
 
 def _template(session: Session) -> Outcome:
