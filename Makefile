@@ -39,7 +39,7 @@ test-cpus: $(INSTALLED)
 test-ranks: $(INSTALLED)
 	PYTHONPATH=tests:tests/helpers $(BIN)/python tests/helpers/ranks_as_processes.py $(RANKS)
 
-# Also: make mutants OPTIONS="--area text", --only ID, --changed main, --write-docs, --help
+# Also: make mutants OPTIONS="--area text", --only ID, --changed main, --verify, --write-docs, --help
 mutants: $(INSTALLED)
 	PYTHONPATH=tests:tests/helpers $(BIN)/python -m mutants $(OPTIONS)
 

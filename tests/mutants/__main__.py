@@ -1,4 +1,5 @@
-"""Put each mutant into a copy of the source, alone, and run the tests that must go red."""
+"""Put each mutant into a copy of the source, alone, and run the tests that must go red; with
+--verify, what a user would run instead: `trueline verify` on tiny models."""
 
 from __future__ import annotations
 
@@ -16,9 +17,10 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from mutants import page
-from mutants.children import Child, start
+from mutants import page, user_runs
+from mutants.children import Child, start, tests
 from mutants.listed import ROOT, SOURCE, Mutant, load
+from mutants.pool import CannotRun, beside_each_other, mutated_source
 
 TESTS_FAILED = 1  # pytest's exit status; others mean that it could not run them
 
@@ -29,10 +31,6 @@ class Outcome:
     word: str
     test: str
     seconds: float
-
-
-class CannotRun(Exception):
-    """The list, the tests or the environment are at fault, not the checks."""
 
 
 def main() -> int:
@@ -47,6 +45,8 @@ def main() -> int:
         pristine = Path(scratch, "pristine")
         shutil.copytree(SOURCE, pristine / "trueline", ignore=shutil.ignore_patterns("__pycache__"))
         compileall.compile_dir(pristine, quiet=1)  # once, not in every copy
+        if options.verify:
+            return user_runs.main(mutants, pristine, Path(scratch), options)
         if not options.no_baseline:
             _baseline(mutants, pristine, Path(scratch), options.jobs)
         for outcome in _run_all(mutants, pristine, Path(scratch), options):
@@ -87,7 +87,24 @@ def _options() -> argparse.Namespace:
         "--no-baseline", action="store_true", help="the tests are known to be green"
     )
     parser.add_argument(
-        "--write-docs", action="store_true", help="bring docs/mutants.md up to date"
+        "--write-docs",
+        action="store_true",
+        help="bring docs/mutants.md up to date; with --verify docs/verify-mutants.md",
+    )
+    parser.add_argument(
+        "--verify", action="store_true", help="run trueline verify instead of the tests"
+    )
+    parser.add_argument(
+        "--models",
+        type=int,
+        default=3,
+        help="with --verify: how many models a survivor is tried on; 3 unless told",
+    )
+    parser.add_argument(
+        "--keep",
+        type=Path,
+        metavar="DIR",
+        help="with --verify: what is found stays there, and what is there is not run again",
     )
     return parser.parse_args()
 
@@ -114,11 +131,11 @@ def _tests(names: Iterable[str]) -> list[str]:
 
 def _baseline(mutants: list[Mutant], source: Path, scratch: Path, jobs: int) -> None:
     """Without a mutant all of them are green."""
-    tests = _tests(test for mutant in mutants for test in mutant.tests)
-    print(f"without a mutant: {len(tests)} tests and files", flush=True)
+    names = _tests(test for mutant in mutants for test in mutant.tests)
+    print(f"without a mutant: {len(names)} tests and files", flush=True)
     place = scratch / "baseline"
     place.mkdir()
-    child = start(source, tests, place, native=False, more=["-n", str(jobs)])
+    child = start(source, place, tests(names, "-n", str(jobs)), native=False)
     while (status := child.status()) is None:
         time.sleep(0.1)
     if status:
@@ -129,41 +146,17 @@ def _baseline(mutants: list[Mutant], source: Path, scratch: Path, jobs: int) -> 
 def _run_all(
     mutants: list[Mutant], pristine: Path, scratch: Path, options: argparse.Namespace
 ) -> Iterator[Outcome]:
-    running: dict[str, tuple[Mutant, Child]] = {}
-    waiting = list(reversed(mutants))
-    try:
-        while waiting or running:
-            while waiting and len(running) < options.jobs:
-                mutant = waiting.pop()
-                running[mutant.id] = mutant, _start(mutant, pristine, scratch / mutant.id)
-            time.sleep(0.05)
-            for mutant, child in list(running.values()):
-                status = child.status()
-                if status is None and child.seconds < options.limit:
-                    continue
-                child.end()
-                if status is None:
-                    os.waitpid(child.pid, 0)
-                del running[mutant.id]
-                word, test = _verdict(mutant, status, child.output())
-                shutil.rmtree(scratch / mutant.id, ignore_errors=True)
-                yield Outcome(mutant, word, test, child.seconds)
-    finally:
-        for _, child in running.values():
-            child.end()
+    def begin(mutant: Mutant) -> Child:
+        place = scratch / mutant.id
+        source = mutated_source(mutant, pristine, place)
+        return start(source, place, tests(_tests(mutant.tests), "-x"), native=mutant.is_native)
 
-
-def _start(mutant: Mutant, pristine: Path, place: Path) -> Child:
-    source = place / "src"
-    # Hard links: what is compiled stays valid, and only the mutated file is new.
-    shutil.copytree(pristine, source, copy_function=os.link)
-    mutated = source / "trueline" / mutant.file
-    text = mutated.read_text()
-    if text.count(mutant.old) != 1:
-        raise CannotRun(f"{mutant.id}: its text stands {text.count(mutant.old)} times")
-    mutated.unlink()
-    mutated.write_text(text.replace(mutant.old, mutant.new))
-    return start(source, _tests(mutant.tests), place, native=mutant.is_native, more=["-x"])
+    for mutant, child, status in beside_each_other(
+        mutants, begin, jobs=options.jobs, limit=options.limit
+    ):
+        word, test = _verdict(mutant, status, child.output())
+        shutil.rmtree(scratch / mutant.id, ignore_errors=True)
+        yield Outcome(mutant, word, test, child.seconds)
 
 
 def _verdict(mutant: Mutant, status: int | None, output: str) -> tuple[str, str]:

@@ -1,5 +1,5 @@
-"""Tests in forked children. The parent has imported what takes long and none of our own modules, so
-a child begins at once and imports them from the source that it is given."""
+"""Tests, or a run of verify, in forked children. The parent has imported what takes long and none
+of our own modules, so a child begins at once and imports them from the source that it is given."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import entry_points
@@ -60,8 +61,9 @@ class Child:
         return self.log.read_text(errors="replace")
 
 
-def start(source: Path, tests: list[str], place: Path, *, native: bool, more: list[str]) -> Child:
-    """`place`: a directory of its own for what the tests write."""
+def start(source: Path, place: Path, run: Callable[[Path], int], *, native: bool) -> Child:
+    """`place`: a directory of its own, which `run` is called with; what that returns is the exit
+    status."""
     assert "trueline" not in sys.modules, "children would inherit it"
     log = place / "log"
     sys.stdout.flush()
@@ -71,7 +73,7 @@ def start(source: Path, tests: list[str], place: Path, *, native: bool, more: li
     try:
         os.setsid()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        file = os.open(log, os.O_CREAT | os.O_WRONLY)
+        file = os.open(log, os.O_CREAT | os.O_WRONLY | os.O_TRUNC)
         os.dup2(file, 1)
         os.dup2(file, 2)
         os.chdir(ROOT)
@@ -79,17 +81,20 @@ def start(source: Path, tests: list[str], place: Path, *, native: bool, more: li
         if native:  # else the user's cache would fill with broken kernels
             os.environ["XDG_CACHE_HOME"] = str(place / "cache")
         sys.path.insert(0, str(source))
-        os._exit(_run(source, [*ARGUMENTS, f"--basetemp={place / 'tmp'}", *more, *tests]))
+        status = run(place)
+        found = Path(sys.modules["trueline"].__file__ or "")
+        if found.parent != source / "trueline":
+            print(f"imported {found}, not {source}", flush=True)
+            status = STRANGE
+        sys.stdout.flush()
+        os._exit(status)
     except BaseException as error:
         print(repr(error), flush=True)
         os._exit(STRANGE)
 
 
-def _run(source: Path, arguments: list[str]) -> int:
-    status = int(pytest.main(arguments))
-    found = Path(sys.modules["trueline"].__file__ or "")
-    sys.stdout.flush()
-    if found.parent != source / "trueline":
-        print(f"imported {found}, not {source}", flush=True)
-        return STRANGE
-    return status
+def tests(names: list[str], *more: str) -> Callable[[Path], int]:
+    """pytest's arguments, as what a child runs."""
+    return lambda place: int(
+        pytest.main([*ARGUMENTS, f"--basetemp={place / 'tmp'}", *more, *names])
+    )

@@ -1,4 +1,5 @@
-"""The list of `make mutants` fits the source: it cannot rot silently. Running it takes longer."""
+"""The list of `make mutants` fits the source: it cannot rot silently. Running it takes longer. And
+what tells which lines a run comes to, for `--verify`."""
 
 from __future__ import annotations
 
@@ -6,11 +7,15 @@ import ast
 from collections import Counter
 from functools import cache
 from itertools import accumulate
+from threading import Thread
+from typing import Any
 
 import pytest
 
-from mutants import page
+from mutants import page, user_page
 from mutants.listed import SOURCE, TESTS, Mutant, load
+from mutants.patients import PATIENTS, concerned
+from mutants.reach import Reach, changed_lines
 
 MUTANTS = load()
 LEAST = 80
@@ -71,3 +76,94 @@ def test_every_mutant_has_been_run_and_killed() -> None:
     alive = [name for name, (outcome, _) in found.items() if outcome not in page.DEAD]
     assert not alive, "a survivor is a defect of the checks"
     assert page.generated(MUTANTS, found) in page.FILE.read_text(), "make mutants writes it"
+
+
+# -- what a user's run of verify sees --------------------------------------------------
+
+TEXT = """
+LIMIT = 3
+
+def one(x):
+    if (
+        x > LIMIT
+    ):
+        return more(
+            x
+        )
+    return 0
+
+class Two:
+    size = 4
+
+    def more(self, x):
+        for each in range(x):
+            x += each
+        return x
+"""
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "lines"),
+    [
+        ("LIMIT = 3", "LIMIT = 4", None),
+        ("x > LIMIT", "x >= LIMIT", (5, 7)),
+        ("            x\n", "            x + 1\n", (8, 10)),
+        ("return 0", "return 1", (11, 11)),
+        ("size = 4", "size = 5", None),
+        ("            x += each\n", "            x += each\n            x += 1\n", (18, 18)),
+        ("            x += each\n", "            pass\n", (18, 18)),
+        ("def more(self, x)", "def more(self, x=1)", None),
+    ],
+)
+def test_the_statement_that_a_mutant_changes(
+    old: str, new: str, lines: tuple[int, int] | None
+) -> None:
+    assert changed_lines(TEXT, TEXT.replace(old, new)) == lines
+
+
+def test_what_never_ran_is_not_reached() -> None:
+    """Taken branches only; in threads too; what is outside of functions by the file's functions."""
+    lines = {"taken": (8, 10), "other": (11, 11), "loop": (18, 18), "outside": None}
+    names: dict[str, Any] = {"more": lambda x: x}
+    for file in ("engine/some.py", "engine/idle.py"):
+        exec(compile(TEXT, f"/a/trueline/{file}", "exec"), names)
+    reach = Reach({"engine/idle.py": lines | {"idle": (11, 11)}})
+    with reach:
+        names["one"](5)
+    assert reach.found() == ["outside", "taken"]
+    with reach:
+        thread = Thread(target=names["Two"]().more, args=(0,))
+        thread.start()
+        thread.join()
+        assert reach.found() == ["outside", "taken"], "the loop has no turns"
+        thread = Thread(target=names["Two"]().more, args=(2,))
+        thread.start()
+        thread.join()
+    assert reach.found() == ["loop", "outside", "taken"]
+    idle = Reach({"engine/some.py": {"outside": None}})
+    with idle:
+        names["one"](5)
+    assert idle.found() == [], "another file's functions"
+
+
+def test_models_that_a_mutant_is_about_come_first() -> None:
+    first = {m.id: concerned(m, PATIENTS)[0].name for m in MUTANTS if user_page.is_in_reach(m)}
+    assert first["window-without-its-oldest"].startswith("v4")
+    assert first["state-copy-forgets-values"].startswith("ling")
+    assert first["int4-group-at-the-end-lost"] == "int4"
+    assert first["pool-register-moves-the-hash"] == PATIENTS[0].name
+    assert {patient.name for patient in concerned(MUTANTS[0], PATIENTS)} == {
+        patient.name for patient in PATIENTS
+    }
+
+
+def test_the_page_of_user_runs_counts_its_rows() -> None:
+    rows = user_page.read()
+    assert f"{user_page.counted(row.outcome for row in rows.values())}." in (
+        user_page.FILE.read_text()
+    )
+    assert len(rows) >= LEAST
+    for row in rows.values():
+        seen, survived = row.outcome in user_page.SEEN, row.outcome == user_page.SURVIVED
+        assert bool(row.models) == (seen or survived)
+        assert bool(row.check) == seen or row.outcome == user_page.HANGS
