@@ -88,7 +88,7 @@ class PreparedParams:
         self.params, self.tokenizer = params, tokenizer
         self.constraint = constraint
         if constraint is None and params.structured_outputs is not None:
-            self.constraint = Constraint(grammar=params.structured_outputs.compiled())
+            self.constraint = params.structured_outputs.constraint()
         if self.constraint is not None and tokenizer is None:
             raise UsageError("structured_outputs need a tokenizer")
         self.stops = StopStrings(params.stop)

@@ -97,6 +97,8 @@ def keeps_to(llm: LLM, form: str, option: str, said: CompletionOutput) -> bool:
     if said.error is not None:
         assert "no token is left that structured_outputs and " in said.error, (form, option)
         return False
+    if option == "ignore_eos":
+        assert not set(said.token_ids) & set(tokenizer.eos_ids)
     if said.finish_reason == "length":
         assert len(said.token_ids) == OPTIONS[option].get("max_tokens", BASE["max_tokens"])
         return False

@@ -45,7 +45,7 @@ class Grammars:
     def __init__(self, vocabulary: Callable[[], LLTokenizer] = no_vocabulary) -> None:
         """`vocabulary` is called once, in the thread, when the first grammar comes."""
         self._vocabulary = vocabulary
-        self._kept: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._kept: OrderedDict[tuple[str, bool], LLMatcher] = OrderedDict()
         self._waiting: dict[str, Compiled] = {}
         self._worker = ThreadPoolExecutor(1, thread_name_prefix="trueline-grammars")
         self._bell = Bell()
@@ -101,7 +101,7 @@ class Grammars:
         """At its start, where it allows a token."""
         guide = Guide(
             constraint,
-            {grammar: self._matcher(grammar, constraint.name) for grammar in constraint.grammars},
+            {grammar: self._matcher(grammar, constraint) for grammar in constraint.grammars},
             message.eos_token_ids,
             ignore_eos=message.params.ignore_eos,
         )
@@ -109,21 +109,23 @@ class Grammars:
         check_first_token(message, guide, self.vocabulary.vocab_size - 1)
         return guide
 
-    def _matcher(self, grammar: str, name: str) -> LLMatcher:
+    def _matcher(self, grammar: str, constraint: Constraint) -> LLMatcher:
         """At its start; guides copy it."""
         from llguidance import LLMatcher
 
-        if grammar in self._kept:
+        key = grammar, constraint.by_client
+        if key in self._kept:
             self.num_hits += 1
-            self._kept.move_to_end(grammar)
-            return self._kept[grammar]
+            self._kept.move_to_end(key)
+            return self._kept[key]
         vocabulary, began = self.vocabulary, time.monotonic()
-        made = LLMatcher(vocabulary, grammar, log_level=0, limits=parser_limits())
+        limits = parser_limits(by_client=constraint.by_client)
+        made = LLMatcher(vocabulary, grammar, log_level=0, limits=limits)
         self.num_compiled += 1
         self.compile_seconds += time.monotonic() - began
         if made.is_error():
-            raise RequestRejected(f"{name}: it cannot be compiled: {made.get_error()}")
-        self._kept[grammar] = made
+            raise RequestRejected(f"{constraint.name}: it cannot be compiled: {made.get_error()}")
+        self._kept[key] = made
         if len(self._kept) > MOST_KEPT:
             self._kept.popitem(last=False)
         return made

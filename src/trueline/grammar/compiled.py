@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Final
 
 import msgspec
@@ -26,28 +26,35 @@ MAX_BLAMED, MAX_BLAMING_S = 256, 2.0
 """Parts of a schema that are looked at to name the keyword that another one does not go with, and
 how long."""
 
-LIMITS: Final[Mapping[str, int]] = {
-    "max_items_in_row": 2_000,
+LIMITS: Final[dict[str, int]] = {
+    "max_items_in_row": 2_000,  # an object with 400 optional properties has 1,600
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 100_000,
     "step_max_items": 50_000,
-    "max_lexer_states": 50_000,
+    "max_lexer_states": 20_000,  # 16 MB
     "max_grammar_size": 200_000,
 }
 """Of llguidance: of a grammar as it is compiled, and of each token's mask. A compilation takes less
 than a second, a mask some milliseconds."""
+LIMITS_OF_CLIENTS: Final = LIMITS | {
+    "max_items_in_row": 500,  # an ambiguous one takes time with the square of it, for every byte
+    "max_grammar_size": 10_000,  # %json of it has no limit of ours
+}
+"""Of grammars that clients write."""
 
 
-def parser_limits() -> LLParserLimits:
+def parser_limits(*, by_client: bool = False) -> LLParserLimits:
+    """`by_client`: of a grammar that a client has written; not of what is made of its schema."""
     from llguidance import LLParserLimits
 
+    limits = LIMITS_OF_CLIENTS if by_client else LIMITS
     return LLParserLimits(
-        max_items_in_row=LIMITS["max_items_in_row"],
-        initial_lexer_fuel=LIMITS["initial_lexer_fuel"],
-        step_lexer_fuel=LIMITS["step_lexer_fuel"],
-        step_max_items=LIMITS["step_max_items"],
-        max_lexer_states=LIMITS["max_lexer_states"],
-        max_grammar_size=LIMITS["max_grammar_size"],
+        max_items_in_row=limits["max_items_in_row"],
+        initial_lexer_fuel=limits["initial_lexer_fuel"],
+        step_lexer_fuel=limits["step_lexer_fuel"],
+        step_max_items=limits["step_max_items"],
+        max_lexer_states=limits["max_lexer_states"],
+        max_grammar_size=limits["max_grammar_size"],
         verbose_errors=False,
     )
 
@@ -116,7 +123,7 @@ def lark_grammar(grammar: str, name: str = "grammar") -> str:
         raise UsageError(
             f"{name}: not a grammar in Lark or GBNF: {short(str(error), 200)}"
         ) from None
-    return _checked(LLMatcher.grammar_from_lark(lark), name)
+    return _checked(LLMatcher.grammar_from_lark(lark), name, by_client=True)
 
 
 def of_lark(lark: str) -> str:
@@ -132,8 +139,8 @@ def problem_of(grammar: str, name: str) -> str:
     return _problem(grammar)
 
 
-def _checked(made: str, name: str) -> str:
-    if problem := _problem(made):
+def _checked(made: str, name: str, *, by_client: bool = False) -> str:
+    if problem := _problem(made, by_client=by_client):
         raise UsageError(f"{name}: {short(problem, 300)}")
     return made
 
@@ -150,15 +157,16 @@ def _of_schema(schema: JsonValue, options: JSON) -> str:
     return str(LLMatcher.grammar_from_json_schema(text, overrides=options))  # type: ignore[arg-type]
 
 
-def _problem(grammar: str) -> str:
+def _problem(grammar: str, *, by_client: bool = False) -> str:
     """In llguidance's words; empty where there is none. Other threads go on meanwhile."""
     from llguidance import LLMatcher
 
-    failed, words = LLMatcher.validate_grammar_with_warnings(grammar, limits=parser_limits())
+    limits = parser_limits(by_client=by_client)
+    failed, words = LLMatcher.validate_grammar_with_warnings(grammar, limits=limits)
     if failed:
         return " ".join(words[0].split())
     # what takes too long to start, or has no text, shows only now; bytes as tokens cost little
-    made = LLMatcher(byte_vocabulary(), grammar, log_level=0, limits=parser_limits())
+    made = LLMatcher(byte_vocabulary(), grammar, log_level=0, limits=limits)
     if not made.is_error():
         made.compute_bitmask()
     if not made.is_error():

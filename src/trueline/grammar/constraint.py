@@ -38,6 +38,8 @@ class Constraint(msgspec.Struct, frozen=True, kw_only=True):
     """The request's field that asks for it: errors begin with it."""
     reasoning: Reasoning | None = None
     grammar: str | None = None
+    by_client: bool = False
+    """The grammar is as a client has written it: it may be ambiguous, and has narrower limits."""
     triggers: tuple[Trigger, ...] = ()
 
     def __post_init__(self) -> None:

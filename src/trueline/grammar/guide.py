@@ -3,6 +3,7 @@ grammars."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -42,6 +43,8 @@ Allowed = Only | AllBut | ByGrammar | None
 
 TOO_COMPLEX = ("ParserTooComplex", "LexerTooComplex")
 """Why llguidance stops where a limit is met."""
+_LIMITS_MET = re.compile("too many|items; max is", re.IGNORECASE)
+"""What it says where it gives no such reason."""
 
 
 class _Marker:
@@ -131,11 +134,12 @@ class Guide:
 
     def _fail(self, matcher: LLMatcher, otherwise: str = "") -> None:
         reason = matcher.stop_reason()
-        self.too_complex = reason in TOO_COMPLEX
+        words = matcher.get_error()
+        self.too_complex = reason in TOO_COMPLEX or bool(_LIMITS_MET.search(words))
         self.problem = (
             f"{self.name}: the grammar takes more work for a token than the limit"
             if self.too_complex
-            else otherwise or matcher.get_error() or reason
+            else otherwise or words or reason
         )
 
     def _begin_content(self) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from decimal import Decimal
 from typing import Final
 from urllib.parse import quote
 
@@ -14,6 +15,11 @@ MAX_DEPTH = 64
 """Of nested lists and objects."""
 MAX_COUNT = 1 << 20
 """Of minItems, maxLength and the like."""
+MAX_PROPERTIES, MAX_OPTIONAL = 2_000, 400
+"""Named ones of all objects together, and of one object those that may be left out: compiling takes
+time with the square of the one, a token's mask has a row of llguidance's parser for the other."""
+MAX_MULTIPLE = 10_000
+"""Of multipleOf, without the point and the zeros at its end: as many states has what checks it."""
 MAX_NUMBER = 2**53 - 1
 """llguidance computes with doubles, which tell whole numbers apart up to here."""
 
@@ -63,7 +69,14 @@ def dotted(path: tuple[str, ...]) -> str:
 def enforced(schema: JsonValue) -> JsonValue:
     """The schema without what says nothing. SchemaError names the first keyword that is not
     honoured."""
-    return _schema(schema, (), depth=0)
+    kept = _schema(schema, (), depth=0)
+    left = MAX_PROPERTIES
+    for path, part in all_parts(kept, ()) if isinstance(kept, dict) else ():
+        left -= len(part.get("properties", ()))
+        if left < 0:
+            accepted = f"up to {MAX_PROPERTIES} in all objects together"
+            raise SchemaError((*path, "properties"), f"too many; accepted: {accepted}")
+    return kept
 
 
 def _schema(schema: JsonValue, path: tuple[str, ...], depth: int) -> JsonValue:
@@ -109,6 +122,13 @@ def parts(schema: JSON) -> Iterator[tuple[tuple[str, ...], JSON]]:
         yield from ((at, part) for at, part in found if isinstance(part, dict))
 
 
+def all_parts(schema: JSON, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], JSON]]:
+    """The schema and those within, to any depth."""
+    yield path, schema
+    for at, part in parts(schema):
+        yield from all_parts(part, (*path, *at))
+
+
 def _check_properties(schema: JSON, path: tuple[str, ...]) -> None:
     """JSON may say a property twice, which counts once: only required ones are sure to differ."""
     least = schema.pop("minProperties", 0)
@@ -116,6 +136,12 @@ def _check_properties(schema: JSON, path: tuple[str, ...]) -> None:
         raise SchemaError(
             (*path, "minProperties"),
             f"found {least}; accepted: as many as are required, or fewer",
+        )
+    optional = len(schema.get("properties", {}).keys() - set(schema.get("required", ())))
+    if optional > MAX_OPTIONAL:
+        raise SchemaError(
+            (*path, "properties"),
+            f"{optional} that are not required; accepted: up to {MAX_OPTIONAL} of one object",
         )
 
 
@@ -164,6 +190,10 @@ def _exact(value: JsonValue, path: tuple[str, ...]) -> JsonValue:
 def _multiple(value: JsonValue, path: tuple[str, ...], depth: int) -> JsonValue:
     if not isinstance(value, int | float) or isinstance(value, bool) or value <= 0:
         raise SchemaError(path, f"found {short_repr(value)}; accepted: a number above 0")
+    digits = "".join(map(str, Decimal(repr(value)).as_tuple().digits)).rstrip("0")
+    if int(digits or 0) > MAX_MULTIPLE:
+        accepted = f"numbers whose digits, without the zeros at the end, are up to {MAX_MULTIPLE}"
+        raise SchemaError(path, f"found {short_repr(value)}; accepted: {accepted}")
     return value
 
 

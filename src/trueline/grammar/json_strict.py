@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from typing import Final
 
 from trueline.errors import short_repr
-from trueline.grammar.json_schema import SchemaError, parts
+from trueline.grammar.json_schema import SchemaError, all_parts
 from trueline.utils.json_types import JSON, JsonValue
 
 _LEAP_YEAR = "(?:[0-9]{2}(?:0[48]|[2468][048]|[13579][26])|(?:[02468][048]|[13579][26])00)"
@@ -32,7 +32,7 @@ _DEFINING = {"$defs", "definitions", "type"}
 def strict(schema: JSON) -> tuple[JSON, str | None]:
     """The schema, changed, and the escapes that texts may have (None: all). SchemaError where it
     asks for a character that cannot be said without the others."""
-    everything = [*_all(schema, ())]
+    everything = [*all_parts(schema, ())]
     letters = _escapes(everything)
     met = any(_meets_another(part) for _, part in everything)
     for _, part in everything:
@@ -40,12 +40,6 @@ def strict(schema: JSON) -> tuple[JSON, str | None]:
         if beside := FORMATS.get(part.get("format", "")):
             part["allOf"] = [*part.get("allOf", ()), {"pattern": beside}]
     return schema, letters
-
-
-def _all(schema: JSON, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], JSON]]:
-    yield path, schema
-    for at, part in parts(schema):
-        yield from _all(part, (*path, *at))
 
 
 # -- whole numbers that are excluded -------------------------------------------------------

@@ -16,6 +16,7 @@ from trueline.grammar.compiled import (
     read_schema,
     regex_grammar,
 )
+from trueline.grammar.constraint import Constraint
 from trueline.utils.json_types import JsonValue
 from trueline.utils.named_fields import NamesUnknownFields
 
@@ -86,6 +87,10 @@ class StructuredOutputsParams(
     def _refuse(self, name: str, accepted: str) -> NoReturn:
         found = short_repr(getattr(self, name))
         raise UsageError(f"structured_outputs.{name} = {found}: accepted: {accepted}")
+
+    def constraint(self, names: Mapping[str, str] | None = None) -> Constraint:
+        """As `compiled`."""
+        return Constraint(grammar=self.compiled(names), by_client=self.grammar is not None)
 
     def compiled(self, names: Mapping[str, str] | None = None) -> str:
         """The grammar, as llguidance's text. UsageError where it cannot be honoured, by the name

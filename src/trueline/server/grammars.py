@@ -32,7 +32,7 @@ class CheckedGrammars:
             case CallsForm():
                 return await self._made(form, lambda: constraint_of(form))
             case AskedForm(field, params, names):
-                made = await self._made(params, lambda: Constraint(grammar=params.compiled(names)))
+                made = await self._made(params, lambda: params.constraint(names))
                 return msgspec.structs.replace(made, name=field)
 
     async def _made(self, asked: msgspec.Struct, make: Callable[[], Constraint]) -> Constraint:
