@@ -46,6 +46,14 @@ def test_the_same_has_no_difference() -> None:
     assert text_of(reports.not_finite(), reports.not_finite()).startswith("nothing is worse\n")
 
 
+def test_a_check_that_broke_off_has_not_lost_its_implementations() -> None:
+    def broken(report: Report) -> None:
+        first = next(each for each in report.checks if each.ran)
+        first.ran = {}
+
+    assert of(broken).ran == []
+
+
 # -- statuses ----------------------------------------------------------------------------
 
 

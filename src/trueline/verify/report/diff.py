@@ -153,9 +153,11 @@ def _changed(what: str, before: object, after: object) -> Iterator[Change]:
 
 
 def _ran(a: Report, b: Report) -> list[Change]:
-    """Each once, with the number of checks it is true of."""
+    """Each once, with the number of checks it is true of. A check that broke off has none."""
     counts: dict[tuple[str, str, str], int] = {}
     for before, after in _both(a, b):
+        if not before.ran or not after.ran:
+            continue
         for op in dict.fromkeys([*before.ran, *after.ran]):
             key = op, before.ran.get(op, "none"), after.ran.get(op, "none")
             if key[1] != key[2]:

@@ -19,6 +19,7 @@ from trueline.verify.suite.forced import NotForced
 from trueline.verify.suite.judgement import Requests
 from trueline.verify.suite.not_finite import NotFinite
 from trueline.verify.suite.observe import Watch
+from trueline.verify.suite.prefix_hits import prefix_hits
 from trueline.verify.suite.session import DrawnTokens, Session, Started, lengths_around
 
 TILE = 64
@@ -94,34 +95,7 @@ def compositions(session: Session) -> Iterator[Composition]:
         forced=lambda ran: forced.ends_at(ran, TILE),
     )
     yield from _sizes(session)
-    head, other = s.tokens(2 * block, 7), s.tokens(2 * block, 8)
-    if 3 * block + 16 <= s.longest:
-        yield Composition(
-            name="prefix hit",
-            invariant="prefix = cold",
-            what="prompts that begin with cached blocks, wholly and in part; equal blocks behind "
-            "another beginning",
-            asks=[
-                Ask([*head, 1, 2, 3], 4),
-                Ask(other, 4),
-                Ask([*head, 4, 5], 6, arrives=8),
-                Ask([*head[:block], *other[block:], 9], 3, arrives=8),
-                Ask(head, 4, arrives=10),
-            ],
-            changes={"snapshot_spacing": block} if session.plan.slots else {},
-            forced=forced.hits,
-            tier="smoke",
-        )
-        yield Composition(
-            name="n samples of a prompt",
-            invariant="prefix = cold",
-            what="the same prompt four times at once, drawn with seeds",
-            asks=[
-                Ask([*head, 3], 5, arrives=i and 1, params={"temperature": 1.0, "seed": i})
-                for i in range(4)
-            ],
-            forced=lambda ran: f"{len(ran.done.tokens)} requests of one prompt",
-        )
+    yield from prefix_hits(session, block)
     yield from _under_pressure(session, block)
     yield from _on_ranks(session)
     yield from _invariant(session, block)

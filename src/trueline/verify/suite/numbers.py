@@ -268,6 +268,7 @@ def _require_right(
         f"; wrong in {which}",
         place,
         measures,
+        _used(numbers.session, numbers.ran[composition.name]),
     )
 
 

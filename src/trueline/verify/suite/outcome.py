@@ -20,11 +20,17 @@ class Outcome:
 
 
 class Wrong(CheckFailed):
-    """A check that went red, with what it measured and where."""
+    """A check that went red, with what it measured and where, and the implementations that ran."""
 
-    def __init__(self, message: str, place: Place | None, measures: list[Measure]) -> None:
+    def __init__(
+        self,
+        message: str,
+        place: Place | None,
+        measures: list[Measure],
+        ran: dict[str, str] | None = None,
+    ) -> None:
         super().__init__(message)
-        self.place, self.measures = place, measures
+        self.place, self.measures, self.ran = place, measures, ran or {}
 
 
 @dataclass(frozen=True)
@@ -58,7 +64,7 @@ def carry_out(todo: Todo) -> Check:
         check.status, check.evidence = Status.NOT_COVERED, str(reason)
     except Wrong as wrong:
         check.status, check.evidence = Status.FAILED, str(wrong)
-        check.place, check.measures = wrong.place, wrong.measures
+        check.place, check.measures, check.ran = wrong.place, wrong.measures, wrong.ran
     except CheckFailed as failed:
         check.status, check.evidence = Status.FAILED, str(failed)
     except TruelineError as error:
