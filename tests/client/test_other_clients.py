@@ -75,6 +75,7 @@ def check(found: dict[str, Any]) -> None:
     ("program", "requirements"),
     [
         ("with_openai.py", "official.txt"),
+        ("with_anthropic.py", "anthropic.txt"),
         ("with_langchain.py", "official.txt"),
         ("with_pydantic_ai.py", "official.txt"),
         ("with_instructor.py", "instructor.txt"),

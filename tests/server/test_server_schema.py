@@ -38,13 +38,14 @@ CHECKS = [
     negative_data_rejection,
 ]
 OPERATIONS = {
-    "POST": ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize",
-             "/detokenize"),
+    "POST": ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/v1/messages",
+             "/v1/messages/count_tokens", "/tokenize", "/detokenize"),
     "GET": ("/v1/models", "/v1/models/{model}", "/version", "/health", "/health/ready",
             "/health/live", "/metrics", "/tokenizer_info"),
 }  # fmt: skip
 NAMED = {
     "/v1/responses": {f"response.{end}" for end in ("completed", "incomplete", "failed")},
+    "/v1/messages": {"message_stop", "error"},
 }
 """Streams whose events have names, and how they end."""
 RULES = {
@@ -74,8 +75,12 @@ RULES = {
     r"chat_template_kwargs\.\w+: this model's chat template has no switch": "likewise",
     r"thinking_token_budget = \d+: thinking_budget": "two fields",
     r"tools: (this model's chat template shows none|how this model writes)": "the template's",
+    r"messages: (accepted: messages that say|the last one has a tool_use)": "several fields",
+    r"messages\[\d+\]\.content\[\d+\]\.(tool_use_)?id = ": "two blocks",
+    r"thinking\.(type|budget_tokens)": "the template's",
+    r"output_config\.(effort = |format)": "the template's, a schema, and two fields",
     r"tools\[\d+\](\.function)?\.name = .*: another tool has it": "two tools",
-    r"tool_choice(: accepted: with tools| = .*: no tool has this name)": "two fields",
+    r"tool_choice(: accepted: with tools|(\.name)? = .*: no tool has this name)": "two fields",
     r"messages\[\d+\]\.tool_calls": "a message's fields are its template's",
     r"top_logprobs: accepted: where include has": "two fields",
     r"text\.format: accepted: without tools": "two fields",

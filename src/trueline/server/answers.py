@@ -15,6 +15,22 @@ from trueline.server.protocol.requests import ChatRequest
 from trueline.text.answers import AnswerFormat, AnswerReader, ReasoningState
 
 
+def _check_thinking(asked: bool | None, state: ReasoningState) -> None:
+    """What the prompt makes of it, whatever switch there was."""
+    if asked is False and state == "open":
+        raise bad_request(
+            "thinking.type = 'disabled': this model's chat template has no switch for thinking; "
+            "accepted: enabled or adaptive",
+            "thinking.type",
+        )
+    if asked and state == "over":
+        raise bad_request(
+            "thinking.type: this prompt leaves no room for thinking, or the model's files do not "
+            "tell how it is marked; accepted: disabled",
+            "thinking.type",
+        )
+
+
 @dataclass(frozen=True)
 class ChatAnswers:
     format: AnswerFormat
@@ -31,6 +47,7 @@ class ChatAnswers:
                 "tools",
             )
         state = format.reasoning_state(ids, begun(asked.conversation))
+        _check_thinking(asked.conversation.thinking, state)
         if asked.thinking_budget is not None and state == "not begun":
             raise bad_request(
                 "thinking_token_budget: accepted: where the prompt opens the reasoning or ends it; "

@@ -29,6 +29,8 @@ from trueline.server.logs import event
 from trueline.server.metrics import CONTENT_TYPE
 from trueline.server.protocol.bodies import FIELDS
 from trueline.server.protocol.errors import ApiError
+from trueline.server.protocol.messages_api.bodies import MessagesBody
+from trueline.server.protocol.not_offered import REFUSED
 from trueline.server.protocol.openapi import OPEN, openapi
 from trueline.server.protocol.responses import Health, Version
 from trueline.server.protocol.responses_api.bodies import ResponsesBody
@@ -36,8 +38,11 @@ from trueline.server.replies import error_response
 from trueline.server.routes import (
     chat,
     completions,
+    count_tokens,
     detokenize,
+    messages,
     models,
+    not_offered,
     one_model,
     responses,
     tokenize,
@@ -46,7 +51,7 @@ from trueline.server.routes import (
 from trueline.server.service import Service
 
 LONGEST_ID = 128
-_FIELDS = FIELDS.union(ResponsesBody.__struct_fields__)
+_FIELDS = FIELDS.union(ResponsesBody.__struct_fields__, MessagesBody.__struct_fields__)
 _FIELD = re.compile("[a-z_]+")
 LEFT = 499
 """The status that is logged where the client disconnected before there was one, as nginx does."""
@@ -58,6 +63,9 @@ def build_app(service: Service, keys: Keys, logger: logging.Logger) -> ASGIApp:
         Route("/v1/completions", completions, methods=["POST"]),
         Route("/v1/chat/completions", chat, methods=["POST"]),
         Route("/v1/responses", responses, methods=["POST"]),
+        Route("/v1/messages", messages, methods=["POST"]),
+        Route("/v1/messages/count_tokens", count_tokens, methods=["POST"]),
+        *(Route(path, not_offered, methods=["GET", "POST", "DELETE"]) for path in REFUSED),
         Route("/v1/models", models, methods=["GET"]),
         Route("/v1/models/{model:path}", one_model, methods=["GET"]),
         Route("/tokenize", tokenize, methods=["POST"]),
@@ -136,7 +144,7 @@ def _json(value: object, status: int = 200) -> Response:
 
 async def _api_error(request: Request, error: ApiError) -> Response:
     request.scope["log_fields"].update(_for_log(error))
-    return error_response(error)
+    return error_response(error, request.scope)
 
 
 def _for_log(error: ApiError) -> dict[str, str | None]:
@@ -157,7 +165,7 @@ async def _http_error(request: Request, error: HTTPException) -> Response:
     path = short(request.url.path)
     words = {404: f"there is no route {path}", 405: f"{request.method} is not for {path}"}
     shown = ApiError(error.status_code, words.get(error.status_code, error.detail))
-    return error_response(shown, error.headers)
+    return error_response(shown, request.scope, error.headers)
 
 
 async def _left(request: Request, error: ClientDisconnect) -> Response:
@@ -208,7 +216,7 @@ class RequestMiddleware:
         try:
             if refusal is not None:
                 log_fields.update(_for_log(refusal))
-                await error_response(refusal)(scope, unread.receive, sending)
+                await error_response(refusal, scope)(scope, unread.receive, sending)
             else:
                 await self.app(scope, unread.receive, sending)
         except Exception as error:
@@ -216,12 +224,15 @@ class RequestMiddleware:
             self.logger.error("failed", exc_info=error, extra={"fields": fields})
             if status:  # the status has been sent: the connection is closed instead
                 raise
-            await error_response(BUG)(scope, unread.receive, sending)
+            await error_response(BUG, scope)(scope, unread.receive, sending)
         finally:
             self._log(scope, status or LEFT, time.monotonic() - began)
 
     def _refusal(self, path: str, headers: dict[bytes, bytes]) -> ApiError | None:
-        if path not in self.is_open and not self.keys.admit(headers.get(b"authorization")):
+        given = headers.get(b"authorization")
+        if given is None and b"x-api-key" in headers:  # as Anthropic's clients
+            given = b"Bearer " + headers[b"x-api-key"]
+        if path not in self.is_open and not self.keys.admit(given):
             return ApiError(401, "no valid API key: give one as 'Authorization: Bearer KEY'",
                             code="invalid_api_key")  # fmt: skip
         length, limit = headers.get(b"content-length", b"0"), self.service.config.max_body_bytes

@@ -8,12 +8,14 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import aclosing, asynccontextmanager, suppress
 from typing import Protocol
 
+import msgspec
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from trueline.outputs import RequestOutput
 from trueline.server.protocol.errors import ApiError
 from trueline.server.protocol.failure import failure
+from trueline.server.protocol.messages_api.objects import message_error
 from trueline.server.service import PER_SCORE, Generation
 
 SSE = [
@@ -138,10 +140,19 @@ async def _gone(receive: Receive) -> None:
         pass
 
 
-def error_response(error: ApiError, headers: Mapping[str, str] | None = None) -> Response:
+ANTHROPIC = "/v1/messages"
+"""Where paths begin whose errors have Anthropic's shape."""
+
+
+def error_response(
+    error: ApiError, scope: Scope, headers: Mapping[str, str] | None = None
+) -> Response:
+    body = error.body()
+    if scope["path"].startswith(ANTHROPIC):
+        body = msgspec.json.encode(message_error(error, scope["request_id"]))
     more = dict(headers or {})
     if error.retry_after is not None:
         more["retry-after"] = str(error.retry_after)
     if error.status == 401:
         more["www-authenticate"] = "Bearer"
-    return Response(error.body(), error.status, more, "application/json")
+    return Response(body, error.status, more, "application/json")

@@ -22,6 +22,10 @@ from trueline.server.protocol.chat_chunks import ChatWriter
 from trueline.server.protocol.errors import renamed
 from trueline.server.protocol.forms import AskedForm
 from trueline.server.protocol.limits import RequestLimits
+from trueline.server.protocol.messages_api.request import NAMES as MESSAGES_NAMES
+from trueline.server.protocol.messages_api.request import read_count_tokens, read_messages
+from trueline.server.protocol.messages_api.writer import MessagesWriter
+from trueline.server.protocol.not_offered import refused
 from trueline.server.protocol.requests import (
     GenerateRequest,
     read_chat,
@@ -78,6 +82,31 @@ async def responses(request: Request) -> Response:
         writer = ResponsesWriter(name, int(time.time()), asked, service.tokenizer)
         answers = await service.offload(size, ChatAnswers.of, service.answers, asked, found[1])
         return await _reply(request, size, asked, [found], writer, answers)
+
+
+async def messages(request: Request) -> Response:
+    service = _service(request)
+    limits, size, asked = await _read(request, read_messages)
+    with renamed(MESSAGES_NAMES):
+        found = await service.offload(
+            size, prompts.chat_prompt, asked, service.tokenizer, limits, None
+        )
+        writer = MessagesWriter(f"msg_{uuid.uuid4().hex}", asked)
+        answers = await service.offload(size, ChatAnswers.of, service.answers, asked, found[1])
+        return await _reply(request, size, asked, [found], writer, answers)
+
+
+async def count_tokens(request: Request) -> Response:
+    service = _service(request)
+    limits, size, asked = await _read(request, read_count_tokens)
+    with renamed(MESSAGES_NAMES):
+        return _json(
+            await service.offload(size, prompts.count_tokens, asked, service.tokenizer, limits)
+        )
+
+
+async def not_offered(request: Request) -> Response:
+    raise refused(request.method, request.url.path)
 
 
 async def tokenize(request: Request) -> Response:

@@ -18,17 +18,37 @@ def switched(
     tokenizer: Tokenizer, arguments: JSON, effort: str | None, *, with_tools: bool = False
 ) -> JSON:
     """`arguments` of a request and its `reasoning_effort`, as what renders it has them."""
-    encoding = tokenizer.chat_encoding
-    if encoding is not None:  # which refuses by itself what it does not know
-        return _with_effort(arguments, effort, encoding.reads)
-    reads = names_read(tokenizer.chat_template(with_tools=with_tools))
+    reads = _reads(tokenizer, with_tools)
     found = _with_effort(arguments, effort, reads)
+    if tokenizer.chat_encoding is not None:  # which refuses by itself what it does not know
+        return found
     if found.get(EFFORT) is not None and EFFORT not in reads:
         raise UsageError(_no_effort(f"{KWARGS}.{EFFORT}", found[EFFORT], reads))
     for name in SWITCHES:
         if name in found and name not in reads:
             found = _renamed(found, name, reads)
     return found
+
+
+def _reads(tokenizer: Tokenizer, with_tools: bool) -> Collection[str]:
+    encoding = tokenizer.chat_encoding
+    if encoding is not None:
+        return encoding.reads
+    return names_read(tokenizer.chat_template(with_tools=with_tools))
+
+
+def with_thinking(
+    tokenizer: Tokenizer, arguments: JSON, thinking: bool, *, with_tools: bool = False
+) -> JSON:
+    """`arguments` with the switch for thinking; as they are, where there is none."""
+    reads = _reads(tokenizer, with_tools)
+    switch = next((name for name in SWITCHES if name in reads), None)
+    if switch is None:
+        return arguments
+    for name in SWITCHES:
+        if arguments.get(name, thinking) != thinking:
+            raise UsageError(f"{KWARGS}.{name}: thinking says otherwise; accepted: one of them")
+    return {**arguments, switch: thinking}
 
 
 def _with_effort(arguments: JSON, effort: str | None, reads: Collection[str]) -> JSON:

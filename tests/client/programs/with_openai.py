@@ -135,6 +135,53 @@ def helper_for_streams():
         assert isinstance(call.function.parsed_arguments, GetWeather)
 
 
+ITEMS = {"model": ASKED["model"], "input": PROMPT}
+SEEDED = {"temperature": DRAWN["temperature"], "extra_body": {"seed": DRAWN["seed"]}}
+
+
+def responses():
+    whole = client.responses.create(**ITEMS, temperature=0, max_output_tokens=TOKENS)
+    assert whole.output_text == ASKED["text"]
+    assert whole.usage.output_tokens == TOKENS
+    text = ""
+    for event in client.responses.create(
+        **ITEMS, temperature=0, max_output_tokens=TOKENS, stream=True
+    ):
+        text += event.delta if event.type == "response.output_text.delta" else ""
+    assert text == ASKED["text"]
+
+
+def parsed_responses():
+    trip = client.responses.parse(**ITEMS, **SEEDED, text_format=Trip).output_parsed
+    check_trip(trip.city, trip.days, trip.sunny)
+    with client.responses.stream(**ITEMS, **SEEDED, text_format=Trip) as events:
+        for _ in events:
+            pass
+        assert events.get_final_response().output_parsed == trip
+
+
+def responses_with_tools():
+    tool = {"type": "function", **TOOL["function"]}
+    first = client.responses.create(**ITEMS, **SEEDED, tools=[tool], tool_choice="required")
+    results = []
+    for call in first.output:
+        check_weather(json.loads(call.arguments))
+        results.append({"type": "function_call_output", "call_id": call.call_id, "output": "rain"})
+    assert results
+    turn = {"input": [{"role": "user", "content": PROMPT}, *first.output, *results]}
+    then = client.responses.create(**ITEMS | turn, temperature=0, max_output_tokens=TOKENS)
+    assert then.usage.input_tokens > first.usage.input_tokens
+
+
+def responses_with_reasoning():
+    answer = client.responses.create(
+        **ITEMS, temperature=0, max_output_tokens=24, extra_body=THINKING
+    )
+    assert answer.output[0].content[0].text == ASKED["reasoning"]
+    assert answer.output_text == ASKED["after"]
+    assert answer.usage.output_tokens_details.reasoning_tokens == 8
+
+
 run(
     {
         "chat": chat,
@@ -146,5 +193,9 @@ run(
         "tools": tools,
         "streamed tools": streamed_tools,
         "streamed and parsed tools": helper_for_streams,
+        "responses": responses,
+        "parsed responses": parsed_responses,
+        "responses with tools": responses_with_tools,
+        "responses with reasoning": responses_with_reasoning,
     }
 )

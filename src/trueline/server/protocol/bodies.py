@@ -235,6 +235,15 @@ Budget = Annotated[
 ]
 
 
+TemplateArguments = Annotated[
+    Annotated[JSON, Meta(max_length=MAX_ITEMS["chat_template_kwargs"])] | None,
+    Meta(
+        description="an object: the template's own arguments, up to "
+        f"{MAX_ITEMS['chat_template_kwargs']}"
+    ),
+]
+
+
 class Templating(Body, frozen=True, kw_only=True):
     """How messages become a prompt."""
 
@@ -246,13 +255,7 @@ class Templating(Body, frozen=True, kw_only=True):
             f"{MAX_CHARS['chat_template']} characters"
         ),
     ] = None
-    chat_template_kwargs: Annotated[
-        Annotated[JSON, Meta(max_length=MAX_ITEMS["chat_template_kwargs"])] | None,
-        Meta(
-            description="an object: the template's own arguments, up to "
-            f"{MAX_ITEMS['chat_template_kwargs']}"
-        ),
-    ] = None
+    chat_template_kwargs: TemplateArguments = None
     add_generation_prompt: Flag = None
     continue_final_message: Flag = None
     reasoning_effort: Annotated[

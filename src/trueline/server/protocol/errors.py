@@ -68,19 +68,19 @@ def _renamed(error: ApiError, names: Mapping[str, str]) -> ApiError:
     found = _NAMED.match(error.message)
     if found is None or found[1] not in names:
         return error
-    name, param = names[found[1]], error.param
-    if param is not None and param.startswith(found[1]):
-        param = name + param.removeprefix(found[1])
+    name = names[found[1]]
+    param = name + (error.param or "").removeprefix(found[1])
     return ApiError(
         error.status,
-        name + error.message.removeprefix(found[1]),
-        param=param,
+        name + error.message[found.end() :],
+        # a place in messages is one in messages that the client has not seen
+        param=name if found[2] else param,
         code=error.code,
         retry_after=error.retry_after,
     )
 
 
-_NAMED = re.compile(r"([a-z_]+(?:\.[a-z_]+)?)(?=[\[.:]| = )")
+_NAMED = re.compile(r"([a-z_]+)((?:\[\d+\][\w.]*)*)(?=:| = )")
 
 
 def bad_request(message: str, param: str | None = None, code: str | None = None) -> ApiError:

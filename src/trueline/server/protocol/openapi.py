@@ -12,6 +12,9 @@ from trueline import __version__
 from trueline.server.protocol import bodies, responses
 from trueline.server.protocol.errors import ErrorResponse
 from trueline.server.protocol.limits import RequestLimits
+from trueline.server.protocol.messages_api import objects as messages
+from trueline.server.protocol.messages_api.bodies import CountTokensBody, MessagesBody
+from trueline.server.protocol.messages_api.content import ROLES
 from trueline.server.protocol.responses_api import events, items, objects
 from trueline.server.protocol.responses_api.bodies import ResponsesBody
 from trueline.utils.json_types import JSON
@@ -19,9 +22,9 @@ from trueline.utils.json_types import JSON
 _REQUESTS: tuple[type, ...] = (
     *(bodies.CompletionBody, bodies.ChatBody, bodies.DetokenizeBody),
     *(bodies.TokenizePromptBody, bodies.TokenizeChatBody),
-    ResponsesBody,
+    *(ResponsesBody, MessagesBody, CountTokensBody),
 )
-_WITHIN = (*items.KINDS.values(),)
+_WITHIN = (*items.KINDS.values(), *ROLES.values())
 """Of requests: what stands in their lists."""
 _RESPONSES: tuple[type, ...] = (
     *(responses.Completion, responses.ChatCompletion, responses.ChatChunk),
@@ -29,6 +32,7 @@ _RESPONSES: tuple[type, ...] = (
     responses.TokenizerInfo,
     *(responses.Version, responses.Health, ErrorResponse),
     *(objects.ResponseObject, *get_args(events.ResponseEvent)),
+    *(messages.MessageObject, messages.CountedTokens, *get_args(messages.MessageEvent)),
 )
 _ERRORS = {
     "400": "The request is wrong; `param` names the field.",
@@ -98,6 +102,14 @@ def _post(summary: str, takes: list[str], gives: str, stream: JSON | None = None
     return {"summary": summary, "requestBody": body, "responses": {"200": answer, **errors}}
 
 
+def _of_anthropic(operation: JSON) -> JSON:
+    """With errors of that shape."""
+    for status in _ERRORS:
+        content = operation["responses"][status]["content"]
+        content["application/json"]["schema"] = _ref("MessageError")
+    return operation
+
+
 def _chunks(chunk: str) -> JSON:
     """One of a stream: OpenAPI 3.1 says nothing of them, and tools take the schema for each."""
     data = {"anyOf": [{"const": "[DONE]"}, _data(chunk, "ErrorResponse")]}
@@ -144,6 +156,21 @@ def _paths() -> JSON:
                 _named_events(kind.__name__ for kind in get_args(events.ResponseEvent)),
             )
         },
+        "/v1/messages": {
+            "post": _of_anthropic(
+                _post(
+                    "Answer a conversation, as Anthropic's Messages",
+                    ["MessagesBody"],
+                    "MessageObject",
+                    _named_events(kind.__name__ for kind in get_args(messages.MessageEvent)),
+                )
+            )
+        },
+        "/v1/messages/count_tokens": {
+            "post": _of_anthropic(
+                _post("Tokens of such a conversation", ["CountTokensBody"], "CountedTokens")
+            )
+        },
         "/v1/models": {"get": _get("The models served", "ModelList", "401", "503")},
         "/v1/models/{model}": {
             "get": _get("One model", "ModelCard", "401", "404", "503", parameters=[name])
@@ -178,7 +205,8 @@ def _bound_fields(fields: JSON, limits: RequestLimits) -> None:
             number.update(minimum=0, maximum=min(limits.max_logprobs, limits.vocab_size))
     for name in ("max_tokens", "max_completion_tokens", "max_output_tokens", "min_tokens"):
         if name in fields:
-            fields[name]["anyOf"][0]["maximum"] = limits.max_model_len - 1
+            (number,) = fields[name].get("anyOf", [fields[name]])[:1]
+            number["maximum"] = limits.max_model_len - 1
     if "n" in fields:
         number = fields["n"]["anyOf"][0]
         number["maximum"] = min(number["maximum"], limits.max_sequences)
@@ -211,7 +239,7 @@ def _bound_ids(schema: object, vocab_size: int) -> None:
 
 def _require_what_is_always_there(schemas: JSON) -> None:
     """To msgspec a field with a default may be missing; in an answer only UNSET is."""
-    for module in (responses, objects, events):
+    for module in (responses, objects, events, messages):
         for kind in vars(module).values():
             if getattr(kind, "__module__", None) != module.__name__:
                 continue

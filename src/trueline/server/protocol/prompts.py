@@ -8,6 +8,7 @@ from trueline.errors import UsageError
 from trueline.output_processor import read_prompt
 from trueline.server.protocol.errors import ApiError, bad_request, from_usage
 from trueline.server.protocol.limits import RequestLimits
+from trueline.server.protocol.messages_api.objects import CountedTokens
 from trueline.server.protocol.raw_json import in_pieces
 from trueline.server.protocol.requests import (
     ChatRequest,
@@ -26,7 +27,7 @@ from trueline.text.chat import (
     template_and_values,
 )
 from trueline.text.encoding_arguments import EFFORT
-from trueline.text.switches import KWARGS, switched
+from trueline.text.switches import KWARGS, switched, with_thinking
 from trueline.text.template_process import TemplateProcess
 from trueline.text.tokenizer import Tokenizer
 from trueline.utils.json_types import JSON
@@ -100,6 +101,12 @@ def _truncated(
     return (text, ids) if len(ids) <= most else (None, ids[-most:])
 
 
+def count_tokens(request: TokenizeRequest, tokenizer: Tokenizer, limits: RequestLimits) -> bytes:
+    """As Anthropic's clients ask for it."""
+    counted = msgspec.json.decode(tokenize(request, tokenizer, limits), type=Tokenized).count
+    return msgspec.json.encode(CountedTokens(counted))
+
+
 def tokenize(
     request: TokenizeRequest,
     tokenizer: Tokenizer,
@@ -150,6 +157,10 @@ def _render(asked: Conversation, tokenizer: Tokenizer, templates: TemplateProces
     try:
         if asked.chat_template is None:
             effort, has_tools = asked.reasoning_effort, bool(tools)
+            if asked.thinking is not None:
+                arguments = with_thinking(
+                    tokenizer, arguments, asked.thinking, with_tools=has_tools
+                )
             arguments = switched(tokenizer, arguments, effort, with_tools=has_tools)
             if tokenizer.chat_encoding is not None:
                 messages = with_arguments(check_calls(messages), "object")

@@ -83,6 +83,9 @@ class Conversation(msgspec.Struct, frozen=True, kw_only=True):
     add_generation_prompt: bool
     continue_final_message: bool
     tools: ToolsAsked | None = None
+    thinking: bool | None = None
+    """Whether the answer is to begin with reasoning, where the request says so by itself: then
+    the template's switch is set, if there is one."""
 
 
 class ChatRequest(GenerateRequest, frozen=True, kw_only=True):
@@ -270,7 +273,7 @@ def _generating(fields: GenerationFields) -> _Generating:
 
 
 def sampling_params(
-    fields: Body, limits: RequestLimits, changes: Mapping[str, int | None]
+    fields: Body, limits: RequestLimits, changes: Mapping[str, object]
 ) -> SamplingParams:
     """`changes`: what the body has under other names."""
     own = [name for name in SAMPLING if name in fields.__struct_fields__]

@@ -146,7 +146,9 @@ class FunctionSaid(Protocol):
     def strict(self) -> bool | None: ...
 
 
-def offered_function(where: str, fields: FunctionSaid, written: JSON) -> OfferedFunction:
+def offered_function(
+    where: str, fields: FunctionSaid, written: JSON, schema_field: str = "parameters"
+) -> OfferedFunction:
     """`written`: the function as the client wrote it. One without parameters takes none."""
     if not NAME.fullmatch(fields.name):
         raise bad_request(
@@ -159,7 +161,7 @@ def offered_function(where: str, fields: FunctionSaid, written: JSON) -> Offered
         parameters=parameters,
         strict=bool(fields.strict),
         shown={"type": "function", "function": {**said, "parameters": parameters}},
-        where=f"{where}.parameters",
+        where=f"{where}.{schema_field}",
     )
 
 
@@ -180,7 +182,7 @@ def tools_asked(
     for each in offered:
         if each.name in names:
             raise bad_request(
-                f"{each.where.removesuffix('.parameters')}.name = {short_repr(each.name)}: another "
+                f"{each.where.rpartition('.')[0]}.name = {short_repr(each.name)}: another "
                 "tool has it; accepted: a name of its own",
                 "tools",
             )

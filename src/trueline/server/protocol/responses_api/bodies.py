@@ -16,7 +16,7 @@ from trueline.server.protocol.bodies import (
     Generating,
     Ignored,
     Null,
-    Templating,
+    TemplateArguments,
     body_with,
     types_of,
 )
@@ -168,6 +168,7 @@ class ResponsesFields(Body, frozen=True, kw_only=True):
         Meta(description='null or {"include_obfuscation": false}'),
     ] = None
     thinking_token_budget: Budget = None
+    chat_template_kwargs: TemplateArguments = None
     metadata: Annotated[JSON | None, Meta(description="an object")] = None
     user: Annotated[str | None, Meta(description="a text")] = None
 
@@ -180,7 +181,6 @@ class ResponsesGenerationFields(Protocol):
     truncate_prompt_tokens: int | None
     priority: int | None
     cache_salt: str | None
-    chat_template_kwargs: JSON | None
 
 
 _OWN_NAMES = ("n", "max_tokens", "logprobs", "prompt_logprobs")
@@ -191,7 +191,6 @@ ResponsesBody = body_with(
     ResponsesFields,
     types_of(Ignored, Stateful)
     | {name: types_of(Generating)[name] for name in _SHARED}
-    | {"chat_template_kwargs": types_of(Templating)["chat_template_kwargs"]}
     | {name: KINDS[name] for name in SAMPLING if name not in _OWN_NAMES}
     | {"top_logprobs": KINDS["logprobs"]},
 )

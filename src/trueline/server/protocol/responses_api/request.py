@@ -58,7 +58,7 @@ def read_responses(body: bytes, limits: RequestLimits) -> ResponsesRequest:
             "truncate_prompt_tokens = 0: accepted: a whole number from 1 up, or -1",
             "truncate_prompt_tokens",
         )
-    conversation, form = _conversation(fields, asked), _form(fields)
+    conversation, form = _conversation(fields), _form(fields)
     check_form(form, conversation.tools)
     return ResponsesRequest(
         model=model,
@@ -83,7 +83,7 @@ def read_responses(body: bytes, limits: RequestLimits) -> ResponsesRequest:
     )
 
 
-def _conversation(fields: ResponsesFields, asked: ResponsesGenerationFields) -> Conversation:
+def _conversation(fields: ResponsesFields) -> Conversation:
     given = fields.input
     items = (
         [InputMessage(role="user", content=given)] if isinstance(given, str) else read_items(given)
@@ -94,7 +94,7 @@ def _conversation(fields: ResponsesFields, asked: ResponsesGenerationFields) -> 
     return Conversation(
         messages=messages,
         chat_template=None,
-        chat_template_kwargs=template_arguments(asked.chat_template_kwargs),
+        chat_template_kwargs=template_arguments(fields.chat_template_kwargs),
         reasoning_effort=None if fields.reasoning is None else fields.reasoning.effort,
         add_generation_prompt=True,
         continue_final_message=False,

@@ -39,6 +39,7 @@ from trueline.server.protocol.responses_api.objects import (
     Status,
 )
 from trueline.server.protocol.responses_api.request import ResponsesRequest
+from trueline.server.protocol.sse import named_event
 from trueline.server.protocol.stream_chunks import encode
 from trueline.text.tokenizer import Tokenizer
 
@@ -72,8 +73,8 @@ class ResponsesWriter:
         (output,) = outputs
         if self._number == 0:
             for kind in (events.Created, events.InProgress):
-                yield sent(self._event(kind, response=self._response("in_progress")))
-        yield from map(sent, self._new(output))
+                yield named_event(self._event(kind, response=self._response("in_progress")))
+        yield from map(named_event, self._new(output))
         if self._ended or not output.finished:
             return
         self._ended = True
@@ -82,13 +83,13 @@ class ResponsesWriter:
             return
         response = self._whole(output)
         done = events.Completed if response.status == "completed" else events.Incomplete
-        yield sent(self._event(done, response=response))
+        yield named_event(self._event(done, response=response))
 
     def failed(self, error: ApiError) -> bytes:
         told = ResponseFailure(error.code or "server_error", error.message)
         response = self._response("failed")
         response.error = told
-        return sent(self._event(events.Failed, response=response))
+        return named_event(self._event(events.Failed, response=response))
 
     def end(self) -> bytes:
         return b""
@@ -259,9 +260,3 @@ def _status(piece: PartPiece, completion: CompletionOutput) -> ItemStatus:
         return "completed" if piece.call.ended else "incomplete"
     is_last = piece.place == len(completion.parts) - 1
     return "incomplete" if is_last and completion.finish_reason == "length" else "completed"
-
-
-def sent(event: events.Numbered) -> bytes:
-    """As a server-sent event."""
-    name = str(event.__struct_config__.tag).encode()
-    return b"event: " + name + b"\ndata: " + encode(event) + b"\n\n"

@@ -1,0 +1,1 @@
+"""Anthropic's Messages: read as a chat request, answered as blocks and events of their own."""
