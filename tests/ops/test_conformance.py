@@ -455,6 +455,9 @@ MISTAKES = [
     Mistake("bits of the rows of down", "experts", "ranks", "down", of_the_columns),
     Mistake("the seed of the batch", "sampling", "definition", "sample", neighbours_seed),
     Mistake("ties the other way", "sampling", "definition", "sample", no_ties),
+    Mistake("no penalty of presence", "sampling", "penalties", "sample",
+            lambda sample: lambda logits, rows:
+                sample(logits, replace(rows, presence=rows.presence * 0))),
     Mistake("scores of the token before", "sampling", "scores", "score",
             lambda score: lambda logits, tokens, top: score(logits, tokens.roll(1), top)),
     Mistake("the seed of the batch", "sampling", "batch", "sample", neighbours_seed),

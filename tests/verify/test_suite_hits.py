@@ -13,6 +13,7 @@ from trueline.verify.report import Check, Status
 from trueline.verify.suite.run import Selection, verify
 
 AHEAD = "modes/prefix hit, one step ahead"
+BETWEEN = "modes/prefix hit between snapshots"
 
 
 def checked(model: Path, name: str) -> Check:
@@ -42,3 +43,20 @@ def test_the_snapshot_read_once_more_while_the_first_step_runs(
     assert check.status == Status.FAILED
     assert "linear attention is off" in check.evidence
     assert check.ran["lightning"] == "cpu", "the report names what ran, above all where it is wrong"
+
+
+def test_a_hit_ends_where_a_state_was_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks alone are no prefix of a hybrid model. Its snapshots are where the engine keeps them
+    by itself, not at every block."""
+    model = make_subject("ling", tmp_path / "ling").model
+    check = checked(model, BETWEEN)
+    assert check.status == Status.PASSED, check.evidence
+    first, *cached = map(int, check.evidence.rpartition(":")[2].split(","))
+    assert first == 0
+    assert cached[0] == cached[1] > 0, "blocks of the third reach further than its state"
+    assert cached[2] > cached[1]
+    usable = States.usable
+    monkeypatch.setattr(
+        States, "usable", lambda self, request, n: n if usable(self, request, n) else 0
+    )
+    assert checked(model, BETWEEN).status == Status.FAILED

@@ -168,6 +168,7 @@ OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
     ),
     "sampling": (
         OpCheck("definition", sampling.sampling),
+        OpCheck("penalties", sampling.penalties),
         OpCheck("scores", sampling.scores),
         OpCheck("batch", sampling.alone_or_together),
     ),

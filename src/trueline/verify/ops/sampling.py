@@ -119,6 +119,31 @@ def sampling(op: Sampling, dtype: torch.dtype = torch.float32) -> None:
         same(draw(op, view, states), draw(reference, view, states), tolerance=GATE)
 
 
+def penalties(op: Sampling, dtype: torch.dtype = torch.float32) -> None:
+    """Few words, many rows: what a penalty is wrong by decides which is the likeliest."""
+    rows, vocab = 96, 7
+    generator = torch.Generator(device="cpu").manual_seed(3)
+
+    def some(words: int) -> list[int]:
+        return torch.randint(vocab, (words,), generator=generator, device="cpu").tolist()
+
+    states = [
+        row(
+            prompt=some(3),
+            output=some(i % 4),
+            temperature=0,
+            repetition_penalty=(1.0, 1.6, 0.7)[i % 3],
+            frequency_penalty=(0.0, 0.4, -0.3)[i // 3 % 3],
+            presence_penalty=(0.0, 0.5, -0.6)[i // 9 % 3],
+        )
+        for i in range(rows)
+    ]
+    logits = torch.randn(rows, vocab, generator=generator, device="cpu")
+    logits[1::2] -= 3  # of these all are negative
+    logits = logits.to(torch.get_default_device(), dtype)
+    same(draw(op, logits, states), draw(reference, logits, states), tolerance=GATE)
+
+
 def of_vocabulary(op: Sampling, dtype: torch.dtype, vocab: int) -> None:
     """`vocab` words: enough for the tokens of the rows."""
     logits, states = batch(dtype, vocab)

@@ -43,6 +43,8 @@ def prefix_hits(session: Session, block: int) -> Iterator[Composition]:
         ],
         forced=lambda ran: f"{len(ran.done.tokens)} requests of one prompt",
     )
+    if s.plan.slots and 5 * block <= s.longest:
+        yield _between_snapshots(s, block)
     yield Composition(
         name="prefix hit, one step ahead",
         invariant="overlapped = plain",
@@ -54,5 +56,23 @@ def prefix_hits(session: Session, block: int) -> Iterator[Composition]:
             Ask([*head, *s.tokens(20, 9)], 5, arrives=12),
         ],
         changes={**spaced, "overlap": True, "max_num_batched_tokens": max(block, 16)},
+        forced=forced.hits,
+    )
+
+
+def _between_snapshots(s: Session, block: int) -> Composition:
+    """As the engine keeps them by itself: at the ends of prompts and answers."""
+    head = s.tokens(3 * block, 7)
+    return Composition(
+        name="prefix hit between snapshots",
+        invariant="prefix = cold",
+        what="prompts whose cached blocks reach further than the last state that was kept before",
+        asks=[
+            Ask([*head[:block], 1, 2, 3], 3),
+            Ask([*head, 1, 2, 3], 3, arrives=6),
+            Ask([*head[: 2 * block], 4, 5], 3, arrives=12),
+            Ask([*head, 9, 9], 3, arrives=12),
+        ],
+        changes={"max_num_batched_tokens": max(4 * block, 64)},
         forced=forced.hits,
     )
