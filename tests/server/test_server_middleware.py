@@ -16,6 +16,7 @@ from trueline.server.app import RequestMiddleware, build_app
 from trueline.server.config import ServerConfig
 from trueline.server.keys import Keys
 from trueline.server.protocol.limits import RequestLimits
+from trueline.server.protocol.not_offered import REFUSED
 from trueline.server.protocol.openapi import OPEN, openapi
 
 
@@ -73,7 +74,9 @@ def test_the_document_has_the_routes_there_are() -> None:
     app: Any = build_app(service, Keys(["k"]), logging.getLogger("test"))
     routes = {route.path.replace(":path", "") for route in app.routes}
     document = openapi(RequestLimits(models=("m",), max_model_len=8, vocab_size=9))["paths"]
-    assert routes - {"/openapi.json", "/docs"} == set(document)
+    refused = {route.replace(":path", "") for route in REFUSED}
+    assert routes - refused - {"/openapi.json", "/docs"} == set(document)
+    assert refused <= routes
     keyed = {
         path for path, methods in document.items() if "security" in next(iter(methods.values()))
     }
