@@ -37,7 +37,7 @@ PATIENTS: Sequence[Patient] = (
     Patient("v4, published numerics", "v4-rounded", {"numerics": "published"}),
     Patient("v3, batch-invariant", "v3-near", {"batch_invariant": True}),
     Patient("glm5, shuffled fp8 keys", "glm5",
-            {"index_cache_dtype": "e4m3fn", "index_cache_layout": "shuffled", "block_size": 16}),
+            {"index_cache_dtype": "e4m3fn", "index_cache_layout": "shuffled", "block_size": 64}),
     Patient("v4, poison and canaries", "v4-shallow", {"poison": True, "canary_interval": 1}),
 )  # fmt: skip
 """Every family; every stored format; options that choose other code. Cheapest first."""

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from torch import Tensor
 
+from trueline.cache.layout import GROUP, INDEX_LAYOUTS
 from trueline.config import EngineConfig
 from trueline.engine import batch
 from trueline.ops.linear import torch_mm
@@ -87,3 +88,17 @@ def test_the_last_blocks_of_a_cache_are_used(model: Path, monkeypatch: pytest.Mo
     (check,) = report.failed
     assert check.place is not None
     assert (check.place.block or 0) >= 4096
+
+
+def test_index_layouts_are_tried_in_blocks_of_several_groups(tmp_path: Path) -> None:
+    """Of a block with one group alone, groups that overlap have nothing to overlap with."""
+    model = make_subject("glm5", tmp_path / "glm5").model
+    session = Session("glm5", model, EngineConfig(max_num_seqs=8))
+    changed = [each.changes for each in variants.variants(session)]
+    sizes = {
+        each["index_cache_layout"]: each["block_size"]
+        for each in changed
+        if "index_cache_layout" in each
+    }
+    assert sizes.keys() == set(INDEX_LAYOUTS)
+    assert all(size >= 2 * GROUP for size in sizes.values())

@@ -26,6 +26,8 @@ BLOCK_SIZES = (1, 16, 64)
 FORCED = ("decode", "mixed step", "prefix hit")
 """Beside one request alone."""
 FP8 = "e4m3fn"
+SEVERAL_GROUPS = 64
+"""Positions of a block in which a shuffled layout has more than one group of tokens."""
 
 
 @dataclass(frozen=True)
@@ -44,10 +46,11 @@ def variants(session: Session) -> Iterator[Variant]:
     if config.kv_cache_dtype == "auto" and (plan.kind(Latent) or plan.kind(Window)):
         yield Variant("--kv-cache-dtype fp8", {"kv_cache_dtype": "fp8"})
     if plan.kind(IndexKeys) or plan.kind(EntriesIndex):
+        size = max(plan.block_size, SEVERAL_GROUPS)
         for layout in INDEX_LAYOUTS:
             yield Variant(
-                f"--index-cache-dtype {FP8} --index-cache-layout {layout}",
-                {"index_cache_dtype": FP8, "index_cache_layout": layout},
+                f"--index-cache-dtype {FP8} --index-cache-layout {layout} --block-size {size}",
+                {"index_cache_dtype": FP8, "index_cache_layout": layout, "block_size": size},
             )
     for op, chosen in plan.selections.items():
         for name in dict.fromkeys(("reference", *OPS[op])):
