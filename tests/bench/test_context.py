@@ -9,7 +9,7 @@ import pytest
 
 from paths import CONFIGS
 from trueline.bench.cache_bytes import KindBytes, cache_bytes, kept_bytes
-from trueline.bench.context import context_engine, pretend_computed
+from trueline.bench.context import OpClock, context_engine, pretend_computed
 from trueline.cache.layout import STORAGES
 from trueline.engine.params import SamplingParams
 from trueline.models import read_model
@@ -51,6 +51,28 @@ def test_a_long_context_holds_what_the_spec_says(family: str, tiny: Tiny) -> Non
         else:
             assert each.formula == short[name].formula
             assert each.held == short[name].held <= each.formula + 2 * each.block
+
+
+SELECTION = {"index_scores", "topk"}
+TIMED = {
+    "deepseek_v4": {"compress", "sink_attention", *SELECTION},
+    "deepseek_v32": {"sparse_mla", *SELECTION},
+    "deepseek_v3": {"mla_decode"},
+}
+
+
+@pytest.mark.parametrize("family", TIMED)
+def test_all_that_grows_counts_as_attention(family: str, tiny: Tiny) -> None:
+    engine = context_engine(str(tiny(family)), [300], 1, 8)
+    clock, prompt = OpClock(engine), list(range(300))
+    pretend_computed(engine, prompt)
+    params = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+    engine.add_request("a", {"prompt_token_ids": prompt}, params)
+    engine.step()
+    clock.seconds.clear()
+    while engine.has_unfinished_requests():
+        engine.step()
+    assert set(clock.seconds) == TIMED[family]
 
 
 def test_bytes_of_a_token_are_the_published_ones() -> None:

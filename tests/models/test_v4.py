@@ -139,6 +139,13 @@ def test_both_forms_are_one_model(config: dict[str, Any], write_config: WriteCon
     assert read_model(write_config(as_saved(config))) == read_model(write_config(config))
 
 
+def test_both_forms_in_one_file(write_config: WriteConfig) -> None:
+    """They must agree; ratios go on for the draft layers."""
+    config = family_config("deepseek_v4")
+    both = as_saved(config) | {"compress_ratios": [*config["compress_ratios"], 0, 0]}
+    assert read_model(write_config(both)) == read_model(write_config(config))
+
+
 @pytest.mark.parametrize("key", ["rope_theta", "compress_rope_theta"])
 def test_bases_of_the_sections_count(key: str, write_config: WriteConfig) -> None:
     """transformers writes its class default beside them; anything else contradicts them."""
@@ -203,12 +210,21 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no rates": (without(SAVED, "compress_rates"), "'compress_rates.compressed_sparse_attention'"),
     "two schedules": (SAVED | {"compress_ratios": [0, 0, 4, 128, 128, 4]}, "as layer_types"),
     "two counts": (SAVED | {"num_hash_layers": 2}, "mlp_layer_types calls hash_moe"),
+    "other hash layers": (SAVED | {"num_hash_layers": 3,
+                                   "mlp_layer_types": SAVED["mlp_layer_types"][::-1]},
+                          "mlp_layer_types calls hash_moe"),
     "half a nest": (SAVED | {"rope_parameters": without(ROPES, "main")}, "rope_parameters.main"),
     "yarn for windows": (SAVED | {"rope_parameters": ROPES | {"main": ROPES["compress"]}},
                          "window layers have no YaRN"),
     "other base": (SAVED | {"compress_rope_theta": 4e4}, "'compress_rope_theta'"),
     "odd groups": (FLASH | {"o_groups": 7}, "a divisor of num_attention_heads = 64"),
     "shared": (FLASH | {"n_shared_experts": 2}, "one shared expert"),
+    "none shared": (FLASH | {"n_shared_experts": 0}, "one shared expert"),
+    "more than experts": (FLASH | {"num_experts_per_tok": 257}, "1 to 256"),
+    "rope share": (without(SAVED, "qk_rope_head_dim") | {"partial_rotary_factor": 0.31},
+                   "an even number / head_dim = 26"),
+    "rate of a window": (SAVED | {"compress_rates": RATES | {"sliding_attention": 1}},
+                         "nobody reads"),
     "narrow index": (FLASH | {"index_head_dim": 62}, "'index_head_dim'"),
     "scoring": (FLASH | {"scoring_func": "sigmoid"}, "sqrtsoftplus"),
     "kv heads": (FLASH | {"num_key_value_heads": 8}, "one key-value head"),

@@ -133,9 +133,9 @@ def test_nothing_beyond_a_sequence_s_blocks_is_read(attention: Any) -> None:
 
 def test_tables_of_a_window_are_as_long_as_the_window() -> None:
     """Not as the context: they are made anew for every step."""
-    held = [0] * 16_382 + [5, 9, 6]
-    rows = SinkRows((SinkRun(held, [], 65_534, 3), SinkRun([4, 8, 2], [], 2, 9)))
-    assert rows.near(7, 4).runs == (Run([5, 9, 6], 7, 3), Run([4, 8, 2], 3, 9))
+    held = [0] * 16_381 + [5, 9, 6, 3]
+    rows = SinkRows((SinkRun(held, [], 65_533, 3), SinkRun([4, 8, 2], [], 2, 9)))
+    assert rows.near(7, 4).runs == (Run([5, 9, 6], 10, 3), Run([4, 8, 2], 3, 9))
 
 
 @pytest.mark.parametrize("rows", [1, 7, 200])

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import json
 import random
-import statistics
 import tempfile
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -40,6 +40,10 @@ class ContextFigures:
     step_ms: float
     attention_ms: float
     """Inside attention over the paged cache."""
+    cpu_ms: float
+    """Processor time of the step, all threads together: what other programs take of the cores is
+    not in it."""
+    attention_cpu_ms: float
     sequence_bytes: int
     """Cache and states of one sequence of that length."""
     all_latent_bytes: int | None
@@ -85,26 +89,32 @@ def measure_contexts(
 
 
 class OpClock:
-    """Adds up the time that an engine spends in ops over the paged cache."""
+    """Adds up, by op, the time that an engine spends in ops over the paged cache."""
 
     def __init__(self, engine: LLMEngine) -> None:
-        self.seconds = 0.0
+        self.seconds: dict[str, float] = defaultdict(float)
+        self.cpu_seconds: dict[str, float] = defaultdict(float)
         ops = local_runner(engine.core.executor).decoder.ops
         for holder in filter(None, (ops.latent, ops.sparse, ops.compressed)):
-            for name in set(ATTENTION).intersection(vars(holder)):
-                parts = vars(getattr(holder, name))
+            for name, op in [*vars(holder).items()]:
+                if name not in ATTENTION or op is None:
+                    continue
+                parts = vars(op)
                 timed = {
-                    each: self._timed(parts[each]) for each in ("prepare", "run") if each in parts
+                    each: self._timed(name, parts[each])
+                    for each in ("prepare", "run")
+                    if each in parts
                 }
                 setattr(holder, name, SimpleNamespace(**parts | timed))
 
-    def _timed(self, function: Callable[..., object]) -> Callable[..., object]:
+    def _timed(self, name: str, function: Callable[..., object]) -> Callable[..., object]:
         def run(*arguments: object, **options: object) -> object:
-            start = time.perf_counter()
+            start, cpu_start = time.perf_counter(), time.process_time()
             try:
                 return function(*arguments, **options)
             finally:
-                self.seconds += time.perf_counter() - start
+                self.seconds[name] += time.perf_counter() - start
+                self.cpu_seconds[name] += time.process_time() - cpu_start
 
         return run
 
@@ -118,21 +128,24 @@ def _at(engine: LLMEngine, clock: OpClock, context: int, batch: int, steps: int)
         engine.add_request(f"context-{i}", {"prompt_token_ids": prompt}, params)
     stepped(engine)  # what is left of the prompts
     kinds = cache_bytes(engine, "context-0")
-    whole, inside = [], []
+    times: list[tuple[float, float]] = []
+    cpu: list[tuple[float, float]] = []
     while engine.has_unfinished_requests():
-        before, start = clock.seconds, time.perf_counter()
+        clock.seconds.clear()
+        clock.cpu_seconds.clear()
+        start, cpu_start = time.perf_counter(), time.process_time()
         stepped(engine)
-        whole.append(time.perf_counter() - start)
-        inside.append(clock.seconds - before)
-    middle = sorted(range(len(whole)), key=whole.__getitem__)[len(whole) // 2]
+        times.append((time.perf_counter() - start, sum(clock.seconds.values())))
+        cpu.append((time.process_time() - cpu_start, sum(clock.cpu_seconds.values())))
     return ContextFigures(
-        context,
-        batch,
-        1e3 * statistics.median(whole),
-        1e3 * inside[middle],
-        *sequence_bytes(engine.spec, context),
-        kinds,
+        context, batch, *_middle(times), *_middle(cpu), *sequence_bytes(engine.spec, context), kinds
     )
+
+
+def _middle(steps: list[tuple[float, float]]) -> tuple[float, float]:
+    """Of the step that takes the median, in ms: whole, and inside attention."""
+    whole, inside = sorted(steps)[len(steps) // 2]
+    return 1e3 * whole, 1e3 * inside
 
 
 def pretend_computed(engine: LLMEngine, prompt: list[int]) -> None:

@@ -99,7 +99,7 @@ def measure_load(
     written and deleted; None: where temporary files are."""
     with tempfile.TemporaryDirectory(dir=directory) as scratch:
         at = Path(scratch)
-        config = format_config(model, name) | {"num_hidden_layers": layers}
+        config = cut(format_config(model, name), layers)
         (at / "config.json").write_text(json.dumps(config))
         spec = read_model(at)
         local_spec(spec, 0, ranks, expert_parallel=expert_parallel)  # what cannot be divided
@@ -115,6 +115,15 @@ def measure_load(
             say(f"loading rank {rank} of {of}")
             found.append(LoadFigures(*same, _load(at, rank, of, expert_parallel)))
     return found
+
+
+def cut(config: JSON, layers: int) -> JSON:
+    """To its first layers; DeepSeek-V4 to its last, which compress, half of them hash layers."""
+    short = config | {"num_hidden_layers": layers}
+    if "compress_ratios" in config:
+        ratios = config["compress_ratios"][: config["num_hidden_layers"]]
+        short |= {"compress_ratios": ratios[-layers:], "num_hash_layers": layers // 2}
+    return short
 
 
 def check_disk(at: Path, size: int) -> None:
@@ -144,7 +153,7 @@ def _tensors(spec: ModelSpec) -> Iterator[tuple[str, Tensor, int, int]]:
                 values = (torch.randn(piece.shape, generator=generator, dtype=dtype),)
             else:
                 names = fmt.names(piece.source)
-                values = file_tensors(draw_stored(fmt, piece.shape, plain, generator))
+                values = file_tensors(draw_stored(fmt, piece.shape, plain, generator), fmt)
             for name, value in zip(names, values, strict=True):
                 done += value.numel()
                 yield name, value, done, total

@@ -27,6 +27,7 @@ def context(
     beside: tuple[str, ...] = (),
     beside_dense: Annotated[bool, Parameter(negative=())] = False,
     plot: Path | None = None,
+    plot_cpu: Path | None = None,
     as_json: Annotated[bool, Parameter(name="--json", negative=())] = False,
 ) -> None:
     """What a long context costs: decode steps, the part of them outside attention over the paged
@@ -52,6 +53,8 @@ def context(
         Measure the last of the models, a sparse one, also with attention over everything.
     plot
         Draw tokens per second against context into this file (.svg or .png).
+    plot_cpu
+        Draw the processor time of a decode step into this file; dotted, the part in attention.
     """
     from trueline.bench import context as contexts
     from trueline.bench.context_plot import plot_contexts
@@ -72,6 +75,8 @@ def context(
         series[f"{names[-1]} dense"] = contexts.measure_contexts(dense, *asked, _say)
     if plot:
         plot_contexts(plot, series, f"batch {batch}")
+    if plot_cpu:
+        plot_contexts(plot_cpu, series, f"batch {batch}", cpu=True)
     if as_json:
         rows = {name: [each.as_json() for each in figures] for name, figures in series.items()}
         print(json.dumps({"prefill_tokens_per_s": prefill, "decode": rows}, indent=1))
@@ -91,11 +96,12 @@ def _print(name: str, figures: list[ContextFigures]) -> None:
     from rich import box
     from rich.table import Table
 
-    heads = ("context", "tokens/s", "step ms", "attention", "rest", "MB / sequence",
-             "all-latent MB")  # fmt: skip
+    heads = ("context", "tokens/s", "step ms", "attention", "rest", "CPU ms", "attention",
+             "MB / sequence", "all-latent MB")  # fmt: skip
     table = Table(*heads, box=box.SIMPLE_HEAD)
     for each in figures:
-        times = (each.tokens_per_s, each.step_ms, each.attention_ms, each.rest_ms)
+        times = (each.tokens_per_s, each.step_ms, each.attention_ms, each.rest_ms, each.cpu_ms,
+                 each.attention_cpu_ms)  # fmt: skip
         alike = "" if each.all_latent_bytes is None else f"{each.all_latent_bytes / 1e6:.2f}"
         mine = f"{each.sequence_bytes / 1e6:.2f}"
         table.add_row(f"{each.context:,}", *(f"{value:.2f}" for value in times), mine, alike)

@@ -31,9 +31,11 @@ def memory(
     Parameters
     ----------
     model
-        v2lite and v32s in block fp8, k25s with int4 experts. May be given several times.
+        v2lite and v32s in block fp8, k25s with int4 experts, v4s with fp4 experts. May be given
+        several times.
     layers
-        To cut the model to: its first ones, one of which is dense.
+        To cut the model to: its first ones, one of which is dense; of v4s the last ones, which
+        compress.
     tensor_parallel_size
         Ranks.
     enable_expert_parallel

@@ -220,8 +220,7 @@ class Compressor:
         rounded: Rounded | None,
     ) -> None:
         assert build.ops.compressed is not None
-        assert build.ops.compressed.compress is not None, "the plan knows of entries"
-        self.op, self.into = build.ops.compressed.compress, build.ops.compressed.compress_into
+        self.ops = build.ops.compressed
         self.linear, self.rounded = build.ops.linear, rounded
         self.tails, self.eps, self.pairing = tails, spec.norm_eps, spec.rope.pairing
         both = (weights.take(f"{name}.{part}.weight") for part in ("kv_proj", "gate_proj"))
@@ -251,10 +250,12 @@ class Compressor:
             sin=rope[1],
             pairing=self.pairing,
         )
-        if self.into is not None and entries.layout.fp8 is None and self.rounded is None:
-            self.into.run_into(*tokens, **how, entries=entries, at=at)
+        into, op = self.ops.compress_into, self.ops.compress
+        if into is not None and entries.layout.fp8 is None and self.rounded is None:
+            into.run_into(*tokens, **how, entries=entries, at=at)
             return
-        made = self.op.run(*tokens, **how)
+        assert op is not None, "the plan knows of entries"
+        made = op.run(*tokens, **how)
         if self.rounded is not None:
             made = self.rounded(made)
         if isinstance(entries, LatentView):

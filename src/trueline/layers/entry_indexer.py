@@ -17,12 +17,7 @@ class EntryIndexer:
     def __init__(self, spec: CompressedSpec, build: Build, weights: Weights, name: str) -> None:
         assert spec.indexer is not None
         assert build.ops.compressed is not None
-        scores, topk = build.ops.compressed.index_scores, build.ops.compressed.topk
-        assert scores is not None, "the plan knows of layers that choose"
-        assert topk is not None
-        self.spec, self.ops = spec.indexer, build.ops
-        self.scores, self.topk, self.rounding = scores, topk, build.ops.compressed.row_rounding
-        self.prepare = build.ops.compressed.sink_prepare
+        self.spec, self.ops, self.op = spec.indexer, build.ops, build.ops.compressed
         self.q = WeightGemm(build, weights.stored(f"{name}.q_b_proj.weight"))
         by_head = weights.take(f"{name}.weights_proj.weight").float()
         self.weights = self.ops.linear.pack(by_head * (self.spec.head_weight * self.spec.scale))
@@ -38,8 +33,11 @@ class EntryIndexer:
         """Entries [rows, topk] for the rows that see more than topk."""
         spec, at = self.spec, step.at
         q = self.q(q_latent[at]).view(step.count, spec.heads, spec.head_dim)
-        q = self.prepare.rotate(q, rope=rope._replace(cos=rope.cos[at], sin=rope.sin[at]))
-        if self.rounding is not None:
-            q = self.rounding.index(q)
+        q = self.op.sink_prepare.rotate(q, rope=rope._replace(cos=rope.cos[at], sin=rope.sin[at]))
+        if self.op.row_rounding is not None:
+            q = self.op.row_rounding.index(q)
         weights = self.ops.linear.run(x[at].float(), self.weights)
-        return best_places(self.scores, self.topk, q, weights, step, view, spec.topk)
+        scores, topk = self.op.index_scores, self.op.topk
+        assert scores is not None, "the plan knows of layers that choose"
+        assert topk is not None
+        return best_places(scores, topk, q, weights, step, view, spec.topk)

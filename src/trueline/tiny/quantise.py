@@ -13,7 +13,7 @@ from trueline.utils.json_types import JSON
 from trueline.weights.formats import Format, Storage, Stored
 from trueline.weights.formats.base_fp8 import BaseFp8
 from trueline.weights.formats.block_fp8 import BlockFp8, Fp8Stored
-from trueline.weights.formats.fp4 import CODES, GROUP, E8m0BlockFp8, Fp4, Fp4Experts
+from trueline.weights.formats.fp4 import CODES, GROUP, E8m0BlockFp8, Fp4, Fp4Experts, Fp4Stored
 from trueline.weights.formats.pack_int4 import WORD, Int4Stored, PackInt4
 
 FP8_MAX = torch.finfo(torch.float8_e4m3fn).max
@@ -108,12 +108,21 @@ def quantise(value: Tensor, fmt: Format, plain: torch.dtype) -> tuple[Tensor, ..
     return _block_fp8(value, fmt)
 
 
-def file_tensors(stored: Stored) -> tuple[Tensor, ...]:
+def file_tensors(stored: Stored, fmt: Format) -> tuple[Tensor, ...]:
     """Of a whole matrix, those that `names` of its format has, as a file holds them."""
     if isinstance(stored, Int4Stored):
         return stored.packed, stored.scales, torch.tensor(stored.shape)
+    if isinstance(stored, Fp4Stored):
+        return stored.packed.view(torch.int8), stored.scales.view(torch.float8_e8m0fnu)
     assert isinstance(stored, Fp8Stored), stored
-    return stored.numbers, stored.scales
+    assert isinstance(fmt, BlockFp8), fmt.label
+    return stored.numbers, stored.scales.to(torch.float8_e8m0fnu) if _in_e8m0(
+        fmt
+    ) else stored.scales
+
+
+def _in_e8m0(fmt: BlockFp8) -> bool:
+    return "F32" not in fmt.scale_dtypes
 
 
 def _block_fp8(value: Tensor, fmt: BlockFp8) -> tuple[Tensor, Tensor]:
@@ -124,7 +133,7 @@ def _block_fp8(value: Tensor, fmt: BlockFp8) -> tuple[Tensor, Tensor]:
     tall, wide = padded.shape[0] // rows, padded.shape[1] // columns
     blocks = padded.reshape(tall, rows, wide, columns)
     scale = (blocks.abs().amax(dim=(1, 3)) / FP8_MAX).clamp_min(SMALLEST)
-    e8m0 = "F32" not in fmt.scale_dtypes
+    e8m0 = _in_e8m0(fmt)
     if fmt.power_of_two_scales or e8m0:
         scale = torch.exp2(torch.ceil(torch.log2(scale)))
     quantised = (blocks / scale[:, None, :, None]).to(torch.float8_e4m3fn)

@@ -52,11 +52,11 @@ def _no_queries(choose: Make) -> Make:
     """Index queries are not rounded."""
 
     def broken(self: EntryIndexer, *given: object) -> object:
-        kept, self.rounding = self.rounding, None
+        kept, self.op.row_rounding = self.op.row_rounding, None
         try:
             return choose(self, *given)
         finally:
-            self.rounding = kept
+            self.op.row_rounding = kept
 
     return broken
 
