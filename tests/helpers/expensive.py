@@ -21,6 +21,12 @@ from trueline.server.protocol.limits import (
     MAX_TOOLS_BYTES,
     MAX_VALUES,
 )
+from trueline.server.protocol.messages_api.bodies import (
+    CountTokensBody,
+    InputTool,
+    MessagesBody,
+)
+from trueline.server.protocol.responses_api.bodies import FunctionTool, ResponsesBody
 from trueline.server.protocol.tools import ToolFields
 from trueline.text.call_arguments import MAX_ARGUMENTS
 
@@ -31,6 +37,9 @@ FAR = 1 << 20
 ROUTES: dict[str, Any] = {
     "/v1/completions": bodies.CompletionBody,
     "/v1/chat/completions": bodies.ChatBody,
+    "/v1/responses": ResponsesBody,
+    "/v1/messages": MessagesBody,
+    "/v1/messages/count_tokens": CountTokensBody,
     "/tokenize": bodies.TokenizePromptBody,
     "/detokenize": bodies.DetokenizeBody,
 }
@@ -40,10 +49,16 @@ BASES: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {
         "messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "temperature": 0,
     },
+    "/v1/responses": {"input": "a", "max_output_tokens": 1, "temperature": 0},
+    "/v1/messages": {
+        "messages": [{"role": "user", "content": "a"}], "max_tokens": 1, "temperature": 0,
+    },
+    "/v1/messages/count_tokens": {"messages": [{"role": "user", "content": "a"}]},
     "/tokenize": {"prompt": "a"},
     "/detokenize": {"tokens": [1]},
 }  # fmt: skip
-UNBOUNDED = {"prompt", "tokens", "messages", "guided_json", *bodies.Ignored.__struct_fields__}
+UNBOUNDED = {"prompt", "tokens", "messages", "guided_json", *bodies.Ignored.__struct_fields__,
+             "input", "instructions", "system", "cache_control"}  # fmt: skip
 """By themselves: their values are counted with the body's, their tokens by the model's length."""
 
 
@@ -88,7 +103,7 @@ def field_cases(path: str, name: str, kind: Any) -> Iterator[Case]:
             yield Case(label, path, _bodies(path, name, part, limit))
         far = max(FAR // len(json.dumps(_value(part, 1))), 2 * limit)
         beyond = _bodies(path, name, part, far)
-        offered = name not in bodies.NotOffered.__struct_fields__ or path == "/v1/chat/completions"
+        offered = name not in ROUTES[path].not_offered
         says = (name, str(limit), str(far)) if limit and offered else (name,)
         yield Case(f"{label}, far beyond", path, beyond, True, says)
     if not long and isinstance(inspect.type_info(kind), inspect.AnyType):
@@ -145,8 +160,9 @@ def _item(kind: Any, i: int) -> Any:
     if isinstance(part, inspect.DictType):
         return {"role": "user", "content": "a"}
     if isinstance(part, inspect.StructType):
-        assert part.cls is ToolFields
-        return _tool(i)
+        return _STRUCTS[part.cls](i)
+    if isinstance(part, inspect.LiteralType):
+        return part.values[0]
     return i % VOCAB
 
 
@@ -156,6 +172,12 @@ def _tool(i: int, members: int = 1) -> dict[str, Any]:
     return {"type": "function", "function": {"name": f"f{i}", "parameters": schema}}
 
 
+_STRUCTS: dict[type, Callable[[int], dict[str, Any]]] = {
+    ToolFields: _tool,
+    FunctionTool: lambda i: {"type": "function"} | _tool(i)["function"],
+    InputTool: lambda i: {"name": f"f{i}", "input_schema": _tool(i)["function"]["parameters"]},
+}
+"""What stands in lists."""
 TEXT = "true to the line. "
 
 

@@ -194,7 +194,7 @@ REFUSALS: list[tuple[dict[str, Any], str, str]] = [
     ({"max_output_tokens": 8192}, "max_output_tokens", "8191"),
     ({"top_logprobs": 2}, "top_logprobs", f"where include has {LOGPROBS}"),
     ({"top_logprobs": 2000, "include": [LOGPROBS]}, "top_logprobs", "accepted"),
-    ({"include": ["file_search_call.results"]}, "include[0]", "a list of message.output_text"),
+    ({"include": ["file_search_call.results"]}, "include[0]", "of message.output_text"),
     ({"tools": [{"type": "web_search"}]}, "tools[0].type", "'web_search'"),
     ({"tools": [{"type": "function", "name": "a b"}]}, "tools[0].name", "letters, digits"),
     ({"tools": TOOLS * 2}, "tools", "tools[2].name = 'get_weather': another"),

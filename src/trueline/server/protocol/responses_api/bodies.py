@@ -159,8 +159,8 @@ class ResponsesFields(Body, frozen=True, kw_only=True):
         ]
         | None,
         Meta(
-            description="a list of message.output_text.logprobs and reasoning.encrypted_content, "
-            "which is null: reasoning is told openly"
+            description=f"a list, of up to {MAX_ITEMS['include']}, of message.output_text.logprobs "
+            "and of reasoning.encrypted_content, which is null: reasoning is told openly"
         ),
     ] = None
     stream_options: Annotated[
