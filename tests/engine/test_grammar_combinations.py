@@ -5,6 +5,7 @@ room for everything."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from concurrent.futures import wait
 from functools import cache
 from itertools import cycle
 from pathlib import Path
@@ -209,9 +210,13 @@ def test_one_that_leaves_takes_nothing_along(model: Callable[[str], Path]) -> No
     for lag in (0, 1):
         core.lag = lag
         for after in range(8):
+            added = core.scheduler.counters.num_added
             engine.add_request("stays", PROMPTS[1], stays)
             engine.add_request("leaves", PROMPTS[2], params("json_object", "n"))
             found: list[RequestOutput] = []
+            first = after == 0
+            if first:  # it is compiled, and not admitted yet
+                wait([each.guide for each in core.grammars._waiting.values()])
             while core.has_unfinished():
                 if after == 0:
                     engine.abort_request("leaves")
@@ -220,3 +225,5 @@ def test_one_that_leaves_takes_nothing_along(model: Callable[[str], Path]) -> No
             assert [told(each) for each in found if each.request_id == "stays"] == [told(wanted)]
             assert core.pool.num_free == core.pool.num_usable
             assert not len(core.grammars)
+            if first:
+                assert core.scheduler.counters.num_added == added + 1

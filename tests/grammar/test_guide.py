@@ -36,6 +36,21 @@ def test_the_end_of_reasoning_is_forced_from_where_it_stands() -> None:
     assert forced([1, 2], (1, 1, 2)) == [1, 1, 2]
 
 
+def test_an_end_token_comes_where_the_form_may_end() -> None:
+    """And nowhere where it is to be ignored."""
+    grammar = regex_grammar("a+b?")
+    for ignore_eos in (False, True):
+        matchers = {grammar: matcher(grammar)}
+        guide = Guide(Constraint(grammar=grammar), matchers, [END], ignore_eos=ignore_eos)
+        for ends in ((), () if ignore_eos else (END,)):
+            allowed = guide.allowed()
+            assert isinstance(allowed, ByGrammar)
+            assert (allowed.allowed_ends, allowed.ends) == (ends, (END,))
+            guide.accept(ord("a"))
+        guide.accept(ord("b"))
+        assert guide.complete
+
+
 def test_a_call_says_nothing_of_the_next_mark() -> None:
     """Its tokens are the grammar's: what ends it is no beginning of another."""
     grammar = regex_grammar("1")

@@ -155,6 +155,8 @@ def test_where_an_answer_begins(tokenizer: Tokenizer, unswitched: Tokenizer) -> 
         ({"messages": [USER, said], "continue_final_message": True}, "open"),
         ({"messages": [USER, {**said, "content": "so</think>b"}],
           "continue_final_message": True}, "over"),
+        ({"messages": [USER, {**said, "content": "<think>so</think>b"}],
+          "continue_final_message": True}, "over"),
         ({"messages": [USER, {**said, "content": "b"}], "continue_final_message": True}, "over"),
     ):  # fmt: skip
         assert Chat(tokenizer, **fields).answers.state == state, fields
@@ -193,6 +195,11 @@ def test_efforts_of_a_template(tmp_path: Any) -> None:
         prompt = Chat(tokenizer, **fields).prompt
         assert prompt is not None
         assert prompt.endswith("<think>low")
+    template = TEMPLATE + "{{ tone }}"
+    toned = chat_tokenizer(tmp_path, ["<think>", "</think>"], template=template)
+    prompt = Chat(toned, reasoning_effort="none", chat_template_kwargs={"tone": "dry"}).prompt
+    assert prompt is not None
+    assert prompt.endswith("</think>dry")
     differ = {"reasoning_effort": "low", "chat_template_kwargs": {"reasoning_effort": "high"}}
     assert refused(tokenizer, **differ).param == "reasoning_effort"
 

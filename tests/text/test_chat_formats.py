@@ -340,8 +340,13 @@ def test_glm_values_have_the_types_of_the_schema() -> None:
     ):
         text = f"<tool_call>get_weather{pair.format(name, value)}</tool_call>"
         assert told("glm47", text) == [Call("get_weather", {name: wanted})], (name, value)
-    (found,) = told("glm47", f"<tool_call>get_weather{pair.format('list', '[1')}</tool_call>")
-    assert isinstance(found, Malformed)  # a piece of it was streamed as a list
+    either = {"properties": {"level": {"type": ["number", "string"]}}}
+    for value, wanted in (("5", 5), ("5.5", 5.5), ("low", "low")):
+        text = f"<tool_call>set{pair.format('level', value)}</tool_call>"
+        found = told("glm47", text, functions=Functions({"set": either}))
+        assert found == [Call("set", {"level": wanted})]
+    (broken,) = told("glm47", f"<tool_call>get_weather{pair.format('list', '[1')}</tool_call>")
+    assert isinstance(broken, Malformed)  # a piece of it was streamed as a list
 
 
 def test_types_by_schema() -> None:
