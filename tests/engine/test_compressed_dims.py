@@ -83,6 +83,15 @@ def test_a_prefix_hit_has_the_bits_of_a_cold_run(seed: int, drawn: Drawn) -> Non
     schedules.prefix_is_cold(replace(subject, options=options), bitwise=True)
 
 
+def test_a_prefix_may_end_at_every_block_of_entries(drawn: Drawn) -> None:
+    """Whatever block_size is: other blocks divide it, so nobody must wait for a common multiple."""
+    subject = drawn(7)  # rates 1 and 9: an overlapping window of 2 beside one of 9
+    for size in (1, 3, 4, 16, 18, 20):
+        config = replace(schedules.base(subject), block_size=size)
+        blocks = load_engine(subject.model, config).core.blocks
+        assert blocks.lcm_block_size == blocks.main.block_size == 18 * -(-size // 18)
+
+
 @pytest.mark.parametrize("seed", FEW)
 def test_preempted_requests_resume(seed: int, drawn: Drawn) -> None:
     """Blocks for one request, and hardly for a second. Windows alone never grow."""
