@@ -17,10 +17,19 @@ from trueline.verify.cases import Subject
 from trueline.verify.engine import Ask, oracle, run, same, same_bits_under
 from trueline.verify.schedules import prompt
 
-QUICK = 3
-"""Seeds of every run of the tests; the others are slow."""
-SEEDS = [seed if seed < QUICK else pytest.param(seed, marks=pytest.mark.slow) for seed in range(40)]
-FEW = [seed if seed < 1 else pytest.param(seed, marks=pytest.mark.slow) for seed in range(12)]
+QUICK = (3, 5, 7, 10)
+"""Seeds of every run of the tests: all forms of layers, 4 to 15 heads, 1 to 4 streams."""
+
+
+def seeds(count: int, quick: tuple[int, ...]) -> list[object]:
+    """The others are slow."""
+    slow = (
+        pytest.param(seed, marks=pytest.mark.slow) for seed in range(count) if seed not in quick
+    )
+    return [*quick, *slow]
+
+
+SEEDS, FEW = seeds(40, QUICK), seeds(12, (7,))
 Drawn = Callable[..., Subject]
 
 
