@@ -89,12 +89,14 @@ def test_ranks(subjects: dict[str, Subject], check: str, size: int) -> None:
     schedules.RANK_CHECKS[check](subjects["v4-ranks"], size)
 
 
-def test_what_a_sequence_holds(subjects: dict[str, Subject]) -> None:
-    """Entries grow with the sequence; windows and tails do not. What is planned by memory fits."""
+@pytest.mark.parametrize("chunk", [16, 256])
+def test_what_a_sequence_holds(subjects: dict[str, Subject], chunk: int) -> None:
+    """Entries grow with the sequence; windows and tails do not. What is planned by memory fits. Of
+    a chunk as long as the prompt no more tails are kept, where no prefix will need them."""
     subject = subjects[SMALL]
     config = EngineConfig(
-        max_model_len=300, max_num_seqs=3, max_num_batched_tokens=16, block_size=16,
-        kv_cache_memory_bytes=3_000_000,
+        max_model_len=300, max_num_seqs=3, max_num_batched_tokens=chunk, block_size=16,
+        kv_cache_memory_bytes=3_000_000, enable_prefix_caching=chunk == 16,
     )  # fmt: skip
     core = load_engine(subject.model, config).core
     assert core.plan.cache_bytes <= 3_000_000
@@ -109,9 +111,10 @@ def test_what_a_sequence_holds(subjects: dict[str, Subject]) -> None:
     # 280 positions: entries of 16, a window of 13 in blocks of 16, tails of 8 in blocks of 8, twice
     entries, window, sparse, every = most
     assert entries == 18
-    assert window <= 3
+    assert window <= 2 + chunk // 16
     assert sparse <= 4
     assert every <= 3
+    assert max(core.blocks.most_held(280, chunk)[2:]) <= 4  # while a step runs
 
 
 @pytest.mark.parametrize(
