@@ -174,7 +174,7 @@ def measure_grammars(
     second half ends and another one comes, with a schema that nobody has seen in that mode."""
     tokens = stand_in_tokens(engine.spec.vocab.total)
     engine.core.grammars = Grammars(lambda: vocabulary_of(tokens))
-    engine.core.grammars.prepare()
+    engine.core.grammars.prepare().result()
     clock = Clock()
     runner = local_runner(engine.core.executor)
     runner.masks.of = clock.timed(runner.masks.of)  # type: ignore[assignment,method-assign]

@@ -43,7 +43,7 @@ def no_vocabulary() -> NoReturn:
 
 class Grammars:
     def __init__(self, vocabulary: Callable[[], LLTokenizer] = no_vocabulary) -> None:
-        """`vocabulary` is called once, in the thread, when the first grammar comes."""
+        """`vocabulary` is called once, in the thread, when the first grammar comes, or before."""
         self._vocabulary = vocabulary
         self._kept: OrderedDict[tuple[str, bool], LLMatcher] = OrderedDict()
         self._waiting: dict[str, Compiled] = {}
@@ -84,9 +84,9 @@ class Grammars:
     def any_ready(self) -> bool:
         return any(each.guide.done() for each in self._waiting.values())
 
-    def prepare(self) -> None:
-        """Make the vocabulary now."""
-        self._worker.submit(lambda: self.vocabulary).result()
+    def prepare(self) -> Future[LLTokenizer]:
+        """Make the vocabulary now: other threads of Python stand still for a part of it."""
+        return self._worker.submit(lambda: self.vocabulary)
 
     def close(self) -> None:
         self._worker.shutdown(wait=True, cancel_futures=True)
@@ -147,7 +147,7 @@ def grammars_of(tokenizer: Tokenizer, vocab_size: int) -> Grammars:
 
 
 def grammars_in(directory: Path, vocab_size: int) -> Grammars:
-    """Of the tokenizer there, which is loaded when the first grammar comes."""
+    """Of the tokenizer there, which is loaded in the thread."""
     return Grammars(lambda: grammar_vocabulary(Tokenizer.load(directory), vocab_size))
 
 

@@ -151,15 +151,19 @@ def _failed(error: Exception) -> Failed:
 
 def _load(load: LoadModel, channel: Channel) -> Loaded:
     model = Path(load.model)
-    read_model(model, load.config.facts)  # what is wrong with it is told before torch is imported
+    spec = read_model(model, load.config.facts)  # what is wrong is told before torch is imported
     # here, because it imports torch: seconds in which signals and a parent's end count already
     from trueline.engine.grammars import grammars_in
     from trueline.engine.loading import load_engine
     from trueline.native import tell_builds
 
     tell_builds(lambda text: channel.send(Progress(text)))
+    # while weights are read: the first request with a grammar would hold up those beside it
+    grammars = grammars_in(Path(load.tokenizer or model), spec.vocab.total)
+    vocabulary = grammars.prepare()
     loaded = load_engine(model, load.config, _reporter(channel))
-    loaded.core.grammars = grammars_in(Path(load.tokenizer or model), loaded.spec.vocab.total)
+    vocabulary.exception()  # what is wrong with it is told to requests with a grammar
+    loaded.core.grammars = grammars
     return loaded
 
 
