@@ -91,7 +91,7 @@ def here(visit: Visiting, stub: PageStub) -> Visit:
 def test_hostile_markdown_is_only_text(here: Visit, stub: PageStub, payload: str) -> None:
     stub.say(*payload)
     here.send("go")
-    content = here.find(".assistant .content")
+    content = here.find(".assistant > .content")
     found = content.evaluate(ELEMENTS)
     for tag, attributes in found:
         assert tag in TAGS
@@ -131,12 +131,12 @@ def test_a_long_answer_is_shown_as_it_comes(here: Visit, stub: PageStub) -> None
     stub.answers = [[{"content": text} for text in paragraphs] + [{}, {"content": "end"}]]
     here.find("#prompt").fill("go")
     here.button("Send").click()
-    here.find(".assistant .content p").filter(has_text="paragraph 49").wait_for()
-    here.page.evaluate("document.querySelector('.assistant .content p').id = 'kept'")
+    here.find(".assistant > .content p").filter(has_text="paragraph 49").wait_for()
+    here.page.evaluate("document.querySelector('.assistant > .content p').id = 'kept'")
     stub.holding = False
     here.wait_until_idle()
     assert here.find("#kept").inner_text() == "paragraph 0"
-    assert len(here.find(".assistant .content p").all()) == 51
+    assert len(here.find(".assistant > .content p").all()) == 51
 
 
 def test_code_is_copied(visit: Visiting, stub: PageStub) -> None:

@@ -138,9 +138,9 @@ def test_to_retry_while_it_answers_stops_the_first(here: Visit, stub: PageStub) 
     stub.answers = [[{"content": "one"}, {}], [{"content": "two"}, {}]]
     here.find("#prompt").fill("go")
     here.button("Send").click()
-    here.find(".assistant .content").filter(has_text="one").wait_for()
+    here.find(".assistant > .content").filter(has_text="one").wait_for()
     here.button("Retry").click()
-    here.find(".assistant .content").filter(has_text="two").wait_for()
+    here.find(".assistant > .content").filter(has_text="two").wait_for()
     assert here.find("#stop").is_visible(), "the second is still being made"
     here.button("Stop").click()
     here.wait_until_idle()

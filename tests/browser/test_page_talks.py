@@ -101,7 +101,7 @@ def test_keys(visit: Visiting, stub: PageStub) -> None:
     keyboard.press("Shift+Enter")
     keyboard.type("second")
     keyboard.press("Enter")
-    here.find(".assistant .content").filter(has_text="one").wait_for()
+    here.find(".assistant > .content").filter(has_text="one").wait_for()
     assert stub.bodies[-1]["messages"] == [{"role": "user", "content": "first line\nsecond"}]
     keyboard.press("Escape")
     here.wait_until_idle()

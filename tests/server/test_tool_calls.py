@@ -312,6 +312,7 @@ def test_calls_and_results_in_the_history(
         ({}, "messages[1].tool_calls"),
         ([1], "messages[1].tool_calls[0]"),
         ([{"id": "a", "function": {}}], "messages[1].tool_calls[0]"),
+        ([{"id": 1, "function": {"name": "f"}}], "messages[1].tool_calls[0].id"),
         ([{"function": {"name": "f", "arguments": "{"}}],
          "messages[1].tool_calls[0].function.arguments"),
         ([{"function": {"name": "f", "arguments": "[1]"}}],
@@ -327,6 +328,12 @@ def test_calls_that_no_prompt_shows(
         prompt_of(tokenizers["glm47"], {"role": "assistant", "tool_calls": calls})
     assert (caught.value.status, caught.value.param) == (400, param)
     assert "accepted: " in caught.value.message
+
+
+def test_a_result_of_a_call_whose_id_is_no_text(tokenizers: dict[str, Tokenizer]) -> None:
+    with pytest.raises(ApiError) as caught:
+        prompt_of(tokenizers["glm47"], SAID, {**FOUND, "tool_call_id": [1]})
+    assert (caught.value.status, caught.value.param) == (400, "messages[2].tool_call_id")
 
 
 def test_a_template_without_tools_is_not_given_any(

@@ -6,7 +6,7 @@ Two forms of the same configuration: flat as published, nested as transformers s
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Final, TypeGuard
+from typing import Any, Final, TypeGuard
 
 from trueline.models.common import (
     MAX_EXPERTS,
@@ -271,8 +271,9 @@ def _read_stated_yarn(section: Fields, max_position: Fact[int]) -> Fact[YarnSpec
     if yarn.value is None:
         return yarn
     # transformers writes the 1.0 that the published form leaves out
-    sources = dict(yarn.value.sources) | {"attention_factor": NO_MAGNITUDE.source}
-    return Fact(replace(yarn.value, attention_factor=1.0, sources=sources), yarn.source)
+    none: dict[str, Any] = {"attention_factor": 1.0, "apply_yarn_scaling": False}
+    sources = {**yarn.value.sources, **dict.fromkeys(none, NO_MAGNITUDE.source)}
+    return Fact(replace(yarn.value, **none, sources=sources), yarn.source)
 
 
 def read_mixer(

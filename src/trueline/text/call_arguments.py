@@ -22,11 +22,19 @@ _TEXT = json.dumps({_KEY: _VALUE})
 
 
 def check_calls(messages: Sequence[JSON]) -> list[JSON]:
-    """The messages, whose calls have arguments that are an object, or the text of one."""
+    """The messages, whose calls have arguments that are an object, or the text of one. Ids are
+    texts, or left out: not every template asks for them."""
+    for i, message in enumerate(messages):
+        _check_id(f"messages[{i}].tool_call_id", message.get("tool_call_id"))
     return [
         _checked(f"messages[{i}]", message) if "tool_calls" in message else message
         for i, message in enumerate(messages)
     ]
+
+
+def _check_id(where: str, value: JsonValue) -> None:
+    if value is not None and not isinstance(value, str):
+        raise UsageError(f"{where} = {short_repr(value)}: accepted: a text")
 
 
 def _checked(where: str, message: JSON) -> JSON:
@@ -37,13 +45,15 @@ def _checked(where: str, message: JSON) -> JSON:
         raise UsageError(f"{where}.tool_calls = {short_repr(calls)}: accepted: a list of calls")
     for i, call in enumerate(calls):
         place = f"{where}.tool_calls[{i}]"
-        function = call.get("function", call) if isinstance(call, Mapping) else None
+        given = call if isinstance(call, Mapping) else {}
+        function = given.get("function", given)
         name = function.get("name") if isinstance(function, Mapping) else None
         if not isinstance(function, Mapping) or not isinstance(name, str) or not name:
             raise UsageError(
                 f"{place} = {short_repr(call)}: accepted: a call as {{'id': 'call_1', 'type': "
                 "'function', 'function': {'name': 'get_weather', 'arguments': '{}'}}"
             )
+        _check_id(f"{place}.id", given.get("id"))
         check_arguments(f"{place}.function.arguments", function.get("arguments"))
     return {"content": None} | message  # templates ask whether it is none
 

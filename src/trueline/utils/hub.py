@@ -16,6 +16,7 @@ from trueline.utils.builtin import BUILTIN_MODELS, builtin_model
 from trueline.utils.environment import hub_cache
 from trueline.utils.model_files import WEIGHTS
 
+LONGEST_PATH = 4096
 SCHEME = "hf://"
 """Before a hub id, where a directory here has its owner's name."""
 _PART = r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]*[A-Za-z0-9_])?"
@@ -116,7 +117,7 @@ def cached_snapshot(found: HubId) -> Path | None:
 
 
 def _not_found(name: str) -> UsageError:
-    what = f"model '{short(name)}': no such directory"
+    what = f"model '{short(name, LONGEST_PATH)}': no such directory"
     owner = name.partition("/")[0]
     if name.count("/") == 1 and Path(owner).is_dir() and _HUB_ID.fullmatch(name):
         return UsageError(
