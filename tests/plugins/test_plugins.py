@@ -105,7 +105,7 @@ def test_the_example_conforms(installed_example: Path) -> None:
     replaced = ("--op", "lightning=example", "--layer", "lightning=counting")
     done = call(installed_example, *PYTEST, *replaced)
     assert done.returncode == 0, done.stdout
-    assert "33 passed, 7 skipped" in done.stdout
+    assert "35 passed, 7 skipped" in done.stdout
 
 
 def test_the_layer_counts(

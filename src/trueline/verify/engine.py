@@ -49,6 +49,8 @@ class Ask:
     priority: int = 0
     params: JSON = field(default_factory=dict)
     cache_salt: str | None = None
+    eos_token_ids: list[int] = field(default_factory=list)
+    bad_word_ids: list[list[int]] = field(default_factory=list)
 
 
 @dataclass
@@ -185,6 +187,8 @@ def request_of(i: int, ask: Ask) -> CoreRequest:
         params=SamplingParams(**options),
         priority=ask.priority,
         cache_salt=ask.cache_salt,
+        eos_token_ids=ask.eos_token_ids,
+        bad_word_ids=ask.bad_word_ids,
     )
 
 

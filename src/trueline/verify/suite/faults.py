@@ -25,7 +25,7 @@ from trueline.verify.suite.run import all_checks
 from trueline.verify.suite.session import Session
 
 # Cheapest first, and what tells most: a fault is reported by the first check that it turns red.
-ORDER = ("preflight", "layers", "modes", "logits", "ops", "variants", "options")
+ORDER = ("preflight", "layers", "modes", "logits", "ops", "answers", "variants", "options")
 Logits = list[dict[int, Tensor]]
 
 

@@ -18,6 +18,7 @@ from trueline.text.tokenizer import Tokenizer
 from trueline.utils.hub import find_model
 from trueline.verify.report import Check, Report, Status, TokenDiff
 from trueline.verify.suite import (
+    answers,
     compositions,
     distribution,
     environment,
@@ -182,6 +183,7 @@ def all_checks(measured: Numbers, tier: Tier) -> Iterator[Todo]:
     )
     yield from numbers.mode_checks(measured, others)
     if tier != "smoke":
+        yield from answers.checks(session)
         yield from ops.checks(session)
     if tier == "full":
         yield from variants.checks(session)
