@@ -182,7 +182,7 @@ def test_white_space_is_white(pattern: str, good: bool) -> None:
     if good:
         assert accepts(json_grammar(True, whitespace_pattern=pattern), "[1,2]")
     else:
-        with pytest.raises(UsageError, match="whitespace_pattern = "):
+        with pytest.raises(UsageError, match=r"^structured_outputs\.whitespace_pattern = "):
             json_grammar(True, whitespace_pattern=pattern)
 
 

@@ -181,7 +181,9 @@ def _only_space(pattern: str) -> str:
     other = {**alone, "allOf": [{"pattern": "[^ \\t\\n\\r]"}]}
     if "Unsatisfiable" not in _problem(_of_schema(other, {})):
         accepted = "a regular expression for spaces, tabs and line ends alone"
-        raise UsageError(f"whitespace_pattern = {short_repr(pattern)}: accepted: {accepted}")
+        raise UsageError(
+            f"structured_outputs.whitespace_pattern = {short_repr(pattern)}: accepted: {accepted}"
+        )
     return pattern
 
 
