@@ -16,8 +16,9 @@ from trueline.verify.suite.numbers import Numbers
 from trueline.verify.suite.outcome import Todo
 from trueline.verify.suite.power import ANSWER, INJECTIONS, PROMPT, TRIES
 
-OP_SECONDS = 0.6
-"""Of a check of an op, in the mean: they depend on the machine, and little on the model."""
+OP_SECONDS = 0.2
+"""Of a check of an op, in the mean: they depend on the machine (0.09 on two idle cores, 0.6 beside
+other work), and little on the model."""
 LEAST = 0.5
 """Of what the timed request takes: a short one is no cheaper."""
 NOISE = 6
