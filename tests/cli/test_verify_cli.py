@@ -77,17 +77,22 @@ def test_an_interrupted_run_reports_what_it_has(
     assert report.checks[-1].evidence == "the run was interrupted before it"
 
 
-def test_interrupted_while_power_is_measured(tiny: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), ValueError("broken")])
+def test_power_that_is_not_measured_to_its_end(
+    error: BaseException, tiny: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def some(*_: object) -> Iterator[Power]:
         yield Power(place=Place(), what="", smallest=1.0, unseen=None, caught_by=None, named=None)
-        raise KeyboardInterrupt
+        raise error
 
     monkeypatch.setattr(power, "measure", some)
     for module, name in ((numbers, "mode_checks"), (ops, "checks"), (preflight, "checks")):
         monkeypatch.setattr(module, name, lambda *_: iter(()))
     report = verify(tiny, EngineConfig())
     assert len(report.power) == 1
-    assert report.interrupted
+    assert not report.passed
+    assert report.interrupted == isinstance(error, KeyboardInterrupt)
+    assert report.interrupted or "broken" in report.failed[0].evidence
 
 
 def test_interrupted_among_known_bugs(

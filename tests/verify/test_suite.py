@@ -81,6 +81,20 @@ def test_smoke_passes(name: str, tmp_path: Path) -> None:
     assert all(0 < m.value < m.gate for m in worst.values() if m.gate)
 
 
+def test_a_layer_judged_alone_takes_the_choice_of_one_before(tmp_path: Path) -> None:
+    """glm5: layers that select no keys of their own."""
+    model, config = made("glm5", tmp_path)
+    session = Session("glm5", model, config)
+    numbers = Numbers(session)
+    first = next(iter(compositions.compositions(session)))
+    together, ran = numbers.run(first).offs, numbers.ran[first.name].requests
+    for layer in range(session.definition.num_layers):
+        alone = numbers.judge.judge([ran], [], numbers.bands, [layer]).offs
+        wanted = [off for off in together if off.layer in (layer, session.definition.num_layers)]
+        assert [(off.layer, off.part) for off in alone] == [(off.layer, off.part) for off in wanted]
+        assert all(torch.equal(a.values, b.values) for a, b in zip(alone, wanted, strict=True))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("name", [*QUICK, *OTHERS])
 def test_standard_passes(name: str, tmp_path: Path) -> None:

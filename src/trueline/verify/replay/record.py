@@ -14,7 +14,7 @@ from torch import Tensor
 from trueline.config import EngineConfig
 from trueline.plan.memory import AUTO_BLOCK_SIZE, Limits
 from trueline.plan.plan import Plan
-from trueline.reference import ENDS, Reference
+from trueline.reference import ENDS
 from trueline.reference.config import Config
 from trueline.reference.model import FEED, MIX
 from trueline.reference.weights import Prefix, is_foreign, is_of, renamed
@@ -272,8 +272,7 @@ class _Half:
         owner = _owner(self.definition.config, self.layer)
         if owner is None or owner == self.layer:
             return None
-        ref = Reference(self.definition.config, {})
-        return self.judge.sequence(request).selected(ref, owner)[owner].cpu()
+        return self.judge.sequence(request).selected(owner)[owner].cpu()
 
 
 def _owner(config: Config, layer: int) -> int | None:

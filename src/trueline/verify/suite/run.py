@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import get_args
 
 from trueline.config import EngineConfig
-from trueline.errors import UsageError
+from trueline.errors import UsageError, described
 from trueline.models import read_model
 from trueline.text.tokenizer import Tokenizer
 from trueline.utils.hub import find_model
@@ -153,6 +153,12 @@ def _add_power(report: Report, measured: Numbers, progress: Progress) -> None:
         )
     except KeyboardInterrupt:
         report.interrupted = True
+    except Exception as error:  # what the checks have found is told all the same
+        report.checks.append(Check(
+            id="power/injected errors", invariant="power",
+            what="how small an error the checks would have seen",
+            status=Status.ERROR, evidence=described(error),
+        ))  # fmt: skip
 
 
 def _follow(measured: Numbers, check: str, tell: Callable[[str], None]) -> None:

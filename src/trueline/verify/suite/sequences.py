@@ -63,9 +63,9 @@ class RequestRows:
         rows = torch.stack([found[p] for p in range(self.request.count)])
         return {layer: rows.to(self.definition.device).long()}
 
-    def selected(self, ref: Reference, layer: int) -> dict[int, Tensor]:
+    def selected(self, layer: int) -> dict[int, Tensor]:
         """Keys of every position, as the layer has chosen them."""
-        config, count = ref.config, self.request.count
+        config, count = self.definition.config, self.request.count
         if config.v4 is not None:
             v4 = config.v4_facts
             if v4.forms[layer] != SPARSE:
@@ -120,7 +120,7 @@ class Noise(RequestRows):
     ) -> dict[str, Any]:
         """Returns the choices that were taken."""
         x = self.rows(layer, half)
-        given = {"experts": self.experts(layer), "selected": self.selected(ref, layer)}
+        given = {"experts": self.experts(layer), "selected": self.selected(layer)}
         with self.over_stored_rows(layer, half) as rows:
             exact = self._half(ref, layer, half, x.to(EXACT), "expanded", given)
         for form in ("expanded", "absorbed") if half == MIX else ("expanded",):
@@ -223,7 +223,7 @@ class Run(RequestRows):
     def half(self, layer: int, half: Half, ref: Reference, made: Judgement) -> None:
         """Its choices and its outputs, on its own inputs."""
         x = self.rows(layer, half).to(EXACT)
-        experts, selected = self.experts(layer), self.selected(ref, layer)
+        experts, selected = self.experts(layer), self.selected(layer)
         if half == MIX:
             self._selection(layer, x, ref, selected, made)
         else:
@@ -268,6 +268,10 @@ class Run(RequestRows):
     def follow(self, layer: int) -> None:
         for half in PART_OF:
             self.add(layer, half)
+        config = self.definition.config
+        own = config.indexer is not None and not config.indexer_facts.shared[layer]
+        if config.v4 is None and own:
+            self.shared = self.selected(layer)[layer]  # layers behind it may take its choice
 
     def add(self, layer: int, half: Half) -> None:
         part: Part = ENDS
