@@ -18,6 +18,7 @@ from trueline.engine.executor import local_runner
 from trueline.engine.graphs import DecodeGraphs
 from trueline.errors import UsageError
 from trueline.reference import ENDS
+from trueline.reference.model import MIX
 from trueline.verify.cases import CASES, Subject, make_subject
 from trueline.verify.engine import EngineRun
 from trueline.verify.failed import CheckFailed
@@ -34,6 +35,7 @@ from trueline.verify.suite.judgement import FACTOR, Judgement, Off, Requests, re
 from trueline.verify.suite.numbers import Numbers
 from trueline.verify.suite.observe import Observed
 from trueline.verify.suite.run import Selection, all_checks, tier_compositions, verify
+from trueline.verify.suite.sequences import RequestRows
 from trueline.verify.suite.session import Session
 
 SMOKE = Selection(tier="smoke")
@@ -93,6 +95,30 @@ def test_a_layer_judged_alone_takes_the_choice_of_one_before(tmp_path: Path) -> 
         wanted = [off for off in together if off.layer in (layer, session.definition.num_layers)]
         assert [(off.layer, off.part) for off in alone] == [(off.layer, off.part) for off in wanted]
         assert all(torch.equal(a.values, b.values) for a, b in zip(alone, wanted, strict=True))
+
+
+def test_a_row_may_be_as_far_off_as_noise_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And no further: a sum that nearly cancels has more of it than those of the band."""
+    session = Session("v3", *made("v3-near", tmp_path))
+    numbers = Numbers(session)
+    first = next(iter(compositions.compositions(session)))
+    numbers.run(first)
+    ran = numbers.ran[first.name].requests
+    row, exact = ran.observed[0].outputs[1, MIX], ran.observed[0].outputs[1, MIX][5].clone()
+
+    def is_wrong(size: float) -> bool:
+        row[5] = exact * (1 + size)
+        judged = numbers.judge.judge([ran], [], numbers.bands, [1])
+        return (1, "mixer") in {(off.layer, off.part) for off, _, _ in judged.wrong()}
+
+    assert is_wrong(0.9 * FACTOR * 1e-3)
+    plain = RequestRows._half
+    monkeypatch.setattr(RequestRows, "_half", lambda *given: plain(*given) * (1 + 1e-3))
+    assert not is_wrong(0.9 * FACTOR * 1e-3)
+    assert is_wrong(1.1 * FACTOR * 1e-3)
+    assert is_wrong(float("nan"))
 
 
 @pytest.mark.slow

@@ -16,7 +16,7 @@ from trueline.reference.v4_facts import SPARSE
 from trueline.verify.suite import choices, held, ties
 from trueline.verify.suite.definition import EXACT, Part
 from trueline.verify.suite.held import Own
-from trueline.verify.suite.judgement import CACHE_ROWS, Judgement, Off, relative
+from trueline.verify.suite.judgement import CACHE_ROWS, FACTOR, Judgement, Off, relative
 from trueline.verify.suite.observe import Observed
 
 if TYPE_CHECKING:
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 PART_OF = {MIX: "mixer", FEED: "feed forward"}
 """A layer's halves, in their order."""
+FORMS = {MIX: ("expanded", "absorbed"), FEED: ("expanded",)}
+"""In which its noise is measured."""
 
 
 class RequestRows:
@@ -79,6 +81,18 @@ class RequestRows:
         made = choices.all_visible(count, topk, ratio, chosen)
         return {layer: made.to(self.definition.device)}
 
+    def _half(
+        self,
+        ref: Reference,
+        layer: int,
+        half: Half,
+        x: Tensor,
+        form: str,
+        given: dict[str, Any],
+    ) -> Tensor:
+        sequence = self.definition.sequence(self.tokens, form=form, **given)
+        return ref.mixed(layer, x, sequence) if half == MIX else ref.fed(layer, x, sequence)
+
 
 class Noise(RequestRows):
     """How far the independent evaluation in the model's dtype is off."""
@@ -123,7 +137,7 @@ class Noise(RequestRows):
         given = {"experts": self.experts(layer), "selected": self.selected(layer)}
         with self.over_stored_rows(layer, half) as rows:
             exact = self._half(ref, layer, half, x.to(EXACT), "expanded", given)
-        for form in ("expanded", "absorbed") if half == MIX else ("expanded",):
+        for form in FORMS[half]:
             with self.over_stored_rows(layer, half) as rough_rows:
                 ours = self._half(rough, layer, half, x.to(self.judge.compute), form, given)
             widen(made, layer, PART_OF[half], float(relative(ours, exact).max()))
@@ -139,18 +153,6 @@ class Noise(RequestRows):
         with self.over_stored_rows(layer, half):
             y = self._half(ref, layer, half, ref.entry(layer, half, h), "expanded", given)
         return ref.add(layer, half, h, y)
-
-    def _half(
-        self,
-        ref: Reference,
-        layer: int,
-        half: Half,
-        x: Tensor,
-        form: str,
-        given: dict[str, Any],
-    ) -> Tensor:
-        sequence = self.definition.sequence(self.tokens, form=form, **given)
-        return ref.mixed(layer, x, sequence) if half == MIX else ref.fed(layer, x, sequence)
 
     def entry(
         self, layer: int, half: Half, ref: Reference, rough: Reference, made: Judgement
@@ -241,7 +243,8 @@ class Run(RequestRows):
         accepted = made.gate(layer, part)
         off = relative(y, self.exact[part])
         off = self._settled(off, accepted, lambda: relative(y, evaluated()[0]))
-        self.note(made, layer, part, off)
+        given = {"experts": experts, "selected": selected}
+        self.note(made, layer, part, self._beyond_noise(layer, half, off, accepted, given))
 
     def _stored(self, made: Judgement, layer: int, rows: list[Own]) -> None:
         """What the caches hold, where it is rounded."""
@@ -263,6 +266,21 @@ class Run(RequestRows):
                 break
             with ties.moved(draw, self.judge.compute):
                 off = torch.fmin(off, again())
+        return off
+
+    def _beyond_noise(
+        self, layer: int, half: Half, off: Tensor, accepted: float, given: dict[str, Any]
+    ) -> Tensor:
+        """[T]: rows that are off too far, but no further than noise of their own explains, count as
+        accepted: where sums nearly cancel, it is larger than that of the rows of the band."""
+        if bool((off <= accepted).all()):
+            return off
+        rough, x = self.definition.part(layer, self.judge.compute), self.rows(layer, half)
+        for form in FORMS[half]:
+            with self.over_stored_rows(layer, half):
+                ours = self._half(rough, layer, half, x.to(self.judge.compute), form, given)
+            noise = relative(ours, self.exact[PART_OF[half]])
+            off = off.where(off > FACTOR * noise, off.clamp_max(accepted))
         return off
 
     def follow(self, layer: int) -> None:
