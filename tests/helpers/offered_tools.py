@@ -95,11 +95,12 @@ def joined(chunks: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], str | None
     reason = None
     for chunk in chunks:
         (choice,) = chunk["choices"]
-        reason = choice["finish_reason"] or reason
+        assert reason is None, "what ends an answer comes last"
+        reason = choice["finish_reason"]
         for name, value in choice["delta"].items():
             if name == "tool_calls":
-                for each in value:
-                    _join_call(calls, each)
+                (each,) = value  # clients read the first of a list and no other
+                _join_call(calls, each)
             elif name == "malformed_tool_calls":
                 malformed += value
             else:

@@ -117,6 +117,21 @@ def test_calls_are_told(tokenizers: dict[str, Tokenizer], syntax: str) -> None:
     assert alone["content"] is None
 
 
+@pytest.mark.parametrize("fields", [{}, {"logprobs": True}])
+@pytest.mark.parametrize("syntax", sorted(CALLS))
+def test_calls_that_come_at_once_have_a_chunk_each(
+    tokenizers: dict[str, Tokenizer], syntax: str, fields: dict[str, Any]
+) -> None:
+    """As where a client has read slowly: instructor and others take the first of a list."""
+    tokenizer = tokenizers[syntax]
+    chat = Chat(tokenizer, syntax, **fields)
+    text = "Well. " + write_calls(syntax, [ROME, NOW])
+    chat.answer([tokenizer.encode(text, add_special_tokens=False)])
+    assert calls_in(chat.whole["message"]) == [ROME, NOW]
+    pieces = [chunk["choices"][0]["delta"].get("tool_calls") for chunk in chat.chunks]
+    assert [len(piece) for piece in pieces if piece] == [1, 1]
+
+
 def test_arguments_come_in_pieces(tokenizers: dict[str, Tokenizer]) -> None:
     chat = Chat(tokenizers["kimi_k2"], "kimi_k2")
     chat.told(write_calls("kimi_k2", [ROME]))

@@ -63,12 +63,14 @@ def called_tools(completion: CompletionOutput) -> list[CalledTool]:
     ]
 
 
-def call_deltas(piece: CallPiece) -> Iterator[ToolCallDelta]:
+def call_delta(piece: CallPiece) -> ToolCallDelta:
+    """One for each chunk: clients read the first of a list and no other."""
     if piece.begins:
-        function = FunctionDelta(piece.call.name, "")
-        yield ToolCallDelta(index=piece.place, id=piece.call.id, type="function", function=function)
-    if piece.arguments:
-        yield ToolCallDelta(index=piece.place, function=FunctionDelta(arguments=piece.arguments))
+        function = FunctionDelta(piece.call.name, piece.arguments)
+        return ToolCallDelta(
+            index=piece.place, id=piece.call.id, type="function", function=function
+        )
+    return ToolCallDelta(index=piece.place, function=FunctionDelta(arguments=piece.arguments))
 
 
 def malformed_calls(malformed: Sequence[MalformedCall]) -> list[MalformedToolCall]:

@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import TypedDict
 
-from msgspec import UNSET, UnsetType
+from msgspec import UNSET, UnsetType, structs
 
 from trueline.outputs import CompletionOutput, Logprobs, RequestOutput
-from trueline.server.protocol.call_deltas import call_deltas, called_tools, malformed_calls
+from trueline.server.protocol.call_deltas import call_delta, called_tools, malformed_calls
 from trueline.server.protocol.logprobs import chat_logprobs
 from trueline.server.protocol.requests import ChatRequest
 from trueline.server.protocol.responses import (
@@ -98,7 +98,7 @@ class ChatWriter(Writer[ChatChunkChoice, ChatLogprobs]):
     def _plain_calls(self, sent: Sent, completion: CompletionOutput) -> Iterator[bytes]:
         for piece in sent.calls.pieces(completion):
             if piece.begins:
-                yield self._calls_chunk(sent, ChatDelta(tool_calls=list(call_deltas(piece))))
+                yield self._calls_chunk(sent, ChatDelta(tool_calls=[call_delta(piece)]))
                 continue
             name = f"call {piece.place}"
             if name not in sent.templates:
@@ -133,19 +133,21 @@ class ChatWriter(Writer[ChatChunkChoice, ChatLogprobs]):
             fields = self._prompt_fields(output) if is_first else None
             yield event(self._chunk([role], self._chunk_usage(), fields))
         new = self._new_since(sent, completion)
-        pieces = list(sent.calls.pieces(completion))
-        calls = [delta for piece in pieces for delta in call_deltas(piece)]
+        calls = [call_delta(piece) for piece in sent.calls.pieces(completion)]
         malformed = malformed_calls(sent.calls.malformed(completion))
         says = (new.text, new.reasoning, calls, malformed)
-        if any((*says, new.finish_reason, new.token_ids, new.logprobs)):
-            delta = ChatDelta(
-                content=new.text or UNSET,
-                tool_calls=calls or UNSET,
-                malformed_tool_calls=malformed or UNSET,
-                **_named(new.reasoning),
-            )
-            choice = _chunk_choice(sent, delta, new)
-            yield event(self._chunk([choice], self._chunk_usage()))
+        if not any((*says, new.finish_reason, new.token_ids, new.logprobs)):
+            return
+        # a call a chunk; the last has what ends the answer
+        deltas = [ChatDelta(tool_calls=[call]) for call in calls] or [ChatDelta()]
+        last = len(deltas) - 1
+        deltas[0] = structs.replace(deltas[0], content=new.text or UNSET, **_named(new.reasoning))
+        deltas[last] = structs.replace(deltas[last], malformed_tool_calls=malformed or UNSET)
+        for place, delta in enumerate(deltas):
+            told = new if place == 0 else NO_DELTA
+            ends = new if place == last else NO_DELTA
+            told = told._replace(finish_reason=ends.finish_reason, stop_reason=ends.stop_reason)
+            yield event(self._chunk([_chunk_choice(sent, delta, told)], self._chunk_usage()))
 
     def _logprobs(self, sent: Sent, ids: list[int], logprobs: Logprobs) -> ChatLogprobs:
         assert self._request.logprobs is not None
