@@ -142,6 +142,8 @@ def prompt_logprobs(session: Session) -> Outcome:
         for i in range(len(asks)):
             judge(asks, done, i)
         told.append(f"{len(asks)} requests, {preempted} preemptions")
+    if not preempted:
+        raise NotForced(f"nothing was preempted; right as far as it ran: {'; '.join(told)}")
     return Outcome("; ".join(told))
 
 
