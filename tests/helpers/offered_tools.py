@@ -99,6 +99,7 @@ def joined(chunks: Sequence[dict[str, Any]]) -> tuple[dict[str, Any], str | None
         reason = choice["finish_reason"]
         for name, value in choice["delta"].items():
             if name == "tool_calls":
+                assert reason is None, "clients take a call for done by a chunk that follows it"
                 (each,) = value  # clients read the first of a list and no other
                 _join_call(calls, each)
             elif name == "malformed_tool_calls":

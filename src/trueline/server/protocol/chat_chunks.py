@@ -138,8 +138,10 @@ class ChatWriter(Writer[ChatChunkChoice, ChatLogprobs]):
         says = (new.text, new.reasoning, calls, malformed)
         if not any((*says, new.finish_reason, new.token_ids, new.logprobs)):
             return
-        # a call a chunk; the last has what ends the answer
-        deltas = [ChatDelta(tool_calls=[call]) for call in calls] or [ChatDelta()]
+        # a call a chunk, and the end behind them: clients take a call for done by what follows it
+        deltas = [ChatDelta(tool_calls=[call]) for call in calls]
+        if new.finish_reason or not deltas:
+            deltas.append(ChatDelta())
         last = len(deltas) - 1
         deltas[0] = structs.replace(deltas[0], content=new.text or UNSET, **_named(new.reasoning))
         deltas[last] = structs.replace(deltas[last], malformed_tool_calls=malformed or UNSET)
