@@ -93,6 +93,8 @@ class EngineConfig:
     """Accepted: 1."""
     prefill_context_parallel_size: int = 1
     """Accepted: 1."""
+    speculative_config: str | None = None
+    """Accepted: None. Nothing drafts yet; draft layers of a checkpoint are left where they are."""
     nnodes: int = 1
     """Machines that the ranks are on, as many on each."""
     node_rank: int = 0
@@ -123,6 +125,11 @@ class EngineConfig:
     """
 
     def __post_init__(self) -> None:
+        if self.speculative_config is not None:
+            raise UsageError(
+                f"speculative_config = {self.speculative_config!r}: nothing drafts yet, with or "
+                "without the draft layers of a checkpoint (mtp.*, dspark_*): accepted: None"
+            )
         self._check_ranks()
         self._check_replicas()
         for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len", "block_size",

@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from spread import diagonal
+from trueline import LLM
 from trueline.cache.blocks import NULL_BLOCK, BlockPool
 from trueline.cache.groups import BlockGroups
 from trueline.config import EngineConfig
@@ -25,6 +26,7 @@ from trueline.engine.params import SamplingParams
 from trueline.engine.request import Request
 from trueline.engine.results import SampledTokens, StepHandle
 from trueline.engine.step import Row
+from trueline.errors import UsageError
 from trueline.ops.sampling import SamplingState
 from trueline.verify.drafts import ForcedDrafts, patterns, same_scores
 from trueline.verify.engine import Ask, EngineRun, run, same, serve
@@ -318,3 +320,10 @@ def test_rows_that_no_scheduler_sends(changes: dict[str, Any]) -> None:
     check_order(StepMessage(rows=[row()]))
     with pytest.raises(AssertionError):
         check_order(StepMessage(rows=[row(**changes)]))
+
+
+@pytest.mark.parametrize("given", [{"method": "mtp"}, '{"method": "dspark"}', {}])
+def test_a_request_to_draft_is_refused_by_name(given: Any, tiny: Tiny) -> None:
+    """Also of a checkpoint that brings draft layers."""
+    with pytest.raises(UsageError, match=r"speculative_config = .*nothing drafts yet"):
+        LLM(str(tiny("deepseek_v4", keys={"dspark_block_size": 5})), speculative_config=given)

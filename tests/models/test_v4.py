@@ -287,13 +287,15 @@ def test_transformers_loads_it_and_what_it_saves_loads(
         model, output_loading_info=True, dtype=torch.float32
     )
     assert not any(report.values()), report
-    saved = tmp_path / "saved"
-    made.save_pretrained(saved)
-    spec, again = read_model(model), read_model(saved)
-    assert spec == again
-    ours, theirs = (load_weights(d, spec, dtype=torch.float32) for d in (model, saved))
-    assert ours.keys() == theirs.keys()
-    assert all(torch.equal(ours[name], theirs[name]) for name in ours)
+    spec = read_model(model)
+    ours = load_weights(model, spec, dtype=torch.float32)
+    for published_names in (True, False):  # or those that it holds
+        saved = tmp_path / f"saved {published_names}"
+        made.save_pretrained(saved, save_original_format=published_names)
+        assert read_model(saved) == spec
+        theirs = load_weights(saved, spec, dtype=torch.float32)
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(ours[name], theirs[name]) for name in ours)
     table = ours["model.layers.0.mlp.gate.tid2eid"]
     assert table.dtype == torch.int64
     stored = load_file(model / "model.safetensors")
@@ -362,12 +364,21 @@ def test_ids_beyond_the_experts_are_refused(value: int, tiny: Tiny, tmp_path: Pa
         load_weights(model, read_model(model), dtype=torch.float32)
 
 
+def test_a_head_beside_tied_embeddings_is_refused(tiny: Tiny, tmp_path: Path) -> None:
+    model = damaged(tiny("deepseek_v4"), tmp_path / "m", lambda tensors: None)
+    config = json.loads((model / "config.json").read_text()) | {"tie_word_embeddings": True}
+    (model / "config.json").write_text(json.dumps(config))
+    with pytest.raises(CheckpointError, match=r"'head.weight'.*config.json says tie_word_embed"):
+        load_weights(model, read_model(model), dtype=torch.float32)
+
+
 def test_wrong_tensors_are_named(tiny: Tiny, tmp_path: Path) -> None:
     def change(tensors: dict[str, torch.Tensor]) -> None:
         tensors["layers.0.ffn.gate.tid2eid"] = tensors["layers.0.ffn.gate.tid2eid"].int()
         tensors["layers.2.attn.attn_sink"] = torch.zeros(7)
         del tensors["layers.3.attn.compressor.ape"]
-        tensors["layers.3.attn.indexer.wq_b.weight"] = torch.zeros(2, 2)
+        for name in ("layers.3.attn.indexer.wq_b", "norm.mtp.0"):
+            tensors[f"{name}.weight"] = torch.zeros(2, 2)
         for stage in range(3):
             tensors[f"mtp.{stage}.attn.wkv.weight"] = torch.zeros(2, 2)
         tensors["mtp.2.markov_head.markov_w1"] = torch.zeros(2, 2)
@@ -380,9 +391,8 @@ def test_wrong_tensors_are_named(tiny: Tiny, tmp_path: Path) -> None:
     assert len(ledger.wrong) == 2
     assert "'layers.0.ffn.gate.tid2eid' I32" in ledger.wrong[0] + ledger.wrong[1]
     assert "'layers.2.attn.attn_sink' F32 [7]" in ledger.wrong[0] + ledger.wrong[1]
-    assert [line.split("'")[1] for line in ledger.unexpected] == [
-        "layers.3.attn.indexer.wq_b.weight"
-    ]
+    unexpected = ["layers.3.attn.indexer.wq_b.weight", "norm.mtp.0.weight"]
+    assert [line.split("'")[1] for line in ledger.unexpected] == unexpected
     ((reason, unused),) = ledger.unused.items()
     assert "draft" in reason
     assert len(unused) == 4

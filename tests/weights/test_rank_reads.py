@@ -16,6 +16,7 @@ from trueline.errors import CheckpointError
 from trueline.models import read_model
 from trueline.spec.model import ModelSpec
 from trueline.spec.shard import local_spec
+from trueline.weights import load, value
 from trueline.weights.checkpoint import Checkpoint, StoredTensor, open_checkpoint
 from trueline.weights.load import ASKED_AT_ONCE, load_weights
 from trueline.weights.rank_ledger import HeldTensor, held_slices
@@ -113,3 +114,34 @@ def test_the_pages_of_slices_are_asked_for(tiny: Tiny, monkeypatch: pytest.Monke
     assert max(length for _, length in asked) <= ASKED_AT_ONCE
     size = (model / "model.safetensors").stat().st_size
     assert len(wanted) * page < size / 2
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_WILLNEED"), reason="the system reads ahead as it likes")
+def test_pages_are_asked_for_no_further_ahead_than_storage_needs(
+    tiny: Tiny, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Those that nobody has read yet are dropped first where memory is short. Parts that are larger
+    than that, and many small ones; each page once, and before it is read."""
+    keys = {"n_routed_experts": 32, "moe_intermediate_size": 24, "vocab_size": 2000}
+    model = tiny("deepseek_v4", keys=keys)
+    asked: list[tuple[int, int]] = []
+
+    class Map(mmap.mmap):
+        def madvise(self, option: int, start: int = 0, length: int = 0) -> None:
+            if option == mmap.MADV_WILLNEED:
+                asked.append((start, length))
+
+    monkeypatch.setattr(mmap, "mmap", Map)
+    monkeypatch.setattr(load, "AHEAD", ahead := 1 << 14)
+    monkeypatch.setattr(load, "ASKED_AT_ONCE", at_once := 1 << 12)
+    monkeypatch.setattr(value, "CHUNK", 1 << 12)
+    spec = read_model(model)
+    stored = load.StoredWeights(model, spec, dtype=torch.float32)
+    for name in list(stored):
+        asked.clear()
+        weight = stored.pop(name)
+        assert sum(length for _, length in asked) <= ahead + at_once
+        size = sum(part.stored.nbytes for part in weight.parts)
+        weight.dequantise()
+        assert size <= sum(length for _, length in asked) <= size + 2 * at_once * len(weight.parts)
+        assert len(set(asked)) >= len(asked) - len(weight.parts)  # neighbours share a page

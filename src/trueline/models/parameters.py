@@ -224,7 +224,8 @@ def _router(moe: MoESpec, name: str, D: int, vocab: int) -> Iterator[Parameter]:
 # -- names as stored -------------------------------------------------------------------
 
 # Each in turn. Published K2.5 names, the names transformers holds in memory, and those its
-# save_pretrained writes (it turns `layers` into `blocks`). V4: those of save_pretrained.
+# save_pretrained writes (it turns `layers` into `blocks`). V4: what in those differs from published
+# names and from ours.
 _SPELLINGS = {
     "kimi_k25": (
         (re.compile(r"^language_model\.model\.blocks\."), "model.layers."),
@@ -235,9 +236,16 @@ _SPELLINGS = {
         (re.compile(r"^model\."), ""),
         (re.compile(r"^embed_tokens\."), "embed."),
         (re.compile(r"^hc_head\.hc_"), "hc_head_"),
+        (re.compile(r"\.(attn|ffn)_hc\."), r".hc_\1_"),
+        (re.compile(r"\.compressor\.indexer\.(?:scorer\.|(?=q_b_proj\.))"), ".indexer."),
+        (re.compile(r"\.compressor\.indexer\."), ".indexer.compressor."),
+        (re.compile(r"\.compressor\.kv_norm\."), ".compressor.norm."),
+        (re.compile(r"\.q_a_norm\."), ".q_norm."),
         (re.compile(r"\.attn\.norm\."), ".attn.kv_norm."),
     ),
 }
+_HELD_AS_OURS = ("deepseek_v4",)
+"""Families of which transformers holds the other names as we do: not as published."""
 _DRAFT = "MTP draft layer: speculative decoding is not there yet"
 _VISION = re.compile(r"^(model\.)?(vision_tower|mm_projector)\.")
 _LAYER = re.compile(r"^model\.layers\.(\d+)\.")
@@ -254,7 +262,7 @@ def published_name(spec: ModelSpec, stored: str) -> str:
     """The name of this table for a name found in a file."""
     for pattern, replacement in _SPELLINGS.get(spec.family, ()):
         stored = pattern.sub(replacement, stored, count=1)
-    return stored
+    return _rename(stored, spec.renamed) if spec.family in _HELD_AS_OURS else stored
 
 
 def unused_by_choice(spec: ModelSpec, name: str) -> str | None:

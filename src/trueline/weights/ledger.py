@@ -228,7 +228,7 @@ def _sort_rest(
             ledger.unused[reason].append(tensor)
             continue
         foreign = next((fmt for end, fmt in FOREIGN_FORMATS.items() if name.endswith(end)), None)
-        if name == "lm_head.weight":
+        if name in ("lm_head.weight", "head.weight"):
             hint = ", while config.json says tie_word_embeddings"
         elif foreign:
             hint = f", {foreign}"

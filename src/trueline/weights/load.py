@@ -7,9 +7,10 @@ never holds much more than the model itself.
 from __future__ import annotations
 
 import mmap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -21,7 +22,7 @@ from trueline.spec.parameters import Parameter, Piece
 from trueline.weights.checkpoint import Checkpoint, StoredTensor, open_checkpoint
 from trueline.weights.formats import Stored
 from trueline.weights.ledger import Use
-from trueline.weights.rank_ledger import HeldTensor, Wanted, slices_of, wanted_pieces
+from trueline.weights.rank_ledger import Held, HeldTensor, Wanted, slices_of, wanted_pieces
 from trueline.weights.value import CHUNK, StoredPart, Weight, runs
 
 TORCH_DTYPES = {
@@ -55,6 +56,8 @@ FLOAT32_KINDS = (
 SHORTEST_COLUMN = 1e-7
 # Linux takes no more of one call than it reads ahead, of which this is the default.
 ASKED_AT_ONCE = 128 << 10
+# Where memory is short, pages that nobody has read yet are the first to go, and come twice.
+AHEAD = 128 << 20
 
 Progress = Callable[[int, int], None]
 """Called with (bytes read so far, bytes in all)."""
@@ -85,15 +88,18 @@ class Files:
             data = data.clone()
         return data.view(dtype).view(stored.shape)
 
-    def prefetch(self, held: HeldTensor) -> None:
+    def prefetch(self, held: HeldTensor) -> Iterator[int]:
         """Ask for the pages of a slice before they are read: else the system reads ahead, by
-        megabytes where it is set so, and with them what other ranks hold."""
+        megabytes where it is set so, and with them what other ranks hold. Yields how many
+        bytes it has asked for, as often as it asks."""
         if not held.nbytes or not hasattr(mmap, "MADV_WILLNEED"):
             return
         file = self._map(held.tensor.file)
         for first, last in held.pages(mmap.PAGESIZE):
             for at in range(first, last, ASKED_AT_ONCE):
-                file.madvise(mmap.MADV_WILLNEED, at, min(ASKED_AT_ONCE, last - at))
+                length = min(ASKED_AT_ONCE, last - at)
+                file.madvise(mmap.MADV_WILLNEED, at, length)
+                yield length
 
     def release(self, use: Use) -> None:
         """Give the pages that lie wholly inside a weight's tensors, scales among them, back to the
@@ -104,6 +110,41 @@ class Files:
             length = stored.end // page * page - first
             if length > 0 and hasattr(mmap, "MADV_DONTNEED"):
                 self._map(stored.file).madvise(mmap.MADV_DONTNEED, first, length)
+
+
+class Ahead:
+    """Asks for the pages of a parameter's parts, in the order in which they are read, so far ahead
+    that storage never waits, and no further."""
+
+    def __init__(self, files: Files, parts: Sequence[Held]) -> None:
+        self._asking = {
+            number: chain.from_iterable(map(files.prefetch, held.tensors))
+            for number, held in enumerate(parts)
+        }
+        self._asked = dict.fromkeys(self._asking, 0)
+        """Of each, and not read yet."""
+        self._ask()
+
+    def reading(self, number: int, nbytes: int) -> None:
+        """So many bytes of this part have been read."""
+        self._asked[number] = max(self._asked[number] - nbytes, 0)
+        self._ask()
+
+    def read(self, number: int) -> None:
+        self._asking.pop(number, None)
+        self._asked[number] = 0
+        self._ask()
+
+    def _ask(self) -> None:
+        total = sum(self._asked.values())
+        while self._asking and total < AHEAD:
+            number = next(iter(self._asking))
+            length = next(self._asking[number], None)
+            if length is None:
+                del self._asking[number]
+            else:
+                self._asked[number] += length
+                total += length
 
 
 class StoredWeights:
@@ -140,18 +181,31 @@ class StoredWeights:
     def pop(self, name: str) -> Weight:
         pieces = self._uses.pop(name)
         parameter = pieces[0].parameter
-        parts = tuple(part for wanted in pieces for part in self._parts(wanted))
+        found = [
+            (placed(stored, wanted.use.format.label, put), wanted.use, held)
+            for wanted in pieces
+            for held, (stored, put) in zip(
+                slices_of(wanted), opened(self._files, wanted), strict=True
+            )
+        ]
+        found.sort(key=lambda each: each[0].begin)
+        ahead = Ahead(self._files, [held for _, _, held in found])
+        parts = tuple(
+            replace(
+                part,
+                reading=partial(ahead.reading, number),
+                read=partial(self._finish, use, part.stored, partial(ahead.read, number)),
+            )
+            for number, (part, use, _) in enumerate(found)
+        )
         return Weight(parameter.shape, held_dtype(parameter, self._dtype), parts)
 
-    def _parts(self, wanted: Wanted) -> Iterator[StoredPart]:
-        """What this rank has of a stored tensor, at its place in the parameter."""
-        label, read = wanted.use.format.label, partial(self._finish, wanted.use)
-        for stored, put in opened(self._files, wanted):
-            yield replace(placed(stored, label, put), read=read)
-
-    def _finish(self, use: Use) -> None:
+    def _finish(self, use: Use, stored: Stored, told: Callable[[], None]) -> None:
+        """Numbers are checked while their pages are there."""
         tensor = use.tensor
+        use.format.check(use.tensors, stored)
         self._files.release(use)
+        told()
         if tensor.name in self._read:  # another run of its rows came before
             return
         self._read.add(tensor.name)
@@ -185,7 +239,10 @@ def stream_weights(
     done = 0
     files = Files()
     for wanted in pieces:
-        for stored, _ in opened(files, wanted):
+        for held, (stored, _) in zip(slices_of(wanted), opened(files, wanted), strict=True):
+            for _ in chain.from_iterable(map(files.prefetch, held.tensors)):
+                pass
+            wanted.use.format.check(wanted.use.tensors, stored)
             for numbers in runs(stored):
                 yield wanted.piece.source, numbers
         files.release(wanted.use)
@@ -202,13 +259,7 @@ def opened(files: Files, wanted: Wanted) -> Iterator[tuple[Stored, tuple[int | s
         check_integers(use.tensor, values[0], wanted.parameter.below)
     if wanted.parameter.unit_columns:
         whole = UnitColumns(values[0], column_lengths(values[0]))
-    else:
-        for held in slices_of(wanted):
-            for tensor in held.tensors:
-                files.prefetch(tensor)
-    for stored, put in taken_from(whole, wanted.piece):
-        use.format.check(use.tensors, stored)
-        yield stored, put
+    yield from taken_from(whole, wanted.piece)
 
 
 def check_integers(tensor: StoredTensor, values: Tensor, below: int) -> None:

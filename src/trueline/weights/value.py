@@ -31,6 +31,8 @@ class StoredPart:
     """Of its first number in the weight. The weight may have more dims, all in front."""
     read: Callable[[], None] | None = None
     """Called when its numbers have been read; None where they are in memory of their own."""
+    reading: Callable[[int], None] | None = None
+    """Called as well with the bytes of each run of them, where they are read in runs."""
 
     @property
     def size(self) -> tuple[int, ...]:
@@ -168,6 +170,8 @@ class Weight:
             for numbers in runs(part.stored):
                 target[at : at + len(numbers)] = numbers
                 at += len(numbers)
+                if part.reading:
+                    part.reading(part.stored.nbytes * len(numbers) // len(target))
             if part.read:
                 part.read()
         return value.to(self.device)
