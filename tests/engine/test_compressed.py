@@ -5,14 +5,22 @@ from __future__ import annotations
 from dataclasses import replace
 
 import pytest
+import torch
+from torch import Tensor
 
+from trueline.cache.kinds.compressed import compressed_layers
 from trueline.config import EngineConfig
 from trueline.engine.core import EngineCore
+from trueline.engine.executor import local_runner
 from trueline.engine.loading import load_engine
+from trueline.layers.context import RecordedChoices
+from trueline.models import read_model
+from trueline.ops.linear import torch_mm
 from trueline.verify import schedules
 from trueline.verify.cases import Subject, make_subject
 from trueline.verify.compressed_graphs import compressed_graph_is_eager
 from trueline.verify.engine import Ask, decode_is_prefill, oracle, run, same, same_bits_under, serve
+from trueline.verify.failed import CheckFailed
 from trueline.verify.schedules import base, prompt
 
 SMALL, ODD = "v4-small", "v4-odd"
@@ -124,3 +132,43 @@ def test_what_a_sequence_holds(subjects: dict[str, Subject], chunk: int) -> None
 def test_captured_steps(subjects: dict[str, Subject], name: str) -> None:
     """Rows that complete windows and rows that do not, lengths known to the device alone."""
     compressed_graph_is_eager(subjects[name])
+
+
+def test_choices_of_entries_can_be_recorded_and_forced(subjects: dict[str, Subject]) -> None:
+    config, asks = base(subjects[SMALL]), [Ask(prompt(60), 3)]
+    first, again, other = (load_engine(subjects[SMALL].model, config).core for _ in range(3))
+    recorded: list[RecordedChoices] = []
+    local_runner(first.executor).recorded = recorded
+    wanted = serve(first, asks)
+    assert all(step.positions for step in recorded)
+    local_runner(again.executor).forced = [
+        replace(step, positions=[*step.positions]) for step in recorded
+    ]
+    same("forced", serve(again, asks), wanted)
+    local_runner(other.executor).forced = [
+        replace(step, positions=[torch.arange(p.shape[1]).expand_as(p) for p in step.positions])
+        for step in recorded
+    ]
+    with pytest.raises(CheckFailed):
+        same("other choices", serve(other, asks), wanted)
+
+
+def test_compressors_ask_for_float32(
+    subjects: dict[str, Subject], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of products that a GPU would round to 16 bits: tails keep what no rounding has met."""
+    wide, asked = torch_mm.run_wide, list[int]()
+
+    def counted(x: Tensor, packed: torch_mm.Packed) -> Tensor:
+        asked.append(packed.columns)
+        return wide(x, packed)
+
+    monkeypatch.setattr(torch_mm, "run_wide", counted)
+    config = replace(base(subjects[SMALL]), ops={"linear": "torch_mm"})
+    run(subjects[SMALL].model, [Ask(prompt(9), 1)], config)
+    spec = read_model(subjects[SMALL].model)
+    mixers = compressed_layers(spec).values()
+    made = [each for m in mixers for each in (m.compressor, m.indexer and m.indexer.compressor)]
+    # together or one by one; logits too
+    columns = sum(each for each in asked if each != spec.vocab.total)
+    assert columns == sum(2 * each.width for each in made if each)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
@@ -70,6 +71,14 @@ def test_every_position(seed: int, drawn: Drawn) -> None:
     same("whole", run(subject.model, asks, config, max_num_batched_tokens=512), done)
 
 
+def test_every_epsilon_is_the_config_s(tmp_path: Path) -> None:
+    """Of norms and of hyper-connections: apart, and so large that another one shows anywhere."""
+    model = tmp_path / "v4"
+    make_drawn(model, drawn_config(7) | {"rms_norm_eps": 0.09, "hc_eps": 0.04}, 7)
+    asks = [Ask(prompt(40), 3)]
+    oracle(model, asks, run(model, asks, schedules.BASE))
+
+
 @pytest.mark.parametrize("seed", FEW)
 def test_bits_do_not_depend_on_the_schedule(seed: int, drawn: Drawn) -> None:
     subject = drawn(seed)
@@ -98,6 +107,15 @@ def test_a_prefix_may_end_at_every_block_of_entries(drawn: Drawn) -> None:
         config = replace(schedules.base(subject), block_size=size)
         blocks = load_engine(subject.model, config).core.blocks
         assert blocks.lcm_block_size == blocks.main.block_size == 18 * -(-size // 18)
+
+
+def test_shuffled_keys_of_any_rate(tmp_path: Path) -> None:
+    """Whatever block_size is: blocks hold whole groups of them."""
+    model = tmp_path / "v4"
+    make_drawn(model, drawn_config(7) | {"index_head_dim": 16}, 7)
+    asks = [Ask(prompt(60), 5), Ask(prompt(3), 40, arrives=1)]
+    config = replace(schedules.BASE, index_cache_layout="shuffled", block_size=4, poison=True)
+    oracle(model, asks, run(model, asks, config, max_num_batched_tokens=11))
 
 
 @pytest.mark.parametrize("seed", FEW)

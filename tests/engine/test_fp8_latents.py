@@ -184,3 +184,12 @@ def test_wrong_options_are_named(options: dict[str, Any], part: str) -> None:
     with pytest.raises(UsageError) as caught:
         EngineConfig(**options)
     assert part in str(caught.value)
+
+
+@pytest.mark.parametrize("group", ["auto", "token"])
+def test_rows_that_rotate_throughout_are_refused(group: Any, tiny: Tiny) -> None:
+    """They stay as computed: there is nothing to store in fp8."""
+    model = tiny("deepseek_v4", keys={"head_dim": 14, "qk_rope_head_dim": 14, "index_head_dim": 16})
+    config = replace(BASE, kv_cache_dtype="fp8", kv_cache_group_size=group)
+    with pytest.raises(UsageError, match=r"kv_cache_dtype = 'fp8'.*rotates.*accepted: 'auto'"):
+        make_plan(read_model(model), config, find_device("cpu"))

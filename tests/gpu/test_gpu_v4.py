@@ -37,6 +37,8 @@ BANDS = {"bfloat16": 0.4, "float16": 0.05}
 """As of other families: V4's have not been measured yet."""
 # The mistake is in numbers that only the CPU's implementation has.
 OF_CPU = ("first-slots-counted",)
+# What four layers do with prompts this short does not come to where the mistake is.
+OF_ALL_LAYERS = ("tails-of-a-reused-block",)
 
 
 @pytest.fixture(autouse=True)
@@ -95,7 +97,8 @@ def test_fault_turns_its_check_red(fault: Fault, subjects: dict[str, Subject]) -
         # entries go from the kernel to their cache
         attribute = "run_into" if fault.owner.op == "compress" else fault.attribute
         fault = replace(fault, owner=op, attribute=attribute)
-    subject = subjects[fault.case if ON_GPU else "v4-shallow"]
+    whole = ON_GPU or fault.id in OF_ALL_LAYERS
+    subject = subjects[fault.case if whole else "v4-shallow"]
     with fault.seeded(), pytest.raises(CheckFailed):
         ENGINE_CHECKS[fault.check](subject)
 

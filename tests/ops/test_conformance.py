@@ -336,6 +336,8 @@ MISTAKES = [
     Mistake("other scales", "latent_write", "fp8", "run", with_view(other_scales)),
     Mistake("interleaved only", "rope", "numbers", "run",
             lambda run: lambda x, cos, sin, pairing: run(x, cos, sin, "interleaved")),
+    Mistake("in place", "rope", "contract", "run",
+            lambda run: lambda x, *angles: x.copy_(run(x, *angles))),
     Mistake("scale of the cache row", "mla_decode", "numbers", "run",
             lambda run: lambda *given, softmax_scale: run(*given, softmax_scale=0.145)),
     Mistake("nothing rotated", "mla_decode", "real dims", "run", nothing_rotated),

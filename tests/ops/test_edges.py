@@ -13,17 +13,27 @@ from torch import Tensor
 from implementations import every, runnable
 from trueline.cache.index import IndexStore
 from trueline.cache.layout import IndexLayout
+from trueline.ops.compress import cpu as compress_cpu
 from trueline.ops.experts import reference as experts_reference
 from trueline.ops.index_scores import reference as scores_reference
 from trueline.ops.linear import torch_mm
 from trueline.ops.mla_decode import Tiling
 from trueline.ops.mla_decode import reference as decode_reference
 from trueline.ops.route import reference as route_reference
+from trueline.ops.sink_attention import cpu as sink_cpu
 from trueline.ops.sparse_rows import Run, SparseRows
 from trueline.spec.feedforward import RouterSpec
+from trueline.verify.ops import compress, paged, randn, sink
 from trueline.verify.ops import hyper_connections as streams
-from trueline.verify.ops import paged, randn, sink
 from trueline.verify.ops.data import Dims, close
+
+PARTS = {
+    "queries that share keys": (sink_cpu, {"QUERIES": (1, 3)}, sink.sink_attention),
+    "entries that queries share": (sink_cpu, {"SCORES": 1, "BUCKET": 2}, sink.sink_attention),
+    "long lists": (sink_cpu, {"QUERIES": (1, 3), "MASKED": 0}, sink.sink_attention),
+    "windows that are pooled": (compress_cpu, {"AT_ONCE": 1}, compress.compress),
+}
+"""Of compressed attention: what ops do some at a time, here so few that steps have several."""
 
 EPS = torch.finfo(torch.float32).eps
 WIDEST = 66
@@ -251,3 +261,11 @@ def test_scores(module: str) -> None:
         for row, length in enumerate(rows.lengths):
             part = row, slice(length)
             within(ours[part], exact[part], size_of[part], dim + heads + 4)
+
+
+@pytest.mark.parametrize("what", PARTS)
+def test_steps_in_parts(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    op, few, check = PARTS[what]
+    for name, value in few.items():
+        monkeypatch.setattr(op, name, value)
+    check(op)

@@ -183,9 +183,10 @@ def test_streams() -> None:
     """Long ones where there are enough of them all the same."""
     assert streamed(columns=32, steps=28, tiles=400) == 1
     assert streamed(columns=112, steps=4, tiles=400) == 7
-    assert streamed(columns=112, steps=4, tiles=64) == 3
+    assert streamed(columns=112, steps=4, tiles=128) == 3
+    assert streamed(columns=64, steps=8, tiles=96) == 1  # DeepSeek-V4-Flash, 16 requests
     assert streamed(columns=112, steps=4, tiles=8) == 1
-    assert streamed(columns=2, steps=1, tiles=4000) == 2
+    assert streamed(columns=2, steps=1, tiles=9000) == 2
 
 
 def test_permuted_columns() -> None:

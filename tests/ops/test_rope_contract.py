@@ -17,7 +17,16 @@ from trueline.ops.registry import OPS
 from trueline.ops.rope import reference
 from trueline.ops.sparse_rows import Run, SparseRows
 from trueline.verify.ops import randn
-from trueline.verify.rope import GATE, HEADS, PAIRINGS, ROTATED, TOKENS, WIDTH, angles, buffers
+from trueline.verify.ops.rope_contract import (
+    GATE,
+    HEADS,
+    PAIRINGS,
+    ROTATED,
+    TOKENS,
+    WIDTH,
+    angles,
+    buffers,
+)
 
 BUFFERS = {how: (memory, q, k) for how, memory, q, k in buffers()}
 all_of_them = pytest.mark.parametrize("module", OPS["rope"])

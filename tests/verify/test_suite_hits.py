@@ -1,4 +1,5 @@
-"""What `trueline verify` asks of requests that begin with what the prefix cache has."""
+"""What `trueline verify` asks of requests that begin with what the prefix cache has, and of those
+that lose what they had."""
 
 from __future__ import annotations
 
@@ -60,3 +61,13 @@ def test_a_hit_ends_where_a_state_was_kept(tmp_path: Path, monkeypatch: pytest.M
         States, "usable", lambda self, request, n: n if usable(self, request, n) else 0
     )
     assert checked(model, BETWEEN).status == Status.FAILED
+
+
+@pytest.mark.parametrize("block_size", [1, 15, 64])
+def test_requests_are_preempted_whatever_the_block_size(block_size: int, tmp_path: Path) -> None:
+    """64 is a GPU's: who is admitted has room for a block more, so short answers lose nothing."""
+    model = make_subject("v2", tmp_path / "v2").model
+    config = EngineConfig(max_num_seqs=8, block_size=block_size)
+    only = Selection(only=("modes/preempt and resume", "answers/prompt logprobs"))
+    for check in verify(model, config, only).checks:
+        assert check.status == Status.PASSED, check.evidence

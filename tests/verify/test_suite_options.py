@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from trueline.cache.kinds.index_keys import IndexKeys
-from trueline.cache.kinds.latent import Latent
-from trueline.cache.kinds.lightning import LightningState
+from trueline.cache.kinds import index_keys, latent, lightning
 from trueline.config import EngineConfig
 from trueline.errors import UsageError
-from trueline.plan.plan import Plan
 from trueline.verify.cases import CASES, make_subject
 from trueline.verify.report import Status
+from trueline.verify.suite.effects import stated
 from trueline.verify.suite.options import APPLIED, OWN, REFUSED, checks, require_covered
 from trueline.verify.suite.outcome import carry_out
 from trueline.verify.suite.run import Selection, verify
@@ -85,43 +84,9 @@ RANKS = {
 }
 ELSEWHERE = {
     *("pipeline_parallel_size", "decode_context_parallel_size", "prefill_context_parallel_size"),
-    *("master_addr", "master_port", "layers", "canary_report_dir"),
+    *("master_addr", "master_port", "layers", "canary_report_dir", "speculative_config"),
 }
-"""Accepted: 1; without effect on one machine; of a package; a directory."""
-
-
-def effects(plan: Plan) -> dict[str, object]:
-    """What a running engine shows of its options."""
-    latent, index = plan.kind(Latent), plan.kind(IndexKeys)
-    state = plan.kind(LightningState)
-    found: dict[str, object] = {
-        "dtype": str(plan.weight_dtype).removeprefix("torch."),
-        "max_num_seqs": plan.limits.max_num_seqs,
-        "max_num_batched_tokens": plan.limits.max_num_batched_tokens,
-        "block_size": plan.block_size,
-        "num_gpu_blocks_override": plan.num_blocks - 1,
-        "batch_invariant": plan.batch_invariant,
-        "overlap": plan.limits.overlap,
-        "ops": {"rope": plan.selections["rope"].name},
-        "canary_interval": plan.canaries and plan.canaries.interval,
-        "num_state_slots": plan.slots and plan.slots.num_slots - 1,
-        "snapshot_spacing": plan.slots and plan.slots.spacing,
-    }
-    if latent is not None and latent.layout.fp8 is not None:
-        fp8 = latent.layout.fp8
-        found |= {
-            "kv_cache_dtype": fp8.storage,
-            "kv_cache_group_size": fp8.group,
-            "kv_cache_scale_fmt": "ue8m0" if fp8.power_of_two else "float32",
-        }
-    if index is not None:
-        found |= {
-            "index_cache_dtype": index.layout.storage,
-            "index_cache_layout": index.layout.kind,
-        }
-    if state is not None:
-        found["mamba_cache_dtype"] = str(state.dtype).removeprefix("torch.")
-    return found
+"""Accepted: 1 or None; without effect on one machine; of a package; a directory."""
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -130,10 +95,10 @@ def test_options_reach_the_engine(name: str, tmp_path: Path) -> None:
     model, config = made(name, tmp_path, **SAMPLES[name])
     session = Session(name, model, config)
     with session.core() as core:
-        found = effects(core.plan)
+        found = stated(core.plan)
         for option, value in SAMPLES[name].items():
             assert getattr(core.config, option) == value, option
-            assert found.get(option, value) == value, option
+            assert option not in found or found[option] == value, option
     outcomes = {todo.id: carry_out(todo) for todo in checks(session)}
     told = outcomes["options/engines"]
     assert told.status == Status.PASSED, told.evidence
@@ -154,7 +119,7 @@ def test_an_option_that_is_dropped_is_seen(tmp_path: Path, monkeypatch: pytest.M
     plain = Session.engine_config
     with session.core(block_size=4):
         pass
-    (todo,) = checks(session)
+    todo, _ = checks(session)
     assert carry_out(todo).status == Status.PASSED, "a composition was about it"
     monkeypatch.setattr(
         Session, "engine_config", lambda self, **given: replace(plain(self, **given), block_size=4)
@@ -164,6 +129,48 @@ def test_an_option_that_is_dropped_is_seen(tmp_path: Path, monkeypatch: pytest.M
     check = carry_out(todo)
     assert check.status == Status.FAILED
     assert "block_size = 8 was given, and an engine has run with 4" in check.evidence
+
+
+IGNORED: dict[str, tuple[str, dict[str, Any], Any, str, Any]] = {
+    "kv_cache_group_size": (
+        *("v3-near", {"kv_cache_dtype": "fp8", "kv_cache_group_size": 8}),
+        *(latent, "storage", lambda made: replace(made, group=128)),
+    ),
+    "kv_cache_scale_fmt": (
+        *("v3-near", {"kv_cache_dtype": "fp8", "kv_cache_scale_fmt": "ue8m0"}),
+        *(latent, "storage", lambda made: replace(made, power_of_two=False)),
+    ),
+    "kv_cache_dtype": (
+        *("v3-near", {"kv_cache_dtype": "e4m3fnuz"}),
+        *(latent, "storage", lambda made: replace(made, storage="e4m3fn")),
+    ),
+    "index_cache_dtype": (
+        *("v32-shallow", {"index_cache_dtype": "e4m3fn"}),
+        *(index_keys, "index_layout", lambda made: replace(made, storage="float32")),
+    ),
+    "index_cache_layout": (
+        *("v32-shallow", {"index_cache_layout": "planar"}),
+        *(index_keys, "index_layout", lambda made: replace(made, kind="rows")),
+    ),
+    "mamba_cache_dtype": (
+        *("ling-shallow", {"mamba_cache_dtype": "float16"}),
+        *(lightning.LightningState, "of", lambda made: replace(made, dtype=torch.float32)),
+    ),
+}
+
+
+@pytest.mark.parametrize("option", IGNORED)
+def test_how_caches_store_is_what_was_asked_for(
+    option: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The layers agree: the definition follows what it finds in the caches."""
+    case, options, owner, function, change = IGNORED[option]
+    model, config = made(case, tmp_path, **options)
+    original = getattr(owner, function)
+    monkeypatch.setattr(owner, function, lambda *given: change(original(*given)))
+    report = verify(model, config, LAYERS)
+    assert [check.id for check in report.failed] == ["options/engines", "options/plan"]
+    assert report.failed[0].evidence.startswith(f"{option} = {options[option]!r} asks for ")
 
 
 def test_every_engine_is_poisoned(tmp_path: Path) -> None:

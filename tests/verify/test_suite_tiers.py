@@ -87,7 +87,8 @@ def test_the_last_blocks_of_a_cache_are_used(model: Path, monkeypatch: pytest.Mo
     assert [check.id for check in report.failed] == ["modes/highest blocks"]
     (check,) = report.failed
     assert check.place is not None
-    assert (check.place.block or 0) >= 4096
+    # what nobody has written may be NaN, which stops the engine before its blocks are told
+    assert check.place.block is None or check.place.block >= 4096
 
 
 def test_index_layouts_are_tried_in_blocks_of_several_groups(tmp_path: Path) -> None:

@@ -264,3 +264,5 @@ def _tell_failed(check: Check, tell: Callable[[str], None]) -> None:
     if check.status in (Status.FAILED, Status.ERROR):
         found = wording.finding(check.place, check.evidence)
         tell(f"{check.status.upper()} {wording.line(check.id)}: {found}")
+    elif check.unusual:
+        tell(f"UNUSUAL {wording.line(check.id)}: {wording.line(check.unusual[0])}")

@@ -27,7 +27,7 @@ from trueline.device import Branch
 from trueline.layers.context import ANYWHERE, Build, StepInput, Weights
 from trueline.layers.entry_indexer import EntryIndexer
 from trueline.layers.linear import WeightGemm
-from trueline.layers.ropes import Rope
+from trueline.layers.ropes import Rope, rows_of
 from trueline.ops.capabilities import PUBLISHED, Opaque
 from trueline.ops.sink_prepare import Rotation
 from trueline.parallel.placement import Replicated, check_shape
@@ -70,6 +70,7 @@ class Compressed:
             tails = TailsSparse if spec.form == "sparse" else TailsAll
             at = f"{name}.compressor"
             self.compressor = Compressor(spec, build, weights, at, tails, self.rounded)
+            projections = [_projection(weights, at)]
             self.table = build.ropes.table(spec.rope)
         self.indexer: EntryIndexer | None = None
         if spec.indexer is not None:
@@ -79,6 +80,10 @@ class Compressed:
                 spec, build, weights, f"{at}.compressor", TailsIndex, rounded
             )
             self.indexer = EntryIndexer(spec, build, weights, at)
+            projections.append(_projection(weights, f"{at}.compressor"))
+        if spec.compressor is not None:
+            self.widths = [len(each) for each in projections]
+            self.projection = build.ops.linear.pack(torch.cat(projections))
 
     def forward(self, x: Replicated, step: StepInput, views: LayerViews, rope: Rope) -> Replicated:
         assert rope is not None
@@ -126,10 +131,14 @@ class Compressed:
         may."""
         given = step[self.entries]
         if given.rope is None:
-            given.rope = self.table[0][given.positions], self.table[1][given.positions]
-        compressor.write(x, step, views, given.rope, views[self.entries], given.cells)
+            given.rope = rows_of(self.table, given.positions)
+        # kept in float32, so not rounded before
+        both = self.ops.linear.run_wide(x, self.projection)
+        projected = torch.split(both, self.widths, dim=1)
+        at = step, views, given.rope
+        compressor.write(projected[0], *at, views[self.entries], given.cells)
         if self.indexer is not None:
-            self.index_keys.write(x, step, views, given.rope, views[EntriesIndex], given.cells)
+            self.index_keys.write(projected[1], *at, views[EntriesIndex], given.cells)
 
     def _attend(
         self,
@@ -221,16 +230,14 @@ class Compressor:
     ) -> None:
         assert build.ops.compressed is not None
         self.ops = build.ops.compressed
-        self.linear, self.rounded = build.ops.linear, rounded
+        self.rounded = rounded
         self.tails, self.eps, self.pairing = tails, spec.norm_eps, spec.rope.pairing
-        both = (weights.take(f"{name}.{part}.weight") for part in ("kv_proj", "gate_proj"))
-        self.packed = self.linear.pack(torch.cat(tuple(both)))
         self.bias = weights.take(f"{name}.position_bias").float()
         self.norm = weights.take(f"{name}.norm.weight")
 
     def write(
         self,
-        x: Tensor,
+        projected: Tensor,
         step: StepInput,
         views: LayerViews,
         rope: tuple[Tensor, Tensor],
@@ -239,8 +246,7 @@ class Compressor:
     ) -> None:
         """The entries that the step completes, to these cells. `rope`: at their positions."""
         given = step[self.tails]
-        # kept in float32, so not rounded before
-        u, z = self.linear.run_wide(x, self.packed).chunk(2, dim=-1)
+        u, z = projected.chunk(2, dim=-1)
         tokens = (u, z, views[self.tails], given.cells, given.prepared)
         how = _How(
             ape=self.bias,
@@ -262,6 +268,12 @@ class Compressor:
             _put(entries, at, made)
         else:
             entries.write(at, made)
+
+
+def _projection(weights: Weights, name: str) -> Tensor:
+    """What a compressor is given of each token: one GEMM makes it for all of a layer's."""
+    both = (weights.take(f"{name}.{part}.weight") for part in ("kv_proj", "gate_proj"))
+    return torch.cat(tuple(both))
 
 
 def _put(view: LatentView, cells: Tensor, rows: Tensor) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch import Tensor
 
 from trueline.device import Branch
@@ -157,21 +159,25 @@ class MoE:
     def _with_shared(
         self, shared: GatedMLP, x: Replicated, forced: Tensor | None
     ) -> tuple[Tensor, Tensor]:
-        """This rank's part of the sum, and the experts chosen. The shared expert, which waits for
-        no choice, runs beside the others."""
-        branch = Branch()
-        with branch:
-            made = shared.part(x)
+        """This rank's part of the sum, and the experts chosen. The shared expert runs beside the
+        others, and not before: those are waited for longer."""
         ids, weights = self._route(x, forced)
 
-        def more() -> Tensor:
-            branch.join()
-            return made
+        def more() -> Callable[[], Tensor]:
+            branch = Branch()
+            with branch:
+                made = shared.part(x)
+
+            def added() -> Tensor:
+                branch.join()
+                return made
+
+            return added
 
         packed, linear, first = self.experts, self.linear, self.spec.experts.start
         if self.adding is None:
             part = self.op.run(x, ids, weights, packed, linear, first=first)
-            return part + more(), ids
+            return part + more()(), ids
         return self.adding.run_added(x, ids, weights, more, packed, linear, first=first), ids
 
     def _in_order(self, x: Replicated, ids: Tensor, weights: Tensor) -> Replicated:

@@ -26,14 +26,19 @@ class Ropes:
         self.of_layer = [None if rope is None else self.different.index(rope) for rope in ropes]
         places = torch.arange(max_position)
         # on the CPU wherever they are used: another device has another cosine
-        made = (table(rope, places) for rope in self.different)
-        self.tables = [(cos.to(device), sin.to(device)) for cos, sin in made]
+        self.tables = [torch.stack(table(rope, places)).to(device) for rope in self.different]
 
     def at(self, positions: Tensor) -> list[Rope]:
         """Per layer, the rows of these positions."""
-        rows = [(cos[positions], sin[positions]) for cos, sin in self.tables]
+        rows = [rows_of(each, positions) for each in self.tables]
         return [None if index is None else rows[index] for index in self.of_layer]
 
-    def table(self, rope: RopeSpec) -> tuple[Tensor, Tensor]:
-        """For rows at other positions than the step's."""
+    def table(self, rope: RopeSpec) -> Tensor:
+        """For `rows_of` other positions than the step's."""
         return self.tables[self.different.index(rope)]
+
+
+def rows_of(table: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+    """cos and sin, [n, dim/2] each, in one launch."""
+    cos, sin = table.index_select(1, positions)
+    return cos, sin

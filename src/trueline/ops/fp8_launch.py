@@ -31,6 +31,8 @@ MOST_FEW = 128
 ROW_TILES = 4
 """Of one tile of the weight that the kernel for few rows may split the depth for."""
 MOST_PARTS = 8
+INSIDE_ROWS, INSIDE_STEPS = 16, 8
+"""Up to which the kernel for few rows quantises them itself, by scales that are powers of two."""
 SMALL_WEIGHT = 16 << 20
 """Numbers of one that few rows share in smaller tiles."""
 CODES = torch.float8_e4m3fn
@@ -240,21 +242,40 @@ def arrivals(weight: Codes) -> Tensor:
 
 
 def few(
-    x: Fp8Rows, weight: Codes, arrived: Tensor, dtype: torch.dtype, how: FewLaunch | None = None
+    x: Fp8Rows | Tensor,
+    weight: Codes,
+    arrived: Tensor,
+    dtype: torch.dtype,
+    how: FewLaunch | None = None,
 ) -> Tensor:
-    """Few rows; of more, some at a time, each time with all of the weight."""
+    """Few rows, quantised or not; of more, some at a time, each time with all of the weight."""
     from trueline.ops import fp8_few  # Gluon is not everywhere
 
-    width = weight.numbers.shape[1]
-    how = how or few_launch(x.count, width, weight.columns, num_sms(x.codes.device))
-    out = x.codes.new_empty(x.count, width, dtype=dtype)
+    rows = len(x) if isinstance(x, Tensor) else x.count
+    (_, width, _), depth = weight.numbers.shape, weight.columns
+    how = how or few_launch(rows, width, depth, num_sms(weight.numbers.device))
+    out = weight.scales.new_empty(rows, width, dtype=dtype)
     parts = out
     if how.parts > 1:
-        parts = x.codes.new_empty(how.parts, x.count, width, dtype=torch.float32)
-    fp8_few.few[(triton.cdiv(width, TILE), how.parts, triton.cdiv(x.count, how.rows))](
-        _described(_numbers(weight), (TILE, TILE)), _described(x.codes, (how.rows, TILE)),
-        *(weight.scales, x.scales, x.scales.shape[1], out, parts, arrived),
-        *(x.count, weight.columns, width),
-        T=how.rows, SPLIT=how.parts, STAGES=how.stages,
+        parts = weight.scales.new_empty(how.parts, rows, width, dtype=torch.float32)
+    grid = triton.cdiv(width, TILE), how.parts, triton.cdiv(rows, how.rows)
+    described = _described(_numbers(weight), (TILE, TILE))
+    left, sizes = (out, parts, arrived), (rows, depth, width)
+    choices = {"T": how.rows, "SPLIT": how.parts, "STAGES": how.stages}
+    steps = triton.cdiv(triton.cdiv(depth, GROUP), how.parts)
+    if isinstance(x, Tensor):
+        few_steps = how.rows <= INSIDE_ROWS and steps <= INSIDE_STEPS
+        if weight.powers_of_two and few_steps:
+            x = unit_stride(x)
+            fp8_few.few_numbers[grid](
+                described, x, x.stride(0), weight.scales, *left, *sizes,
+                **choices, STEPS=steps,
+            )  # fmt: skip
+            return out
+        x = quantised(x, powers=weight.powers_of_two)
+    fp8_few.few[grid](
+        described, _described(x.codes, (how.rows, TILE)),
+        *(weight.scales, x.scales, x.scales.shape[1], *left, *sizes),
+        **choices,
     )  # fmt: skip
     return out

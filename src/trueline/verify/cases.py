@@ -3,7 +3,6 @@ in groups, every spelling of rope somewhere."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -29,6 +28,8 @@ from trueline.weights.formats.pack_int4 import PackInt4
 @dataclass(frozen=True)
 class Case:
     family: str
+    config: JSON = field(default_factory=dict)
+    """All of config.json, instead of the family's tiny one."""
     keys: JSON = field(default_factory=dict)
     """Keys to set in the family's tiny config."""
     absent: tuple[str, ...] = ()
@@ -116,6 +117,7 @@ _FP8_INPUTS: JSON = {
     "moe_intermediate_size": 144,
     "num_hidden_layers": 2,
 }
+_ACTIVATIONS: JSON = {"numerics": "activations"}
 _GROUPED_ALL: JSON = {
     "hidden_size": 80,
     "moe_intermediate_size": 24,
@@ -151,9 +153,6 @@ _V4_ROUNDED: JSON = _V4_RANKED | {"head_dim": 90, "index_head_dim": 64}
 # words.
 _INT4_RANKED: JSON = _RANKED | {"hidden_size": 96, "moe_intermediate_size": 96}
 
-CONFIG_ONLY: Mapping[str, JSON] = {"v4": V4, "v4-nested": V4_NESTED}
-"""Configs without weights, for readers."""
-
 # For checks whose kernels are interpreted where there is no GPU.
 _SHALLOW = {"num_hidden_layers": 2}
 
@@ -162,12 +161,16 @@ CASES: Mapping[str, Case] = {
     "v2-lite": Case("deepseek_v2_lite", yarn=False),
     "v3": Case("deepseek_v3", start=4321, stride=173),
     "v3-near": Case("deepseek_v3"),
+    "v3-fp8-cache": Case(
+        "deepseek_v3", options={"kv_cache_dtype": "fp8", "kv_cache_group_size": 16}
+    ),
     "v3-shallow": Case("deepseek_v3", keys=_SHALLOW),
     "v3-rope-parameters": Case(
         "deepseek_v3",
         keys={"rope_parameters": _ROPE_PARAMETERS},
         absent=("rope_scaling", "rope_theta"),
         start=300,
+        facts={"latent_norm_eps": 1e-4},
     ),
     "v3-mixed-spelling": Case(
         "deepseek_v3",
@@ -193,10 +196,15 @@ CASES: Mapping[str, Case] = {
     "fp8": Case("deepseek_v3", storage=FP8_32),
     "fp8-ranks": Case("deepseek_v3", keys=_RANKED, storage=FP8_32),
     "fp8-exempt": Case("deepseek_v3", storage=FP8_EXEMPT),
-    "fp8-inputs": Case("deepseek_v3", keys=_FP8_INPUTS, storage=FP8_32),
-    "fp8-inputs-ue8m0": Case("deepseek_v3", keys=_FP8_INPUTS, storage=FP8_UE8M0),
+    "fp8-inputs": Case("deepseek_v3", keys=_FP8_INPUTS, storage=FP8_32, options=_ACTIVATIONS),
+    "fp8-inputs-ue8m0": Case(
+        "deepseek_v3", keys=_FP8_INPUTS, storage=FP8_UE8M0, options=_ACTIVATIONS
+    ),
     "fp8-inputs-exempt": Case(
-        "deepseek_v3", keys=_FP8_INPUTS, storage=replace(FP8_32, ignored_modules=("q_a_proj",))
+        "deepseek_v3",
+        keys=_FP8_INPUTS,
+        storage=replace(FP8_32, ignored_modules=("q_a_proj",)),
+        options=_ACTIVATIONS,
     ),
     "int4": Case("kimi_k2", keys=_GROUPED, storage=INT4, dtype="bfloat16"),
     "int4-ranks": Case("kimi_k2", keys=_INT4_RANKED, storage=INT4),
@@ -224,10 +232,12 @@ CASES: Mapping[str, Case] = {
     "ling-tied": Case(_LING, keys={"tie_word_embeddings": True, "num_hidden_layers": 4}, seed=3),
     "ling-bf16": Case(_LING, dtype="bfloat16"),
     "ling-fp8": Case(_LING, storage=FP8_32),
+    "v4": Case(_V4, config=V4),
+    "v4-nested": Case(_V4, config=V4_NESTED),
     "v4-flat": Case(_V4, keys={"num_hidden_layers": 4}, length=300),
     "v4-small": Case(_V4, rates=(4, 8)),
     "v4-odd": Case(_V4, rates=(3, 5)),
-    "v4-rounded": Case(_V4, keys=_V4_ROUNDED, rates=(4, 8)),
+    "v4-rounded": Case(_V4, keys=_V4_ROUNDED, rates=(4, 8), options={"numerics": "published"}),
     "v4-shallow": Case(_V4, keys={"num_hidden_layers": 4}, rates=(4, 8)),
     "v4-fp4": Case(_V4, keys=_V4_STORED, rates=(4, 8), storage=FP4),
     "v4-base-fp8": Case(_V4, keys=_V4_STORED, rates=(4, 8), storage=BASE_FP8),
@@ -246,6 +256,7 @@ CASES: Mapping[str, Case] = {
         keys={"rope_parameters": _ROPE_PARAMETERS},
         absent=("rope_scaling", "rope_theta"),
         start=300,
+        facts={"latent_norm_eps": 1e-4},
     ),
     "v32-attention-factor": Case(_V32, rope={"attention_factor": 1.2}),
     "v32-mtp": Case(_V32, keys={"num_nextn_predict_layers": 1}, mtp=True),
@@ -280,22 +291,20 @@ CASES: Mapping[str, Case] = {
 
 def make_subject(name: str, directory: Path) -> Subject:
     """Write the case's model into `directory`, and draw its prompt."""
-    if name in CONFIG_ONLY:
-        directory.mkdir(parents=True)
-        (directory / "config.json").write_text(json.dumps(CONFIG_ONLY[name]))
-        nothing = torch.empty(0, dtype=torch.long)
-        return Subject(name, directory, nothing, nothing)
     case = CASES[name]
-    config = family_config(case.family)
+    config = dict(case.config) or family_config(case.family)
     change_config(
         config, {**case.keys, "torch_dtype": case.dtype}, yarn=case.yarn, storage=case.storage
     )
+    # nobody's default, and so large that they show beside what they are added to
+    config.get("text_config", config)["rms_norm_eps"] = 3e-3
     for key in case.absent:
         del config[key]
     if case.rope:
         config["rope_scaling"].update(case.rope)
-    if case.family == _V4:
+    if case.family == _V4 and not case.config:
         config["hc_sinkhorn_iters"] = 3  # so few that one more or less shows
+        config["hc_eps"] = 2e-2
     if case.rates:
         config = as_saved(config, *case.rates)
     options = TinyOptions(seed=case.seed, dtype=case.dtype, fused_experts=case.fused)

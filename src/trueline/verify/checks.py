@@ -3,28 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from trueline import reference
-from trueline.errors import CheckpointError, ConfigError
-from trueline.models import config_file, find_family, read_model
+from trueline.errors import CheckpointError
+from trueline.models import read_model
 from trueline.ops.rope import inv_freq
 from trueline.reference import config as second_opinion
-from trueline.reference import v4_facts
-from trueline.reference.raw import Raw
 from trueline.reference.weights import load_weights as load_reference_weights
 from trueline.spec.feedforward import MoESpec
-from trueline.spec.fields import Fields, read_json
-from trueline.spec.mixer import CompressedSpec, LightningSpec, MLASpec
+from trueline.spec.mixer import LightningSpec, MLASpec
 from trueline.spec.model import LayerSpec, ModelSpec
 from trueline.verify.canaries import CANARY_CHECKS
 from trueline.verify.cases import Subject
 from trueline.verify.compressed_graphs import COMPRESSED_GRAPH_CHECKS
-from trueline.verify.drafts import DRAFT_CHECKS
+from trueline.verify.drafts import CAPTURED_DRAFTS, DRAFT_CHECKS
 from trueline.verify.failed import CheckFailed
 from trueline.verify.graphs import GPU_CHECKS
 from trueline.verify.indexer import index_is_a_sum, indexer_facts
@@ -35,23 +31,17 @@ from trueline.verify.lightning import (
     linear_is_a_sum,
     ranks_hold_their_heads,
 )
+from trueline.verify.model_facts import facts_of_v4, model_facts
 from trueline.verify.numerics import NUMERICS_CHECKS, PUBLISHED_CHECKS
 from trueline.verify.ops import attention_ops, fp8_attention_ops, fp8_input_ops, v4_ops
+from trueline.verify.ops.rope_contract import rope_contract
 from trueline.verify.rank_ledger import rank_ledger
-from trueline.verify.rope import rope_contract
 from trueline.verify.rounding import fp4_rounding
 from trueline.verify.routing import routing
 from trueline.verify.schedules import ENGINE_CHECKS
 from trueline.verify.sparse import index_cache, sparse_ops
+from trueline.verify.strict import strict
 from trueline.verify.weight_values import weight_values
-from trueline.weights.checkpoint import Checkpoint, open_checkpoint
-from trueline.weights.formats import Storage
-from trueline.weights.formats.block_fp8 import BlockFp8
-from trueline.weights.formats.dense import DENSE
-from trueline.weights.formats.exempt import SPELLINGS
-from trueline.weights.formats.fp4 import Fp4Experts
-from trueline.weights.formats.pack_int4 import PackInt4
-from trueline.weights.ledger import balance
 from trueline.weights.load import load_weights
 
 ORACLE_GATE = 2e-5
@@ -63,7 +53,8 @@ FORMS_GATE = 1e-12
 def one_spec(subject: Subject) -> None:
     """Every fact of the spec equals what the reference reads in config.json for itself."""
     spec = read_model(subject.model, subject.facts)
-    pairs = _v4_facts(spec, subject) if spec.family == "deepseek_v4" else _facts(spec, subject)
+    read = facts_of_v4 if spec.family == "deepseek_v4" else _facts
+    pairs = read(spec, second_opinion.read_config(subject.model, **subject.facts), subject.model)
     wrong = [
         f"{name}: spec {_brief(ours)}, reference {_brief(theirs)}"
         for name, ours, theirs in pairs
@@ -73,27 +64,10 @@ def one_spec(subject: Subject) -> None:
         raise CheckFailed(f"one-spec: {len(wrong)} facts differ: {'; '.join(wrong[:4])}")
 
 
-def _facts(spec: ModelSpec, subject: Subject) -> Iterator[Pair]:
-    config = second_opinion.read_config(subject.model, **subject.facts)
-    yield "layers", spec.num_layers, config.num_hidden_layers
-    yield "hidden_size", spec.hidden_size, config.hidden_size
-    yield "vocab", spec.vocab.total, config.vocab_size
-    yield "norm_eps", spec.norm_eps, config.rms_norm_eps
-    yield "tied_embeddings", spec.tied_embeddings, config.tie_word_embeddings
-    yield "norm_head", spec.norm_head, config.norm_head
-    yield from _storage_facts(spec, config)
+def _facts(spec: ModelSpec, config: second_opinion.Config, model: Path) -> Iterator[Pair]:
+    yield from model_facts(spec, config)
     for layer in spec.layers:
         yield from _layer_facts(layer, config)
-
-
-def _storage_facts(spec: ModelSpec, config: second_opinion.Config) -> Iterator[Pair]:
-    formats = spec.storage.formats if isinstance(spec.storage, Storage) else ()
-    blocks = [fmt.block for fmt in formats if isinstance(fmt, BlockFp8)]
-    groups = [fmt.group for fmt in formats if isinstance(fmt, PackInt4)]
-    theirs = config.quantised
-    yield "fp8 block", blocks, [theirs.fp8_block] if theirs.fp8_block else []
-    yield "int4 group", groups, [theirs.int4_group] if theirs.int4_group else []
-    yield "fp4 experts", isinstance(spec.storage, Fp4Experts), theirs.fp4_experts
 
 
 def _layer_facts(layer: LayerSpec, config: second_opinion.Config) -> Iterator[Pair]:
@@ -146,22 +120,6 @@ def _moe_facts(moe: MoESpec, config: second_opinion.Config, at: str) -> Iterator
     yield at + "correction_bias", router.correction_bias, sigmoid
     expected = None if config.n_group == 1 else "top2_sum" if sigmoid else "max"
     yield at + "group_score", router.group_score, expected
-
-
-def _v4_facts(spec: ModelSpec, subject: Subject) -> Iterator[Pair]:
-    raw = read_json(config_file(subject.model))
-    forms, ratios = v4_facts.layer_forms(Raw(raw))
-    for layer in spec.layers:
-        theirs, cos_sin_scale, softmax_scale = second_opinion.v4_layer_rope(raw, layer.index)
-        at = f"layer {layer.index} "
-        mixer = layer.mixer
-        assert isinstance(mixer, CompressedSpec)
-        yield at + "rope.inv_freq", inv_freq(mixer.rope), theirs
-        yield at + "cos_sin_scale", mixer.rope.cos_sin_scale, cos_sin_scale
-        yield at + "softmax_scale", mixer.softmax_scale, softmax_scale
-        yield at + "form", mixer.form, forms[layer.index]
-        ratio = mixer.compressor.ratio if mixer.compressor else 0
-        yield at + "ratio", ratio, ratios[layer.index]
 
 
 def _same(ours: object, theirs: object) -> bool:
@@ -253,47 +211,6 @@ def _unstacked(values: Mapping[str, Tensor]) -> Iterator[tuple[str, Tensor]]:
             yield name, value
 
 
-def strict(subject: Subject) -> None:
-    """What nobody reads is refused by name: a config key, a stored tensor; so is a gap, an
-    architecture that another reader is for, and a quantised weight that the config exempts."""
-    file = config_file(subject.model)
-    for key, value in (("index_topk_freq", 2), ("architectures", ["BailingHybridForCausalLM"])):
-        fields = Fields(read_json(file) | {key: value}, file)
-        try:
-            find_family(fields).read(fields, {})
-        except ConfigError as error:
-            if key not in str(error):
-                raise CheckFailed(f"strict: {key} got another error: {error}") from error
-        else:
-            raise CheckFailed(f"strict: {key} = {value!r} was accepted")
-    checkpoint = open_checkpoint(subject.model)
-    if checkpoint is None:
-        raise CheckFailed(f"strict: {subject.model} holds no weights")
-    first, *rest = checkpoint.tensors.values()
-    extra = {"model.layers.0.mlp.surprise.weight": first, **checkpoint.tensors}
-    for what, tensors in (("extra", extra), ("missing", {t.name: t for t in rest})):
-        if balance(replace(checkpoint, tensors=tensors), read_model(subject.model)).balanced:
-            raise CheckFailed(f"strict: a checkpoint with one tensor {what} was accepted")
-    _refuses_quantised_exempt(checkpoint, file)
-
-
-def _refuses_quantised_exempt(checkpoint: Checkpoint, file: Path) -> None:
-    """With a config that exempts one of the weights that are stored quantised."""
-    raw = read_json(file)
-    quantised = (
-        use for use in balance(checkpoint, read_model(file)).uses if use.format is not DENSE
-    )
-    use = next(quantised, None)
-    section = raw.get("quantization_config")
-    if use is None or section is None:
-        return
-    key = next((key for key in SPELLINGS if key in section), SPELLINGS[-1])
-    module = use.tensor.name.rpartition(".")[0]
-    fields = Fields(raw | {"quantization_config": section | {key: [module]}}, file)
-    if balance(checkpoint, find_family(fields).read(fields, {})).balanced:
-        raise CheckFailed(f"strict: {module} is exempt and stored as {use.format.label}: accepted")
-
-
 CHECKS: Mapping[str, Callable[[Subject], None]] = {
     "one-spec": one_spec,
     "oracle": oracle,
@@ -323,3 +240,10 @@ CHECKS: Mapping[str, Callable[[Subject], None]] = {
     **COMPRESSED_GRAPH_CHECKS,
     **DRAFT_CHECKS,
 }
+
+CAPTURED = (*GPU_CHECKS, *COMPRESSED_GRAPH_CHECKS, *CAPTURED_DRAFTS)
+NEEDS: Mapping[str, str] = dict.fromkeys(CAPTURED, "needs a GPU") | dict.fromkeys(
+    set(DRAFT_CHECKS) - set(CAPTURED_DRAFTS), "needs drafts, which no option asks for"
+)
+"""Why a run on a CPU does not meet what a check is about: it stands in for kernels and graphs that
+only a GPU runs, or for a caller of the library."""

@@ -153,7 +153,7 @@ def same_scores(what: str, one: EngineRun, two: EngineRun) -> None:
                 raise CheckFailed(f"{what}: request {i}: {a} and {b}")
 
 
-DRAFT_CHECKS: dict[str, Callable[[Subject], None]] = {
-    "drafts = plain": drafts_are_plain,
-    "drafts = plain, captured": captured_drafts_are_plain,
+CAPTURED_DRAFTS: dict[str, Callable[[Subject], None]] = {
+    "drafts = plain, captured": captured_drafts_are_plain
 }
+DRAFT_CHECKS = {"drafts = plain": drafts_are_plain, **CAPTURED_DRAFTS}

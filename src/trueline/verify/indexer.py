@@ -67,7 +67,7 @@ def index_is_a_sum(subject: Subject) -> None:
         own = _indexer_weights(stored, layer)
         if own:
             latent = _latent(stored, layer, x)
-            exact = _sum(raw, own, x, latent, table)
+            exact = index_sum(raw, stored, layer, x, table)
             got = indexer.scores(model.config, model.params, layer, x, latent, table)
             off = float((got - exact).abs().max() / exact.abs().max())
             if not off <= GATE:
@@ -78,7 +78,7 @@ def index_is_a_sum(subject: Subject) -> None:
         for t, row in enumerate(wanted):
             if seen[t].nonzero().flatten().tolist() != sorted(place for place in row if place >= 0):
                 raise CheckFailed(f"index = sum: layer {layer}: token {t} sees other keys")
-    for name, values in _ties():
+    for name, values in ties():
         for topk in (1, 7, len(values), len(values) + 3):
             rows = [plain_largest(row, t, topk) for t, row in enumerate(values)]
             _compare(f"{name}, {topk} of {len(values)}", indexer.largest(values, topk), rows)
@@ -96,13 +96,24 @@ def plain_largest(scores: Tensor, t: int, topk: int) -> list[int]:
     return best + [-1] * (topk - len(best))
 
 
-def _ties() -> Iterator[tuple[str, Tensor]]:
+def ties() -> Iterator[tuple[str, Tensor]]:
     """What relu makes of few heads: rows of zeros, and others."""
     generator = torch.Generator().manual_seed(3)
     yield "all equal", torch.zeros(23, 23, dtype=torch.float64)
     few = torch.randint(-1, 3, (29, 29), generator=generator)
     yield "four values", few.double()
     yield "zeros of both signs", torch.where(few > 0, 0.0, -0.0).double()
+
+
+def index_sum(
+    raw: JSON,
+    weights: Mapping[str, Tensor],
+    layer: int,
+    x: Tensor,
+    table: tuple[Tensor, Tensor],
+) -> Tensor:
+    """Scores of a layer, of weights under published names, for inputs x."""
+    return _sum(raw, _indexer_weights(weights, layer), x, _latent(weights, layer, x), table)
 
 
 def _indexer_weights(stored: Mapping[str, Tensor], layer: int) -> dict[str, Tensor]:
@@ -133,7 +144,7 @@ def _sum(
     variance, mean = torch.var_mean(k, -1, correction=0, keepdim=True)
     k = (k - mean) / (variance + NORM_EPS).sqrt() * w["k_norm.weight"] + w["k_norm.bias"]
     k = _rotated(raw, k, table)
-    total = torch.zeros(len(x), len(x), dtype=torch.float64)
+    total = torch.zeros(len(x), len(x), dtype=torch.float64, device=x.device)
     for head in range(heads):
         q = _rotated(raw, latent @ w["wq_b.weight"][head * d : (head + 1) * d].T, table)
         weight = x @ w["weights_proj.weight"][head] / math.sqrt(heads)

@@ -48,6 +48,10 @@ def hard_rows(dtype: torch.dtype) -> Tensor:
 
 
 def latent_cache(subject: Subject) -> None:
+    latent_bytes_are_described()
+
+
+def latent_bytes_are_described() -> None:
     """Bytes of rows, what is read of them, and that no other row is written. What nobody owns is
     NaN, the row for masked positions zero."""
     for layout in layouts():

@@ -33,6 +33,10 @@ class Code:
 
 
 def fp4_rounding(_: Subject) -> None:
+    fp4_is_nearest()
+
+
+def fp4_is_nearest() -> None:
     """Half-way between two numbers of fp4, just below and just above, either sign: the nearest, and
     of two the one with an even code."""
     middles = [(a + b) / 2 for a, b in pairwise(CODES)]

@@ -43,6 +43,8 @@ BLOCK_SIZES = (1, 2, 16, 64, 128)
 DECODE = (TOPK + 1, 0, 150, 1, TOPK, 130, TOPK - 1)
 PREFILL = ((1, 5), (TOPK - 4, 30))
 """Lengths of the decode rows; first length and count of the prefill runs."""
+FAR = (1100, 700)
+"""Decode rows beyond every tile."""
 FULL = Tiling(64, full=True)
 TILINGS = (FULL, Tiling(1024, full=False), Tiling(16, full=False))
 ROUNDING = {"float32": 0.0, "bfloat16": 2.0**-8, "float16": 2.0**-10, "e4m3": 2.0**-4}
@@ -79,10 +81,11 @@ def mixed_step(
     dtype: torch.dtype = torch.float32,
     dims: Dims = SMALL,
     fp8: LatentFp8 | None = None,
+    decode: Sequence[int] | None = None,
 ) -> MixedStep:
     """The same keys in every layout. One position of every longer sequence is a needle."""
     size = layout.block_size
-    shapes = [*((length, 1) for length in DECODE), *PREFILL]
+    shapes = [*((length, 1) for length in decode or DECODE), *PREFILL]
     needed = [-(-(first + count - 1) // size) for first, count in shapes]
     num_blocks = sum(needed) + 8
     ids = shuffled(num_blocks - 1, seed)
@@ -126,6 +129,10 @@ def fail(check: str, what: str) -> None:
 
 
 def index_cache(subject: Subject) -> None:
+    index_bytes_are_described()
+
+
+def index_bytes_are_described() -> None:
     """What is written is read again, and its bytes lie where the description of the layout says;
     no byte of another cell is written."""
     for storage in STORAGES:
@@ -180,6 +187,9 @@ def index_scores(
     hold the same numbers."""
     for storage in storages:
         scores(op, storage, dtype, list(layouts(storage)))
+    if "cpu" in op.capabilities.devices:  # the interpreter is slow
+        rows = IndexLayout(DIM, 16, "float32", "rows")
+        scores(op, "float32", dtype, [rows], heads=3, decode=FAR)
 
 
 def scores(
@@ -188,19 +198,20 @@ def scores(
     dtype: torch.dtype,
     places: Sequence[IndexLayout],
     heads: int = INDEX_HEADS,
+    decode: Sequence[int] | None = None,
 ) -> None:
-    """`places`: layouts in this storage, of one width."""
+    """`places`: layouts in this storage, of one width. `decode`: lengths of the decode rows."""
     here = torch.get_default_device()
     # where the reference does not wait for each number
     with torch.device("cpu") if here.type != "cpu" else nullcontext():
-        exact, sizes = _exact_scores(storage, dtype, places[0].dim, heads)
+        exact, sizes = _exact_scores(storage, dtype, places[0].dim, heads, decode)
     seen = (exact != -math.inf).to(here)
     exact, accepted = exact.to(here)[seen], sizes.to(here)[seen]
     bits = None
     for layout in places:
         if op.capabilities.refusals(Context(dtype=dtype, index=layout)):
             continue
-        step = mixed_step(layout)
+        step = mixed_step(layout, decode=decode)
         q, weights = queries(step, dtype, heads)
         what = f"index_scores, {storage}, {layout.kind}, blocks of {layout.block_size}"
         for tiling in TILINGS if layout.block_size == 2 else (FULL,):
@@ -222,9 +233,11 @@ def each_within(what: str, ours: Tensor, exact: Tensor, accepted: Tensor) -> Non
     require_within(f"sparse op = reference: {what}", *parts)
 
 
-def _exact_scores(storage: str, dtype: torch.dtype, dim: int, heads: int) -> tuple[Tensor, Tensor]:
+def _exact_scores(
+    storage: str, dtype: torch.dtype, dim: int, heads: int, decode: Sequence[int] | None
+) -> tuple[Tensor, Tensor]:
     """And how far from each ours may be."""
-    step = mixed_step(IndexLayout(dim, 16, storage, "rows"))
+    step = mixed_step(IndexLayout(dim, 16, storage, "rows"), decode=decode)
     q, weights = queries(step, dtype, heads)
     given = scores_reference.prepare(step.rows, step.index, FULL, topk=TOPK)
     exact = scores_reference.run(q, weights, step.index, given)
@@ -310,10 +323,11 @@ def attend_lists(
 ) -> None:
     step = mixed_step(IndexLayout(DIM, 16, "float32", "rows"), dtype=dtype, dims=dims, fp8=fp8)
     q = randn(len(step.rows.lengths), heads, dims.width, seed=9).to(dtype)
-    for chosen, positions in selections(step).items():
-        exact = attended.listed(q, step.latent, step.rows, positions, dims.scale)
+    for i, (chosen, positions) in enumerate(selections(step).items()):
+        scale = dims.scaled(i).scale
+        exact = attended.listed(q, step.latent, step.rows, positions, scale)
         for tiling in TILINGS:
             what = f"sparse_mla, {chosen} positions, tiles of {tiling.size}"
             prepared = op.prepare(step.rows, step.latent, tiling)
-            ours = op.run(q, step.latent, prepared, positions, softmax_scale=dims.scale)
+            ours = op.run(q, step.latent, prepared, positions, softmax_scale=scale)
             same_attention(what, ours, exact, dtype)

@@ -1,4 +1,5 @@
-"""A config of DeepSeek-V4 as published and as transformers saves it, for readers alone."""
+"""A config of DeepSeek-V4 with rope as in the published ones: flat as they are, and nested as
+transformers saves it."""
 
 from __future__ import annotations
 

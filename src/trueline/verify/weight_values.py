@@ -31,8 +31,7 @@ def weight_values(subject: Subject) -> None:
             if weight.format != DENSE.label:
                 seen += 1
                 exact = torch.cat([theirs[source] for source in sources])
-                for axis in range(2):
-                    _compare(sources[0], weight, exact, axis)
+                require_same(sources[0], weight, exact)
     if not seen:
         raise CheckFailed("weight values: no quantised matrix was compared")
 
@@ -48,16 +47,22 @@ def _matrices(name: str, weight: Weight) -> Iterator[tuple[list[str], Weight]]:
         yield [f"{stem}.experts.{expert}.{part}.weight" for part in projections], matrix
 
 
-def _compare(name: str, weight: Weight, exact: Tensor, axis: int) -> None:
-    total = weight.shape[axis]
-    edges = [0, total // 3 + 1, total // 3 + 2, 2 * total // 3 + 1, total]
-    spans = [Span(start, stop, total) for start, stop in pairwise(edges)]
-    cuts = [weight.cut(axis, span) for span in spans]
-    wanted = [exact.narrow(axis, span.start, span.count) for span in spans]
-    for span, ours, right in zip(spans, cuts, wanted, strict=True):
-        _same(f"{name}: {span} of axis {axis}", ours, right)
-    reversed_order = Weight.concat(cuts[::-1], axis), torch.cat(wanted[::-1], axis)
-    _same(f"{name}: cuts of axis {axis} in another order", *reversed_order)
+def require_same(name: str, weight: Weight, exact: Tensor) -> None:
+    """Whole, cut along each axis, cut twice, and put together in another order."""
+    _same(name, weight, exact)
+    for axis in range(2):
+        total = weight.shape[axis]
+        edges = sorted({0, total // 3 + 1, total // 3 + 2, 2 * total // 3 + 1, total})
+        spans = [Span(start, stop, total) for start, stop in pairwise(edges)]
+        cuts = [weight.cut(axis, span) for span in spans]
+        wanted = [exact.narrow(axis, span.start, span.count) for span in spans]
+        for span, ours, right in zip(spans, cuts, wanted, strict=True):
+            _same(f"{name}: {span} of axis {axis}", ours, right)
+            twice = Span(span.count // 2, span.count, span.count)
+            of_it = right.narrow(axis, twice.start, twice.count)
+            _same(f"{name}: {twice} of {span} of axis {axis}", ours.cut(axis, twice), of_it)
+        reversed_order = Weight.concat(cuts[::-1], axis), torch.cat(wanted[::-1], axis)
+        _same(f"{name}: cuts of axis {axis} in another order", *reversed_order)
 
 
 def _same(what: str, ours: Weight, exact: Tensor) -> None:

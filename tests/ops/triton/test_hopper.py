@@ -48,7 +48,7 @@ MODELS: dict[str, tuple[dict[str, Any], set[str]]] = {
         {"num_hidden_layers": 2, "n_routed_experts": 16},
         LATENT
         | {"write", "rotate", "scores", "select", "look_up", "set_bits", "gemm", "few", "quantise"}
-        | {"gated", "down"},
+        | {"few_numbers", "gated", "down"},
     ),
     "v32s": (
         {"num_hidden_layers": 2, "n_routed_experts": 16},
@@ -60,7 +60,8 @@ MODELS: dict[str, tuple[dict[str, Any], set[str]]] = {
         {"num_hidden_layers": 4, "compress_ratios": [0, 4, 128, 4], "n_routed_experts": 16}
         | {"num_hash_layers": 1},
         {"write_rows", "prepare_queries", "rotate_rows", "attend", "compress", "scores", "select"}
-        | {"project", "read", "few", "gemm", "quantise", "grouped_product", "dequantised"}
+        | {"project", "read", "few", "few_numbers", "gemm", "quantise", "grouped_product"}
+        | {"dequantised"}
         | {"stream_fragments", "grouped_gemm", "permute_columns"},
     ),
 }

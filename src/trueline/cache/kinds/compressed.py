@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 from math import gcd, lcm
 
 from trueline.cache.kinds import KindContext
+from trueline.cache.layout import GROUP
 from trueline.errors import UsageError
 from trueline.spec.mixer import CompressedSpec, CompressorSpec, Form
 from trueline.spec.model import ModelSpec
@@ -41,8 +42,12 @@ def _check_alike(family: str, layers: Mapping[int, CompressedSpec]) -> None:
 
 
 def entry_block(spec: ModelSpec, context: KindContext) -> int:
-    """Positions of a block of entries."""
-    together = lcm(*(each.tail for each in _compressors(spec)))
+    """Positions of a block of entries. Keys in the shuffled layout stand in groups."""
+    spans = [each.tail for each in _compressors(spec)]
+    if context.config.index_cache_layout == "shuffled":
+        chosen = compressed_layers(spec, "sparse").values()
+        spans += [GROUP * each.compressor.ratio for each in chosen if each.compressor]
+    together = lcm(*spans)
     return -(-context.block_size // together) * together
 
 

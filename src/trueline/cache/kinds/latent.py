@@ -176,6 +176,11 @@ def storage(config: EngineConfig, latent: int, compute: torch.dtype) -> LatentFp
     """What the options ask for; None: as computed."""
     if config.kv_cache_dtype == "auto":
         return None
+    if not latent:
+        raise UsageError(
+            f"kv_cache_dtype = {config.kv_cache_dtype!r}: every channel of this model's cache rows "
+            "rotates, and those stay as computed; accepted: 'auto'"
+        )
     group = config.kv_cache_group_size
     return LatentFp8(
         storage=VLLM_NAMES.get(config.kv_cache_dtype, config.kv_cache_dtype),

@@ -28,9 +28,11 @@ SIDE = 128
 MOST_ROWS = 256
 """That are multiplied with codes."""
 ROW_TILES = 4
-BLOCK_N = 64
+COLUMNS = {16: 32, 32: 32, 64: 64}
+"""Of the width that a program has, by its rows. Its two warps have them alone, so that no code is
+converted twice; more of them where rows would be read too often."""
 MOST_PARTS = 8
-PER_SM = {16: 4, 32: 4, 64: 3}
+PER_SM = {16: 8, 32: 8, 64: 4}
 """Programs that a multiprocessor runs at a time, by their rows."""
 DENSE_ROWS = 32
 """That a program dequantises."""
@@ -50,6 +52,8 @@ class Packed:
 @dataclass(frozen=True, slots=True)
 class CodesLaunch:
     rows: int
+    columns: int
+    """Of the width."""
     parts: int
     """That the depth is split into."""
     stages: int
@@ -58,19 +62,20 @@ class CodesLaunch:
 def launch(rows: int, heads: int, width: int, depth: int, sms: int) -> CodesLaunch:
     """As many programs as run at a time, if each has some blocks."""
     together = min(max(power_of_two(rows), 16), MOST_ROWS // ROW_TILES)
-    tiles = triton.cdiv(width, BLOCK_N) * heads * triton.cdiv(rows, together)
+    columns = COLUMNS[together]
+    tiles = triton.cdiv(width, columns) * heads * triton.cdiv(rows, together)
     parts = 1
     most = PER_SM[together] * sms
     while parts < MOST_PARTS and 2 * parts * tiles <= most and depth >= 8 * SIDE * parts:
         parts *= 2
-    return CodesLaunch(together, parts, 4 if together == 16 else 3)
+    return CodesLaunch(together, columns, parts, 4 if together == 16 else 3)
 
 
 def pack(weight: Weight | Tensor, linear: LinearOp, batch_invariant: bool) -> Tensor | Packed:
     if not isinstance(weight, Weight) or not _fits(weight):
         return cublas.pack(weight, linear, batch_invariant)
     codes, (heads, width, _) = codes_of(weight), weight.shape
-    tiles = heads * triton.cdiv(width, BLOCK_N) * ROW_TILES
+    tiles = heads * triton.cdiv(width, min(COLUMNS.values())) * ROW_TILES
     return Packed(codes, torch.zeros(tiles, dtype=torch.int32, device=codes.numbers.device))
 
 
@@ -108,12 +113,12 @@ def _run_codes(x: Tensor, packed: Packed, to: Tensor | None) -> Tensor:
         parts = x.new_empty(how.parts, rows, heads, width, dtype=torch.float32)
     if rows:
         grouped_product[
-            (triton.cdiv(width, BLOCK_N), heads * how.parts, triton.cdiv(rows, how.rows))
+            (triton.cdiv(width, how.columns), heads * how.parts, triton.cdiv(rows, how.rows))
         ](
             *(x, *x.stride()[:2], numbers, packed.codes.scales, y, *y.stride()[:2]),
             *(parts, packed.arrived, rows, heads, width, depth),
-            SPLIT=how.parts, SIDE=SIDE, BLOCK_M=how.rows, BLOCK_N=BLOCK_N, STAGES=how.stages,
-            num_warps=4,
+            SPLIT=how.parts, SIDE=SIDE, BLOCK_M=how.rows, BLOCK_N=how.columns, STAGES=how.stages,
+            num_warps=2,
         )  # fmt: skip
     return y
 

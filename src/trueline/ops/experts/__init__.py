@@ -14,9 +14,10 @@ than x; the others then return them. Only batch-invariant mode calls the three.
 An implementation may also take the shared expert in, where its width is a multiple of the others':
 `pack_with_shared(gate_up, down, shared_gate_up [2 shared, hidden], shared_down [hidden, shared],
 linear, limit=None)` in place of `pack`; `run` then adds what it gives, with weight 1. Or
-`run_added(x, ids, weights, more, packed, linear, first=0)`: what `run` gives plus `more()` [n,
-hidden], rounded once. `more` is called when all but the sum is launched: it may wait for what runs
-beside that. Layers use either where it is declared."""
+`run_added(x, ids, weights, more, packed, linear, first=0)`: what `run` gives plus another [n,
+hidden], rounded once. `more()` is called once what is small is launched, and may begin to compute
+beside what follows; what it returns is called before the sum, and gives the tensor. Layers use
+either where it is declared."""
 
 from __future__ import annotations
 
@@ -99,7 +100,7 @@ class AddingExperts(Experts[Packed], Protocol[Packed]):
         x: Tensor,
         ids: Tensor,
         weights: Tensor,
-        more: Callable[[], Tensor],
+        more: Callable[[], Callable[[], Tensor]],
         packed: Packed,
         linear: LinearOp,
         first: int = 0,

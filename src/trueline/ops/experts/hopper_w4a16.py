@@ -21,12 +21,13 @@ capabilities = IMPLEMENTATIONS["hopper_w4a16"]
 
 STREAMED, MULTIPLIED = 8, (16, 32, 64, 128)
 """Pairs of one expert in a tile of what streams its weights, and in one of the GEMM."""
-# As measured on an H200 with Kimi-K2.5's widths. So few pairs that streams do not fill the GPU; and
-# pairs of an expert, in the mean, up to which its weights are streamed.
+# As measured on an H200 with the widths of Kimi-K2.5 and DeepSeek-V4-Flash. So few pairs that
+# streams do not fill the GPU; and pairs of an expert, in the mean, up to which its weights are
+# streamed.
 FEW_PAIRS, FEW_EACH = 32, 6
 # Of a program that streams: steps of 256 columns that make up for its start; and programs that
 # there should be all the same.
-LONG_STREAM, MANY_PROGRAMS = 28, 2048
+LONG_STREAM, MANY_PROGRAMS = 28, 4096
 # Shared memory of a GEMM's program for what is copied ahead.
 AHEAD_BYTES = 176 << 10
 PERMUTED = 1024
@@ -114,13 +115,14 @@ def run_with(
     experts = len(packed.down.words)
     held, choices = (first, experts), {"TOP": top, "SHARED": 0}
     order = sort_pairs(ids, experts, pairs, held, choices, rows)
+    added = None if more is None else more()
     parts = x.new_empty(pairs, hidden)
     if rows == STREAMED:
         _stream(x, packed, weights, parts, order, top, long)
     else:
         _gemm(x, packed, weights, parts, order, top, rows)
     out = x.new_empty(len(x), hidden)
-    sum_pairs(parts, ids, held, choices, out, more)
+    sum_pairs(parts, ids, held, choices, out, added)
     return out
 
 

@@ -120,8 +120,10 @@ def pack_with_shared(
     return Packed(*both, count, limit)
 
 
-More = Callable[[], Tensor]
-"""What is added to the experts' sum; asked for when all else is launched."""
+Added = Callable[[], Tensor]
+"""Waits for what is added to the experts' sum."""
+More = Callable[[], Added]
+"""Begins it, beside what is launched next."""
 
 
 def run(
@@ -160,8 +162,9 @@ def run_with(
     step = _Step(x, ids, weights, packed, first)
     if how.way != "few":
         return step.many(how, more)
+    added = None if more is None else more()
     made = step.few(how)
-    return made if more is None else made + more()
+    return made if added is None else made + added()
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,10 +211,11 @@ class _Step:
         x, (_, hidden, width) = self.x, self.packed.down.shape
         middle, parts = x.new_empty(self.pairs, width), x.new_empty(self.pairs, hidden)
         order = self._sorted(how.first.rows)
+        added = None if more is None else more()
         self._product(x, self.packed.gate_up, middle, how.first, order, True)
         self._product(middle, self.packed.down, parts, how.second, order, False)
         out = x.new_empty(len(x), hidden)
-        sum_pairs(parts, self.ids, self.held, self.choices, out, more)
+        sum_pairs(parts, self.ids, self.held, self.choices, out, added)
         return out
 
     def _sorted(self, rows: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -277,11 +281,11 @@ def sum_pairs(
     held: tuple[int, int],
     choices: dict[str, int],
     out: Tensor,
-    more: More | None,
+    added: Added | None,
 ) -> None:
-    hidden, added = out.shape[1], None if more is None else more().contiguous()
+    hidden, more = out.shape[1], None if added is None else added().contiguous()
     kernels.combine[(len(out), triton.cdiv(hidden, SUM_BLOCK))](
-        *(parts, ids, added, out, *held, hidden), **choices, BLOCK=SUM_BLOCK
+        *(parts, ids, more, out, *held, hidden), **choices, BLOCK=SUM_BLOCK
     )
 
 

@@ -116,12 +116,13 @@ def run_with(
     experts, choices = len(packed.down.numbers), {"TOP": top, "SHARED": packed.shared}
     pairs, held = len(x) * (top + packed.shared), (first, experts - packed.shared)
     order = sort_pairs(ids, experts, pairs, held, choices, how.rows)
+    added = None if more is None else more()
     middle, parts = x.new_empty(pairs, width), x.new_empty(pairs, hidden)
     product = partial(_product, weights=weights, order=order, choices=choices, how=how)
     product(x, packed.gate_up, middle, gated=True, limit=packed.limit)
     product(through(middle), packed.down, parts, gated=False, limit=None)
     out = x.new_empty(len(x), hidden, dtype=dtype)
-    sum_pairs(parts, ids, held, choices, out, more)
+    sum_pairs(parts, ids, held, choices, out, added)
     return out
 
 

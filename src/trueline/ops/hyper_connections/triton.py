@@ -21,7 +21,7 @@ SPLITS = 128
 PROGRAMS_PER_SM = 2
 MERGED = 1024
 """Numbers of a program that only merges, of all streams together."""
-PER_THREAD = 16
+PER_THREAD = 32
 
 
 @dataclass(frozen=True, slots=True)

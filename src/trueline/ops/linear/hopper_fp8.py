@@ -47,7 +47,7 @@ def _run(x: Tensor, packed: Packed, dtype: torch.dtype) -> Tensor:
         x = through_fp8(x, powers=codes.powers_of_two)
         how = triton_quantised.launch(len(x))
         return triton_quantised.run_with(how, x, codes, dtype)
-    rows = quantised(x, powers=codes.powers_of_two)
     if takes_few(len(x), codes) or dtype == torch.float32:
-        return few(rows, codes, packed.arrived, dtype)
+        return few(x, codes, packed.arrived, dtype)
+    rows = quantised(x, powers=codes.powers_of_two)
     return gemm(rows, codes, gated=False, powers=False, dtype=dtype)[0][: len(x)]

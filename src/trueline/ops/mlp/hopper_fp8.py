@@ -55,11 +55,11 @@ def run(x: Tensor, packed: Packed | triton.Packed, linear: LinearOp) -> Tensor:
     if isinstance(packed, triton.Packed):
         return triton.run(x, packed, linear)
     powers, limit = packed.gate_up.powers_of_two, packed.limit
-    rows = quantised(x, powers=powers)
     if takes_few(len(x), packed.gate_up):
-        both = few(rows, packed.gate_up, packed.arrived[0], torch.float32)
+        both = few(x, packed.gate_up, packed.arrived[0], torch.float32)
         middle = quantised(both, powers=powers, gated=True, limit=limit)
         return few(middle, packed.down, packed.arrived[1], x.dtype)
+    rows = quantised(x, powers=powers)
     first = gemm(rows, packed.gate_up, gated=True, limit=limit, powers=powers, dtype=x.dtype)
     middle = Fp8Rows(*first, len(x))
     return gemm(middle, packed.down, gated=False, powers=powers, dtype=x.dtype)[0][: len(x)]

@@ -22,7 +22,8 @@ LEAST = 16
 """Rows and columns of an MMA."""
 SHARE = 8
 """Tokens of a run that share keys, at most."""
-MOST_SPLITS = 32
+FEW_SPLITS, MOST_SPLITS = 4, 32
+"""That are added up: a kernel of its own for a few."""
 CHUNK = 1024
 """Of a list, looked at together."""
 
@@ -70,9 +71,11 @@ def launch(
     rows: int, shared: int, heads: int, keys: int, dtype: torch.dtype, sms: int
 ) -> SinkLaunch:
     """`shared`: tokens that may share keys; `keys`: the most of a token."""
-    each = max(power_of_two(heads), LEAST)
+    each, per_sm, least = max(power_of_two(heads), LEAST), 1, 2
     if dtype == torch.float32:  # no tensor cores: what fits into registers
         most, tile, warps, stages = 16, 16, 8, 1
+    elif shared == 1 and rows * -(-heads // 64) < sms:  # a few programs of many heads would be slow
+        most, tile, warps, stages, per_sm, least = 16, 32, 4, 2, 2, 1
     elif each * shared >= 64:
         most, tile, warps, stages = 64, 64, 8, 2
     else:
@@ -80,7 +83,7 @@ def launch(
     each = min(each, most)
     tokens = min(shared, most // each)
     programs = -(-rows // tokens) * -(-heads // each)
-    splits = min(sms // programs, -(-keys // (2 * tile)), MOST_SPLITS)
+    splits = min(per_sm * sms // programs, -(-keys // (least * tile)), MOST_SPLITS)
     return SinkLaunch(tokens, each, tile, max(splits, 1), warps, stages)
 
 
@@ -191,7 +194,8 @@ def run(
     if how.splits > 1:
         merge[(n, heads)](
             *(partial_out, partial_lse, sinks, out, heads, how.splits),
-            DIM=dim, D=power_of_two(dim), MOST=MOST_SPLITS, num_warps=4,
+            DIM=dim, D=power_of_two(dim), num_warps=4,
+            MOST=FEW_SPLITS if how.splits <= FEW_SPLITS else MOST_SPLITS,
         )  # fmt: skip
     return out
 

@@ -169,7 +169,7 @@ def _in_place(heads: Callable[[int], bool]) -> Make:
 
 _CACHE, _OPS = "index cache", "sparse op = reference"
 _TOP, _ATTEND, _ROPE = Running("topk"), Running("sparse_mla"), Running("rope")
-_ANY = "v3-near"
+_ANY = "v32-near"
 
 INDEX_FAULTS = [
     Fault("index-always-planar", "keys are planar where the layout is rows (story 4)", _CACHE,

@@ -19,7 +19,7 @@ _CACHE, _OPS, _ENGINE, _BITS, _ANY = (
     "fp8 op = reference",
     "fp8 latents",
     "fp8 latents, bitwise",
-    "v3",
+    "v3-fp8-cache",
 )
 
 

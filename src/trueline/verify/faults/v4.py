@@ -51,7 +51,7 @@ def _ties_up(_: Make) -> Make:
     return broken
 
 
-OPS, CASE = "V4 op = reference", "v3-near"
+OPS, CASE = "V4 op = reference", "v4-small"
 
 V4_FAULTS = [
     Fault("streams-transposed", "streams are merged by the transposed matrix", OPS, CASE,
@@ -74,5 +74,5 @@ V4_FAULTS = [
           lambda original: original
               | {"sqrtsoftplus": lambda x: invariant_math.sqrtsoftplus(x).square()}),
     Fault("fp4-ties-up", "numbers half-way between two of fp4 go to the larger", "fp4 rounding",
-          "v4-small", published, "nearest_e2m1", _ties_up),
+          "v4-rounded", published, "nearest_e2m1", _ties_up),
 ]  # fmt: skip

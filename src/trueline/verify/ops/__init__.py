@@ -25,6 +25,7 @@ from trueline.verify.ops import (
     lightning,
     linear_layer,
     ranks,
+    rope_contract,
     row_rounding,
     sampling,
     sink,
@@ -97,7 +98,10 @@ OP_CHECKS: Mapping[str, tuple[OpCheck, ...]] = {
         OpCheck("ranks", ranks.mlp, True),
     ),
     "rms_norm": (OpCheck("numbers", basic.rms_norm),),
-    "rope": (OpCheck("numbers", basic.rope),),
+    "rope": (
+        OpCheck("numbers", basic.rope),
+        OpCheck("contract", rope_contract.keeps_its_arguments),
+    ),
     "latent_write": (
         OpCheck("numbers", latent.latent_write),
         OpCheck("fp8", latent_fp8.latent_write),

@@ -37,6 +37,8 @@ FIXED = Tiling(64, full=True)
 TILINGS = (Tiling(1024, full=False), Tiling(16, full=False), FIXED)
 SHAPES = ((1, 1), (3, H), (3, 19), (16, 8), (64, H))
 """Block sizes and heads."""
+FAR_BLOCK, FAR = 16, 2100
+"""Where one context is longer than any tile, twice."""
 WIDE_SHAPES = ((1, 40, 5), (16, 128, 0), (64, 64, 16))
 """Block sizes, heads, and numbers between the queries of two heads: pieces of 16 can be copied."""
 PREFILL_BLOCKS = (1, 5, 64)
@@ -46,14 +48,16 @@ WIDE_PREFILLS = ((0, 1), (0, 40), (63, 130), (1, 300), (300, 70))
 
 
 def mla_decode(op: MLADecodeOp, dtype: torch.dtype = torch.float32) -> None:
-    for block_size, heads in SHAPES:
-        view, rows = paged([1, 2, 63, 64, 65, 130, 0, 300], block_size, dtype=dtype)
+    for i, (block_size, heads) in enumerate(SHAPES):
+        scale = SMALL.scaled(i).scale
+        longest = FAR if block_size == FAR_BLOCK else 300
+        view, rows = paged([1, 2, 63, 64, 65, 130, 0, longest], block_size, dtype=dtype)
         q = randn(8, heads, L + R, seed=9).to(dtype)
-        exact = attended.decode(q, view, rows, SCALE)
+        exact = attended.decode(q, view, rows, scale)
         for tiling in TILINGS:
             what = f"mla_decode, {heads} heads, blocks of {block_size}, tiles of {tiling.size}"
             prepared = op.prepare(rows, view, tiling, heads)
-            same_attention(what, op.run(q, view, prepared, softmax_scale=SCALE), exact, dtype)
+            same_attention(what, op.run(q, view, prepared, softmax_scale=scale), exact, dtype)
 
 
 def mla_decode_wide(
@@ -161,8 +165,9 @@ def prefills(
     block_size: int,
     shapes: tuple[tuple[int, int], ...],
 ) -> None:
-    heads = dims.weights(count_heads, dtype)
-    for start, count in shapes:
+    heads, unscaled = dims.weights(count_heads, dtype), dims
+    for i, (start, count) in enumerate(shapes):
+        dims = unscaled.scaled(i)
         view, rows = paged([start + count], block_size, dtype=dtype, dims=dims)
         q = randn(count, count_heads, dims.nope + dims.rope, seed=7).to(dtype)
         blocks = rows.block_ids[0]

@@ -40,6 +40,8 @@ from trueline.verify.ops.data import (
 )
 
 Shapes = Sequence[tuple[int, ...]]
+LINEAR = ("torch_mm", "cublas")
+"""Of the implementations that an mlp is given, one packs weights in its own way, one keeps them."""
 ROTATION = 4
 """Roundings of a rotated row: two products and their sum, in either number of a pair."""
 
@@ -117,7 +119,7 @@ def mlp(
     gate_up = randn(2 * W, D) * (math.sqrt(29 / D) / size)
     gate_up, down = gate_up.to(dtype), (randn(D, W, seed=1) * math.sqrt(43 / W)).to(dtype)
     exact_packed = mlp_reference.pack(gate_up, down, None, limit)
-    for name in ("torch_mm", "cublas"):  # one packs weights in its own way, the other keeps them
+    for name in LINEAR:
         linear = implementation("linear", name)
         packed = op.pack(gate_up, down, linear, limit)
         for rows in tokens:
@@ -358,7 +360,9 @@ def _experts(
     within(what, ours[~zero], exact[~zero], off[~zero])
     if "run_added" in op.capabilities.optional:
         adding, added = cast("AddingExperts[Opaque]", op), randn(tokens, D, seed=8).to(x.dtype)
-        ours = adding.run_added(x, ids, weights, lambda: added, packed, torch_linear(), first)
+        ours = adding.run_added(
+            x, ids, weights, lambda: lambda: added, packed, torch_linear(), first
+        )
         exact = exact + added.double()
         within(f"{what}, and more", ours, exact, off + bounds.stored(exact, x.dtype))
 

@@ -78,7 +78,7 @@ def chosen(
 ) -> None:
     """Two layers of a step that chose otherwise; then a position that its token does not see."""
     view, parts, layers, tokens = step(dtype, dims)
-    heads = dims.weights(HEADS, dtype)
+    heads, unscaled = dims.weights(HEADS, dtype), dims
     q = randn(tokens, HEADS, dims.nope + dims.rope + 2, seed=7).to(dtype)[..., 1:-1]
 
     prepared = op.prepare_chosen(parts, view, dims.heads(HEADS))
@@ -89,6 +89,7 @@ def chosen(
         return out
 
     for layer, positions in enumerate(layers):
+        dims = unscaled.scaled(layer)
         out = run(positions, q.new_full((tokens, HEADS, dims.value), torch.nan))
         free = torch.ones(tokens, dtype=torch.bool)
         for part in parts:

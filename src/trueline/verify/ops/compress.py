@@ -35,7 +35,7 @@ SHAPES: tuple[tuple[TailLayout, int, Pairing], ...] = (
     (TailLayout(23, 4, True, 8), 3, "interleaved"),
     (TailLayout(14, 3, True, 6), 7, "half-split"),
     (TailLayout(11, 1, True, 2), 2, "interleaved"),
-    (TailLayout(19, 5, False, 5), 4, "interleaved"),
+    (TailLayout(16, 5, False, 5), 4, "interleaved"),
     (TailLayout(10, 1, False, 3), 5, "half-split"),
     (TailLayout(13, 9, False, 9), 6, "interleaved"),
 )
@@ -45,8 +45,8 @@ WIDE_SHAPES: tuple[tuple[TailLayout, int, Pairing], ...] = (
     (TailLayout(128, 4, True, 8), 32, "interleaved"),
     (TailLayout(512, 128, False, 128), 32, "interleaved"),
 )
-EPS = 1e-4
 ENTRY_BLOCK = 3
+SHUFFLED_BLOCK = 16 * ENTRY_BLOCK
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class CompressStep:
         at = _rotated_at(rows, self.layout.ratio).to(self.cos.device)
         return op.run(
             self.u, self.z, view, self.cells, op.prepare(rows, view), ape=self.ape, norm=self.norm,
-            eps=EPS, cos=self.cos[at], sin=self.sin[at], pairing=self.pairing,
+            eps=self.eps, cos=self.cos[at], sin=self.sin[at], pairing=self.pairing,
         )  # fmt: skip
 
     def run_into(
@@ -84,7 +84,7 @@ class CompressStep:
         at, view = _rotated_at(rows, self.layout.ratio).to(self.cos.device), self.fresh()
         op.run_into(
             self.u, self.z, view, self.cells, op.prepare(rows, view), ape=self.ape, norm=self.norm,
-            eps=EPS, cos=self.cos[at], sin=self.sin[at], pairing=self.pairing, entries=entries,
+            eps=self.eps, cos=self.cos[at], sin=self.sin[at], pairing=self.pairing, entries=entries,
             at=cells,
         )  # fmt: skip
 
@@ -94,6 +94,11 @@ class CompressStep:
         view = self.fresh()
         wide = replace(self, norm=self.norm.double())
         return wide.run(compress_reference, self.rows, view), view  # type: ignore[arg-type]
+
+    @property
+    def eps(self) -> float:
+        """Another in each layout."""
+        return 1e-2 / self.layout.ratio
 
     def fresh(self) -> TailView:
         return TailView(self.store.rows[1].clone(), self.layout)
@@ -219,8 +224,8 @@ def check_into(
     wanted = (made if written is None else made[written]).float()
     blocks = int(cells.max()) // ENTRY_BLOCK + 2 if len(cells) else 2
     others = torch.tensor(sorted(set(range(blocks * ENTRY_BLOCK)) - set(at.tolist())))
-    for store in _caches(step, made.dtype, blocks):
-        store.poison(range(blocks))
+    for store, held in _caches(step, made.dtype, blocks):
+        store.poison(range(held))
         view = store.views[1]
         step.run_into(into, rows, view, cells)
         read = view.gather if isinstance(view, LatentView) else view.read
@@ -231,12 +236,16 @@ def check_into(
 
 def _caches(
     step: CompressStep, dtype: torch.dtype, blocks: int
-) -> Iterator[LatentStore | IndexStore]:
+) -> Iterator[tuple[LatentStore | IndexStore, int]]:
+    """With how many blocks each has: as many entries in all."""
     dim, rope = step.layout.dim, 2 * step.cos.shape[1]
-    yield LatentStore(LatentLayout(dim - rope, rope, ENTRY_BLOCK, None), 2, blocks, dtype)
+    yield LatentStore(LatentLayout(dim - rope, rope, ENTRY_BLOCK, None), 2, blocks, dtype), blocks
     storage = str(dtype).removeprefix("torch.")
     for kind in ("rows", "planar"):
-        yield IndexStore(IndexLayout(dim, ENTRY_BLOCK, storage, kind), 2, blocks)
+        yield IndexStore(IndexLayout(dim, ENTRY_BLOCK, storage, kind), 2, blocks), blocks
+    if dim * dtype.itemsize % 16 == 0:
+        few = -(-blocks * ENTRY_BLOCK // SHUFFLED_BLOCK)
+        yield IndexStore(IndexLayout(dim, SHUFFLED_BLOCK, storage, "shuffled"), 2, few), few
 
 
 def _same_tails(ours: TailView, exact: TailView) -> bool:
@@ -266,7 +275,7 @@ def accepted(step: CompressStep, exact: Tensor, dtype: torch.dtype) -> Tensor:
 
 def _finished(step: CompressStep, x: Tensor, off: Tensor, entry: int) -> Tensor:
     weight, dim = step.norm.double(), step.layout.dim
-    unit = 1 / (x.square().mean() + EPS).sqrt()
+    unit = 1 / (x.square().mean() + step.eps).sqrt()
     y = (x * unit * weight).abs()
     # what is off in all channels together moves the norm by no more than this
     through = off.norm() * unit / dim**0.5

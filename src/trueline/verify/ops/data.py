@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -41,6 +41,10 @@ class Dims:
     @property
     def width(self) -> int:
         return self.latent + self.rope
+
+    def scaled(self, case: int) -> Dims:
+        """Another softmax scale in each case: an op that ignores the one it is given shows."""
+        return replace(self, scale=self.scale * (1 + case / 8))
 
     def weights(self, heads: int, dtype: torch.dtype) -> HeadWeights:
         """That keep numbers about as large as they were."""

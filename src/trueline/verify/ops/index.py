@@ -74,12 +74,13 @@ def writes(
     norm, bias = (0.5 + randn(dim, seed=2).abs()).to(dtype), randn(dim, seed=4).to(dtype)
     cells = (torch.arange(n) * 7 + 2) % count
     stores = [IndexStore(layout, 2, BLOCKS) for _ in range(2)]
+    eps = {"interleaved": 0.3, "half-split": 0.1}[pairing]
     ops: tuple[IndexWrite, ...] = (op, exact)
     for each, store in zip(ops, stores, strict=True):
         store.bytes.fill_(0xA5)
         view = store.views[1]
         turn = rotation(n, pairing, turned)
-        each.run(key, view, cells, norm=norm, bias=bias, eps=0.3, **turn)
+        each.run(key, view, cells, norm=norm, bias=bias, eps=eps, **turn)
     require(torch.equal(whole, before), f"{what}: writes its input")
     found, wanted = (_read(store, cells) for store in stores)
     # the mean is of numbers as large as those that it is taken off; then as a norm

@@ -45,7 +45,7 @@ def latent_write(
             before = whole.clone()
             given = partial(
                 written, latent=latent, key=key, queries=queries, cells=cells, norm=norm,
-                angles=angles, pairing=pairing,
+                angles=angles, pairing=pairing, eps=1e-2 * n,
             )  # fmt: skip
             ours, wanted = given(op, stores[0].views[0]), given(exact, stores[1].views[0])
             what = f"latent_write, {pairing}, {n} tokens"
@@ -75,9 +75,10 @@ def written(
     norm: Tensor,
     angles: Tensor,
     pairing: Pairing,
+    eps: float,
 ) -> Tensor:
     return op.run(
-        latent, key, queries, view, cells, norm=norm, eps=1e-2,
+        latent, key, queries, view, cells, norm=norm, eps=eps,
         cos=1.3 * angles.cos(), sin=1.3 * angles.sin(), pairing=pairing,
         parts=Parts(rms_norm, rope),
     )  # fmt: skip

@@ -85,7 +85,7 @@ def writes(op: LatentWrite, dtype: torch.dtype, layout: LatentLayout, n: int, he
     latent, key, queries, _ = torch.split(whole, sizes, dim=1)
     given = partial(
         written, latent=latent, key=key, queries=queries.reshape(n, heads, turned), cells=cells,
-        norm=(0.5 + randn(wide, seed=2).abs()).to(dtype),
+        norm=(0.5 + randn(wide, seed=2).abs()).to(dtype), eps=1e-2 * n,
         angles=100 * randn(n, turned // 2, seed=3), pairing="interleaved",
     )  # fmt: skip
     given(op, stores[0].views[1])

@@ -4,7 +4,7 @@ almost none to overwhelming, and bits in the fixed form."""
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import torch
@@ -40,9 +40,11 @@ class Tokens:
     k: Tensor
     v: Tensor
     slopes: Tensor
+    scale: float = SCALE
 
     def exactly(self) -> Tokens:
-        return Tokens(self.q.double(), self.k.double(), self.v.double(), self.slopes)
+        q, k, v = self.q.double(), self.k.double(), self.v.double()
+        return replace(self, q=q, k=k, v=v)
 
     def squares(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.q.double().square(), self.k.double().square(), self.v.double().square()
@@ -88,7 +90,7 @@ def run(
         else:
             q, k, v = t.q[part], t.k[part], t.v[part]
             given = op.prepare([row])
-            out.append(op.decode(q, k, v, view, given, slopes=t.slopes, scale=SCALE))
+            out.append(op.decode(q, k, v, view, given, slopes=t.slopes, scale=t.scale))
     return torch.cat(out)
 
 
@@ -96,7 +98,7 @@ def prefill(op: LightningOp, view: StateView, t: Tokens, part: slice, row: State
     """A row alone."""
     q, k, v = t.q[part], t.k[part], t.v[part]
     prepared = op.prepare_prefill([(slice(0, len(q)), row)])
-    out: Tensor = op.prefill(q, k, v, view, prepared, slopes=t.slopes, scale=SCALE)
+    out: Tensor = op.prefill(q, k, v, view, prepared, slopes=t.slopes, scale=t.scale)
     return out
 
 
@@ -119,7 +121,7 @@ def out_bound(t: Tokens, out: Tensor, dtype: torch.dtype) -> Tensor:
     places = torch.arange(len(out))
     ages = (places[:, None] - places).double()
     kept = torch.exp(-2 * t.slopes.double()[:, None, None] * ages.clamp_min(0)) * (ages >= 0)
-    size = SCALE * torch.einsum("thd,shd,hts,shv->thv", q, k, kept, v).sqrt()
+    size = t.scale * torch.einsum("thd,shd,hts,shv->thv", q, k, kept, v).sqrt()
     off = dot_bound(len(out) + q.shape[-1], size, dtype) + scattered(size, dtype)
     return off + stored(out, dtype)
 
@@ -161,7 +163,7 @@ def any_decay(
 ) -> None:
     """So strong that its inverse overflows; and so weak that a rounded factor would drift."""
     t = tokens(length, dtype)
-    t = Tokens(t.q, t.k, t.v, torch.tensor([0.0, 20.0, 1000.0]))
+    t = Tokens(t.q, t.k, t.v, torch.tensor([0.0, 20.0, 1000.0]), 2 * SCALE)
     wanted = run(definition(), slots(FREE, 2, torch.float64), t.exactly(), 0, length, length)
     off = out_bound(t, wanted, dtype)
     for chunk in (0, 63, length):

@@ -47,6 +47,7 @@ def qkv_prepare(
             run = partial(
                 _prepared,
                 heads=heads,
+                eps=1e-2 * n,
                 qkv=qkv,
                 silu=silu,
                 norms=(q_norm, k_norm) if normed else None,
@@ -64,12 +65,13 @@ def qkv_prepare(
 def _prepared(
     op: QKVPrepare,
     heads: int,
+    eps: float,
     qkv: Tensor,
     silu: bool,
     norms: tuple[Tensor, Tensor] | None,
     rope: tuple[Tensor, Tensor, Pairing] | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    return op.run(qkv, heads=heads, silu=silu, norms=norms, eps=1e-2, rope=rope, parts=PARTS)
+    return op.run(qkv, heads=heads, silu=silu, norms=norms, eps=eps, rope=rope, parts=PARTS)
 
 
 def _angles(n: int, half: int) -> tuple[Tensor, Tensor]:
@@ -97,14 +99,13 @@ def gated_norm(
         whole = (4 * randn(n, 2 * channels + 5, seed=n)).to(dtype)
         x, gate = whole[:, 1 : channels + 1], whole[:, -channels - 2 : -2]
         x[0] /= 16
+        eps = 1e-2 * n
         weight = (0.5 + randn(channels, seed=2).abs()).to(dtype)
         before = whole.clone()
         for given in (x, x.T.contiguous().T):
-            ours = op.run(given, gate, weight=weight, groups=groups, eps=1e-2, parts=PARTS)
+            ours = op.run(given, gate, weight=weight, groups=groups, eps=eps, parts=PARTS)
             what = f"gated_norm, {n} tokens, {groups} groups"
-            wanted = norm_reference.run(
-                x, gate, weight=weight, groups=groups, eps=1e-2, parts=PARTS
-            )
+            wanted = norm_reference.run(x, gate, weight=weight, groups=groups, eps=eps, parts=PARTS)
             # the sigmoid's exp loses as many units as its argument is large
             relative = norm_bound(width) + rounding(2 * AROUND) + rounding(1) * gate.abs()
             _same(what, ours, wanted, relative * wanted.double().abs())

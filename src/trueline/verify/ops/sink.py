@@ -134,14 +134,19 @@ def head_sinks(heads: int) -> Tensor:
 
 def sink_attention(op: SinkOp, dtype: torch.dtype = torch.float32) -> None:
     tilings = TILINGS if op.capabilities.batch_invariant else TILINGS[1:2]
-    for shape in SHAPES:
-        step = sink_step(shape, spans(shape), dtype)
-        compare(op, f"sink_attention, {shape}", step, HEADS, dtype, tilings)
+    for i, shape in enumerate(SHAPES):
+        step, scale = sink_step(shape, spans(shape), dtype), SCALE * (1 + i / 8)
+        compare(op, f"sink_attention, {shape}", step, HEADS, dtype, tilings, scale)
+    if "cpu" in op.capabilities.devices:  # the interpreter is slow
+        step = sink_step(FAR, [(2900, 1), (2890, 7)], dtype)
+        compare(op, f"sink_attention, {FAR}, far", step, 2, dtype, tilings)
 
 
 WIDE_SHAPES = ((Shape(128, 4, 64, 64, 64), 64), (Shape(128, 128, 64, 2), 16),
                (Shape(128, 0, 64), 40))  # fmt: skip
 """And heads."""
+FAR = Shape(7, 2, 16, 16)
+"""Where contexts have more entries than any tile, and than entries are added up at a time."""
 WIDE_DIMS = (448, 64)
 
 

@@ -20,7 +20,6 @@ from trueline.verify.bounds import AROUND, norm_bound, rounding
 from trueline.verify.ops.basic import ROTATION
 from trueline.verify.ops.data import randn, require, rounded_alike, shuffled, within
 
-EPS = 1e-2
 BLOCK = 4
 
 
@@ -35,6 +34,11 @@ class Case:
     @property
     def width(self) -> int:
         return self.projected.shape[1] - self.rank
+
+    @property
+    def eps(self) -> float:
+        """Another in each case."""
+        return 0.2 / self.width
 
     @property
     def norms(self) -> tuple[Tensor, Tensor]:
@@ -65,7 +69,7 @@ class Case:
             view,
             cells[rows],
             norms=self.norms,
-            eps=EPS,
+            eps=self.eps,
             rope=self.turn(rows),
             rms_norm=rms_norm,
         )
@@ -75,7 +79,7 @@ class Case:
         return self.rope._replace(cos=self.rope.cos[rows], sin=self.rope.sin[rows])
 
     def queries(self, op: SinkPrepare, rows: slice = slice(None)) -> Tensor:
-        return op.queries(self.q[rows], eps=EPS, rope=self.turn(rows), rms_norm=rms_norm)
+        return op.queries(self.q[rows], eps=self.eps, rope=self.turn(rows), rms_norm=rms_norm)
 
 
 Shape = tuple[int, int, int, int, int, Pairing]

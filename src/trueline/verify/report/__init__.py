@@ -88,6 +88,8 @@ class Check(msgspec.Struct, kw_only=True, omit_defaults=True):
     measures: list[Measure] = []
     place: Place | None = None
     """The first wrong one."""
+    unusual: list[str] = []
+    """What fails nothing, but should be looked at."""
     seconds: float = 0.0
     replay: str | None = None
     """A file that `trueline replay` takes."""
@@ -158,7 +160,7 @@ class FaultRow(msgspec.Struct, frozen=True, kw_only=True):
     what: str
     outcome: str
     """ "caught", "survived", "no effect" (what it replaces does not run in this model, or gave the
-    same numbers) or "not here"."""
+    same numbers), "not met" (nor does it run anywhere on a machine like this) or "not here"."""
     caught_by: str | None = None
     """The first check that failed."""
     invariant: str | None = None
@@ -225,6 +227,10 @@ class Report(msgspec.Struct, kw_only=True):
     @property
     def failed(self) -> list[Check]:
         return [check for check in self.checks if check.status in (Status.FAILED, Status.ERROR)]
+
+    @property
+    def unusual(self) -> list[str]:
+        return [each for check in self.checks for each in check.unusual]
 
     @property
     def passed(self) -> bool:

@@ -88,6 +88,7 @@ def _measures(check: Check) -> str:
         at = wording.where(measure.place)
         value = f"{wording.clean(measure.name)} {wording.measured(measure)}"
         lines.append(f"  {value} at {at}" if at else f"  {value}")
+    lines += [f"  unusual: {wording.clean(each)}" for each in check.unusual]
     return "\n".join(lines)
 
 

@@ -32,6 +32,7 @@ def print_report(console: Console, report: Report, *, quiet: bool = False) -> No
             print_wrapped(console, _failure_line(check), "  ")
         return
     _print_not_covered(console, report)
+    _print_unusual(console, report.unusual)
     _print_checks(console, report)
     _print_failures(console, report.failed)
     _print_power(console, report)
@@ -118,6 +119,15 @@ def _print_not_covered(console: Console, report: Report) -> None:
         if len(checks) > MOST_CHECKS:
             shown += f" {_more(len(checks) - MOST_CHECKS, 'check')}"
         print_wrapped(console, Text(f"{reason}: ", STYLES[Status.NOT_COVERED]) + Text(shown), "  ")
+
+
+def _print_unusual(console: Console, told: list[str]) -> None:
+    if told:
+        heading(console, wording.UNUSUAL)
+    for each in told[:MOST_ROWS]:
+        print_wrapped(console, wording.clean(each), "  ")
+    if len(told) > MOST_ROWS:
+        print_wrapped(console, _more(len(told) - MOST_ROWS, "weight"), "  ")
 
 
 # -- checks ------------------------------------------------------------------------------

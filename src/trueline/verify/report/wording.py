@@ -12,7 +12,7 @@ from trueline.errors import short
 from trueline.utils.progress import human_bytes, human_count
 from trueline.verify.report import Check, FaultRow, Measure, Model, Place, Power, Report, Status
 
-OUTCOMES = ("survived", "caught", "no effect", "not here")
+OUTCOMES = ("survived", "caught", "no effect", "not met", "not here")
 """Of faults, what matters most first."""
 _HIDDEN = re.compile(
     # C0, C1, directions and line ends of Unicode, surrogates, what XML has no place for
@@ -220,6 +220,9 @@ def not_covered(report: Report) -> dict[str, list[str]]:
             reason = line(check.evidence) or "no reason was given"
             reasons.setdefault(reason, []).append(clean(check.id))
     return reasons
+
+
+UNUSUAL = "Unusual weights: right or not, the engine takes them as they are"
 
 
 def replay_command(file: str) -> str:

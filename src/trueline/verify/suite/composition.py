@@ -53,7 +53,11 @@ class Composition:
     ranks: int = 1
     """Threads of this process that share the model."""
     expert_parallel: bool = False
+    same_on_one: bool = False
+    """Whether one rank must have the same bits."""
     highest: bool = False
     """Requests get the last blocks of a cache as large as the user's own."""
+    small_parts: bool = False
+    """What a long context is computed in, short ones are too."""
     tier: Tier = "standard"
     """The first that has it."""

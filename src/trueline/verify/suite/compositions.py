@@ -4,28 +4,32 @@ afterwards that it was forced."""
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import torch
 
 from trueline.cache.blocks import BlockPool
 from trueline.engine.core import EngineCore
 from trueline.errors import RequestRejected, UsageError
+from trueline.plan.plan import FREE_TILING
 from trueline.verify.engine import Ask, EngineRun, Observer, serve
 from trueline.verify.failed import CheckFailed
 from trueline.verify.ranks import serve_on_ranks
-from trueline.verify.suite import forced, not_finite
+from trueline.verify.suite import forced, not_finite, ties
 from trueline.verify.suite.composition import Composition, Ran
 from trueline.verify.suite.forced import NotForced
 from trueline.verify.suite.judgement import Requests
 from trueline.verify.suite.not_finite import NotFinite
 from trueline.verify.suite.observe import Watch
 from trueline.verify.suite.prefix_hits import prefix_hits
+from trueline.verify.suite.pressure import under_pressure
+from trueline.verify.suite.rank_compositions import on_ranks
 from trueline.verify.suite.session import DrawnTokens, Session, Started, lengths_around
+from trueline.verify.suite.small_parts import SIZES, small_parts
 
 TILE = 64
 """Positions that many kernels read at a time."""
-MOST_CACHE_BYTES = 1_000_000_000
-"""Of a cache whose last blocks are used."""
+KEYS_AT_A_TIME = FREE_TILING.size
 
 
 def compositions(session: Session) -> Iterator[Composition]:
@@ -96,8 +100,8 @@ def compositions(session: Session) -> Iterator[Composition]:
     )
     yield from _sizes(session)
     yield from prefix_hits(session, block)
-    yield from _under_pressure(session, block)
-    yield from _on_ranks(session)
+    yield from under_pressure(session, block)
+    yield from on_ranks(session, block)
     yield from _invariant(session, block)
     yield from _long(session)
     yield Composition(
@@ -156,79 +160,6 @@ def _sizes(session: Session) -> Iterator[Composition]:
         )
 
 
-def _under_pressure(session: Session, block: int) -> Iterator[Composition]:
-    s = session
-    size = session.plan.block_size
-    half = max(30, size * 5 // 8)  # of a request, which needs more than a block
-    whole, blocks = -(-2 * half // size), -(-60 // size)
-    yield Composition(
-        name="preempt and resume",
-        invariant="preempt = resume",
-        what="more requests than the cache holds: some are preempted and computed again",
-        asks=[Ask(s.tokens(half, i), half) for i in range(4)],
-        changes={
-            "num_gpu_blocks_override": 2 + 2 * whole + whole // 2,
-            "max_num_batched_tokens": max(64, block),
-            "max_model_len": max(64, block, 2 * half),
-        },
-        forced=forced.preempted,
-    )
-    yield Composition(
-        name="highest blocks",
-        invariant="steady state",
-        what="the last blocks of a cache of the size that the engine would have",
-        asks=[Ask(s.tokens(40), 5), Ask(s.tokens(1, 1), 6, arrives=1), Ask(s.tokens(50, 2), 4)],
-        changes={"num_gpu_blocks_override": _own_blocks(s)},
-        highest=True,
-        forced=forced.highest,
-    )
-    yield Composition(
-        name="aborted requests",
-        invariant="steady state",
-        what="requests are aborted in prefill and decode; their blocks go to others at once",
-        asks=[Ask(s.tokens(24, i), 8, arrives=i // 2) for i in range(10)],
-        abort={1: 1, 2: 2, 4: 3, 5: 4, 7: 5},
-        changes={"max_num_batched_tokens": 32},
-        forced=lambda ran: "5 of 10 requests aborted",
-    )
-    yield Composition(
-        name="cache turned over",
-        invariant="steady state",
-        what="a request after others have used every block and slot several times",
-        asks=[Ask(s.tokens(33, 5), 5), Ask(s.tokens(9, 6), 5, arrives=1)],
-        changes={"num_gpu_blocks_override": 2 + 4 * blocks, "max_model_len": max(64, block)},
-        turned_over=True,
-        forced=forced.turned_over,
-    )
-
-
-def _own_blocks(session: Session) -> int:
-    """Of the first group, as far as there is room."""
-    groups = session.plan.groups
-    size = sum(group.num_blocks * group.block_bytes for group in groups)
-    part = min(MOST_CACHE_BYTES / max(size, 1), 1.0)
-    return max(int(groups[0].num_blocks * part), 64)
-
-
-def _on_ranks(session: Session) -> Iterator[Composition]:
-    """As threads, unless every composition runs on the user's own ranks."""
-    s = session
-    if s.in_processes:
-        return
-    for size, whole in ((2, False), (2, True), (4, False), (4, True), (8, False)):
-        experts = "experts whole" if whole else "experts by width"
-        yield Composition(
-            name=f"{size} ranks, {experts}",
-            invariant="ranks = one",
-            what=f"the model divided among {size} ranks, which exchange sums",
-            asks=[Ask(s.tokens(30), 5), Ask(s.tokens(7, 1), 4, arrives=1)],
-            ranks=size,
-            expert_parallel=whole,
-            tier="standard" if (size, whole) in ((2, False), (2, True), (4, False)) else "full",
-            forced=lambda ran, size=size: f"{size} ranks as threads",  # type: ignore[misc]
-        )
-
-
 def _invariant(session: Session, block: int) -> Iterator[Composition]:
     """A request's bits beside others, and alone."""
     s = session
@@ -257,7 +188,32 @@ def _invariant(session: Session, block: int) -> Iterator[Composition]:
 
 
 def _long(session: Session) -> Iterator[Composition]:
-    s = session
+    s, past = session, KEYS_AT_A_TIME + 5
+    # where the definition rounds, so many positions have ties of codes that no draw settles
+    rounds = s.definition.numerics in ties.ROUNDING
+    if s.definition.room is None and not rounds and s.longest > past + 8:
+        yield Composition(
+            name="several tiles of keys",
+            invariant="engine = definition",
+            what=f"a prompt of more than the {KEYS_AT_A_TIME:,} keys that are read at a time, and "
+            "decode behind it",
+            asks=[Ask(s.tokens(past), 4)],
+            forced=lambda ran: forced.ends_at(ran, KEYS_AT_A_TIME),
+        )
+    if not s.in_processes:  # which have sizes of their own
+        yield Composition(
+            name="in small parts",
+            invariant="split = whole",
+            what="rows computed in several parts, which takes a long context where parts have "
+            "their usual size",
+            asks=[
+                Ask(s.tokens(min(110, s.longest - 8)), 4),
+                Ask(s.tokens(min(70, s.longest - 8), 1), 3),
+                Ask(s.tokens(13, 2), 5, arrives=1),
+            ],
+            small_parts=True,
+            forced=lambda ran: f"{len(SIZES)} sizes of parts are small",
+        )
     length = s.longest - 24
     yield Composition(
         name="long context",
@@ -275,7 +231,8 @@ def run(session: Session, composition: Composition, **changes: object) -> Ran:
     if composition.ranks > 1:
         return _serve_on_ranks(session, composition)
     try:
-        with session.core(**{**composition.changes, **changes}) as core:
+        parts = small_parts() if composition.small_parts else nullcontext()
+        with parts, session.core(**{**composition.changes, **changes}) as core:
             return serve_watched(session.drawn, composition, core)
     except (UsageError, RequestRejected) as error:
         raise NotForced(f"the engine refuses it: {error}") from error
@@ -329,7 +286,7 @@ def _serve_on_ranks(session: Session, composition: Composition) -> Ran:
     watches: list[Watch] = []
 
     def watching(core: EngineCore) -> Observer:
-        session.started.append(Started(core.config, frozenset(composition.changes)))
+        session.started.append(Started(core.config, frozenset(composition.changes), core.plan))
         watches.append(Watch(core, len(composition.asks)))
         return watches[0]
 

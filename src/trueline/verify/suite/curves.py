@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trueline.verify.report import Curve
-from trueline.verify.suite.judgement import FACTOR
+from trueline.verify.suite.judgement import FACTOR, ITSELF
 from trueline.verify.suite.numbers import Numbers, ratio
 
 
@@ -42,7 +42,7 @@ def curves(numbers: Numbers) -> list[Curve]:
     ratios = {
         each: max(
             (ratio(judgement, off) for off in judgement.offs
-             if len(off.values) and off.part not in ("selection", "experts")),
+             if len(off.values) and off.part not in (ITSELF, "selection", "experts")),
             default=0.0,
         )
         for each, judgement in numbers.judged.items()

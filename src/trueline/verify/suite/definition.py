@@ -22,6 +22,7 @@ from trueline.reference.weights import dtype_of, stored_dtypes
 from trueline.utils.json_types import JSON
 
 EXACT = torch.float64
+EMBEDDING = "model.embed_tokens.weight"
 Part = int | str | tuple[str, ...]
 """Weights of a layer, ENDS, or those whose names begin so."""
 # Divided by heads or groups and transposed, so kept dequantised, in the dtype of plain weights.
@@ -90,6 +91,8 @@ class Definition:
     def _plain(self) -> set[str]:
         """Weights whose stored numbers are wider than what the engine keeps."""
         found = stored_dtypes(self.model, self.config)
+        if self.config.tie_word_embeddings and EMBEDDING in found:
+            found["lm_head.weight"] = found[EMBEDDING]
         return {name for name, dtype in found.items() if dtype.itemsize > self.stored.itemsize}
 
     def there(self) -> AbstractContextManager[Any]:

@@ -16,9 +16,9 @@ from trueline.verify.suite.numbers import Numbers
 from trueline.verify.suite.outcome import Todo
 from trueline.verify.suite.power import ANSWER, INJECTIONS, PROMPT, TRIES
 
-OP_SECONDS = 0.2
+OP_SECONDS, GPU_OP_SECONDS = 0.2, 3.0
 """Of a check of an op, in the mean: they depend on the machine (0.09 on two idle cores, 0.6 beside
-other work), and little on the model."""
+other work), and little on the model. On a GPU kernels are compiled at the checks' dims first."""
 LEAST = 0.5
 """Of what the timed request takes: a short one is no cheaper."""
 NOISE = 6
@@ -66,7 +66,8 @@ def estimate(
     """None where nothing can be timed: a check tells why. `tier`: its compositions, of which those
     are run that `todos` ask for."""
     asked = {todo.id for todo in todos}
-    ops = OP_SECONDS * sum(each.startswith("ops/") for each in asked)
+    each_op = GPU_OP_SECONDS if numbers.session.plan.device.is_gpu else OP_SECONDS
+    ops = each_op * sum(each.startswith("ops/") for each in asked)
     first, *others = tier
     wanted = [each for each in others if f"modes/{each.name}" in asked]
     if any(each.startswith(("layers/", "logits/")) for each in asked) or numbers.together:

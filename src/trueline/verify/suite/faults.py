@@ -14,6 +14,7 @@ from torch import Tensor
 from trueline.config import EngineConfig
 from trueline.errors import TruelineError, UsageError, described, did_you_mean
 from trueline.ops.registry import OPS
+from trueline.verify.checks import NEEDS
 from trueline.verify.faults import Fault
 from trueline.verify.faults.table import FAULTS
 from trueline.verify.report import Check, FaultRow, Status
@@ -25,7 +26,10 @@ from trueline.verify.suite.run import all_checks
 from trueline.verify.suite.session import Session
 
 # Cheapest first, and what tells most: a fault is reported by the first check that it turns red.
-ORDER = ("preflight", "layers", "modes", "logits", "ops", "answers", "variants", "options")
+ORDER = (
+    *("preflight", "layers", "definition", "modes", "logits", "weights", "caches", "ops"),
+    *("answers", "variants", "options"),
+)
 Logits = list[dict[int, Tensor]]
 
 
@@ -100,6 +104,8 @@ def one_fault(patient: Patient, fault: Fault, healthy: Logits) -> FaultRow:
             changed = not _same(_logits(session), healthy)
     if changed:
         return _changed(row, outcome="survived", evidence="logits changed, and no check failed")
+    if fault.check in NEEDS and not session.plan.device.is_gpu:
+        return _changed(row, outcome="not met", evidence=NEEDS[fault.check])
     return _changed(
         row,
         outcome="no effect",

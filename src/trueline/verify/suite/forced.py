@@ -67,6 +67,18 @@ def preempted(ran: Ran) -> str:
     return f"{count} preemptions"
 
 
+def preempted_within_a_prompt(ran: Ran) -> str:
+    told = preempted(ran)
+    again = [
+        sum(request.chunks) - prompt
+        for request, prompt in zip(ran.requests.observed, ran.prompts, strict=True)
+    ]
+    ended = ran.done.tokens[-1]
+    if again[-1] <= 0 or not ended:
+        raise NotForced("no prompt was computed in part, and then once more")
+    return f"{told}; {again[-1]} tokens of a prompt were computed again"
+
+
 def highest(ran: Ran) -> str:
     observed = ran.requests.observed
     used = {block for each in observed for held in each.blocks.values() for block in held}

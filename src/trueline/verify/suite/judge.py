@@ -117,6 +117,7 @@ class Judge:
             ref = self.definition.part(weights)
             made.kinds[layer] = kind_names(ref, layer)
             run, noise = Run(self, "", 0, request), Noise(self, "", 0, request)
+            run.weights = weights
             rough = self.definition.part(weights, self.compute) if measured else None
             if residual is not None:
                 run.h = noise.h = residual

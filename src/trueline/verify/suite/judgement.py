@@ -20,7 +20,10 @@ SMALL = 0.1
 """A row is measured against its own norm, or this part of the median row's where that is more."""
 CACHE_ROWS = "cache rows"
 """What the caches hold, where that is rounded: then the definition attends to it."""
-PARTS = ("entry", CACHE_ROWS, "selection", "experts", "mixer", "feed forward", "head")
+ITSELF, ITSELF_GATE = "definition", 1e-9
+"""The definition against itself in float64: two orders of the same sums, which differ by 1e-13 at
+most in what has been seen."""
+PARTS = (ITSELF, "entry", CACHE_ROWS, "selection", "experts", "mixer", "feed forward", "head")
 
 
 class Off(NamedTuple):
@@ -62,6 +65,9 @@ class Judgement:
             self, offs=[off for off in self.offs if off.composition == composition], logits=logits
         )
 
+    def only(self, *parts: str) -> Judgement:
+        return replace(self, offs=[off for off in self.offs if off.part in parts])
+
     def band(self, layer: int, part: str) -> float:
         return self.bands.get((part, self.kinds.get(layer, {}).get(part, part)), 0.0)
 
@@ -71,6 +77,8 @@ class Judgement:
 
     def accepted(self, layer: int, part: str) -> float:
         """Choices and codes are measured beyond what noise can swap."""
+        if part == ITSELF:
+            return ITSELF_GATE
         return 0.0 if part in ("experts", "selection", CACHE_ROWS) else self.gate(layer, part)
 
     def wrong(self) -> Iterator[tuple[Off, int, float]]:

@@ -11,9 +11,18 @@ from trueline.verify.engine import EngineRun
 from trueline.verify.report import Measure, Place
 from trueline.verify.suite import captured, compositions
 from trueline.verify.suite.composition import Composition, Ran
+from trueline.verify.suite.forced import NotForced
 from trueline.verify.suite.held import Rounded
 from trueline.verify.suite.judge import Judge
-from trueline.verify.suite.judgement import CACHE_ROWS, PARTS, Judgement, Off, Requests, place_of
+from trueline.verify.suite.judgement import (
+    CACHE_ROWS,
+    ITSELF,
+    PARTS,
+    Judgement,
+    Off,
+    Requests,
+    place_of,
+)
 from trueline.verify.suite.observe import Observed
 from trueline.verify.suite.outcome import Outcome, Todo, Wrong
 from trueline.verify.suite.session import Session
@@ -28,8 +37,12 @@ KINDS_OF_OPS: Mapping[str, tuple[str, ...]] = {
     "experts": ("route",),
     "feed forward": ("experts", "mlp", "linear"),
     "entry": ("rms_norm", "hyper_connections"),
+    ITSELF: (),
     "head": ("linear", "rms_norm"),
 }
+
+
+ENGINE_PARTS = tuple(part for part in PARTS if part != ITSELF)
 
 
 @dataclass
@@ -158,6 +171,16 @@ def layer_checks(numbers: Numbers, first: Composition) -> Iterator[Todo]:
     )
 
 
+def definition_checks(numbers: Numbers, first: Composition) -> Iterator[Todo]:
+    yield Todo(
+        "definition/layers",
+        "definition = itself",
+        "each half of each layer of the definition, in float64: absorbed and expanded, token by "
+        "token and in tiles, with the engine's choices and with its own",
+        lambda: judged_definition(numbers, first),
+    )
+
+
 def mode_checks(numbers: Numbers, others: Sequence[Composition]) -> Iterator[Todo]:
     for composition in others:
         yield Todo(
@@ -168,8 +191,17 @@ def mode_checks(numbers: Numbers, others: Sequence[Composition]) -> Iterator[Tod
         )
 
 
+def judged_definition(numbers: Numbers, composition: Composition) -> Outcome:
+    judgement = numbers.run(composition).only(ITSELF)
+    if not judgement.offs:
+        raise NotForced("noise was measured with another composition")
+    measures = _measures(numbers, judgement, composition.name)
+    _require_right(numbers, judgement, composition, measures)
+    return Outcome(f"{judgement_layers(judgement)} layers", measures)
+
+
 def judged_layers(numbers: Numbers, composition: Composition) -> Outcome:
-    judgement = numbers.run(composition)
+    judgement = numbers.run(composition).only(*ENGINE_PARTS)
     measures = _measures(numbers, judgement, composition.name)
     _require_right(numbers, judgement, composition, measures)
     observed = numbers.ran[composition.name].requests.observed[0]
@@ -188,7 +220,7 @@ def judged_mode(numbers: Numbers, composition: Composition) -> Outcome:
     if composition.captured:
         outcome = captured.check(numbers, composition)
         return replace(outcome, ran=_chosen(numbers.session))
-    judgement = numbers.run(composition)
+    judgement = numbers.run(composition).only(*ENGINE_PARTS)
     ran = numbers.ran[composition.name]
     measures = _measures(numbers, judgement, composition.name)
     evidence = composition.forced(ran)
@@ -198,6 +230,10 @@ def judged_mode(numbers: Numbers, composition: Composition) -> Outcome:
         twin = compositions.run(numbers.session, composition, **composition.same_bits)
         compositions.require_same_bits(composition.invariant, ran.done, twin.done)
         evidence += "; the same bits without"
+    if composition.same_on_one:
+        one = compositions.run(numbers.session, replace(composition, ranks=1))
+        compositions.require_same_bits(composition.invariant, ran.done, one.done)
+        evidence += "; the same bits on one rank"
     if composition.alone is not None:
         asks = [replace(composition.asks[composition.alone], arrives=0)]
         changes = {"max_num_batched_tokens": session_budget(numbers.session)}
@@ -263,9 +299,9 @@ def _require_right(
     which = "all layers" if len(set(layers) - {count}) == count else f"{len(layers)} layers"
     kind = judgement.kinds.get(off.layer, {}).get(off.part, off.part)
     accepted = judgement.accepted(off.layer, off.part)
+    held = "definition = itself" if off.part == ITSELF else composition.invariant
     raise Wrong(
-        f"{composition.invariant}: {place}: {kind} is off by {worst:.3g}, accepted {accepted:.3g}"
-        f"; wrong in {which}",
+        f"{held}: {place}: {kind} is off by {worst:.3g}, accepted {accepted:.3g}; wrong in {which}",
         place,
         measures,
         _used(numbers.session, numbers.ran[composition.name]),

@@ -16,6 +16,7 @@ from trueline.verify.ops import FP8_CHECKS, OP_CHECKS, OpCheck
 from trueline.verify.suite.forced import NotForced
 from trueline.verify.suite.outcome import Outcome, Todo
 from trueline.verify.suite.session import Session
+from trueline.weights.formats.dense import DENSE
 
 
 def checks(session: Session) -> Iterator[Todo]:
@@ -54,7 +55,11 @@ def left_to_a_library(op: str, name: str, check: OpCheck) -> list[str]:
 
 
 def runs_here(session: Session, op: str, name: str) -> bool:
-    return not refusals(op, name, context_of(session))
+    """Whether the plan could take it for some of the model's weights."""
+    declared = capabilities(op, name)
+    stored = (DENSE.label, *session.plan.by_format)
+    packs = any(not declared.not_packed(form) for form in stored)
+    return packs and not refusals(op, name, context_of(session))
 
 
 def context_of(session: Session) -> Context:

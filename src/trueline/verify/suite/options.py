@@ -9,9 +9,11 @@ from dataclasses import fields
 from trueline.config import EngineConfig
 from trueline.errors import UsageError
 from trueline.verify.failed import CheckFailed
+from trueline.verify.suite.effects import not_applied, stated
 from trueline.verify.suite.forced import NotForced
 from trueline.verify.suite.outcome import Outcome, Todo
 from trueline.verify.suite.session import Session
+from trueline.verify.suite.stored_as import require_stored_as_asked
 
 APPLIED = frozenset({
     *("dtype", "device", "seed", "max_num_seqs", "max_num_batched_tokens", "block_size"),
@@ -23,7 +25,7 @@ APPLIED = frozenset({
     *("data_parallel_rank", "pipeline_parallel_size", "decode_context_parallel_size"),
     *("prefill_context_parallel_size", "master_addr", "master_port", "init_timeout"),
     *("engine_timeout", "debug_collectives", "ops", "layers", "facts", "poison"),
-    *("canary_interval", "canary_report_dir"),
+    *("canary_interval", "canary_report_dir", "speculative_config"),
 })  # fmt: skip
 """Every engine of the checks has them as they were given, but where a composition is about that
 option."""
@@ -78,6 +80,12 @@ def checks(session: Session) -> Iterator[Todo]:
         "the engines that have run here had the options that were given",
         lambda: _options(session),
     )
+    yield Todo(
+        "options/plan",
+        "as asked",
+        "what the plan of the user's engine states of the options that were given",
+        lambda: _planned(session),
+    )
     if session.config.data_parallel_size > 1:
         yield Todo(
             "options/other replicas",
@@ -106,7 +114,18 @@ def _options(session: Session) -> Outcome:
             )
         same = len(session.started) - len(others)
         told.append(f"{name} = {wanted}: {same} of {len(session.started)} engines")
+    for each in session.started:
+        require_stored_as_asked(each.plan, each.config)
     return Outcome("; ".join(told) or f"defaults: {len(session.started)} engines")
+
+
+def _planned(session: Session) -> Outcome:
+    given = given_options(session.config)
+    if wrong := not_applied(session.config, given, session.plan):
+        raise CheckFailed("; ".join(wrong))
+    require_stored_as_asked(session.plan, session.config)
+    seen = sorted(set(given) & stated(session.plan).keys())
+    return Outcome(", ".join(seen) or "none was given that a plan states")
 
 
 def _replicas(session: Session) -> Outcome:

@@ -17,6 +17,7 @@ class Outcome:
     evidence: str
     measures: list[Measure] = field(default_factory=list)
     ran: dict[str, str] = field(default_factory=dict)
+    unusual: list[str] = field(default_factory=list)
 
 
 class Wrong(CheckFailed):
@@ -60,6 +61,7 @@ def carry_out(todo: Todo) -> Check:
     try:
         outcome = todo.run()
         check.evidence, check.measures, check.ran = outcome.evidence, outcome.measures, outcome.ran
+        check.unusual = outcome.unusual
     except NotForced as reason:
         check.status, check.evidence = Status.NOT_COVERED, str(reason)
     except Wrong as wrong:

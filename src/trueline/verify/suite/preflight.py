@@ -7,17 +7,20 @@ from collections.abc import Iterator
 import torch
 
 from trueline.errors import CheckpointError, UsageError
+from trueline.reference import weights as stored_names
 from trueline.text.chat import render_chat
 from trueline.text.detokenize import Detokenizer
 from trueline.text.tokenizer import Tokenizer
 from trueline.verify.cases import Subject
 from trueline.verify.checks import one_spec
 from trueline.verify.failed import CheckFailed
+from trueline.verify.strict import refused
 from trueline.verify.suite.forced import NotForced
 from trueline.verify.suite.outcome import Outcome, Todo
 from trueline.verify.suite.session import Session
-from trueline.weights.checkpoint import open_checkpoint
-from trueline.weights.ledger import balance
+from trueline.verify.suite.unusual import look, unusual
+from trueline.weights.checkpoint import Checkpoint, open_checkpoint
+from trueline.weights.ledger import Ledger, balance
 
 ASCII = "".join(map(chr, range(32, 127)))
 TEXTS = (
@@ -44,6 +47,19 @@ def checks(session: Session) -> Iterator[Todo]:
         "ledger",
         "every stored tensor is used once or unused by choice, every parameter is filled once",
         lambda: _ledger(session),
+    )
+    yield Todo(
+        "preflight/strict",
+        "strict",
+        "what nobody reads is refused: a config key, a tensor too many, too few or transposed, an "
+        "exempt weight in codes",
+        lambda: Outcome(f"{refused(session.model, dict(session.config.facts))} refused"),
+    )
+    yield Todo(
+        "preflight/weights",
+        "ledger",
+        "stored weights beside those of other layers: what is unusual is told, and fails nothing",
+        lambda: _weights(session),
     )
     yield Todo(
         "preflight/tokenizer",
@@ -74,8 +90,37 @@ def _ledger(session: Session) -> Outcome:
         ledger.require_balanced(checkpoint)
     except CheckpointError as error:
         raise CheckFailed(str(error)) from error
+    _same_names(session, checkpoint, ledger)
     unused = sum(map(len, ledger.unused.values()))
     return Outcome(f"{len(ledger.uses)} tensors used, {unused} unused by choice")
+
+
+def _same_names(session: Session, checkpoint: Checkpoint, ledger: Ledger) -> None:
+    """What the definition takes for its own is what the engine uses, and the other way round."""
+    config = session.definition.config
+    ours = {tensor.name for use in ledger.uses for tensor in use.tensors}
+    theirs = {
+        name
+        for name in checkpoint.tensors
+        if not stored_names.is_foreign(stored_names.renamed(name, config), config)
+    }
+    for name in sorted(ours ^ theirs):
+        if not (
+            config.tie_word_embeddings and stored_names.renamed(name, config) == "lm_head.weight"
+        ):
+            raise CheckFailed(
+                f"{name} is {'' if name in ours else 'not '}the engine's, and "
+                f"{'' if name in theirs else 'not '}the definition's"
+            )
+
+
+def _weights(session: Session) -> Outcome:
+    checkpoint = open_checkpoint(session.model)
+    if checkpoint is None:
+        raise NotForced("there are no weights: config.json alone")
+    found = look(balance(checkpoint, session.spec).uses)
+    told = unusual(found)
+    return Outcome(f"{len(found)} weights, {len(told)} of them unusual", unusual=told)
 
 
 def _load(session: Session) -> Tokenizer:

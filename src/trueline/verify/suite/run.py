@@ -19,6 +19,7 @@ from trueline.utils.hub import find_model
 from trueline.verify.report import Check, Report, Status, TokenDiff
 from trueline.verify.suite import (
     answers,
+    caches,
     compositions,
     distribution,
     environment,
@@ -27,6 +28,7 @@ from trueline.verify.suite import (
     options,
     power,
     preflight,
+    readings,
     variants,
 )
 from trueline.verify.suite.composition import TIERS, Composition, Tier
@@ -181,6 +183,8 @@ def all_checks(measured: Numbers, tier: Tier) -> Iterator[Todo]:
         measured.together = [each for each in (first, *others) if not each.captured]
     yield from preflight.checks(session)
     yield from numbers.layer_checks(measured, first)
+    yield from numbers.definition_checks(measured, first)
+    yield from readings.checks(session)
     yield Todo(
         "logits/distribution",
         "oracle",
@@ -190,6 +194,7 @@ def all_checks(measured: Numbers, tier: Tier) -> Iterator[Todo]:
     yield from numbers.mode_checks(measured, others)
     if tier != "smoke":
         yield from answers.checks(session)
+        yield from caches.checks(session)
         yield from ops.checks(session)
     if tier == "full":
         yield from variants.checks(session)

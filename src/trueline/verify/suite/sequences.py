@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,7 +17,15 @@ from trueline.reference.v4_facts import SPARSE
 from trueline.verify.suite import choices, held, ties
 from trueline.verify.suite.definition import EXACT, Part
 from trueline.verify.suite.held import Own
-from trueline.verify.suite.judgement import CACHE_ROWS, FACTOR, Judgement, Off, relative
+from trueline.verify.suite.itself import Evaluated, Itself
+from trueline.verify.suite.judgement import (
+    CACHE_ROWS,
+    FACTOR,
+    ITSELF,
+    Judgement,
+    Off,
+    relative,
+)
 from trueline.verify.suite.observe import Observed
 
 if TYPE_CHECKING:
@@ -35,8 +44,7 @@ class RequestRows:
         self.judge, self.request = judge, request
         self.definition = judge.definition
         self.tokens = request.tokens[: request.count]
-        self.shared: Tensor | None = None
-        """What the last layer that chose for itself has chosen."""
+        self.shared: Tensor | None = None  # what the last layer that chose for itself has chosen
 
     def rows(self, layer: int, half: Half, *, outputs: bool = False) -> Tensor:
         return self.request.rows((layer, half), outputs).to(self.definition.device)
@@ -101,10 +109,15 @@ class Noise(RequestRows):
     own: Tensor
     rough: Tensor
     own_rough: Tensor
+    exact: Tensor
+    """The definition's output of the half seen last."""
+    scores: choices.Scores | None
+    """What it chooses by there."""
 
     def __init__(self, judge: Judge, composition: str, index: int, request: Observed) -> None:
         super().__init__(judge, request)
         self.key = composition, index
+        self.itself = Itself(self.definition, self.tokens)
 
     def start(self) -> None:
         ids = torch.tensor(self.tokens)
@@ -115,6 +128,7 @@ class Noise(RequestRows):
         for half in PART_OF:
             self.entry(layer, half, ref, rough, made)
             given = self.half(layer, half, ref, rough, made)
+            self._itself(layer, half, ref, given, made)
             y = self.rows(layer, half, outputs=True)
             self.h = ref.add(layer, half, self.h, y.to(EXACT))
             self.rough = rough.add(layer, half, self.rough, y.to(self.judge.compute))
@@ -137,14 +151,28 @@ class Noise(RequestRows):
         given = {"experts": self.experts(layer), "selected": self.selected(layer)}
         with self.over_stored_rows(layer, half) as rows:
             exact = self._half(ref, layer, half, x.to(EXACT), "expanded", given)
+        self.exact = exact
         for form in FORMS[half]:
             with self.over_stored_rows(layer, half) as rough_rows:
                 ours = self._half(rough, layer, half, x.to(self.judge.compute), form, given)
             widen(made, layer, PART_OF[half], float(relative(ours, exact).max()))
-            for one, two in zip(rough_rows, rows, strict=True):
-                widen(made, layer, CACHE_ROWS, held.noise(one, two))
+            self._rows(made, layer, rough_rows, rows)
         self._choices(layer, half, x, ref, rough, made)
         return given
+
+    def _rows(self, made: Judgement, layer: int, rough: list[Own], exact: list[Own]) -> None:
+        for one, two in zip(rough, exact, strict=True):
+            widen(made, layer, CACHE_ROWS, held.noise(one, two))
+
+    def _itself(
+        self, layer: int, half: Half, ref: Reference, given: dict[str, Any], made: Judgement
+    ) -> None:
+        x = self.rows(layer, half).to(EXACT)
+        taken = given["selected" if half == MIX else "experts"]
+        over = partial(self.over_stored_rows, layer, half)
+        off = self.itself.off(Evaluated(ref, layer, half, x, self.exact, taken, self.scores, over))
+        at = torch.arange(len(off), device="cpu")
+        made.offs.append(Off(layer, ITSELF, *self.key, at, off.cpu()))
 
     def _forward(
         self, ref: Reference, layer: int, half: Half, h: Tensor, given: dict[str, Any]
@@ -168,10 +196,12 @@ class Noise(RequestRows):
             ours = choices.expert_scores(rough, layer, x.to(self.judge.compute))
         else:
             sequence = self.definition.sequence(self.tokens)
-            with self.over_stored_rows(layer):
+            with self.over_stored_rows(layer) as keys:
                 exact = choices.key_scores(ref, layer, x.to(EXACT), sequence)
-            with self.over_stored_rows(layer):
+            with self.over_stored_rows(layer) as rough_keys:
                 ours = choices.key_scores(rough, layer, x.to(self.judge.compute), sequence)
+            self._rows(made, layer, rough_keys, keys)
+        self.scores = exact
         if exact is not None and ours is not None:
             part = "experts" if half == FEED else "selection"
             widen(made, layer, part, choices.noise(ours, exact))
@@ -196,6 +226,7 @@ class Run(RequestRows):
     """A request of the engine's, followed through the layers."""
 
     h: Tensor
+    weights: Part | None = None  # of a layer's half, where the others are not there
 
     def __init__(self, judge: Judge, composition: str, index: int, request: Observed) -> None:
         super().__init__(judge, request)
@@ -275,7 +306,8 @@ class Run(RequestRows):
         accepted: where sums nearly cancel, it is larger than that of the rows of the band."""
         if bool((off <= accepted).all()):
             return off
-        rough, x = self.definition.part(layer, self.judge.compute), self.rows(layer, half)
+        part = layer if self.weights is None else self.weights
+        rough, x = self.definition.part(part, self.judge.compute), self.rows(layer, half)
         for form in FORMS[half]:
             with self.over_stored_rows(layer, half):
                 ours = self._half(rough, layer, half, x.to(self.judge.compute), form, given)
@@ -326,11 +358,12 @@ class Run(RequestRows):
             return
         sequence = self.definition.sequence(self.tokens)
 
-        def scored() -> choices.Scores | None:
-            with self.over_stored_rows(layer):
-                return choices.key_scores(ref, layer, x, sequence)
+        def scored() -> tuple[choices.Scores | None, list[Own]]:
+            with self.over_stored_rows(layer) as rows:
+                return choices.key_scores(ref, layer, x, sequence), rows
 
-        scores = scored()
+        scores, keys = scored()
+        self._stored(made, layer, keys)
         if scores is None:  # it takes what the layer before has chosen
             before = self.shared
             assert before is not None, "some layer before has chosen"
@@ -346,7 +379,7 @@ class Run(RequestRows):
             assert found is not None, "it has chosen"
             return choices.wrong_choice(found, ids, accepted).clamp_min(0)
 
-        off = self._settled(wrong(scores), 0.0, lambda: wrong(scored()))
+        off = self._settled(wrong(scores), 0.0, lambda: wrong(scored()[0]))
         right = choices.counts_are_right(ids, visible)
         self.note(made, layer, "selection", off.where(right, torch.inf))
 

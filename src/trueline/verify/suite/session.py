@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from trueline.config import EngineConfig
 from trueline.device import find_device, recover
@@ -53,6 +54,7 @@ class Started(NamedTuple):
     config: EngineConfig
     changes: frozenset[str]
     """Options that the composition was about."""
+    plan: Plan
 
 
 @dataclass
@@ -116,7 +118,7 @@ class Session:
     @contextmanager
     def core(self, **changes: Any) -> Iterator[EngineCore]:
         core = self._core(self.engine_config(**changes))
-        self.started.append(Started(core.config, frozenset(changes)))
+        self.started.append(Started(core.config, frozenset(changes), core.plan))
         try:
             yield core
         finally:
@@ -152,6 +154,11 @@ class Session:
         if self.plan.slots and config.num_state_slots is None:
             least["num_state_slots"] = 24
         return replace(config, **least | changes)
+
+    def angles(self, positions: Tensor) -> list[tuple[Tensor, Tensor] | None]:
+        """cos and sin of these positions, by layer, as the engine looks them up."""
+        rows = self._decoder.ropes.at(positions.to(self.plan.device.torch))
+        return [None if pair is None else (pair[0].cpu(), pair[1].cpu()) for pair in rows]
 
     # -- sizes at which something changes --------------------------------------------------
 

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from trueline.ops.registry import implementation, runnable
-from trueline.ops.rope import reference
+from trueline.ops.rope import Rope, reference
 from trueline.spec.rope import Pairing
 from trueline.verify.bounds import rounding
 from trueline.verify.cases import Subject
 from trueline.verify.failed import CheckFailed
-from trueline.verify.ops import randn
+from trueline.verify.ops.data import randn
 
 TOKENS, HEADS, WIDTH, ROTATED = 9, 5, 26, 14
 PAIRINGS: tuple[Pairing, ...] = ("interleaved", "half-split")
@@ -46,25 +46,28 @@ def angles() -> tuple[Tensor, Tensor]:
 
 
 def rope_contract(subject: Subject) -> None:
-    """Every implementation on the first channels of q and of k, as an indexer uses it."""
-    cos, sin = angles()
     for name in runnable("rope", torch.float32):
-        rotate = implementation("rope", name).run
-        for pairing in PAIRINGS:
-            for how, memory, q, k in buffers():
-                what = f"rope, {name}, {pairing}, {how}"
-                for order in ((q, k), (k, q)):
-                    given = [x[..., :ROTATED] for x in order]
-                    before = [x.clone() for x in (memory, cos, sin)]
-                    exact = [reference.run(x.double(), cos, sin, pairing) for x in given]
-                    made = [rotate(x, cos, sin, pairing) for x in given]
-                    after = (memory, cos, sin)
-                    if not all(map(torch.equal, before, after)):
-                        raise CheckFailed(f"rope contract: {what}: an argument was written")
-                    for ours, wanted in zip(made, exact, strict=True):
-                        if not bool((ours - wanted).abs().max() <= GATE * wanted.abs().max()):
-                            raise CheckFailed(f"rope contract: {what}: other numbers")
-                    for ours in made:  # its own memory: writing there changes no argument
-                        ours.fill_(torch.nan)
-                    if not torch.equal(memory, before[0]):
-                        raise CheckFailed(f"rope contract: {what}: the result is the argument")
+        keeps_its_arguments(implementation("rope", name))
+
+
+def keeps_its_arguments(op: Rope) -> None:
+    """On the first channels of q and of k, as an indexer uses it."""
+    cos, sin = angles()
+    for pairing in PAIRINGS:
+        for how, memory, q, k in buffers():
+            what = f"rope, {pairing}, {how}"
+            for order in ((q, k), (k, q)):
+                given = [x[..., :ROTATED] for x in order]
+                before = [x.clone() for x in (memory, cos, sin)]
+                exact = [reference.run(x.double(), cos, sin, pairing) for x in given]
+                made = [op.run(x, cos, sin, pairing) for x in given]
+                after = (memory, cos, sin)
+                if not all(map(torch.equal, before, after)):
+                    raise CheckFailed(f"rope contract: {what}: an argument was written")
+                for ours, wanted in zip(made, exact, strict=True):
+                    if not bool((ours - wanted).abs().max() <= GATE * wanted.abs().max()):
+                        raise CheckFailed(f"rope contract: {what}: other numbers")
+                for ours in made:  # its own memory: writing there changes no argument
+                    ours.fill_(torch.nan)
+                if not torch.equal(memory, before[0]):
+                    raise CheckFailed(f"rope contract: {what}: the result is the argument")
