@@ -17,12 +17,14 @@ from oracle import transformers_logprobs
 from paths import CONFIGS
 from trueline import reference
 from trueline.cli import main
-from trueline.errors import UsageError
+from trueline.cli.make_tiny import KEYS, TinyDims, _check_dims
+from trueline.errors import TruelineError, UsageError
 from trueline.models import read_model
 from trueline.spec.feedforward import MoESpec
 from trueline.spec.mixer import CompressedSpec, MLASpec
-from trueline.tiny.configs import FAMILIES, family_config
+from trueline.tiny.configs import FAMILIES, change_config, family_config, own_name
 from trueline.tiny.make import TinyOptions, make_checkpoint
+from trueline.utils.json_types import JSON
 from trueline.verify.cases import Subject
 from trueline.verify.checks import ORACLE_GATE, ledger, one_spec
 
@@ -204,6 +206,7 @@ def test_from_a_config_file(config: str, tmp_path: Path) -> None:
         (["deepseek_v3", "--format", "fp4", "--group-size", "64"], "with --format int4"),
         (["kimi_k2", "--format", "int4", "--hidden", "80"], "80 columns: accepted: whole groups"),
         (["kimi_k2", "--format", "int4", "--group-size", "20"], "a multiple of 8"),
+        (["glm_moe_dsa", "--linear-head", "8"], "--linear-head: glm_moe_dsa has no such dim"),
     ],
 )
 def test_refused(
@@ -215,6 +218,31 @@ def test_refused(
     assert caught.value.code == 2
     assert part in capsys.readouterr().err
     assert not (tmp_path / "m").exists()  # nothing half made stays behind
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_no_dim_is_ignored(family: str, tmp_path: Path) -> None:
+    """It changes what is read of the config, or is refused; but for groups, which a greedy router
+    does not look at whatever its config says."""
+    text = family_config(family).get("text_config", family_config(family))
+    before = read_model(_with_config(family_config(family), tmp_path / "before"))
+    for name, key in KEYS.items():
+        given = 2 * (text.get(own_name(text, key)) or 4)
+        asked, config = TinyDims(**{name: given}), family_config(family)
+        try:
+            _check_dims(asked, text)
+            change_config(config, asked.config_keys())
+            after = read_model(_with_config(config, tmp_path / name))
+        except TruelineError:  # no such dim, or one that does not go with the others
+            continue
+        greedy = text.get("topk_method") == "greedy" and "groups" in name
+        assert (after != before) != greedy, name
+
+
+def _with_config(config: JSON, directory: Path) -> Path:
+    directory.mkdir()
+    (directory / "config.json").write_text(json.dumps(config))
+    return directory
 
 
 def test_unsupported_config_is_refused_by_name(

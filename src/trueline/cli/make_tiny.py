@@ -84,9 +84,8 @@ class TinyDims:
     def config_keys(self) -> dict[str, int | str | None]:
         """What is given, under config.json's names."""
         given = {item.name: getattr(self, item.name) for item in fields(self)}
-        width = given.pop("q_lora")
         keys = {KEYS[name]: value for name, value in given.items() if value is not None}
-        return keys if width is None else keys | {"q_lora_rank": width or None}
+        return keys if self.q_lora != 0 else keys | {KEYS["q_lora"]: None}
 
 
 KEYS = {
@@ -94,6 +93,7 @@ KEYS = {
     "dense_layers": "first_k_dense_replace",
     "hidden": "hidden_size",
     "heads": "num_attention_heads",
+    "q_lora": "q_lora_rank",
     "kv_lora": "kv_lora_rank",
     "nope": "qk_nope_head_dim",
     "rope": "qk_rope_head_dim",
@@ -196,6 +196,7 @@ def make_tiny(
         )
     if stored is not None and storage.fused_experts:
         raise UsageError("--fused-experts with --format: quantised experts are stored one by one")
+    _check_dims(dims, text)
     keys = (_whole_groups(storage) if config is None else {}) | dims.config_keys()
     change_config(made, keys | {"torch_dtype": plain}, yarn=yarn, storage=stored)
     if compress_rates is not None:
@@ -231,6 +232,22 @@ def _whole_groups(asked: TinyStorage) -> dict[str, int | str | None]:
         return {}
     group = GROUP if asked.format == "fp4" else asked.group_size
     return {"hidden_size": 3 * group, "moe_intermediate_size": 2 * group}
+
+
+def _check_dims(asked: TinyDims, text: JSON) -> None:
+    """A dim that the family does not have would have no effect."""
+    from trueline.tiny.configs import own_name
+
+    for name, key in KEYS.items():
+        # GLM-5's configs have a head_dim that nothing is made of
+        there = own_name(text, key) in text and (
+            name != "linear_head" or not text.keys().isdisjoint(("layer_group_size", "o_groups"))
+        )
+        if getattr(asked, name) is not None and not there:
+            family = text.get("model_type", "this config")
+            raise UsageError(
+                f"--{name.replace('_', '-')}: {family} has no such dim ({key}); leave it out"
+            )
 
 
 def _check_options(asked: TinyStorage) -> None:

@@ -258,6 +258,12 @@ def family_config(family: str) -> JSON:
     return config
 
 
+def own_name(text: JSON, key: str) -> str:
+    """How this family writes a key."""
+    name = _OWN_NAMES.get(key, key)
+    return name if name in text else key
+
+
 def change_config(
     config: JSON,
     keys: JSON,
@@ -268,8 +274,7 @@ def change_config(
     """Set keys of the text model; put YaRN in or take it out; declare how matrices are
     stored."""
     text = config.get("text_config", config)
-    own = {key: name for key, name in _OWN_NAMES.items() if name in text}
-    text.update({own.get(key, key): value for key, value in keys.items()})
+    text.update({own_name(text, key): value for key, value in keys.items()})
     if "compress_ratios" in text:
         _extend_ratios(text)
     elif "num_attention_heads" in keys and "num_key_value_heads" in text:
