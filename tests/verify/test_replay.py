@@ -26,6 +26,7 @@ from trueline.verify.replay.rerun import NOT_RUN, RIGHT, WRONG, Replayed, replay
 from trueline.verify.report import Check, Place, Status
 from trueline.verify.suite import compositions
 from trueline.verify.suite.composition import Composition
+from trueline.verify.suite.judgement import MEDIAN, MEDIAN_FACTOR
 from trueline.verify.suite.numbers import Numbers
 from trueline.verify.suite.run import Selection, verify
 from trueline.verify.suite.sequences import PART_OF
@@ -330,9 +331,17 @@ def test_the_record_is_judged_by_what_was_accepted(failed: Path, made: Made) -> 
     definition = Session("x", model, config).definition
     half = recorded.header.half
     assert half is not None
-    exact, size = recorded.tensors["0.exact"], torch.tensor(half.accepted)
-    for factor, wrong in ((0.0, False), (0.9, False), (1.5, True)):
-        recorded.tensors["0.output"] = (exact * (1 + factor * size)).float()
+    exact, size = recorded.tensors["0.exact"], torch.zeros(len(recorded.tensors["0.exact"]), 1)
+    middle = next(
+        value for part, kind, value in recorded.header.bands if part == f"{half.part}{MEDIAN}"
+    )  # fmt: skip
+    every = MEDIAN_FACTOR * middle / half.accepted
+    for factor, rows, wrong in (
+        (0.0, slice(None), False), (0.9, slice(7, 8), False), (1.5, slice(7, 8), True),
+        (0.7 * every, slice(None), False), (1.5 * every, slice(None), True),
+    ):  # fmt: skip
+        size.zero_()[rows] = factor * half.accepted
+        recorded.tensors["0.output"] = (exact * (1 + size)).float()
         part = PartAlone(recorded, model, definition, half.layer)
         assert part.judge_record().wrong == wrong, factor
 

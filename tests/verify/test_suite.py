@@ -17,6 +17,7 @@ from trueline.engine.core import EngineCore
 from trueline.engine.executor import local_runner
 from trueline.engine.graphs import DecodeGraphs
 from trueline.errors import UsageError
+from trueline.plan import plan
 from trueline.reference import ENDS
 from trueline.reference.model import MIX
 from trueline.verify.cases import CASES, Subject, make_subject
@@ -31,7 +32,17 @@ from trueline.verify.suite.composition import Composition
 from trueline.verify.suite.estimate import Pace, estimate, measure
 from trueline.verify.suite.forced import NotForced
 from trueline.verify.suite.judge import Judge
-from trueline.verify.suite.judgement import FACTOR, Judgement, Off, Requests, relative
+from trueline.verify.suite.judgement import (
+    FACTOR,
+    FLOOR,
+    MEDIAN_FACTOR,
+    MEDIAN_OF,
+    Judgement,
+    Off,
+    Requests,
+    median,
+    relative,
+)
 from trueline.verify.suite.numbers import ENGINE_PARTS, Numbers
 from trueline.verify.suite.observe import Observed
 from trueline.verify.suite.run import Selection, all_checks, tier_compositions, verify
@@ -115,7 +126,7 @@ def test_a_row_may_be_as_far_off_as_noise_of_its_own(
     def is_wrong(size: float) -> bool:
         row[5] = exact * (1 + size)
         judged = numbers.judge.judge([ran], [], numbers.bands, [1])
-        return (1, "mixer") in {(off.layer, off.part) for off, _, _ in judged.wrong()}
+        return (1, "mixer") in {each.off[:2] for each in judged.wrong()}
 
     assert is_wrong(0.9 * FACTOR * 1e-3)
     plain = RequestRows._half
@@ -202,8 +213,44 @@ def test_errors_are_seen_in_their_layer_and_no_other(numbers: Numbers, part: str
     put = power._on_output(layer, "mixer" if part == "mixer" else "feed_forward")
     for size, seen in ((3 * gate, True), (gate / 8, False)):
         found = _injected(numbers, put, size)
-        places = {(off.layer, off.part) for off, _, _ in found.wrong()}
+        places = {each.off[:2] for each in found.wrong()}
         assert places == ({(layer, part)} if seen else set())
+
+
+@pytest.mark.parametrize("path", ["prefill", "decode"])
+def test_errors_of_every_row_are_seen_below_what_the_worst_may_have(
+    numbers: Numbers, path: str
+) -> None:
+    """Where they are in decode alone, too: its rows are few among all."""
+    bands, in_decode = numbers.bands, path == "decode"
+    assert bands is not None
+    layer, part = 2, "mixer"
+    kind = bands.kinds[layer][part]
+    typical = max(bands.bands[median(part), kind], FLOOR)
+    assert 1.5 * MEDIAN_FACTOR * typical < bands.gate(layer, part) / 2
+    for size, seen in ((1.5 * MEDIAN_FACTOR, True), (0.4 * MEDIAN_FACTOR, False)):
+        put = power._on_output(layer, part, decode_only=in_decode)
+        wrong = list(_injected(numbers, put, size * typical).wrong())
+        assert {each.off[:2] for each in wrong} == ({(layer, part)} if seen else set())
+        assert (path in {each.rows.rpartition(" ")[2] for each in wrong}) == seen
+
+
+def test_medians() -> None:
+    """Of enough rows, prefill and decode apart, beside noise of their own."""
+    found = Judgement(bands={("mixer", "mixer"): 1.0, (median("mixer"), "mixer"): 0.01})
+    values = torch.full((2 * MEDIAN_OF,), 0.03, dtype=torch.float64)
+    decode = torch.arange(2 * MEDIAN_OF) >= MEDIAN_OF
+    values[decode] = 0.05
+    off = Off(0, "mixer", "x", 0, torch.arange(2 * MEDIAN_OF), values, decode)
+    (wrong,) = found.wrong_of(off)
+    assert (wrong.position, wrong.value, wrong.accepted) == (MEDIAN_OF, 0.05, 0.04)
+    assert str(wrong) == "off by 0.05 (median of 5 rows in decode), accepted 0.04"
+    few = off._replace(positions=off.positions[:-1], values=values[:-1], decode=decode[:-1])
+    assert found.wrong_of(few) == []
+    assert found.wrong_of(off._replace(decode=None)) == []
+    assert found.wrong_of(off._replace(noise=0.3 * values)) == []
+    (wrong,) = found.wrong_of(off._replace(noise=0.2 * values.flip(0)))
+    assert wrong.rows.endswith("decode")
 
 
 def _injected(numbers: Numbers, put: power.Put, size: float) -> Judgement:
@@ -227,8 +274,7 @@ def test_an_error_at_one_position_is_named(numbers: Numbers) -> None:
     found = numbers.judge.judge([ran.requests], [], numbers.bands)
     first_wrong = found.first_wrong()
     assert first_wrong is not None
-    off, position, _ = first_wrong
-    assert (off.layer, position) == (1, 17)
+    assert (first_wrong.off.layer, first_wrong.position) == (1, 17)
 
 
 def test_large_models_are_judged_in_one_pass(numbers: Numbers) -> None:
@@ -357,6 +403,18 @@ def test_power_is_near_the_band(numbers: Numbers) -> None:
         assert row.unseen < row.smallest
 
 
+@pytest.mark.parametrize("name", ["v3-near", "ling"])
+def test_power_in_sixteen_bits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As on a GPU, where the worst row of noise alone hides a quarter of every row."""
+    monkeypatch.setattr(plan, "choose_compute_dtype", lambda *given: (torch.bfloat16, "as told"))
+    model, config = made(name, tmp_path, dtype="bfloat16")
+    numbers = Numbers(Session(name, model, config))
+    first = next(iter(compositions.compositions(numbers.session)))
+    assert not list(numbers.run(first).wrong())
+    rows = list(power.measure(numbers, lambda done, total: None))
+    assert max(row.smallest or 1 for row in rows) <= 2**-4
+
+
 # -- choices ---------------------------------------------------------------------------
 
 
@@ -415,7 +473,7 @@ def test_nan_is_wrong() -> None:
     found.offs.append(Off(0, "mixer", "x", 0, torch.tensor([4, 5]), values))
     first = found.first_wrong()
     assert first is not None
-    assert first[1] == 5
+    assert first.position == 5
 
 
 def test_gates_come_from_the_band() -> None:

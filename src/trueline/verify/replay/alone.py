@@ -249,12 +249,8 @@ class PartAlone:
     def _verdict(self, way: str, judgement: Judgement) -> Verdict:
         wrong = judgement.first_wrong()
         if wrong is not None:
-            off, position, worst = wrong
-            accepted = judgement.accepted(off.layer, off.part)
-            return Verdict(
-                way, True, f"{off.part} at position {position}: off by {worst:.3g}, accepted "
-                f"{accepted:.3g}",
-            )  # fmt: skip
+            what = f"{wrong.off.part} at position {wrong.position}: {wrong}"
+            return Verdict(way, True, what)
         layer, part = self.half.layer, self.half.part
         accepted = judgement.accepted(layer, part)
         worst = judgement.worst(layer, part)

@@ -80,7 +80,7 @@ class HalfOfLayer(msgspec.Struct, kw_only=True):
     position: int
     """The first wrong one."""
     value: float
-    """The worst, at any position."""
+    """The worst, at any position, or that of the median row, where this was off too far."""
     accepted: float
     stored: str
     """The dtype of plain weights."""

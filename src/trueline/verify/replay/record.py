@@ -176,8 +176,7 @@ class _Half:
             off for off in self.judged.offs
             if (off.layer, off.part, off.request) == (self.layer, "entry", self.request)
         ]  # fmt: skip
-        gate = self.judged.accepted(self.layer, "entry")
-        return "feed forward" if bool((entries[0].values <= gate).all()) else "mixer"
+        return "mixer" if self.judged.wrong_of(entries[0]) else "feed forward"
 
     def _residual(self, request: Observed) -> Tensor:
         layer, half = (self.layer, MIX) if self.half == HEAD else self.key
@@ -187,6 +186,7 @@ class _Half:
         failed = self.observed[self.request]
         judged, exact = self._judged_alone(failed)
         off = next(off for off in judged.offs if off.part == self.part)
+        found = next(iter(judged.wrong_of(off)), None)
         plan = self.session.plan
         made.header.half = HalfOfLayer(
             layer=self.layer,
@@ -194,8 +194,8 @@ class _Half:
             part=self.part,
             request=self.request,
             position=self.place.position or 0,
-            value=float(off.values.nan_to_num(torch.inf).max()),
-            accepted=self.judged.accepted(self.layer, self.part),
+            value=found.value if found else float(off.values.nan_to_num(torch.inf).max()),
+            accepted=found.accepted if found else judged.accepted(self.layer, self.part),
             stored=dtype_name(plan.weight_dtype),
             numerics=plan.numerics.name,
             key_noise=self.judge.key_noise,

@@ -189,8 +189,8 @@ def _whole_verdict(header: Header, session: Session, numbers: Numbers) -> Verdic
     if judged is None or not verdict.wrong:
         return verdict
     there = [
-        off for off, _, _ in judged.wrong()
-        if (off.layer, off.part, off.request) == (half.layer, half.part, half.request)
+        each for each in judged.wrong()
+        if each.off[:2] == (half.layer, half.part) and each.off.request == half.request
     ]  # fmt: skip
     words = "" if there else f"; right in {half.part} of layer {half.layer} now"
     return Verdict(WHOLE, True, verdict.what + words)

@@ -18,7 +18,7 @@ from trueline.verify.suite.definition import Definition, Part
 from trueline.verify.suite.held import Rounded
 from trueline.verify.suite.judgement import Judgement, Requests, kind_names, relative
 from trueline.verify.suite.observe import Key, Observed
-from trueline.verify.suite.sequences import Noise, RequestRows, Run, widen
+from trueline.verify.suite.sequences import Noise, RequestRows, Run, note_noise
 
 
 class Judge:
@@ -142,6 +142,6 @@ class Judge:
             run.h = residual
             if measured:
                 ours = self.definition.part(ENDS, self.compute).head(residual.to(self.compute))
-                widen(made, -1, "head", float(relative(ours, ends.head(residual)).max()))
+                note_noise(made, -1, "head", relative(ours, ends.head(residual)))
             run.head(ends, made)
         return made, {"head": made.logits["", 0]}

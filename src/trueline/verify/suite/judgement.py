@@ -16,8 +16,16 @@ from trueline.verify.suite.observe import Observed
 FACTOR = 12.0
 """How many times the noise of an independent evaluation is accepted: sums in another order, another
 form of attention. What a run would have seen is measured beside it (power.py)."""
+MEDIAN_FACTOR = 4.0
+"""The same for the median row: an error of every row stands out of noise long before its worst
+row does."""
+MEDIAN_OF = 5
+"""Rows at least."""
 SMALL = 0.1
 """A row is measured against its own norm, or this part of the median row's where that is more."""
+FLOOR = float(torch.finfo(torch.float32).eps)
+"""Of noise."""
+MEDIAN = ", median row"
 CACHE_ROWS = "cache rows"
 """What the caches hold, where that is rounded: then the definition attends to it."""
 ITSELF, ITSELF_GATE = "definition", 1e-9
@@ -35,6 +43,27 @@ class Off(NamedTuple):
     request: int
     positions: Tensor
     values: Tensor
+    decode: Tensor | None = None
+    """Which of them were computed in decode; None: medians tell nothing of this part."""
+    noise: Tensor | None = None
+    """Of these rows themselves, where it was measured."""
+
+
+class Finding(NamedTuple):
+    """What is off too far."""
+
+    off: Off
+    position: int
+    """The first."""
+    value: float
+    """The worst, or the median."""
+    accepted: float
+    rows: str = ""
+    """Of which rows it is the median."""
+
+    def __str__(self) -> str:
+        where = f" ({self.rows})" if self.rows else ""
+        return f"off by {self.value:.3g}{where}, accepted {self.accepted:.3g}"
 
 
 @dataclass
@@ -72,8 +101,11 @@ class Judgement:
         return self.bands.get((part, self.kinds.get(layer, {}).get(part, part)), 0.0)
 
     def gate(self, layer: int, part: str) -> float:
-        floor = float(torch.finfo(torch.float32).eps)
-        return FACTOR * max(self.band(layer, part), floor)
+        return FACTOR * max(self.band(layer, part), FLOOR)
+
+    def median_band(self, layer: int, part: str) -> float:
+        kind = self.kinds.get(layer, {}).get(part, part)
+        return self.bands.get((median(part), kind), 0.0)
 
     def accepted(self, layer: int, part: str) -> float:
         """Choices and codes are measured beyond what noise can swap."""
@@ -81,20 +113,40 @@ class Judgement:
             return ITSELF_GATE
         return 0.0 if part in ("experts", "selection", CACHE_ROWS) else self.gate(layer, part)
 
-    def wrong(self) -> Iterator[tuple[Off, int, float]]:
-        """Each part that is off too far, at its first such position, with its worst value."""
+    def wrong(self) -> Iterator[Finding]:
+        """Each part that is off too far, in its worst row or in the median one."""
         for off in self.offs:
-            bad = ~(off.values <= self.accepted(off.layer, off.part))
-            if bool(bad.any()):
-                first = int(bad.nonzero()[0])
-                worst = float(off.values.nan_to_num(torch.inf).max())
-                yield off, int(off.positions[first]), worst
+            yield from self.wrong_of(off)
 
-    def first_wrong(self, composition: str | None = None) -> tuple[Off, int, float] | None:
+    def wrong_of(self, off: Off) -> list[Finding]:
+        accepted = self.accepted(off.layer, off.part)
+        bad = ~(off.values <= accepted)
+        if bool(bad.any()):
+            first = int(bad.nonzero()[0])
+            worst = float(off.values.nan_to_num(torch.inf).max())
+            return [Finding(off, int(off.positions[first]), worst, accepted)]
+        return [each for each in self.medians(off) if each.value > each.accepted]
+
+    def medians(self, off: Off) -> Iterator[Finding]:
+        """Of rows in decode and of the others, where there are enough."""
+        if off.decode is None:
+            return
+        band = self.median_band(off.layer, off.part)
+        for path, rows in (("prefill", ~off.decode), ("decode", off.decode)):
+            values, positions = off.values[rows], off.positions[rows]
+            if len(values) < MEDIAN_OF:
+                continue
+            value = float(values.median())
+            first = int(positions[values >= value][0])
+            own = 0.0 if off.noise is None else float(off.noise[rows].median())
+            accepted = MEDIAN_FACTOR * max(band, own, FLOOR)
+            yield Finding(off, first, value, accepted, f"median of {len(values)} rows in {path}")
+
+    def first_wrong(self, composition: str | None = None) -> Finding | None:
         """By layer, and by the order within a layer."""
-        found = [each for each in self.wrong() if composition in (None, each[0].composition)]
+        found = [each for each in self.wrong() if composition in (None, each.off.composition)]
         order = {part: i for i, part in enumerate(PARTS)}
-        return min(found, key=lambda e: (e[0].layer, order[e[0].part], e[1]), default=None)
+        return min(found, key=lambda e: (e.off.layer, order[e.off.part], e.position), default=None)
 
     def worst(self, layer: int, part: str, composition: str | None = None) -> float:
         values = [
@@ -108,12 +160,20 @@ class Judgement:
 
     def named_bands(self, dtype: torch.dtype) -> list[Band]:
         name = str(dtype).removeprefix("torch.")
-        floor = float(torch.finfo(torch.float32).eps)
         return [
-            Band(what=f"{part}: {kind}" if kind != part else part, dtype=name, value=value,
-                 gate=FACTOR * max(value, floor))
+            Band(what=f"{part}: {kind}" if kind != part.removesuffix(MEDIAN) else part, dtype=name,
+                 value=value, gate=_factor(part) * max(value, FLOOR))
             for (part, kind), value in self.bands.items()
         ]  # fmt: skip
+
+
+def median(part: str) -> str:
+    """The name of noise in the median row."""
+    return part + MEDIAN
+
+
+def _factor(part: str) -> float:
+    return MEDIAN_FACTOR if part.endswith(MEDIAN) else FACTOR
 
 
 def relative(ours: Tensor, exact: Tensor) -> Tensor:

@@ -17,10 +17,12 @@ from trueline.verify.suite.judge import Judge
 from trueline.verify.suite.judgement import (
     CACHE_ROWS,
     ITSELF,
+    MEDIAN_FACTOR,
     PARTS,
     Judgement,
     Off,
     Requests,
+    median,
     place_of,
 )
 from trueline.verify.suite.observe import Observed
@@ -264,7 +266,7 @@ def _used(session: Session, ran: Ran) -> dict[str, str]:
 
 
 def _measures(numbers: Numbers, judgement: Judgement, composition: str) -> list[Measure]:
-    """The worst of each part."""
+    """The worst of each part, and the worst median row."""
     measures: list[Measure] = []
     for part in PARTS:
         offs = [o for o in judgement.offs if o.part == part and len(o.values)]
@@ -279,6 +281,19 @@ def _measures(numbers: Numbers, judgement: Judgement, composition: str) -> list[
             gate=judgement.accepted(worst.layer, part),
             place=numbers.place(worst, int(worst.positions[at])),
         ))  # fmt: skip
+        middle = max(
+            (found for off in offs for found in judgement.medians(off)),
+            key=lambda found: found.value / found.accepted,
+            default=None,
+        )
+        if middle is not None:
+            measures.append(Measure(
+                name=median(part),
+                value=middle.value,
+                band=middle.accepted / MEDIAN_FACTOR,
+                gate=middle.accepted,
+                place=numbers.place(middle.off, middle.position),
+            ))  # fmt: skip
     return measures
 
 
@@ -292,16 +307,15 @@ def _require_right(
     wrong = judgement.first_wrong()
     if wrong is None:
         return
-    off, position, worst = wrong
-    place = numbers.place(off, position)
-    layers = sorted({each.layer for each, _, _ in judgement.wrong()})
+    off = wrong.off
+    place = numbers.place(off, wrong.position)
+    layers = sorted({each.off.layer for each in judgement.wrong()})
     count = numbers.session.definition.num_layers
     which = "all layers" if len(set(layers) - {count}) == count else f"{len(layers)} layers"
     kind = judgement.kinds.get(off.layer, {}).get(off.part, off.part)
-    accepted = judgement.accepted(off.layer, off.part)
     held = "definition = itself" if off.part == ITSELF else composition.invariant
     raise Wrong(
-        f"{held}: {place}: {kind} is off by {worst:.3g}, accepted {accepted:.3g}; wrong in {which}",
+        f"{held}: {place}: {kind} is {wrong}; wrong in {which}",
         place,
         measures,
         _used(numbers.session, numbers.ran[composition.name]),

@@ -140,8 +140,10 @@ def _first_wrong(numbers: Numbers, ran: Ran, injection: Injection) -> Place | No
     wrong = judgement.first_wrong()
     if wrong is None:
         return None
-    off, position, _ = wrong
-    return Place(layer=None if off.part == "head" else off.layer, part=off.part, position=position)
+    off = wrong.off
+    return Place(
+        layer=None if off.part == "head" else off.layer, part=off.part, position=wrong.position
+    )
 
 
 # -- places ----------------------------------------------------------------------------

@@ -24,6 +24,7 @@ from trueline.verify.suite.judgement import (
     ITSELF,
     Judgement,
     Off,
+    median,
     relative,
 )
 from trueline.verify.suite.observe import Observed
@@ -33,6 +34,8 @@ if TYPE_CHECKING:
 
 PART_OF = {MIX: "mixer", FEED: "feed forward"}
 """A layer's halves, in their order."""
+MEDIAN_PARTS = ("entry", "mixer", "feed forward", "head")
+"""Whose rows have noise each; of choices most rows have none."""
 FORMS = {MIX: ("expanded", "absorbed"), FEED: ("expanded",)}
 """In which its noise is measured."""
 
@@ -155,14 +158,14 @@ class Noise(RequestRows):
         for form in FORMS[half]:
             with self.over_stored_rows(layer, half) as rough_rows:
                 ours = self._half(rough, layer, half, x.to(self.judge.compute), form, given)
-            widen(made, layer, PART_OF[half], float(relative(ours, exact).max()))
+            note_noise(made, layer, PART_OF[half], relative(ours, exact))
             self._rows(made, layer, rough_rows, rows)
         self._choices(layer, half, x, ref, rough, made)
         return given
 
     def _rows(self, made: Judgement, layer: int, rough: list[Own], exact: list[Own]) -> None:
         for one, two in zip(rough, exact, strict=True):
-            widen(made, layer, CACHE_ROWS, held.noise(one, two))
+            widen(made, CACHE_ROWS, CACHE_ROWS, held.noise(one, two))
 
     def _itself(
         self, layer: int, half: Half, ref: Reference, given: dict[str, Any], made: Judgement
@@ -186,7 +189,7 @@ class Noise(RequestRows):
         self, layer: int, half: Half, ref: Reference, rough: Reference, made: Judgement
     ) -> None:
         exact, ours = ref.entry(layer, half, self.h), rough.entry(layer, half, self.rough)
-        widen(made, layer, "entry", float(relative(ours, exact).max()))
+        note_noise(made, layer, "entry", relative(ours, exact))
 
     def _choices(
         self, layer: int, half: Half, x: Tensor, ref: Reference, rough: Reference, made: Judgement
@@ -204,11 +207,11 @@ class Noise(RequestRows):
         self.scores = exact
         if exact is not None and ours is not None:
             part = "experts" if half == FEED else "selection"
-            widen(made, layer, part, choices.noise(ours, exact))
+            widen(made, part, part, choices.noise(ours, exact))
 
     def head(self, ends: Reference, rough: Reference, made: Judgement) -> None:
         exact, ours = ends.head(self.h), rough.head(self.rough)
-        widen(made, -1, "head", float(relative(ours, exact).max()))
+        note_noise(made, -1, "head", relative(ours, exact))
         own, own_rough = ends.head(self.own), rough.head(self.own_rough)
         made.forward[self.key] = _logprobs(own), _logprobs(own_rough)
 
@@ -217,8 +220,15 @@ def _logprobs(logits: Tensor) -> Tensor:
     return logits.double().log_softmax(-1).cpu()
 
 
-def widen(made: Judgement, layer: int, part: str, value: float) -> None:
-    key = part, made.kinds.get(layer, {}).get(part, part)
+def note_noise(made: Judgement, layer: int, part: str, off: Tensor) -> None:
+    """Of each row."""
+    kind = made.kinds.get(layer, {}).get(part, part)
+    widen(made, part, kind, float(off.max()))
+    widen(made, median(part), kind, float(off.median()))
+
+
+def widen(made: Judgement, part: str, kind: str, value: float) -> None:
+    key = part, kind
     made.bands[key] = max(made.bands.get(key, 0.0), value)
 
 
@@ -240,7 +250,14 @@ class Run(RequestRows):
 
     def note(self, made: Judgement, layer: int, part: str, values: Tensor) -> None:
         values = values.double().cpu()[self.at]
-        made.offs.append(Off(layer, part, self.composition, self.index, self.at, values))
+        decode = self._decode(self.at) if part in MEDIAN_PARTS else None
+        made.offs.append(Off(layer, part, self.composition, self.index, self.at, values, decode))
+
+    def _decode(self, at: Tensor) -> Tensor:
+        """Which of these positions were computed in decode."""
+        paths = self.request.paths
+        found = [paths.get(p, "").startswith("decode") for p in at.tolist()]
+        return torch.tensor(found, dtype=torch.bool, device="cpu")
 
     def layer(self, layer: int, ref: Reference, made: Judgement) -> None:
         for half in PART_OF:
@@ -274,8 +291,11 @@ class Run(RequestRows):
         accepted = made.gate(layer, part)
         off = relative(y, self.exact[part])
         off = self._settled(off, accepted, lambda: relative(y, evaluated()[0]))
-        given = {"experts": experts, "selected": selected}
-        self.note(made, layer, part, self._beyond_noise(layer, half, off, accepted, given))
+        self.note(made, layer, part, off)
+        if not made.wrong_of(made.offs[-1]):
+            return
+        noise = self._noise(layer, half, {"experts": experts, "selected": selected})
+        made.offs[-1] = self._beyond_noise(made.offs[-1], noise, accepted)
 
     def _stored(self, made: Judgement, layer: int, rows: list[Own]) -> None:
         """What the caches hold, where it is rounded."""
@@ -299,21 +319,26 @@ class Run(RequestRows):
                 off = torch.fmin(off, again())
         return off
 
-    def _beyond_noise(
-        self, layer: int, half: Half, off: Tensor, accepted: float, given: dict[str, Any]
-    ) -> Tensor:
-        """[T]: rows that are off too far, but no further than noise of their own explains, count as
-        accepted: where sums nearly cancel, it is larger than that of the rows of the band."""
-        if bool((off <= accepted).all()):
-            return off
+    def _beyond_noise(self, off: Off, noise: list[Tensor], accepted: float) -> Off:
+        """Rows that are off too far, but no further than noise of their own explains, count as
+        accepted: where sums nearly cancel, or in a long context, it is larger than that of the
+        rows of the band."""
+        values = off.values
+        for each in noise:
+            values = values.where(values > FACTOR * each, values.clamp_max(accepted))
+        return off._replace(values=values, noise=torch.stack(noise).amax(0))
+
+    def _noise(self, layer: int, half: Half, given: dict[str, Any]) -> list[Tensor]:
+        """Of each row, in each form."""
         part = layer if self.weights is None else self.weights
         rough, x = self.definition.part(part, self.judge.compute), self.rows(layer, half)
+        found = []
         for form in FORMS[half]:
             with self.over_stored_rows(layer, half):
                 ours = self._half(rough, layer, half, x.to(self.judge.compute), form, given)
             noise = relative(ours, self.exact[PART_OF[half]])
-            off = off.where(off > FACTOR * noise, off.clamp_max(accepted))
-        return off
+            found.append(noise.double().cpu()[self.at])
+        return found
 
     def follow(self, layer: int) -> None:
         for half in PART_OF:
@@ -390,9 +415,10 @@ class Run(RequestRows):
         ours = self.request.logits
         at = [p for p in self.request.computed if p in ours]
         values = relative(torch.stack([ours[p] for p in at]), exact[at])
+        where = torch.tensor(at, device="cpu")
         made.offs.append(Off(
             self.definition.num_layers, "head", self.composition, self.index,
-            torch.tensor(at, device="cpu"), values,
+            where, values, self._decode(where),
         ))  # fmt: skip
 
 
