@@ -6,7 +6,7 @@ import json
 import random
 import shutil
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -22,9 +22,9 @@ from trueline.models import read_model
 from trueline.reference.config import read_config
 from trueline.reference.weights import load_weights as load_reference_weights
 from trueline.spec.shard import local_spec
-from trueline.verify.cases import FP4, FP8_32, INT4, INT4_ALL
-from trueline.weights.checkpoint import open_checkpoint
-from trueline.weights.formats import Storage
+from trueline.verify.cases import BASE_FP8, FP4, FP8_32, INT4, INT4_ALL
+from trueline.weights.checkpoint import DTYPE_BITS, StoredTensor, open_checkpoint
+from trueline.weights.formats import Format, Storage
 from trueline.weights.formats.block_fp8 import BlockFp8
 from trueline.weights.formats.pack_int4 import PackInt4
 from trueline.weights.ledger import balance
@@ -323,6 +323,43 @@ def test_damage_is_named(name: str, what: str, made: Any, tmp_path: Path) -> Non
     shutil.copy(model / "config.json", tmp_path)
     with pytest.raises(CheckpointError, match=message):
         load_weights(tmp_path, read_model(tmp_path), dtype=torch.float32)
+
+
+# Of each tensor of a weight [64, 96]: its shape, and the dtypes that its publishers write.
+TAKEN: dict[str, tuple[Format, list[tuple[tuple[int, ...], set[str]]]]] = {
+    "block fp8": (FP8_32, [((64, 96), {"F8_E4M3"}), ((2, 3), {"F32", "F8_E8M0"})]),
+    "base fp8": (BASE_FP8, [((64, 96), {"F8_E4M3"}), ((2, 3), {"F32"})]),
+    "beside fp4": (FP4.others, [((64, 96), {"F8_E4M3"}), ((2, 3), {"F8_E8M0"})]),
+    "fp4": (FP4.routed, [((64, 48), {"I8", "U8"}), ((64, 3), {"F8_E8M0"})]),
+    "int4": (
+        INT4,
+        [((64, 12), {"I32"}), ((64, 3), {"F32", "F16", "BF16"}), ((2,), {"I64", "I32"})],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TAKEN)
+def test_no_other_dtype_is_taken(name: str) -> None:
+    """Of all that safetensors knows, in each tensor of a weight; nor another shape."""
+    format_, tensors = TAKEN[name]
+
+    def problem(at: int, shape: tuple[int, ...], dtype: str) -> str | None:
+        stored = [
+            StoredTensor(
+                name=f"w.{i}", dtype=min(dtypes), shape=size, file=Path("f"), begin=0, end=0
+            )
+            for i, (size, dtypes) in enumerate(tensors)
+        ]
+        stored[at] = replace(stored[at], dtype=dtype, shape=shape)
+        return format_.problem((64, 96), stored)
+
+    for at, (shape, dtypes) in enumerate(tensors):
+        assert {each for each in DTYPE_BITS if problem(at, shape, each) is None} == dtypes
+        for wrong in ((shape[0] + 1, *shape[1:]), (*shape[:-1], shape[-1] - 1), (*shape, 1)):
+            for dtype in dtypes:
+                found = problem(at, wrong, dtype)
+                assert found is not None
+                assert f"w.{at}" in found
 
 
 @pytest.mark.parametrize(("storage", "family"), [(INT4, "kimi_k2"), (FP4, "deepseek_v3")])
