@@ -17,8 +17,9 @@ from trueline.reference.model import FEED, MIX, Half
 from trueline.verify.suite.definition import Definition, Part
 from trueline.verify.suite.held import Rounded
 from trueline.verify.suite.judgement import Judgement, Requests, kind_names, relative
+from trueline.verify.suite.noise import Noise, note_noise
 from trueline.verify.suite.observe import Key, Observed
-from trueline.verify.suite.sequences import Noise, RequestRows, Run, note_noise
+from trueline.verify.suite.sequences import RequestRows, Run
 
 
 class Judge:
