@@ -1,5 +1,5 @@
-"""One request followed through the layers: what the definition makes of the engine's own inputs, and
-how far the engine is off that."""
+"""One request followed through the layers: what the definition makes of the engine's own inputs,
+and how far the engine is off that."""
 
 from __future__ import annotations
 
