@@ -221,18 +221,19 @@ def _layers_of(plan: Plan) -> tuple[object, ...]:
 
 @torch.inference_mode()
 def _as_after_others(caches: Caches, plan: Plan) -> None:
-    """Numbers in the blocks and slots that are given first, as other requests leave them: fresh
-    memory is all zeros as likely as not, and then who reads what was never written goes unseen."""
+    """Numbers in the blocks and slots that are given first, as other requests leave them, and in
+    null places, as padding does: fresh memory is all zeros as likely as not, and then who reads
+    what was never written goes unseen."""
     device = plan.device.torch
     with torch.random.fork_rng([device] if plan.device.is_gpu else []):
         torch.manual_seed(0)
         for group in plan.groups:
             count = 1 + -(-USED_POSITIONS // group.block_size)
             for kind in group.kinds:
-                caches.paged[kind.name].randomise(range(1, min(count, group.num_blocks)))
+                caches.paged[kind.name].randomise(range(min(count, group.num_blocks)))
         for slotted in caches.slotted.values():
             assert plan.slots is not None
-            slotted.randomise(range(1, min(1 + USED_SLOTS, plan.slots.num_slots)))
+            slotted.randomise(range(min(1 + USED_SLOTS, plan.slots.num_slots)))
 
 
 def lengths_around(size: int, longest: int, *, most: int = 3) -> Sequence[int]:
