@@ -17,7 +17,7 @@ from trueline.reference import functional
 from trueline.verify.cases import CASES, make_subject
 from trueline.verify.faults.table import FAULTS
 from trueline.verify.replay.rerun import WRONG, replay_file
-from trueline.verify.report import Report
+from trueline.verify.report import Report, Status
 from trueline.verify.rounding import fp8_rows_of
 from trueline.verify.suite import ties
 from trueline.verify.suite.judgement import CACHE_ROWS
@@ -53,6 +53,20 @@ def test_what_is_rounded_is_no_error(case: str, options: dict[str, Any], tmp_pat
     report = run(case, tmp_path, **options)
     assert [(check.id, check.evidence) for check in report.failed] == []
     assert report.passed
+
+
+def test_too_many_ties_are_not_judged(tmp_path: Path) -> None:
+    """Nor is what a long context computes called wrong where that may be a tie."""
+    report = run("fp8-inputs", tmp_path, ("modes/several tiles of keys",), **ACTIVATIONS)
+    (check,) = report.checks
+    assert check.status is Status.NOT_COVERED
+    assert "ties of codes" in check.evidence
+
+
+@pytest.mark.slow
+def test_published_rounding_of_a_long_context(tmp_path: Path) -> None:
+    (check,) = run("v4-rounded", tmp_path, ("modes/several tiles of keys",), **PUBLISHED).checks
+    assert check.status is Status.PASSED
 
 
 @pytest.mark.slow

@@ -59,5 +59,7 @@ class Composition:
     """Requests get the last blocks of a cache as large as the user's own."""
     small_parts: bool = False
     """What a long context is computed in, short ones are too."""
+    unjudged: str = ""
+    """Why what it computes cannot be judged here; then it does not run."""
     tier: Tier = "standard"
     """The first that has it."""

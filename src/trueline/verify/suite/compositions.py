@@ -15,7 +15,7 @@ from trueline.plan.plan import FREE_TILING
 from trueline.verify.engine import Ask, EngineRun, Observer, serve
 from trueline.verify.failed import CheckFailed
 from trueline.verify.ranks import serve_on_ranks
-from trueline.verify.suite import forced, not_finite, ties
+from trueline.verify.suite import forced, not_finite
 from trueline.verify.suite.composition import Composition, Ran
 from trueline.verify.suite.forced import NotForced
 from trueline.verify.suite.judgement import Requests
@@ -189,9 +189,10 @@ def _invariant(session: Session, block: int) -> Iterator[Composition]:
 
 def _long(session: Session) -> Iterator[Composition]:
     s, past = session, KEYS_AT_A_TIME + 5
-    # where the definition rounds, so many positions have ties of codes that no draw settles
-    rounds = s.definition.numerics in ties.ROUNDING
-    if s.definition.room is None and not rounds and s.longest > past + 8:
+    numerics = s.definition.numerics
+    unjudged = f"of so many positions some have ties of codes that no draw of {numerics!r} settles"
+    unjudged = unjudged if numerics == "activations" else ""
+    if s.definition.room is None and s.longest > past + 8:
         yield Composition(
             name="several tiles of keys",
             invariant="engine = definition",
@@ -199,6 +200,7 @@ def _long(session: Session) -> Iterator[Composition]:
             "decode behind it",
             asks=[Ask(s.tokens(past), 4)],
             forced=lambda ran: forced.ends_at(ran, KEYS_AT_A_TIME),
+            unjudged=unjudged,
         )
     if not s.in_processes:  # which have sizes of their own
         yield Composition(
@@ -222,12 +224,15 @@ def _long(session: Session) -> Iterator[Composition]:
         "them; a second one in chunks of another size",
         asks=[Ask(s.tokens(length), 6), Ask(s.tokens(length // 2 + 1, 1), 4, arrives=1)],
         forced=lambda ran: forced.ends_at(ran, length),
+        unjudged=unjudged if length > past else "",
         tier="full",
     )
 
 
 def run(session: Session, composition: Composition, **changes: object) -> Ran:
     """Watched. NotForced where the engine refuses these options."""
+    if composition.unjudged:
+        raise NotForced(composition.unjudged)
     if composition.ranks > 1:
         return _serve_on_ranks(session, composition)
     try:
