@@ -42,13 +42,17 @@ mkdir -p "$OUT" "$SCRATCH/reports"
 cat >"$SCRATCH/one" <<'ONE'
 name=$1 family=${2:-} options= engine=
 begun=$(date +%s)
+echo "$name: begun"
 if [ -n "$family" ]; then
     shift 2
     while [ "$1" != - ]; do options="$options $1" && shift; done
     shift
     engine=$*
     model=$SCRATCH/$name
-    python3 -m trueline make-tiny "$family" "$model" $options >"$SCRATCH/reports/$name.log" 2>&1 || exit 0
+    python3 -m trueline make-tiny "$family" "$model" $options >"$SCRATCH/reports/$name.log" 2>&1 || {
+        echo "$name: not made: $(tail -n 1 "$SCRATCH/reports/$name.log" | cut -c 1-300)"
+        exit 1
+    }
 else
     model=$name
 fi
@@ -75,3 +79,5 @@ print(*(fault.id for fault in FAULTS if NEEDS.get(fault.check) == 'needs a GPU')
 fi
 tar -czf "$OUT/reports.tar.gz" -C "$SCRATCH" reports
 rm -rf "$SCRATCH"
+# every one that was listed has ended, and well
+[ "$(printf '%s\n' "$MODELS" | grep -c .)" -eq "$(grep -c ': exit 0 ' "$OUT/log")" ]

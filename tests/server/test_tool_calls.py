@@ -132,6 +132,25 @@ def test_calls_that_come_at_once_have_a_chunk_each(
     assert [len(piece) for piece in pieces if piece] == [1, 1]
 
 
+@pytest.mark.parametrize("syntax", sorted(CALLS))
+def test_what_comes_with_calls_is_told_once_and_before_them(
+    tokenizers: dict[str, Tokenizer], syntax: str
+) -> None:
+    """Text, logprobs and token ids of a step that has several calls."""
+    tokenizer = tokenizers[syntax]
+    chat = Chat(tokenizer, syntax, logprobs=True, return_token_ids=True)
+    text = "Well. " + write_calls(syntax, [ROME, NOW])
+    chat.answer([tokenizer.encode(text, add_special_tokens=False)])
+    choices = [chunk["choices"][0] for chunk in chat.chunks]
+    scores = [each["logprobs"]["content"] for each in choices if each["logprobs"]]
+    assert [score for some in scores for score in some] == chat.whole["logprobs"]["content"]
+    ids = [token for each in choices for token in each.get("token_ids") or ()]
+    assert ids == chat.whole["token_ids"]
+    says = [i for i, each in enumerate(choices) if each["delta"].get("content")]
+    calls = [i for i, each in enumerate(choices) if each["delta"].get("tool_calls")]
+    assert max(says) <= min(calls)
+
+
 def test_arguments_come_in_pieces(tokenizers: dict[str, Tokenizer]) -> None:
     chat = Chat(tokenizers["kimi_k2"], "kimi_k2")
     chat.told(write_calls("kimi_k2", [ROME]))

@@ -239,6 +239,16 @@ def test_no_dim_is_ignored(family: str, tmp_path: Path) -> None:
         assert (after != before) != greedy, name
 
 
+@pytest.mark.parametrize("family", FAMILIES)
+def test_dims_that_a_family_has_are_taken(family: str) -> None:
+    """Under its own names of them."""
+    text = family_config(family).get("text_config", family_config(family))
+    names = {"experts", "shared_experts", "heads", "layers", "q_lora", "vocab"}
+    names |= {"linear_head"} if family in ("bailing_moe_v2_5", "deepseek_v4") else set()
+    names |= {"index_head"} if "index_topk" in text else set()
+    _check_dims(TinyDims(**dict.fromkeys(names, 8)), text)
+
+
 def _with_config(config: JSON, directory: Path) -> Path:
     directory.mkdir()
     (directory / "config.json").write_text(json.dumps(config))

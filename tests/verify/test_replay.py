@@ -26,7 +26,7 @@ from trueline.verify.replay.rerun import NOT_RUN, RIGHT, WRONG, Replayed, replay
 from trueline.verify.report import Check, Place, Status
 from trueline.verify.suite import compositions
 from trueline.verify.suite.composition import Composition
-from trueline.verify.suite.judgement import MEDIAN, MEDIAN_FACTOR
+from trueline.verify.suite.judgement import MEDIAN_FACTOR
 from trueline.verify.suite.numbers import Numbers
 from trueline.verify.suite.run import Selection, verify
 from trueline.verify.suite.sequences import PART_OF
@@ -293,11 +293,12 @@ def test_other_files_are_refused(failed: Path, made: Made, tmp_path: Path) -> No
     damaged.write_bytes(failed.read_bytes()[:-100])
     with pytest.raises(UsageError, match="damaged"):
         replay_file(damaged)
-    later = file.read(failed)
-    later.header.format = file.FORMAT + 1
-    file.write(later, tmp_path / "later")
-    with pytest.raises(UsageError, match="replay format 2; accepted: 1"):
-        replay_file(tmp_path / "later")
+    for other in (1, 3):  # the first knew no noise of medians
+        changed = file.read(failed)
+        changed.header.format = other
+        file.write(changed, tmp_path / "other")
+        with pytest.raises(UsageError, match=f"replay format {other}; accepted: 2"):
+            replay_file(tmp_path / "other")
 
 
 def test_large_weights_stay_in_the_checkpoint(failed: Path, made: Made, tmp_path: Path) -> None:
@@ -333,8 +334,8 @@ def test_the_record_is_judged_by_what_was_accepted(failed: Path, made: Made) -> 
     assert half is not None
     exact, size = recorded.tensors["0.exact"], torch.zeros(len(recorded.tensors["0.exact"]), 1)
     middle = next(
-        value for part, kind, value in recorded.header.bands if part == f"{half.part}{MEDIAN}"
-    )  # fmt: skip
+        value for of, value in recorded.header.bands if of.median and of.part == half.part
+    )
     every = MEDIAN_FACTOR * middle / half.accepted
     for factor, rows, wrong in (
         (0.0, slice(None), False), (0.9, slice(7, 8), False), (1.5, slice(7, 8), True),
@@ -346,12 +347,24 @@ def test_the_record_is_judged_by_what_was_accepted(failed: Path, made: Made) -> 
         assert part.judge_record().wrong == wrong, factor
 
 
+def test_a_record_names_the_position_that_is_wrong_in_it(failed: Path, made: Made) -> None:
+    """Whatever was wrong when it was written."""
+    recorded, (model, config) = file.read(failed), made("v3-near")
+    definition, half = Session("x", model, config).definition, recorded.header.half
+    assert half is not None
+    size = torch.zeros(len(recorded.tensors["0.exact"]), 1)
+    size[7] = 1.5 * half.accepted
+    recorded.tensors["0.output"] = (recorded.tensors["0.exact"] * (1 + size)).float()
+    verdict = PartAlone(recorded, model, definition, half.layer).judge_record()
+    assert verdict.what.startswith(f"{half.part} at position 7: off by ")
+
+
 def test_noise_of_a_coarser_dtype_is_accepted(failed: Path) -> None:
     """Where the same checkpoint computes in 16 bits; but no more than these explain."""
     recorded = file.read(failed)
     done = replay_file(failed)
     assert done.code == RIGHT
-    for bands in (recorded.header.bands, [(*each[:2], 0.0) for each in recorded.header.bands]):
+    for bands in (recorded.header.bands, [(of, 0.0) for of, _ in recorded.header.bands]):
         recorded.header.bands = bands
         narrow = _in_bfloat16(recorded)
         assert narrow == any(value == 0 for *_, value in bands)

@@ -12,20 +12,17 @@ from typing import Any
 import pytest
 import torch
 
-from trueline.config import EngineConfig
 from trueline.engine.core import EngineCore
 from trueline.engine.executor import local_runner
 from trueline.engine.graphs import DecodeGraphs
 from trueline.errors import UsageError
-from trueline.plan import plan
 from trueline.reference import ENDS
-from trueline.reference.model import MIX
-from trueline.verify.cases import CASES, Subject, make_subject
+from trueline.verify.cases import Subject
 from trueline.verify.engine import EngineRun
 from trueline.verify.failed import CheckFailed
 from trueline.verify.graphs import emulated
 from trueline.verify.report import Check, Report, Status
-from trueline.verify.suite import captured, choices, compositions, power
+from trueline.verify.suite import captured, choices, compositions
 from trueline.verify.suite import estimate as estimates
 from trueline.verify.suite.choices import Scores
 from trueline.verify.suite.composition import Composition
@@ -33,21 +30,14 @@ from trueline.verify.suite.estimate import Pace, estimate, measure
 from trueline.verify.suite.forced import NotForced
 from trueline.verify.suite.judge import Judge
 from trueline.verify.suite.judgement import (
-    FACTOR,
-    FLOOR,
-    MEDIAN_FACTOR,
-    MEDIAN_OF,
     Judgement,
-    Off,
     Requests,
-    median,
-    relative,
 )
 from trueline.verify.suite.numbers import ENGINE_PARTS, Numbers
 from trueline.verify.suite.observe import Observed
 from trueline.verify.suite.run import Selection, all_checks, tier_compositions, verify
-from trueline.verify.suite.sequences import RequestRows
 from trueline.verify.suite.session import Session
+from verified import made
 
 SMOKE = Selection(tier="smoke")
 # One of each kind of attention; what is stored in fewer bits.
@@ -56,12 +46,6 @@ OTHERS = (
     *("v2", "v2-lite", "k2", "k25", "glm", "v32", "v32-block-1", "v4-flat", "v4-small", "v4-odd"),
     *("tied", "int4", "k25-int4", "fp4", "bf16", "ling-bf16", "glm5-bf16", "ling-fp8", "v32-fp8"),
 )
-
-
-def made(name: str, tmp_path: Path, **options: Any) -> tuple[Path, EngineConfig]:
-    case = CASES[name]
-    model = make_subject(name, tmp_path / name).model
-    return model, EngineConfig(facts=case.facts, **{**case.options, **options})
 
 
 @pytest.fixture(scope="module")
@@ -110,30 +94,6 @@ def test_a_layer_judged_alone_takes_the_choice_of_one_before(tmp_path: Path) -> 
         wanted = [off for off in together if off.layer in (layer, session.definition.num_layers)]
         assert [(off.layer, off.part) for off in alone] == [(off.layer, off.part) for off in wanted]
         assert all(torch.equal(a.values, b.values) for a, b in zip(alone, wanted, strict=True))
-
-
-def test_a_row_may_be_as_far_off_as_noise_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """And no further: a sum that nearly cancels has more of it than those of the band."""
-    session = Session("v3", *made("v3-near", tmp_path))
-    numbers = Numbers(session)
-    first = next(iter(compositions.compositions(session)))
-    numbers.run(first)
-    ran = numbers.ran[first.name].requests
-    row, exact = ran.observed[0].outputs[1, MIX], ran.observed[0].outputs[1, MIX][5].clone()
-
-    def is_wrong(size: float) -> bool:
-        row[5] = exact * (1 + size)
-        judged = numbers.judge.judge([ran], [], numbers.bands, [1])
-        return (1, "mixer") in {each.off[:2] for each in judged.wrong()}
-
-    assert is_wrong(0.9 * FACTOR * 1e-3)
-    plain = RequestRows._half
-    monkeypatch.setattr(RequestRows, "_half", lambda *given: plain(*given) * (1 + 1e-3))
-    assert not is_wrong(0.9 * FACTOR * 1e-3)
-    assert is_wrong(1.1 * FACTOR * 1e-3)
-    assert is_wrong(float("nan"))
 
 
 @pytest.mark.slow
@@ -200,81 +160,7 @@ def _check(report: Report, name: str) -> Check:
     return next(check for check in report.checks if check.id == name)
 
 
-# -- sensitivity -----------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("part", ["mixer", "feed forward"])
-def test_errors_are_seen_in_their_layer_and_no_other(numbers: Numbers, part: str) -> None:
-    """A little above what is accepted it is seen there and nowhere else; far below it is not."""
-    bands = numbers.bands
-    assert bands is not None
-    layer = 2
-    gate = bands.gate(layer, part)
-    put = power._on_output(layer, "mixer" if part == "mixer" else "feed_forward")
-    for size, seen in ((3 * gate, True), (gate / 8, False)):
-        found = _injected(numbers, put, size)
-        places = {each.off[:2] for each in found.wrong()}
-        assert places == ({(layer, part)} if seen else set())
-
-
-@pytest.mark.parametrize("path", ["prefill", "decode"])
-def test_errors_of_every_row_are_seen_below_what_the_worst_may_have(
-    numbers: Numbers, path: str
-) -> None:
-    """Where they are in decode alone, too: its rows are few among all."""
-    bands, in_decode = numbers.bands, path == "decode"
-    assert bands is not None
-    layer, part = 2, "mixer"
-    kind = bands.kinds[layer][part]
-    typical = max(bands.bands[median(part), kind], FLOOR)
-    assert 1.5 * MEDIAN_FACTOR * typical < bands.gate(layer, part) / 2
-    for size, seen in ((1.5 * MEDIAN_FACTOR, True), (0.4 * MEDIAN_FACTOR, False)):
-        put = power._on_output(layer, part, decode_only=in_decode)
-        wrong = list(_injected(numbers, put, size * typical).wrong())
-        assert {each.off[:2] for each in wrong} == ({(layer, part)} if seen else set())
-        assert (path in {each.rows.rpartition(" ")[2] for each in wrong}) == seen
-
-
-def test_medians() -> None:
-    """Of enough rows, prefill and decode apart, beside noise of their own."""
-    found = Judgement(bands={("mixer", "mixer"): 1.0, (median("mixer"), "mixer"): 0.01})
-    values = torch.full((2 * MEDIAN_OF,), 0.03, dtype=torch.float64)
-    decode = torch.arange(2 * MEDIAN_OF) >= MEDIAN_OF
-    values[decode] = 0.05
-    off = Off(0, "mixer", "x", 0, torch.arange(2 * MEDIAN_OF), values, decode)
-    (wrong,) = found.wrong_of(off)
-    assert (wrong.position, wrong.value, wrong.accepted) == (MEDIAN_OF, 0.05, 0.04)
-    assert str(wrong) == "off by 0.05 (median of 5 rows in decode), accepted 0.04"
-    few = off._replace(positions=off.positions[:-1], values=values[:-1], decode=decode[:-1])
-    assert found.wrong_of(few) == []
-    assert found.wrong_of(off._replace(decode=None)) == []
-    assert found.wrong_of(off._replace(noise=0.3 * values)) == []
-    (wrong,) = found.wrong_of(off._replace(noise=0.2 * values.flip(0)))
-    assert wrong.rows.endswith("decode")
-
-
-def _injected(numbers: Numbers, put: power.Put, size: float) -> Judgement:
-    session = numbers.session
-    first = next(iter(compositions.compositions(session)))
-    with session.core() as core:
-        undo = put(local_runner(core.executor).decoder, size)
-        ran = compositions.serve_watched(session.drawn, first, core)
-        undo()
-    return numbers.judge.judge([ran.requests], [], numbers.bands)
-
-
-def test_an_error_at_one_position_is_named(numbers: Numbers) -> None:
-    first = next(iter(compositions.compositions(numbers.session)))
-    with numbers.session.core() as core:
-        ran = compositions.serve_watched(numbers.session.drawn, first, core)
-    request = ran.requests.observed[0]
-    key = next(key for key in request.outputs if key[0] == 1)
-    row = request.outputs[key][17]
-    request.outputs[key][17] = row * (1 + 1e-3)
-    found = numbers.judge.judge([ran.requests], [], numbers.bands)
-    first_wrong = found.first_wrong()
-    assert first_wrong is not None
-    assert (first_wrong.off.layer, first_wrong.position) == (1, 17)
+# -- judging ---------------------------------------------------------------------------
 
 
 def test_large_models_are_judged_in_one_pass(numbers: Numbers) -> None:
@@ -389,32 +275,6 @@ def test_what_cannot_be_timed_is_not_estimated(
     assert isinstance(measured.refused["whole prompt"], ZeroDivisionError)
 
 
-def test_power_is_near_the_band(numbers: Numbers) -> None:
-    """Of each place the smallest error that is seen is small, and named right."""
-    rows = list(power.measure(numbers, lambda done, total: None))
-    assert len(rows) >= 10
-    for row in rows:
-        assert row.smallest is not None
-        assert row.named is not None
-        assert row.smallest < 1e-4
-        assert row.named.layer == row.place.layer
-        assert row.named.part == row.place.part
-        assert row.unseen is not None
-        assert row.unseen < row.smallest
-
-
-@pytest.mark.parametrize("name", ["v3-near", "ling"])
-def test_power_in_sixteen_bits(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """As on a GPU, where the worst row of noise alone hides a quarter of every row."""
-    monkeypatch.setattr(plan, "choose_compute_dtype", lambda *given: (torch.bfloat16, "as told"))
-    model, config = made(name, tmp_path, dtype="bfloat16")
-    numbers = Numbers(Session(name, model, config))
-    first = next(iter(compositions.compositions(numbers.session)))
-    assert not list(numbers.run(first).wrong())
-    rows = list(power.measure(numbers, lambda done, total: None))
-    assert max(row.smallest or 1 for row in rows) <= 2**-4
-
-
 # -- choices ---------------------------------------------------------------------------
 
 
@@ -454,32 +314,6 @@ def test_positions_that_choose_nothing_see_all() -> None:
 
 
 # -- parts -----------------------------------------------------------------------------
-
-
-def test_rows_are_measured_one_by_one() -> None:
-    exact = torch.ones(4, 3, dtype=torch.float64)
-    exact[1] = 1000
-    ours = exact.clone()
-    ours[2] *= 1.01
-    off = relative(ours, exact)
-    assert off.argmax() == 2
-    assert float(off[2]) == pytest.approx(0.01)
-    assert off[[0, 1, 3]].max() == 0
-
-
-def test_nan_is_wrong() -> None:
-    found = Judgement(bands={("mixer", "mixer"): 1e-6})
-    values = torch.tensor([0.0, torch.nan], dtype=torch.float64)
-    found.offs.append(Off(0, "mixer", "x", 0, torch.tensor([4, 5]), values))
-    first = found.first_wrong()
-    assert first is not None
-    assert first.position == 5
-
-
-def test_gates_come_from_the_band() -> None:
-    found = Judgement(bands={("mixer", "mixer"): 1e-3})
-    assert found.gate(0, "mixer") == pytest.approx(FACTOR * 1e-3)
-    assert found.accepted(0, "experts") == 0
 
 
 def test_cached_positions_need_somebody_with_the_same_tokens() -> None:

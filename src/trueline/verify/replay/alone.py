@@ -222,28 +222,21 @@ class PartAlone:
         """With what was accepted then. In a coarser dtype noise is measured again, and what it adds
         is bounded by the dtypes' steps: inputs may be such that nothing of it means anything."""
         steps = max(torch.finfo(compute).eps / torch.finfo(self.then).eps, 1.0)
-        made, exact = self._judged_with(observed, compute, measured=steps > 1)
-        for kind, value in made.bands.items():
-            made.bands[kind] = min(value, steps * self.bands.bands.get(kind, 0.0))
-        return made, exact
-
-    def _judged_with(
-        self, observed: Observed, compute: torch.dtype, *, measured: bool
-    ) -> tuple[Judgement, dict[str, Tensor]]:
+        limit = {of: steps * value for of, value in self.bands.bands.items()} if steps > 1 else None
         half = self.half
         judge = Judge(
             self.definition, compute, key_noise=half.key_noise, rounded=self._rounded
         )  # fmt: skip
         rows = self._of("input").to(self.definition.device)
         if half.half == HEAD:
-            return judge.the_head(observed, rows.to(EXACT), self.bands, measured=measured)
+            return judge.the_head(observed, rows.to(EXACT), self.bands, limit=limit)
         residual = rows.to(EXACT) if half.part == "entry" else None
         shared = self.recorded.of_request("shared", self.request)
         return judge.one_half(
             (half.layer, HALVES[half.half]), observed, self.weights, self.bands,
             residual=residual,
             shared=shared,
-            measured=measured,
+            limit=limit,
         )  # fmt: skip
 
     def _verdict(self, way: str, judgement: Judgement) -> Verdict:

@@ -25,9 +25,9 @@ from trueline.reference.model import FEED, MIX, Half
 from trueline.utils.json_types import JSON
 from trueline.verify.engine import Ask
 from trueline.verify.report import Environment, Model, Place
-from trueline.verify.suite.judgement import Judgement
+from trueline.verify.suite.judgement import BandOf, Judgement
 
-FORMAT = 1
+FORMAT = 2
 KEY = "trueline_replay"
 WEIGHTS = "weights."
 HALVES: Mapping[str, Half] = {"mixer": MIX, "feed forward": FEED}
@@ -107,8 +107,8 @@ class Header(msgspec.Struct, kw_only=True):
     """The model's."""
     compute: str
     """The dtype that the engine computed in."""
-    bands: list[tuple[str, str, float]]
-    """Noise of each part in layers of a kind: (part, kind, relative error)."""
+    bands: list[tuple[BandOf, float]]
+    """Noise: relative errors."""
     place: Place | None = None
     asked: Asked | None = None
     op: OpChecked | None = None
@@ -117,7 +117,7 @@ class Header(msgspec.Struct, kw_only=True):
     """What was too large for the file."""
 
     def noise(self) -> Judgement:
-        return Judgement(bands={(part, kind): value for part, kind, value in self.bands})
+        return Judgement(bands=dict(self.bands))
 
     def engine_config(self, **changes: Any) -> EngineConfig:
         return EngineConfig(**{**self.config, **changes})

@@ -64,8 +64,7 @@ def record(
         config=differing(_stated(session.engine_config(**changes), session.plan)),
         config_json=(session.model / "config.json").read_text(),
         compute=dtype_name(session.plan.compute_dtype),
-        bands=[(*key, value) for key, value in numbers.bands.bands.items()]
-        if numbers.bands else [],
+        bands=list(numbers.bands.bands.items()) if numbers.bands else [],
         place=check.place,
         asked=_asked(composition, session) if composition else None,
         op=op,
@@ -218,10 +217,10 @@ class _Half:
     def _judged_alone(self, failed: Observed) -> tuple[Judgement, dict[str, Tensor]]:
         if self.half == HEAD:
             residual = self.residuals[self.request]
-            return self.judge.the_head(failed, residual, self.judged, measured=False)
+            return self.judge.the_head(failed, residual, self.judged)
         return self.judge.one_half(
             self.key, failed, self.layer, self.judged,
-            residual=self.residuals.get(self.request), shared=self._shared(failed), measured=False,
+            residual=self.residuals.get(self.request), shared=self._shared(failed),
         )  # fmt: skip
 
     def _put_results(self, made: Recorded, failed: Observed, off: Off, exact: Tensor) -> None:

@@ -190,7 +190,8 @@ def _whole_verdict(header: Header, session: Session, numbers: Numbers) -> Verdic
         return verdict
     there = [
         each for each in judged.wrong()
-        if each.off[:2] == (half.layer, half.part) and each.off.request == half.request
+        if (each.off.layer, each.off.part, each.off.request)
+        == (half.layer, half.part, half.request)
     ]  # fmt: skip
     words = "" if there else f"; right in {half.part} of layer {half.layer} now"
     return Verdict(WHOLE, True, verdict.what + words)

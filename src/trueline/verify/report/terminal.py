@@ -264,7 +264,9 @@ def _print_power(console: Console, report: Report) -> None:
 def _print_bands(console: Console, report: Report) -> None:
     if not report.bands:
         return
-    heading(console, "Noise bands: relative error of the worst row against float64")
+    heading(
+        console, "Noise bands: relative error of the worst row, or the median one, against float64"
+    )
     rows = table("of", "dtype", "band", "accepted")
     for band in report.bands[:MOST_ROWS]:
         values = wording.number(band.value), wording.number(band.gate)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from trueline.verify.report import Curve
-from trueline.verify.suite.judgement import FACTOR, ITSELF
+from trueline.verify.suite.judgement import FACTOR, ITSELF, Judgement, Off
 from trueline.verify.suite.numbers import Numbers, ratio
 
 
@@ -41,7 +41,7 @@ def curves(numbers: Numbers) -> list[Curve]:
     ))  # fmt: skip
     ratios = {
         each: max(
-            (ratio(judgement, off) for off in judgement.offs
+            (_share(judgement, off) for off in judgement.offs
              if len(off.values) and off.part not in (ITSELF, "selection", "experts")),
             default=0.0,
         )
@@ -56,3 +56,9 @@ def curves(numbers: Numbers) -> list[Curve]:
         gate=[1.0] * len(ratios),
     ))  # fmt: skip
     return made
+
+
+def _share(judgement: Judgement, off: Off) -> float:
+    """Of what is accepted, in the worst row or the median one."""
+    medians = (found.value / found.accepted for found in judgement.medians(off))
+    return max([ratio(judgement, off), *medians])

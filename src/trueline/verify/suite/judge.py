@@ -7,7 +7,7 @@ inputs, is off the definition."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -16,7 +16,13 @@ from trueline.reference import ENDS
 from trueline.reference.model import FEED, MIX, Half
 from trueline.verify.suite.definition import Definition, Part
 from trueline.verify.suite.held import Rounded
-from trueline.verify.suite.judgement import Judgement, Requests, kind_names, relative
+from trueline.verify.suite.judgement import (
+    BandOf,
+    Judgement,
+    Requests,
+    kind_names,
+    relative,
+)
 from trueline.verify.suite.noise import Noise, note_noise
 from trueline.verify.suite.observe import Key, Observed
 from trueline.verify.suite.sequences import RequestRows, Run
@@ -107,42 +113,51 @@ class Judge:
         *,
         residual: Tensor | None = None,
         shared: Tensor | None = None,
-        measured: bool = True,
+        limit: Mapping[BandOf, float] | None = None,
     ) -> tuple[Judgement, dict[str, Tensor]]:
         """One half of one layer alone, and what the definition has for each part of it. `residual`:
         before it, where its entry is to be judged; `shared`: keys that the layer before has
-        chosen, where this one takes them; `measured`: whether noise here widens `bands`."""
+        chosen, where this one takes them; `limit`: up to which noise here widens `bands`, and up
+        to which that of single rows counts; without one it widens nothing."""
         layer, half = key
         made = Judgement(bands=dict(bands.bands) if bands else {})
         with torch.no_grad(), self.definition.there():
             ref = self.definition.part(weights)
             made.kinds[layer] = kind_names(ref, layer)
             run, noise = Run(self, "", 0, request), Noise(self, "", 0, request)
-            run.weights = weights
-            rough = self.definition.part(weights, self.compute) if measured else None
+            run.weights, run.limited = weights, limit is not None
+            rough = self.definition.part(weights, self.compute) if limit is not None else ref
             if residual is not None:
                 run.h = noise.h = residual
                 noise.rough = residual.to(self.compute)
-                if rough is not None:
+                if limit is not None:
                     noise.entry(layer, half, ref, rough, made)
+                    made.limit(limit)
                 run.entry(layer, half, ref, made)
             if request.outputs.get(key):
                 run.shared = None if shared is None else shared.to(self.definition.device)
-                if rough is not None:
+                if limit is not None:
                     noise.half(layer, half, ref, rough, made)
+                    made.limit(limit)
                 run.half(layer, half, ref, made)
         return made, run.exact
 
     def the_head(
-        self, request: Observed, residual: Tensor, bands: Judgement, *, measured: bool = True
+        self,
+        request: Observed,
+        residual: Tensor,
+        bands: Judgement,
+        *,
+        limit: Mapping[BandOf, float] | None = None,
     ) -> tuple[Judgement, dict[str, Tensor]]:
         made = Judgement(bands=dict(bands.bands))
         with torch.no_grad(), self.definition.there():
             ends = self.definition.part(ENDS)
             run = Run(self, "", 0, request)
             run.h = residual
-            if measured:
+            if limit is not None:
                 ours = self.definition.part(ENDS, self.compute).head(residual.to(self.compute))
                 note_noise(made, -1, "head", relative(ours, ends.head(residual)))
+                made.limit(limit)
             run.head(ends, made)
         return made, {"head": made.logits["", 0]}

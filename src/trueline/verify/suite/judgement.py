@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
@@ -25,7 +25,6 @@ SMALL = 0.1
 """A row is measured against its own norm, or this part of the median row's where that is more."""
 FLOOR = float(torch.finfo(torch.float32).eps)
 """Of noise."""
-MEDIAN = ", median row"
 CACHE_ROWS = "cache rows"
 """What the caches hold, where that is rounded: then the definition attends to it."""
 ITSELF, ITSELF_GATE = "definition", 1e-9
@@ -49,6 +48,18 @@ class Off(NamedTuple):
     """Of these rows themselves, where it was measured."""
 
 
+class BandOf(NamedTuple):
+    """Whose noise: of a part in layers of a kind, in the worst row or in the median one."""
+
+    part: str
+    kind: str
+    median: bool = False
+
+    def __str__(self) -> str:
+        what = self.part if self.kind == self.part else f"{self.part}: {self.kind}"
+        return median(what) if self.median else what
+
+
 class Finding(NamedTuple):
     """What is off too far."""
 
@@ -58,6 +69,7 @@ class Finding(NamedTuple):
     value: float
     """The worst, or the median."""
     accepted: float
+    band: float
     rows: str = ""
     """Of which rows it is the median."""
 
@@ -77,8 +89,7 @@ class Requests:
 @dataclass
 class Judgement:
     offs: list[Off] = field(default_factory=list)
-    bands: dict[tuple[str, str], float] = field(default_factory=dict)
-    """Noise of a part in layers of a kind."""
+    bands: dict[BandOf, float] = field(default_factory=dict)
     kinds: dict[int, dict[str, str]] = field(default_factory=dict)
     """By layer: what each part is."""
     logits: dict[tuple[str, int], Tensor] = field(default_factory=dict)
@@ -97,15 +108,16 @@ class Judgement:
     def only(self, *parts: str) -> Judgement:
         return replace(self, offs=[off for off in self.offs if off.part in parts])
 
-    def band(self, layer: int, part: str) -> float:
-        return self.bands.get((part, self.kinds.get(layer, {}).get(part, part)), 0.0)
+    def band(self, layer: int, part: str, *, median: bool = False) -> float:
+        kind = self.kinds.get(layer, {}).get(part, part)
+        return self.bands.get(BandOf(part, kind, median), 0.0)
+
+    def limit(self, most: Mapping[BandOf, float]) -> None:
+        """Noise is no more than that, whatever was measured."""
+        self.bands = {of: min(value, most.get(of, 0.0)) for of, value in self.bands.items()}
 
     def gate(self, layer: int, part: str) -> float:
         return FACTOR * max(self.band(layer, part), FLOOR)
-
-    def median_band(self, layer: int, part: str) -> float:
-        kind = self.kinds.get(layer, {}).get(part, part)
-        return self.bands.get((median(part), kind), 0.0)
 
     def accepted(self, layer: int, part: str) -> float:
         """Choices and codes are measured beyond what noise can swap."""
@@ -124,23 +136,24 @@ class Judgement:
         if bool(bad.any()):
             first = int(bad.nonzero()[0])
             worst = float(off.values.nan_to_num(torch.inf).max())
-            return [Finding(off, int(off.positions[first]), worst, accepted)]
+            band = self.band(off.layer, off.part)
+            return [Finding(off, int(off.positions[first]), worst, accepted, band)]
         return [each for each in self.medians(off) if each.value > each.accepted]
 
     def medians(self, off: Off) -> Iterator[Finding]:
         """Of rows in decode and of the others, where there are enough."""
         if off.decode is None:
             return
-        band = self.median_band(off.layer, off.part)
+        of_part = self.band(off.layer, off.part, median=True)
         for path, rows in (("prefill", ~off.decode), ("decode", off.decode)):
-            values, positions = off.values[rows], off.positions[rows]
+            values, positions = off.values[rows].nan_to_num(torch.inf), off.positions[rows]
             if len(values) < MEDIAN_OF:
                 continue
             value = float(values.median())
             first = int(positions[values >= value][0])
             own = 0.0 if off.noise is None else float(off.noise[rows].median())
-            accepted = MEDIAN_FACTOR * max(band, own, FLOOR)
-            yield Finding(off, first, value, accepted, f"median of {len(values)} rows in {path}")
+            band, told = max(of_part, own), f"median of {len(values)} rows in {path}"
+            yield Finding(off, first, value, MEDIAN_FACTOR * max(band, FLOOR), band, told)
 
     def first_wrong(self, composition: str | None = None) -> Finding | None:
         """By layer, and by the order within a layer."""
@@ -161,19 +174,15 @@ class Judgement:
     def named_bands(self, dtype: torch.dtype) -> list[Band]:
         name = str(dtype).removeprefix("torch.")
         return [
-            Band(what=f"{part}: {kind}" if kind != part.removesuffix(MEDIAN) else part, dtype=name,
-                 value=value, gate=_factor(part) * max(value, FLOOR))
-            for (part, kind), value in self.bands.items()
+            Band(what=str(of), dtype=name, value=value,
+                 gate=(MEDIAN_FACTOR if of.median else FACTOR) * max(value, FLOOR))
+            for of, value in self.bands.items()
         ]  # fmt: skip
 
 
 def median(part: str) -> str:
-    """The name of noise in the median row."""
-    return part + MEDIAN
-
-
-def _factor(part: str) -> float:
-    return MEDIAN_FACTOR if part.endswith(MEDIAN) else FACTOR
+    """What is told of a part's median row."""
+    return f"{part}, median row"
 
 
 def relative(ours: Tensor, exact: Tensor) -> Tensor:

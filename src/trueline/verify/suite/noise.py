@@ -16,7 +16,7 @@ from trueline.verify.suite import choices, held, ties
 from trueline.verify.suite.definition import EXACT
 from trueline.verify.suite.held import Own
 from trueline.verify.suite.itself import Evaluated, Itself
-from trueline.verify.suite.judgement import CACHE_ROWS, ITSELF, Judgement, Off, median, relative
+from trueline.verify.suite.judgement import CACHE_ROWS, ITSELF, BandOf, Judgement, Off, relative
 from trueline.verify.suite.observe import Observed
 from trueline.verify.suite.sequences import FORMS, PART_OF, RequestRows
 
@@ -84,7 +84,7 @@ class Noise(RequestRows):
 
     def _rows(self, made: Judgement, layer: int, rough: list[Own], exact: list[Own]) -> None:
         for one, two in zip(rough, exact, strict=True):
-            widen(made, CACHE_ROWS, CACHE_ROWS, held.noise(one, two))
+            widen(made, BandOf(CACHE_ROWS, CACHE_ROWS), held.noise(one, two))
 
     def _itself(
         self, layer: int, half: Half, ref: Reference, given: dict[str, Any], made: Judgement
@@ -126,7 +126,7 @@ class Noise(RequestRows):
         self.scores = exact
         if exact is not None and ours is not None:
             part = "experts" if half == FEED else "selection"
-            widen(made, part, part, choices.noise(ours, exact))
+            widen(made, BandOf(part, part), choices.noise(ours, exact))
 
     def head(self, ends: Reference, rough: Reference, made: Judgement) -> None:
         exact, ours = ends.head(self.h), rough.head(self.rough)
@@ -142,10 +142,9 @@ def _logprobs(logits: Tensor) -> Tensor:
 def note_noise(made: Judgement, layer: int, part: str, off: Tensor) -> None:
     """Of each row."""
     kind = made.kinds.get(layer, {}).get(part, part)
-    widen(made, part, kind, float(off.max()))
-    widen(made, median(part), kind, float(off.median()))
+    widen(made, BandOf(part, kind), float(off.max()))
+    widen(made, BandOf(part, kind, median=True), float(off.median()))
 
 
-def widen(made: Judgement, part: str, kind: str, value: float) -> None:
-    key = part, kind
-    made.bands[key] = max(made.bands.get(key, 0.0), value)
+def widen(made: Judgement, of: BandOf, value: float) -> None:
+    made.bands[of] = max(made.bands.get(of, 0.0), value)

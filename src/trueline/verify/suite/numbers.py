@@ -17,7 +17,6 @@ from trueline.verify.suite.judge import Judge
 from trueline.verify.suite.judgement import (
     CACHE_ROWS,
     ITSELF,
-    MEDIAN_FACTOR,
     PARTS,
     Judgement,
     Off,
@@ -290,7 +289,7 @@ def _measures(numbers: Numbers, judgement: Judgement, composition: str) -> list[
             measures.append(Measure(
                 name=median(part),
                 value=middle.value,
-                band=middle.accepted / MEDIAN_FACTOR,
+                band=middle.band,
                 gate=middle.accepted,
                 place=numbers.place(middle.off, middle.position),
             ))  # fmt: skip

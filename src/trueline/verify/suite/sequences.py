@@ -106,6 +106,8 @@ class Run(RequestRows):
 
     h: Tensor
     weights: Part | None = None  # of a layer's half, where the others are not there
+    limited = False
+    """Whether noise of single rows is no more than the band."""
 
     def __init__(self, judge: Judge, composition: str, index: int, request: Observed) -> None:
         super().__init__(judge, request)
@@ -118,15 +120,16 @@ class Run(RequestRows):
         self.h = self.definition.part(ENDS).start(torch.tensor(self.tokens))
 
     def note(self, made: Judgement, layer: int, part: str, values: Tensor) -> None:
-        values = values.double().cpu()[self.at]
-        decode = self._decode(self.at) if part in MEDIAN_PARTS else None
-        made.offs.append(Off(layer, part, self.composition, self.index, self.at, values, decode))
+        made.offs.append(self.off(layer, part, values.double().cpu()[self.at], self.at))
 
-    def _decode(self, at: Tensor) -> Tensor:
-        """Which of these positions were computed in decode."""
-        paths = self.request.paths
-        found = [paths.get(p, "").startswith("decode") for p in at.tolist()]
-        return torch.tensor(found, dtype=torch.bool, device="cpu")
+    def off(self, layer: int, part: str, values: Tensor, at: Tensor) -> Off:
+        """At these positions."""
+        decode = None
+        if part in MEDIAN_PARTS:
+            paths = self.request.paths
+            found = [paths.get(p, "").startswith("decode") for p in at.tolist()]
+            decode = torch.tensor(found, dtype=torch.bool, device="cpu")
+        return Off(layer, part, self.composition, self.index, at, values, decode)
 
     def layer(self, layer: int, ref: Reference, made: Judgement) -> None:
         for half in PART_OF:
@@ -157,14 +160,20 @@ class Run(RequestRows):
 
         self.exact[part], rows = evaluated()
         self._stored(made, layer, rows)
-        accepted = made.gate(layer, part)
-        off = relative(y, self.exact[part])
-        off = self._settled(off, accepted, lambda: relative(y, evaluated()[0]))
-        self.note(made, layer, part, off)
-        if not made.wrong_of(made.offs[-1]):
-            return
-        noise = self._noise(layer, half, {"experts": experts, "selected": selected})
-        made.offs[-1] = self._beyond_noise(made.offs[-1], noise, accepted)
+
+        def off(values: Tensor) -> Off:
+            return self.off(layer, part, values.double().cpu()[self.at], self.at)
+
+        found = off(self._settled(
+            relative(y, self.exact[part]), lambda values: not made.wrong_of(off(values)),
+            lambda: relative(y, evaluated()[0]),
+        ))  # fmt: skip
+        if made.wrong_of(found):
+            noise = self._noise(layer, half, {"experts": experts, "selected": selected})
+            if self.limited:
+                noise = [each.clamp_max(made.band(layer, part)) for each in noise]
+            found = self._beyond_noise(found, noise, made.gate(layer, part))
+        made.offs.append(found)
 
     def _stored(self, made: Judgement, layer: int, rows: list[Own]) -> None:
         """What the caches hold, where it is rounded."""
@@ -176,13 +185,15 @@ class Run(RequestRows):
         self.exact[CACHE_ROWS] = rows[0].own
         self.note(made, layer, CACHE_ROWS, torch.stack(wrong).amax(0))
 
-    def _settled(self, off: Tensor, accepted: float, again: Callable[[], Tensor]) -> Tensor:
+    def _settled(
+        self, off: Tensor, is_right: Callable[[Tensor], bool], again: Callable[[], Tensor]
+    ) -> Tensor:
         """[T]: the least error of a row, where noise decides which code a number gets that the
         definition rounds."""
         if self.definition.numerics not in ties.ROUNDING:
             return off
         for draw in range(ties.DRAWS):
-            if bool((off <= accepted).all()):
+            if is_right(off):
                 break
             with ties.moved(draw, self.judge.compute):
                 off = torch.fmin(off, again())
@@ -273,7 +284,7 @@ class Run(RequestRows):
             assert found is not None, "it has chosen"
             return choices.wrong_choice(found, ids, accepted).clamp_min(0)
 
-        off = self._settled(wrong(scores), 0.0, lambda: wrong(scored()[0]))
+        off = self._settled(wrong(scores), _none, lambda: wrong(scored()[0]))
         right = choices.counts_are_right(ids, visible)
         self.note(made, layer, "selection", off.where(right, torch.inf))
 
@@ -285,10 +296,12 @@ class Run(RequestRows):
         at = [p for p in self.request.computed if p in ours]
         values = relative(torch.stack([ours[p] for p in at]), exact[at])
         where = torch.tensor(at, device="cpu")
-        made.offs.append(Off(
-            self.definition.num_layers, "head", self.composition, self.index,
-            where, values, self._decode(where),
-        ))  # fmt: skip
+        made.offs.append(self.off(self.definition.num_layers, "head", values, where))
+
+
+def _none(off: Tensor) -> bool:
+    """Nothing is off."""
+    return bool((off <= 0).all())
 
 
 def _infinite(wrong: Tensor) -> Tensor:
