@@ -138,6 +138,19 @@ def test_the_widest_noise_of_a_kind_is_its_band() -> None:
     assert found.bands == {MIXER: 3.0, MIXER._replace(median=True): 2.0}
 
 
+def test_noise_that_is_measured_again_is_limited(numbers: Numbers) -> None:
+    """In a replay in another dtype: of an entry, a half and the head."""
+    judge, definition = numbers.judge, numbers.session.definition
+    request = next(iter(numbers.ran.values())).requests.observed[0]
+    one = judge.residual(request, 1, MIX)
+    half, _ = judge.one_half((1, MIX), request, 1, residual=one, limit={MIXER: 1e-30})
+    assert {of.part for of in half.bands} >= {"entry", "mixer"}
+    last = judge.residual(request, definition.num_layers, MIX)
+    head, _ = judge.the_head(request, last, Judgement(), limit={BandOf("head", "head"): 1e-30})
+    assert head.bands
+    assert max(*half.bands.values(), *head.bands.values()) <= 1e-30
+
+
 def test_measures_of_the_median() -> None:
     """Of the layer whose median is furthest beyond what is accepted there, and at its place."""
     bands = {BandOf("mixer", kind): 1.0 for kind in "ab"}
